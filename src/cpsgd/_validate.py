@@ -1,0 +1,43 @@
+"""Guards for parameters: each raises `ParameterError` with the name, the value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+from cpsgd.errors import ParameterError
+
+
+def integer(name: str, value: object, *, low: int, high: int | None = None) -> int:
+    """Returns `value` as an int within [low, high], or raises."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ParameterError(f"Expected {name} to be an integer, got {value!r}.")
+    result = int(value)
+    if result < low or (high is not None and result > high):
+        bound = f">= {low}" if high is None else f"in [{low}, {high}]"
+        raise ParameterError(f"Expected {name} {bound}, got {name}={result}.")
+    return result
+
+
+def positive(name: str, value: object, *, low: float = 0.0, high: float = math.inf) -> float:
+    """Returns `value` as a finite float in the open interval (low, high), or raises."""
+    result = finite(name, value)
+    if not low < result < high:
+        bound = f"> {low:g}" if math.isinf(high) else f"in ({low:g}, {high:g})"
+        raise ParameterError(f"Expected {name} {bound}, got {name}={result!r}.")
+    return result
+
+
+def finite(name: str, value: object) -> float:
+    """Returns `value` as a finite float, or raises."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ParameterError(f"Expected {name} to be a number, got {value!r}.")
+    result = float(value)
+    if not math.isfinite(result):
+        raise ParameterError(f"Expected a finite {name}, got {name}={result!r}.")
+    return result
+
+
+def probability(name: str, value: object) -> float:
+    """Returns `value` as a float strictly between 0 and 1, or raises."""
+    return positive(name, value, low=0.0, high=1.0)

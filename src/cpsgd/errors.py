@@ -1,0 +1,86 @@
+"""Every error cpsgd raises on purpose, in one place.
+
+All are `ValueError`s, so that a caller who only wants "bad input" needs one except clause. No message
+ever quotes a private value: a coordinate's position may be named, what stands there may not.
+"""
+
+from __future__ import annotations
+
+
+class CpsgdError(ValueError):
+    """Base class of all errors cpsgd raises on purpose."""
+
+
+class ParameterError(CpsgdError):
+    """A parameter is outside the range its formula or format is defined for."""
+
+
+class ConditionError(CpsgdError):
+    """A theorem's condition does not hold, so the number it would give is not a guarantee."""
+
+
+class InfeasibleError(CpsgdError):
+    """No protocol meets the wishes; the message names the nearest wishes that can be met."""
+
+
+class VectorError(CpsgdError):
+    """A client's vector cannot be encoded (wrong shape, or not finite)."""
+
+
+class NonFiniteError(VectorError):
+    """A vector holds NaN or infinity; `coordinate` is the position of the first such entry."""
+
+    def __init__(self, coordinate: int) -> None:
+        super().__init__(
+            f"vector is NaN or infinite at coordinate {coordinate}; "
+            "clipping would turn it into a number, so it is refused. Repair or drop the update."
+        )
+        self.coordinate = coordinate
+
+
+class WireError(CpsgdError):
+    """A message (or saved state) from outside is refused. Nothing was changed by it."""
+
+
+class TruncatedError(WireError):
+    """The bytes end before the format says they should."""
+
+
+class TrailingBytesError(WireError):
+    """There are bytes after the end of the message."""
+
+
+class MagicError(WireError):
+    """The bytes do not begin with the magic number of the format."""
+
+
+class VersionError(WireError):
+    """The format version is not one this release reads."""
+
+
+class DimensionError(WireError):
+    """The announced dimension is over the configured limit or not the protocol's."""
+
+
+class FingerprintError(WireError):
+    """The message was made for a protocol with other parameters."""
+
+
+class RoundError(WireError):
+    """The message was made for another round."""
+
+
+class ChecksumError(WireError):
+    """The checksum does not match: the bytes were damaged on the way."""
+
+
+class ValueRangeError(WireError):
+    """A packed value is one that no client following the protocol can send."""
+
+
+class DuplicateError(WireError):
+    """A message with this id was accepted before."""
+
+
+class EmptyError(CpsgdError):
+    """A mean was asked for before any message had been accepted."""
