@@ -25,7 +25,7 @@ from cpsgd.errors import ConditionError
 CITATION = "Kairouz, Oh, Viswanath (2017), The Composition Theorem for Differential Privacy, Theorem 3.3"
 
 
-def composed_delta(*, epsilon: float, rounds: int, target_epsilon: float) -> float:
+def randomized_response_delta(*, epsilon: float, rounds: int, target_epsilon: float) -> float:
     """The smallest δ' with which `rounds` pure `epsilon`-DP mechanisms are (target_epsilon, δ')-DP, rounded up.
 
     Theorem 3.3 with δ = 0, written for every ε' >= 0 and not only for the ε' = (R-2i)ε at the corners:
@@ -33,7 +33,7 @@ def composed_delta(*, epsilon: float, rounds: int, target_epsilon: float) -> flo
     randomized response.
 
     Example:
-        >>> round(composed_delta(epsilon=0.1, rounds=100, target_epsilon=3.0), 6)
+        >>> round(randomized_response_delta(epsilon=0.1, rounds=100, target_epsilon=3.0), 6)
         0.001361
     """
     epsilon = _validate.positive("epsilon", epsilon)
@@ -78,11 +78,11 @@ def optimal_composition(*, epsilon: float, delta: float, rounds: int, target_del
             f"use at most δ={target_delta / rounds:.3g} a round or fewer rounds."
         )
     low, high = 0.0, rounds * epsilon  # basic composition always holds
-    if composed_delta(epsilon=epsilon, rounds=rounds, target_epsilon=0.0) <= left:
+    if randomized_response_delta(epsilon=epsilon, rounds=rounds, target_epsilon=0.0) <= left:
         return 0.0
     while high - low > 1e-9 * high:
         middle = 0.5 * (low + high)
-        if composed_delta(epsilon=epsilon, rounds=rounds, target_epsilon=middle) <= left:
+        if randomized_response_delta(epsilon=epsilon, rounds=rounds, target_epsilon=middle) <= left:
             high = middle
         else:
             low = middle
