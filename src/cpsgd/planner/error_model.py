@@ -4,8 +4,8 @@ The squared error of the mean of n messages is a sum of three independent causes
 
 * noise: d s² m p(1-p) / n, exact whatever the vectors are;
 * rounding: (s²/n) Σ_j E[f_j(1 - f_j)], f_j the fractional part of a coordinate in units of s. A rotated vector of
-  norm D has coordinates close to N(0, τ²), τ = D/√d, and the expectation is a one-dimensional integral. An odd number of
-  levels puts a level at zero: coordinates small against s then cost about |x|/s and not 1/4 each;
+  norm D has coordinates close to N(0, τ²), τ = D/√d, and the expectation is a one-dimensional integral. An odd
+  number of levels puts a level at zero: coordinates small against s then cost about |x|/s and not 1/4 each;
 * clipping: coordinates beyond ±X are cut to it, a bias of the mean. Bias does not average out when the clients hold
   similar vectors, so the model takes the worst case, all clients holding the same vector: d E[(|x| - X)₊²].
   For vectors that have nothing to do with each other it is n times smaller.
@@ -17,34 +17,17 @@ the rounding term is its maximum over all vectors of norm D instead of an expect
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
 
 import numpy as np
 from scipy.special import erfcx
+
+from cpsgd.error import ExpectedError
 
 # Coordinates beyond this many standard deviations carry less than 1e-30 of the energy.
 _REACH = 12.0
 # With more cells than this per standard deviation f is uniform to many digits and E[f(1-f)] is 1/6.
 _FINEST = 16.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-
-
-@dataclass(frozen=True)
-class PredictedError:
-    """Expected squared error of the mean, E‖estimate - mean‖², by cause."""
-
-    noise: float
-    rounding: float
-    clipping: float
-
-    @property
-    def total(self) -> float:
-        """The sum of the three."""
-        return self.noise + self.rounding + self.clipping
-
-    def to_dict(self) -> dict[str, float]:
-        """The causes and their total as plain JSON values."""
-        return {**asdict(self), "total": self.total}
 
 
 def predict(
@@ -57,7 +40,7 @@ def predict(
     coordinate_range: float,
     p: float = 0.5,
     rotate: bool = True,
-) -> PredictedError:
+) -> ExpectedError:
     """The expected squared error of the mean over `clients` vectors of norm `clip_norm`.
 
     Example:
@@ -73,9 +56,9 @@ def predict(
         rounding = per_unit * gaussian_rounding(scale / deviation, levels)
         # No coordinate of a vector of norm D exceeds D, whatever the rotation.
         clipped = 0.0 if coordinate_range >= clip_norm else gaussian_clipping(coordinate_range / deviation)
-        return PredictedError(noise, rounding, clip_norm * clip_norm * clipped)
+        return ExpectedError(noise, rounding, clip_norm * clip_norm * clipped)
     rounding = per_unit * worst_rounding(clip_norm / scale / math.sqrt(dim), levels)
-    return PredictedError(noise, rounding, max(0.0, clip_norm - coordinate_range) ** 2)
+    return ExpectedError(noise, rounding, max(0.0, clip_norm - coordinate_range) ** 2)
 
 
 def gaussian_rounding(step: float, levels: int) -> float:

@@ -7,13 +7,13 @@ Dong, Roth, Su 2022, Theorem 2.10). So a Gaussian mechanism with noise multiplie
 * Rounds compose adaptively, and Gaussians as √Σμ² (Corollary 3.3 there): a closed form.
 * Poisson sampling mixes the two laws with probability q. The same map sends (1-q) N(0,1) + q N(μ,1) to the mixture
   of the round's laws, so the round is at least as private as `PoissonSampledDpEvent(q, GaussianDpEvent(1/μ))`. In
-  `dp_accounting` this is read under REPLACE_SPECIAL, "a record is replaced by the zero record": our zero-out. (Its REPLACE_ONE
-  takes the multiplier against one record's norm, so that neighbours are two multipliers apart, and it describes three
-  laws, which a statement about two does not cover; it is not used.)
-* Fixed-size sampling: `SampledWithoutReplacementDpEvent` under REPLACE_ONE in the Rényi accountant, where the multiplier
-  is against the replace-one distance. Its bound (Wang, Balle, Kasiviswanathan 2019, Theorem 27) uses of the mechanism only
-  the divergences E_Q[(P/Q)^j] and E_Q[(P/Q - 1)^l], l even, of replace-one pairs. They are f-divergences, so they are
-  at most those of the Gaussian pair.
+  `dp_accounting` this is read under REPLACE_SPECIAL, "a record is replaced by the zero record": our zero-out. (Its
+  REPLACE_ONE takes the multiplier against one record's norm, so that neighbours are two multipliers apart, and it
+  describes three laws, which a statement about two does not cover; it is not used.)
+* Fixed-size sampling: `SampledWithoutReplacementDpEvent` under REPLACE_ONE in the Rényi accountant, where the
+  multiplier is against the replace-one distance. Its bound (Wang, Balle, Kasiviswanathan 2019, Theorem 27) uses of the
+  mechanism only the divergences E_Q[(P/Q)^j] and E_Q[(P/Q - 1)^l], l even, of replace-one pairs. They are
+  f-divergences, so they are at most those of the Gaussian pair.
 
 Tails: let I be the event that every round's output lies in its certified range. Inside I the real and the certified
 laws agree, so for any event E, A(E) <= A(E ∩ I) + A(not I) <= e^ε B(E) + δ(ε) + Σ tail_mass, the sum over the rounds.
@@ -44,8 +44,9 @@ COARSE = 1e-3
 """Discretisation of privacy losses inside searches; pessimistic too, and several times faster."""
 
 _FFT_ERROR = 1e-15
-# dp_accounting's bound for sampling without replacement takes differences of numbers that agree in many digits. Up to the
-# order where (1+2q)^α = 10^6 the result is within 10^-9 of the exact formula (compared with mpmath); larger ones are left out.
+# dp_accounting's bound for sampling without replacement takes differences of numbers that agree in many digits. Up to
+# the order where (1+2q)^α = 10^6 the result is within 10^-9 of the exact formula (the tests compare it with mpmath);
+# larger orders are left out.
 _WITHOUT_REPLACEMENT_GROWTH = math.log(1e6)
 _RENYI_ERROR = 1e-8
 # Integers: for fractional orders dp_accounting's series for Poisson sampling does not always converge.
@@ -110,9 +111,7 @@ def composed_epsilon(
     return _composed_epsilon(rounds, delta, participation, interval)
 
 
-def _composed_epsilon(
-    rounds: Sequence[Rounds], delta: float, participation: Participation, interval: float
-) -> float:
+def _composed_epsilon(rounds: Sequence[Rounds], delta: float, participation: Participation, interval: float) -> float:
     tails = _tails(rounds)
     if tails(0.0) >= delta:
         raise ConditionError(
@@ -250,31 +249,42 @@ def solve(
         what = spent(noise_multiplier, rounds)
         return composed_delta(what, epsilon=epsilon, participation=participation, interval=COARSE) <= delta
 
-    if epsilon is not None:
-        epsilon = _validate.positive("epsilon", epsilon)
-    if noise_multiplier is not None:
-        noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
     if rounds is not None:
         rounds = _validate.integer("rounds", rounds, low=1)
-    if noise_multiplier is None:
-        wish, count = float(epsilon or 0.0), int(rounds or 0)
-        noise_multiplier = _smallest(
-            lambda noise: affordable(noise, count, wish), start=1.0 / wish, limit=1e9, tolerance=tolerance
+    if noise_multiplier is not None:
+        noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
+    if epsilon is not None:
+        wish = _validate.positive("epsilon", epsilon)
+        if rounds is None:
+            noise = float(noise_multiplier or 0.0)
+            rounds = _most_rounds(lambda count: affordable(noise, count, wish), participation)
+            if rounds == 0:
+                raise ConditionError(
+                    f"Not even one round with noise multiplier {noise:g} is ({wish:g}, {delta:g})-DP; add noise."
+                )
+        else:
+            noise_multiplier = _least_noise(wish, delta, rounds, affordable, tolerance)
+    multiplier, count = float(noise_multiplier or 0.0), int(rounds or 0)
+    cost = composed_epsilon(spent(multiplier, count), delta=delta, participation=participation)
+    return Budget(cost, delta, multiplier, count, participation)
+
+
+def _least_noise(
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    affordable: Callable[[float, int, float], bool],
+    tolerance: float,
+) -> float:
+    found = _smallest(
+        lambda noise: affordable(noise, rounds, epsilon), start=1.0 / epsilon, limit=1e9, tolerance=tolerance
+    )
+    if math.isinf(found):
+        raise ConditionError(
+            f"No noise makes {rounds} rounds ({epsilon:g}, {delta:g})-DP: their tails alone spend too much of δ. "
+            "Certify them with a smaller tail, or allow a larger delta."
         )
-        if math.isinf(noise_multiplier):
-            raise ConditionError(
-                f"No noise makes {count} rounds ({wish:g}, {delta:g})-DP: their tails alone spend too much of δ. "
-                "Certify them with a smaller tail, or allow a larger delta."
-            )
-    elif rounds is None:
-        wish, noise = float(epsilon or 0.0), noise_multiplier
-        rounds = _most_rounds(lambda count: affordable(noise, count, wish), participation)
-        if rounds == 0:
-            raise ConditionError(
-                f"Not even one round with noise multiplier {noise:g} is ({wish:g}, {delta:g})-DP; add noise."
-            )
-    epsilon = composed_epsilon(spent(noise_multiplier, rounds), delta=delta, participation=participation)
-    return Budget(epsilon, delta, noise_multiplier, rounds, participation)
+    return found
 
 
 def _most_rounds(affordable: Callable[[int], bool], participation: Participation) -> int:

@@ -26,10 +26,10 @@ class Participation:
 
     * Poisson is accounted for zero-out neighbours, and the *noise must not depend on the draw*: a client who is
       not drawn counts as one who sends the zero vector with its noise. When only the drawn clients send, a round with
-      the client carries more noise than one without, and the amplification theorem does not cover that. So fill the cohort
-      with noise-only messages (an encoded zero vector) to a fixed number, and account for that number.
-    * Fixed-size sampling is accounted for replace-one neighbours. Every cohort has the same number of messages, hence the
-      same noise, and nothing needs filling up.
+      the client carries more noise than one without, and the amplification theorem does not cover that. So fill the
+      cohort with noise-only messages (an encoded zero vector) to a fixed number, and account for that number.
+    * Fixed-size sampling is accounted for replace-one neighbours. Every cohort has the same number of messages, hence
+      the same noise, and nothing needs filling up.
 
     Example:
         >>> Participation.parse("poisson:0.01")
@@ -96,8 +96,8 @@ class Participation:
         """Raises `ParameterError` where the amplification theorem does not cover this kind of neighbours."""
         if self.scheme == "poisson" and adjacency != "zero-out":
             raise ParameterError(
-                "Poisson sampling is accounted for zero-out neighbours; use adjacency='zero-out', or fixed-size sampling "
-                "for replace-one."
+                "Poisson sampling is accounted for zero-out neighbours; use adjacency='zero-out', or fixed-size "
+                "sampling for replace-one."
             )
         if self.scheme == "fixed-size" and adjacency != "replace-one":
             raise ParameterError(
