@@ -1,0 +1,7 @@
+"""From what a person wants (clients, dimension, ε, δ, bits or error) to a protocol, and the frontier behind the choice."""
+
+from __future__ import annotations
+
+from cpsgd.planner.planning import FrontierPoint as FrontierPoint
+from cpsgd.planner.planning import Plan as Plan
+from cpsgd.planner.planning import plan as plan

@@ -1,0 +1,426 @@
+"""`plan`: from what a person wants to a `Protocol` with a proved guarantee."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from cpsgd import _validate
+from cpsgd.error import ExpectedError
+from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.planner import modulus
+from cpsgd.planner.search import MAX_BITS, Design, Setting, best_design, design_of, values_of
+from cpsgd.planner.target import Target
+from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance
+from cpsgd.privacy.guarantee import Guarantee
+from cpsgd.privacy.participation import Participation
+from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.protocol import Protocol
+
+# Without a wish for bits or error: the fewest bits that come this close to the Gaussian mechanism.
+_CLOSE_TO_GAUSSIAN = 1.1
+# How often X is brought closer to what the finished protocol's own accounting allows.
+_ADJUSTMENTS = 3
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """The best that can be done with a number of bits a coordinate."""
+
+    bits: float
+    levels: int
+    trials: int
+    coordinate_range: float
+    modulus: int | None
+    expected_squared_error: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A protocol, what it promises, and what else was possible.
+
+    Attributes:
+        protocol: The parameters to run with.
+        guarantee: The proved (ε, δ) of `rounds` rounds with it, evaluated on `protocol` itself.
+        bits: Bits a coordinate takes, rounded up to what was asked for.
+        error: Expected squared error of a round's mean by cause, for vectors of norm D and `surviving` messages.
+        gaussian_squared_error: Error of the Gaussian mechanism calibrated exactly for the same (ε, δ), rounds,
+            participation, dropouts and collusion, with real numbers for messages.
+        frontier: The best error for each number of bits.
+        rounds: Rounds the guarantee covers.
+        participation: Who may take part in which round.
+        surviving: The fewest messages a round may end with. A round with fewer must be refused or accounted anew.
+        colluding: Clients whose noise does not count because they may tell it.
+        overflow_probability: Proved bound on the probability that a round's sum wraps around the modulus (0 without).
+    """
+
+    protocol: Protocol
+    guarantee: Guarantee
+    bits: float
+    error: ExpectedError
+    gaussian_squared_error: float
+    frontier: tuple[FrontierPoint, ...]
+    rounds: int
+    participation: Participation
+    surviving: int
+    colluding: int
+    overflow_probability: float
+
+    @property
+    def ratio(self) -> float:
+        """Expected squared error over the Gaussian mechanism's."""
+        return self.error.total / self.gaussian_squared_error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+        protocol = self.protocol
+        return {
+            "levels": protocol.levels,
+            "trials": protocol.trials,
+            "p": protocol.p,
+            "coordinate_range": protocol.coordinate_range,
+            "scale": protocol.scale,
+            "modulus": protocol.modulus,
+            "bits_per_coordinate": protocol.bits_per_coordinate,
+            "message_bytes": protocol.message_bytes,
+            "epsilon": self.guarantee.epsilon,
+            "delta": self.guarantee.delta,
+            "expected_squared_error": self.error.total,
+            "error": asdict(self.error),
+            "gaussian_squared_error": self.gaussian_squared_error,
+            "ratio": self.ratio,
+            "rounds": self.rounds,
+            "participation": str(self.participation),
+            "surviving": self.surviving,
+            "colluding": self.colluding,
+            "overflow_probability": self.overflow_probability,
+            "guarantee": self.guarantee.to_dict(),
+            "frontier": [asdict(point) for point in self.frontier],
+            "protocol": protocol.to_dict(),
+        }
+
+
+def plan(
+    clients: int,
+    dim: int,
+    epsilon: float,
+    delta: float,
+    clip_norm: float = 1.0,
+    *,
+    bits: float | None = None,
+    max_error: float | None = None,
+    rounds: int = 1,
+    participation: str | Participation = "once",
+    adjacency: Adjacency = "replace-one",
+    dropout: float = 0.0,
+    colluding: int = 0,
+    secure: bool = False,
+    rotate: bool = True,
+    overflow: float = modulus.DEFAULT_OVERFLOW,
+) -> Plan:
+    """Chooses k, m, X (and the modulus) with the smallest expected squared error that keep (epsilon, delta).
+
+    Args:
+        clients: n, messages a round is planned for.
+        dim: d.
+        epsilon: ε that all rounds together may cost a client.
+        delta: δ of the guarantee.
+        clip_norm: D; longer vectors are scaled down to it.
+        bits: Bits a coordinate may take. Any number: 1.6 allows the three values of k = 2, m = 1.
+        max_error: Instead of `bits`: the expected squared error allowed; the fewest whole bits that meet it are taken.
+            With neither, the fewest bits within 10 % of the Gaussian mechanism's error.
+        rounds: Rounds that will be run with the protocol.
+        participation: "once", "every", "poisson:RATE" or "fixed-size:RATE" (see `Participation`).
+        adjacency: "replace-one" or "zero-out".
+        dropout: Share of the clients that may fail to answer; the noise of the others alone keeps the guarantee.
+        colluding: Clients of a round who may tell their noise to whoever attacks; it does not count.
+        secure: Sums are taken modulo the smallest modulus, and `bits` must hold that.
+        rotate: Whether vectors are rotated first. Without, nothing is clipped and the error is a worst case.
+        overflow: With `secure`, the probability allowed a round that any coordinate of its sum wraps around.
+
+    Returns:
+        The plan. Its guarantee comes from the accounting of the returned protocol, and is at most `epsilon`.
+
+    Raises:
+        InfeasibleError: No protocol meets the wishes; the message names the nearest that can be met.
+
+    Example:
+        >>> best = plan(clients=10_000, dim=65_536, epsilon=2.0, delta=1e-9, bits=4)
+        >>> best.protocol.levels, best.protocol.trials, round(best.ratio, 2)
+        (3, 13, 1.07)
+        >>> best.guarantee.epsilon <= 2.0
+        True
+    """
+    if bits is not None and max_error is not None:
+        raise ParameterError("Give bits or max_error, not both: each determines the other.")
+    if bits is not None:
+        bits = _validate.positive("bits", bits, high=MAX_BITS + 1e-9)
+    if max_error is not None:
+        max_error = _validate.positive("max_error", max_error)
+    wishes = _Wishes.of(
+        clients=clients,
+        dim=dim,
+        epsilon=epsilon,
+        delta=delta,
+        clip_norm=clip_norm,
+        rounds=rounds,
+        participation=Participation.parse(participation),
+        adjacency=check_adjacency(adjacency),
+        dropout=dropout,
+        colluding=colluding,
+        overflow=_validate.probability("overflow", overflow) if secure else None,
+        rotate=rotate,
+    )
+    designs = wishes.designs([float(b) for b in range(1, MAX_BITS + 1)])
+    gaussian = wishes.gaussian_squared_error
+    if max_error is not None:
+        chosen = next((b for b, design in designs.items() if design.error.total <= max_error), None)
+        if chosen is None:
+            raise wishes.too_accurate(designs, max_error)
+    elif bits is None:
+        close = (b for b, design in designs.items() if design.error.total <= _CLOSE_TO_GAUSSIAN * gaussian)
+        chosen = next(close, max(designs, default=None))
+    else:
+        chosen = bits
+        if bits not in designs and (design := best_design(wishes.setting, wishes.target, bits)) is not None:
+            designs[bits] = design
+    if chosen is None or chosen not in designs:
+        raise wishes.too_few_bits(designs, bits)
+    designs[chosen], protocol, guarantee = wishes.finish(designs[chosen], chosen)
+    frontier = [
+        FrontierPoint(
+            b, design.levels, design.trials, design.coordinate_range, design.modulus, error, error / gaussian
+        )
+        for b, design in sorted(designs.items())
+        for error in [design.error.total]
+    ]
+    return Plan(
+        protocol=protocol,
+        guarantee=guarantee,
+        bits=chosen,
+        error=designs[chosen].error,
+        gaussian_squared_error=gaussian,
+        frontier=tuple(frontier),
+        rounds=wishes.target.rounds,
+        participation=wishes.target.participation,
+        surviving=wishes.setting.surviving,
+        colluding=wishes.colluding,
+        overflow_probability=wishes.overflow_probability(protocol),
+    )
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """The wishes, validated and sorted into what is judged (setting) and what is kept (target)."""
+
+    setting: Setting
+    target: Target
+    colluding: int
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        clients: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        clip_norm: float,
+        rounds: int,
+        participation: Participation,
+        adjacency: Adjacency,
+        dropout: float,
+        colluding: int,
+        overflow: float | None,
+        rotate: bool,
+    ) -> _Wishes:
+        clients = _validate.integer("clients", clients, low=1)
+        dropout = _validate.positive("dropout", dropout, low=-1e-300, high=1.0)
+        # The tolerance keeps 0.1 of 1000 from being 101 clients.
+        surviving = clients - math.ceil(clients * dropout - 1e-9)
+        colluding = _validate.integer("colluding", colluding, low=0)
+        if surviving - colluding < 1:
+            raise InfeasibleError(
+                f"Of {clients} clients {clients - surviving} may drop out and {colluding} may collude: nobody is left "
+                f"whose noise protects. At most {max(0, surviving - 1)} may collude at this dropout."
+            )
+        participation.check(adjacency)
+        target = Target(
+            epsilon=_validate.positive("epsilon", epsilon, high=500.0),
+            delta=_validate.probability("delta", delta),
+            rounds=_validate.integer("rounds", rounds, low=1),
+            participation=participation,
+            adjacency=adjacency,
+            dim=_validate.integer("dim", dim, low=1),
+            clip_norm=_validate.positive("clip_norm", clip_norm),
+            honest=surviving - colluding,
+        )
+        setting = Setting(clients, surviving, target.dim, target.clip_norm, rotate, overflow)
+        return cls(setting, target, colluding)
+
+    @property
+    def gaussian_squared_error(self) -> float:
+        """Error of the Gaussian protocol whose honest survivors' noise alone keeps the target."""
+        sensitivity = distance(self.target.adjacency, self.target.clip_norm)
+        needed = (sensitivity / self.target.gaussian_mu) ** 2  # variance of the honest noise in the sum
+        return self.target.dim * needed / (self.target.honest * self.setting.surviving)
+
+    def designs(self, bits: list[float]) -> dict[float, Design]:
+        """The best design for each number of bits that has one."""
+        found = {b: best_design(self.setting, self.target, b) for b in bits}
+        return {b: design for b, design in found.items() if design is not None}
+
+    def finish(self, design: Design, bits: float) -> tuple[Design, Protocol, Guarantee]:
+        """The design as a protocol, with the smallest X (within 1e-4) whose own guarantee is within ε.
+
+        The search used each certificate in a form that is quick to invert. The accounting of the finished protocol has
+        the last word: it may be a little smaller, and then less noise is enough.
+        """
+        epsilon = self.target.epsilon
+        protocol, guarantee = self._account(design)
+        for _ in range(_ADJUSTMENTS):
+            # ε is nearly proportional to 1/s.
+            closer = self._with_range(design, guarantee.epsilon / epsilon * (1.0 + 1e-6))
+            if closer.error.total > design.error.total * (1.0 - 1e-4) or (closer.modulus or 0) > values_of(bits):
+                break
+            tried_protocol, tried_guarantee = self._account(closer)
+            if tried_guarantee.epsilon > epsilon:
+                break
+            design, protocol, guarantee = closer, tried_protocol, tried_guarantee
+        while guarantee.epsilon > epsilon:
+            design = self._with_range(design, max(guarantee.epsilon / epsilon, 1.0 + 1e-6))
+            protocol, guarantee = self._account(design)
+        return design, protocol, guarantee
+
+    def _with_range(self, design: Design, factor: float) -> Design:
+        """The design with X times `factor`; unrotated vectors stay unclipped."""
+        coordinate_range = design.coordinate_range * factor
+        if not self.setting.rotate:
+            coordinate_range = max(coordinate_range, self.setting.clip_norm)
+        return design_of(self.setting, design.levels, design.trials, coordinate_range)
+
+    def _account(self, design: Design) -> tuple[Protocol, Guarantee]:
+        protocol = Protocol(
+            clients=self.setting.clients,
+            dim=self.setting.dim,
+            clip_norm=self.setting.clip_norm,
+            coordinate_range=design.coordinate_range,
+            levels=design.levels,
+            trials=design.trials,
+            rotate=self.setting.rotate,
+            modulus=design.modulus,
+        )
+        guarantee = guarantee_over_rounds(
+            protocol,
+            self.target.delta,
+            rounds=self.target.rounds,
+            participation=self.target.participation,
+            adjacency=self.target.adjacency,
+            surviving=self.setting.surviving,
+            colluding=self.colluding,
+        )
+        return protocol, guarantee
+
+    def overflow_probability(self, protocol: Protocol) -> float:
+        """The proved bound for the protocol's modulus, 0 without one."""
+        if protocol.modulus is None:
+            return 0.0
+        return modulus.overflow_probability(
+            protocol.modulus,
+            clients=protocol.clients,
+            dim=protocol.dim,
+            clip_norm=protocol.clip_norm,
+            levels=protocol.levels,
+            trials=protocol.trials,
+            coordinate_range=protocol.coordinate_range,
+            rotate=protocol.rotate,
+        )
+
+    # ------------------------------------------------------------------ the nearest feasible wishes
+
+    def too_few_bits(self, designs: dict[float, Design], bits: float | None) -> InfeasibleError:
+        """No design at these bits: names the fewest bits, and the fewest clients at these bits, that have one."""
+        asked = f"{bits:g} bits" if bits is not None else f"up to {MAX_BITS} bits"
+        reason = "every certificate needs more noise than that holds, whatever ε is"
+        if self.setting.overflow is None and bits is not None and values_of(bits) < 3:
+            reason = "k >= 2 levels and m >= 1 coin flips need at least three values, log2(3) = 1.585 bits"
+        elif self.setting.overflow is not None:
+            reason = "the sums of so many clients' noise alone do not fit the modulus, or there is too little noise"
+        remedies = []
+        smallest = min(designs, default=None)
+        three = math.log2(3.0)
+        if self.setting.overflow is None and (bits is None or bits < three):
+            design = best_design(self.setting, self.target, three)
+            smallest = three if design is not None else smallest
+        if smallest is not None:
+            remedies.append(f"bits={smallest:.4g} is the fewest that will do")
+        enough = self._enough_clients(bits if bits is not None else MAX_BITS)
+        if enough is not None:
+            remedies.append(f"about {enough:,} clients would do at {asked}")
+        remedies.append("a larger delta needs less noise")
+        return InfeasibleError(
+            f"No protocol with {asked} a coordinate keeps δ={self.target.delta:g} for {self.setting.clients:,} clients: "
+            f"{reason}. {'; '.join(remedies).capitalize()}."
+        )
+
+    def _enough_clients(self, bits: float) -> int | None:
+        """The fewest clients (within a factor 1.1) with a design at these bits, if more of them help at all."""
+        high = low = self.setting.clients
+        while (high := 2 * high) < 2**32:
+            if self._scaled(high)._feasible(bits):
+                break
+        else:
+            return None
+        low = high // 2
+        while high > 1.1 * low:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._scaled(middle)._feasible(bits) else (middle, high)
+        return high
+
+    def _scaled(self, clients: int) -> _Wishes:
+        """The same wishes with more clients, of whom the same share drops out."""
+        surviving = self.setting.surviving * clients // self.setting.clients
+        return _Wishes(
+            replace(self.setting, clients=clients, surviving=surviving),
+            replace(self.target, honest=surviving - self.colluding),
+            self.colluding,
+        )
+
+    def _feasible(self, bits: float) -> bool:
+        return best_design(self.setting, self.target, bits) is not None
+
+    def too_accurate(self, designs: dict[float, Design], max_error: float) -> InfeasibleError:
+        """No design is as accurate as that: names the smallest error at this ε and the smallest ε for this error."""
+        if not designs:
+            return self.too_few_bits(designs, None)
+        bits = min(designs, key=lambda b: designs[b].error.total)
+        best = designs[bits].error.total
+        remedy = f"The smallest error at ε={self.target.epsilon:g} is {best:.4g}, with bits={bits:g}"
+        needed = self._smallest_epsilon(bits, max_error)
+        if needed is not None:
+            remedy += f"; max_error={max_error:g} needs about epsilon={needed:.3g}"
+        return InfeasibleError(
+            f"No protocol of up to {MAX_BITS} bits has an expected squared error of at most {max_error:g} "
+            f"(the Gaussian mechanism itself has {self.gaussian_squared_error:.4g}). {remedy}, or more clients."
+        )
+
+    def _smallest_epsilon(self, bits: float, max_error: float) -> float | None:
+        """The smallest ε (within 2 %, rounded up) at which these bits reach the error."""
+        if self.target.participation.rate < 1.0:
+            return None  # each trial would be a search through dp_accounting
+
+        def reached(epsilon: float) -> bool:
+            design = best_design(self.setting, replace(self.target, epsilon=epsilon), bits)
+            return design is not None and design.error.total <= max_error
+
+        low = high = self.target.epsilon
+        while not reached(high):
+            low, high = high, 2.0 * high
+            if high > 100.0:
+                return None
+        while high > 1.02 * low:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if reached(middle) else (middle, high)
+        return high
