@@ -37,7 +37,7 @@ ProtocolName = Literal["gaussian", "binomial", "rotated-binomial"]
 MAX_DIM = 2**32 - 1
 MAX_RADIX = 2**32 - 1
 # Outside this interval float32 arithmetic could overflow or vanish on the way through the codec.
-_NORM_LIMITS = (1e-30, 1e30)
+_NORM_LIMITS = (1e-20, 1e20)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,13 @@
+"""cpsgd: learning from many people's data without seeing any of it, over thin links.
+
+A `Protocol` fixes the parameters of a round; `Protocol.encode` turns a client's vector into a private few-bit message;
+an `Aggregator` adds messages up and yields the unbiased mean.
+"""
+
+from cpsgd.aggregator import Aggregator as Aggregator
+from cpsgd.error import ErrorBound as ErrorBound
+from cpsgd.error import ExpectedError as ExpectedError
+from cpsgd.protocol import Protocol as Protocol
+from cpsgd.protocol import paper_coordinate_range as paper_coordinate_range
+
+__version__ = "0.1.0"

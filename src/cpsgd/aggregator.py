@@ -1,0 +1,223 @@
+"""`Aggregator`: the server's half of a round. Takes messages one at a time and yields the mean."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from threading import Lock
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.codec import pack, pipeline, wire
+from cpsgd.codec._kernels import _native
+from cpsgd.errors import (
+    ChecksumError,
+    DimensionError,
+    DuplicateError,
+    EmptyError,
+    FingerprintError,
+    MagicError,
+    RoundError,
+    TrailingBytesError,
+    TruncatedError,
+    ValueRangeError,
+    VersionError,
+    WireError,
+)
+from cpsgd.protocol import Protocol
+
+# A saved state: magic, version, fingerprint, round, message count; then ids, sums and a SHA-256 of all that.
+_STATE_MAGIC = b"cpsa"
+_STATE_VERSION = 1
+_STATE = struct.Struct("<4sH16sQQ")
+_ID_BYTES = 16
+_DIGEST_BYTES = 32
+# A float message of an honest client is outside D + 40 σ with probability below 1e-340 a coordinate.
+_GAUSSIAN_REACH = 40.0
+
+Sums = NDArray[np.uint32] | NDArray[np.uint64] | NDArray[np.float64]
+
+
+class Aggregator:
+    """Sums the messages of one round and returns their mean.
+
+    A message is either accepted whole or refused with a `WireError` that leaves the aggregator as it was. Memory is the
+    sums (4 or 8 bytes a coordinate) and 16 bytes a message for the ids that reveal a repetition. Methods may be called
+    from several threads.
+
+    Example:
+        >>> import numpy as np
+        >>> from cpsgd import Aggregator, Protocol
+        >>> protocol = Protocol.rotated_binomial(clients=2, dim=3, clip_norm=1.0, levels=1024, trials=0)
+        >>> aggregator = Aggregator(protocol, round=0)
+        >>> aggregator.add(protocol.encode([0.5, 0.0, 0.1], round=0))
+        >>> aggregator.add(protocol.encode([0.1, 0.2, 0.1], round=0))
+        >>> aggregator.count
+        2
+        >>> bool(np.allclose(aggregator.mean(), [0.3, 0.1, 0.1], atol=0.02))
+        True
+    """
+
+    def __init__(self, protocol: Protocol, round: int, *, max_dim: int = wire.DEFAULT_MAX_DIM) -> None:
+        """Starts an empty round.
+
+        Args:
+            protocol: What the messages must have been made with.
+            round: Number of the round they must have been made for.
+            max_dim: The largest dimension to allocate memory for.
+
+        Raises:
+            DimensionError: The protocol's dimension is over `max_dim`.
+        """
+        if protocol.dim > max_dim:
+            raise DimensionError(
+                f"The protocol has {protocol.dim} coordinates, over the limit max_dim={max_dim}; raise the limit if meant."
+            )
+        self.protocol = protocol
+        self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
+        self._max_dim = max_dim
+        self._fingerprint = protocol.fingerprint
+        self._ids: set[bytes] = set()
+        self._sums: Sums = np.zeros(protocol.dim, np.uint32 if protocol.sigma is None else np.float64)
+        self._lock = Lock()
+
+    @property
+    def count(self) -> int:
+        """Messages accepted so far."""
+        return len(self._ids)
+
+    @property
+    def sums(self) -> Sums:
+        """A copy of the sums of the messages: integers, or floats in the Gaussian protocol."""
+        with self._lock:
+            return self._sums.copy()
+
+    def add(self, message: bytes | bytearray | memoryview) -> None:
+        """Accepts one message.
+
+        Raises:
+            WireError: The message is damaged, was made for another protocol or round, holds a value no honest client
+                sends, or was accepted before. The subclass says which; nothing was changed.
+        """
+        parsed = wire.read(message, max_dim=self._max_dim)
+        if parsed.fingerprint != self._fingerprint or parsed.radix != self.protocol.radix:
+            raise FingerprintError("The message was made with other protocol parameters than this aggregator's.")
+        if parsed.dim != self.protocol.dim:
+            raise DimensionError(f"The message has {parsed.dim} coordinates, the protocol {self.protocol.dim}.")
+        if parsed.round != self.round:
+            raise RoundError(f"The message was made for round {parsed.round}, this is round {self.round}.")
+        if self.protocol.sigma is None:
+            largest = self.protocol.levels + self.protocol.trials
+            pack.check(parsed.payload, parsed.dim, parsed.radix, largest)
+        else:
+            floats = self._checked_floats(parsed.payload)
+        with self._lock:
+            if parsed.message_id in self._ids:
+                raise DuplicateError("A message with this id was accepted before.")
+            if self.protocol.sigma is None:
+                self._widen(self.count + 1)
+                groups = pack.grouping(parsed.radix)
+                _native.add_packed(parsed.payload, *groups.arguments(parsed.dim), self._sums)  # type: ignore[arg-type]
+            else:
+                self._sums += floats
+            self._ids.add(parsed.message_id)
+
+    def merge(self, other: Aggregator) -> None:
+        """Adds all messages of another aggregator of the same round (tree aggregation); `other` stays as it is.
+
+        Raises:
+            WireError: It is for another protocol or round, or a message was accepted by both. Nothing was changed.
+        """
+        if other is self:
+            raise DuplicateError("An aggregator cannot be merged with itself.")
+        if other._fingerprint != self._fingerprint:
+            raise FingerprintError("The other aggregator is for a protocol with other parameters.")
+        if other.round != self.round:
+            raise RoundError(f"The other aggregator is for round {other.round}, this one for round {self.round}.")
+        with other._lock:
+            ids, sums = set(other._ids), other._sums.copy()
+        with self._lock:
+            if not self._ids.isdisjoint(ids):
+                raise DuplicateError("A message was accepted by both aggregators.")
+            self._widen(self.count + len(ids))
+            self._sums += sums  # type: ignore[operator, arg-type]
+            self._ids |= ids
+
+    def mean(self) -> NDArray[np.float32]:
+        """The unbiased estimate of the mean of the vectors behind the messages really received.
+
+        Raises:
+            EmptyError: No message has been accepted.
+        """
+        with self._lock:
+            if not self._ids:
+                raise EmptyError("There is no mean yet: no message has been accepted.")
+            if self.protocol.sigma is not None:
+                return (self._sums / self.count).astype(np.float32)
+            return pipeline.decode(self.protocol, self._sums, self.count, self.round)  # type: ignore[arg-type]
+
+    def save(self) -> bytes:
+        """The whole state as bytes, for `restore`."""
+        with self._lock:
+            head = _STATE.pack(_STATE_MAGIC, _STATE_VERSION, self._fingerprint, self.round, self.count)
+            sums = self._sums.astype("<f8" if self.protocol.sigma is not None else "<u8").tobytes()
+            body = head + b"".join(sorted(self._ids)) + sums
+        return body + hashlib.sha256(body).digest()
+
+    @classmethod
+    def restore(cls, protocol: Protocol, state: bytes, *, max_dim: int = wire.DEFAULT_MAX_DIM) -> Self:
+        """The aggregator that `save` wrote.
+
+        Raises:
+            WireError: The state is damaged or was saved for another protocol.
+        """
+        if len(state) < _STATE.size + _DIGEST_BYTES:
+            raise TruncatedError(f"A saved state has at least {_STATE.size + _DIGEST_BYTES} bytes, got {len(state)}.")
+        magic, version, fingerprint, round, count = _STATE.unpack_from(state)
+        if magic != _STATE_MAGIC:
+            raise MagicError("Not a saved aggregator: the first four bytes are not 'cpsa'.")
+        if version != _STATE_VERSION:
+            raise VersionError(f"State version {version} is not readable here; this release reads {_STATE_VERSION}.")
+        if fingerprint != protocol.fingerprint:
+            raise FingerprintError("The state was saved for a protocol with other parameters.")
+        expected = _STATE.size + count * _ID_BYTES + protocol.dim * 8 + _DIGEST_BYTES
+        if len(state) != expected:
+            kind = TruncatedError if len(state) < expected else TrailingBytesError
+            raise kind(f"The saved state should have {expected} bytes, got {len(state)}.")
+        if hashlib.sha256(memoryview(state)[:-_DIGEST_BYTES]).digest() != state[-_DIGEST_BYTES:]:
+            raise ChecksumError("The digest does not match: the saved state was damaged.")
+
+        aggregator = cls(protocol, round, max_dim=max_dim)
+        start = _STATE.size
+        ids = {state[start + i * _ID_BYTES : start + (i + 1) * _ID_BYTES] for i in range(count)}
+        if len(ids) != count:
+            raise WireError("The saved state repeats a message id.")
+        start += count * _ID_BYTES
+        if protocol.sigma is not None:
+            aggregator._sums = np.frombuffer(state, "<f8", protocol.dim, start).copy()
+        else:
+            sums = np.frombuffer(state, "<u8", protocol.dim, start)
+            if int(sums.max()) > count * (protocol.levels + protocol.trials - 1):
+                raise ValueRangeError("The saved state holds a sum that its messages cannot have.")
+            aggregator._widen(count)
+            aggregator._sums = sums.astype(aggregator._sums.dtype)
+        aggregator._ids = ids
+        return aggregator
+
+    def _widen(self, count: int) -> None:
+        """Makes room for the sums of `count` messages."""
+        largest = count * (self.protocol.levels + self.protocol.trials - 1)
+        if self._sums.dtype == np.uint32 and largest >= 2**32:
+            self._sums = self._sums.astype(np.uint64)
+
+    def _checked_floats(self, payload: NDArray[np.uint8]) -> NDArray[np.float32]:
+        assert self.protocol.sigma is not None
+        floats = np.frombuffer(payload, dtype="<f4")
+        reach = self.protocol.clip_norm + _GAUSSIAN_REACH * self.protocol.sigma
+        inside = np.abs(floats) <= reach
+        if not inside.all():
+            raise ValueRangeError(f"The float at position {int(np.argmin(inside))} is not within ±(D + 40 σ).")
+        return floats

@@ -1,0 +1,59 @@
+import numpy as np
+from numpy.typing import NDArray
+
+def simd_level() -> str: ...
+def supported_levels() -> list[str]: ...
+def norm_squared(x: NDArray[np.float32] | NDArray[np.float64]) -> float: ...
+def grid_norm_squared(y: NDArray[np.float32], limit: float) -> float: ...
+def scale(x: NDArray[np.float32] | NDArray[np.float64], factor: float, out: NDArray[np.float32]) -> None: ...
+def sign_bytes(n: int) -> int: ...
+def rotate_forward(
+    x: NDArray[np.float32] | NDArray[np.float64], factor: float, signs: NDArray[np.uint8], out: NDArray[np.float32]
+) -> None: ...
+def rotate_backward(data: NDArray[np.float32], signs: NDArray[np.uint8]) -> None: ...
+
+class Rounder:
+    def __init__(
+        self,
+        levels: int,
+        fraction_bits: int,
+        trials: int,
+        high: NDArray[np.uint64],
+        low: NDArray[np.uint64],
+        base: int,
+    ) -> None: ...
+    def values(
+        self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]
+    ) -> None: ...
+    def packed(
+        self,
+        grid: NDArray[np.float32],
+        keystream: NDArray[np.uint8],
+        radix: int,
+        digits: int,
+        bits: int,
+        last_bits: int,
+        out: NDArray[np.uint8],
+    ) -> None: ...
+
+def pack(
+    values: NDArray[np.uint32], radix: int, digits: int, bits: int, last_bits: int, out: NDArray[np.uint8]
+) -> None: ...
+def unpack(
+    payload: NDArray[np.uint8], radix: int, digits: int, bits: int, last_bits: int, values: NDArray[np.uint32]
+) -> None: ...
+def find_out_of_range(
+    payload: NDArray[np.uint8], radix: int, digits: int, bits: int, last_bits: int, limit: int, n: int
+) -> int: ...
+def add_packed(
+    payload: NDArray[np.uint8],
+    radix: int,
+    digits: int,
+    bits: int,
+    last_bits: int,
+    sums: NDArray[np.uint32] | NDArray[np.uint64],
+) -> None: ...
+def centre(
+    sums: NDArray[np.uint32] | NDArray[np.uint64], middle: float, factor: float, out: NDArray[np.float32]
+) -> None: ...
+def crc32c(data: NDArray[np.uint8], prior: int = 0) -> int: ...

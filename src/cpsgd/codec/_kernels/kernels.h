@@ -1,0 +1,67 @@
+// What every SIMD level offers: one table of functions, filled in level.cpp, chosen in module.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cpsgd {
+
+// The lattice that coordinates are rounded to, in grid units (2^fraction_bits of them between two levels).
+struct Lattice {
+  float limit;           // (k - 1) / 2 levels, in grid units
+  std::uint32_t offset;  // the same, as an integer: moves [-limit, limit] to [0, 2 limit]
+  int fraction_bits;
+};
+
+// How digits below `radix` become words: `digits` of them in `bits` bits; what remains at the end in `last_bits`.
+struct Grouping {
+  std::uint64_t radix;
+  std::size_t digits;
+  int bits;
+  int last_bits;
+};
+
+// Cumulative probabilities times 2^128, ascending; the outcome is base + how many of them a uniform number reaches.
+struct Thresholds {
+  const std::uint64_t* high;
+  const std::uint64_t* low;
+  std::size_t count;
+  std::size_t first_step;  // the largest power of two that is at most count
+  std::uint32_t base;
+};
+
+// How the noise is drawn: thresholds, or coins where `table.count` is zero.
+struct Noise {
+  std::uint32_t trials;
+  Thresholds table;
+};
+
+struct Kernels {
+  double (*norm_squared_float)(const float*, std::size_t);
+  double (*norm_squared_double)(const double*, std::size_t);
+  double (*grid_norm_squared)(const float*, std::size_t, float limit);
+  void (*scale_float)(const float*, double factor, float* out, std::size_t);
+  void (*scale_double)(const double*, double factor, float* out, std::size_t);
+  void (*rotate_forward_float)(const float*, double factor, const std::uint8_t* signs, float* out, std::size_t);
+  void (*rotate_forward_double)(const double*, double factor, const std::uint8_t* signs, float* out, std::size_t);
+  void (*rotate_backward)(float*, const std::uint8_t* signs, std::size_t);
+  // Rounding and noise: values of a block of grid points, from its keystream.
+  void (*round_block)(const float*, const std::uint32_t* words, const Lattice&, const Noise&, std::uint32_t* values, std::size_t);
+  void (*encode_block)(const float*, const std::uint32_t* words, const Lattice&, const Noise&, const Grouping&,
+                       std::uint8_t* out, std::size_t);
+  void (*pack)(const std::uint32_t* values, const Grouping&, std::uint8_t* out, std::size_t);
+  void (*unpack)(const std::uint8_t*, const Grouping&, std::uint32_t* values, std::size_t);
+  // Position of the first value that is not below `limit`, or n.
+  std::size_t (*find_out_of_range)(const std::uint8_t*, const Grouping&, std::uint64_t limit, std::size_t);
+  void (*add_packed_32)(const std::uint8_t*, const Grouping&, std::uint32_t* sums, std::size_t);
+  void (*add_packed_64)(const std::uint8_t*, const Grouping&, std::uint64_t* sums, std::size_t);
+  void (*centre_32)(const std::uint32_t* sums, double centre, double factor, float* out, std::size_t);
+  void (*centre_64)(const std::uint64_t* sums, double centre, double factor, float* out, std::size_t);
+  void (*leave)();  // to be called after any of the others
+};
+
+namespace baseline { extern const Kernels kernels; }
+namespace avx2 { extern const Kernels kernels; }
+namespace avx512 { extern const Kernels kernels; }
+
+}  // namespace cpsgd

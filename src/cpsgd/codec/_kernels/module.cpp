@@ -1,0 +1,268 @@
+// Python's view of the kernels: checks every size, releases the interpreter lock, chooses the SIMD level once.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "checksum.h"
+#include "kernels.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using cpsgd::Grouping;
+using cpsgd::Kernels;
+using cpsgd::Lattice;
+using cpsgd::Noise;
+
+template <typename T>
+using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Input = Array<const T>;
+
+struct Level {
+  const char* name;
+  const Kernels* kernels;
+};
+
+bool supported(const std::string& name) {
+#if defined(CPSGD_X86)
+  __builtin_cpu_init();
+  if (name == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  if (name == "avx512") {
+    return supported("avx2") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd") &&
+           __builtin_cpu_supports("avx512vpopcntdq");
+  }
+#endif
+  return name == "baseline";
+}
+
+Level choose_level() {
+  const Level levels[] = {
+#if defined(CPSGD_X86)
+      {"avx512", &cpsgd::avx512::kernels},
+      {"avx2", &cpsgd::avx2::kernels},
+#endif
+      {"baseline", &cpsgd::baseline::kernels},
+  };
+  const char* wish = std::getenv("CPSGD_SIMD");
+  for (const Level& level : levels) {
+    if ((wish == nullptr || *wish == '\0' || level.name == std::string(wish)) && supported(level.name)) return level;
+  }
+  throw std::runtime_error("CPSGD_SIMD=" + std::string(wish) + " is not a level this processor has; use baseline, avx2 or avx512, or unset it");
+}
+
+const Level& level() {
+  static const Level chosen = choose_level();
+  return chosen;
+}
+
+const Kernels& kernels() { return *level().kernels; }
+
+void require(bool condition, const char* message) {
+  if (!condition) throw nb::value_error(message);
+}
+
+// Runs `body` without the interpreter lock and leaves the processor's registers as other code likes them.
+template <typename Body>
+auto unlocked(const Body& body) {
+  struct Leave {
+    ~Leave() { kernels().leave(); }
+  };
+  nb::gil_scoped_release release;
+  const Leave leave;
+  return body();
+}
+
+std::size_t packed_bytes(std::size_t n, const Grouping& grouping) {
+  const std::size_t groups = n / grouping.digits;
+  return (groups * grouping.bits + (n % grouping.digits ? grouping.last_bits : 0) + 7) / 8;
+}
+
+std::size_t sign_bytes(std::size_t n) {
+  std::size_t size = 1;
+  while (size * 2 <= n) size *= 2;
+  const std::size_t rounded = (size + 15) / 16 * 16;
+  return (size == n ? rounded : 2 * rounded) / 8;
+}
+
+Grouping make_grouping(std::uint64_t radix, std::size_t digits, int bits, int last_bits) {
+  require(radix >= 2 && radix <= 0xFFFFFFFFu && digits >= 1 && digits <= 64 && bits >= 1 && bits <= 64 && last_bits >= 0 && last_bits <= bits,
+          "grouping is out of range");
+  return Grouping{radix, digits, bits, last_bits};
+}
+
+Lattice make_lattice(std::uint32_t levels, int fraction_bits) {
+  require(levels >= 2 && fraction_bits >= 1 && fraction_bits <= 16 && ((std::uint64_t{levels} - 1) << fraction_bits) < (std::uint64_t{1} << 32),
+          "lattice is out of range");
+  const std::uint32_t offset = (levels - 1) << (fraction_bits - 1);
+  return Lattice{static_cast<float>(offset), offset, fraction_bits};
+}
+
+// Rounding, noise and (given a grouping) packing with fixed parameters.
+class Rounder {
+ public:
+  Rounder(std::uint32_t levels, int fraction_bits, std::uint32_t trials, const Input<std::uint64_t>& high, const Input<std::uint64_t>& low,
+          std::uint32_t base)
+      : levels_(levels),
+        lattice_(make_lattice(levels, fraction_bits)),
+        high_(high.data(), high.data() + high.shape(0)),
+        low_(low.data(), low.data() + low.shape(0)) {
+    require(high_.size() == low_.size(), "threshold halves differ in length");
+    require(!high_.empty() || trials <= 4096, "too many coins: use thresholds");
+    require(high_.empty() || std::uint64_t{base} + high_.size() <= trials, "thresholds reach beyond the number of trials");
+    std::size_t step = high_.empty() ? 0 : 1;
+    while (step != 0 && 2 * step <= high_.size()) step *= 2;
+    noise_ = Noise{trials, {high_.data(), low_.data(), high_.size(), step, base}};
+  }
+  Rounder(const Rounder&) = delete;
+
+  void values(const Input<float>& grid, const Input<std::uint8_t>& keystream, Array<std::uint32_t> values) const {
+    require(values.shape(0) == grid.shape(0), "values has another length than the vector");
+    const std::uint32_t* words = block_words(keystream, grid.shape(0));
+    unlocked([&] { kernels().round_block(grid.data(), words, lattice_, noise_, values.data(), grid.shape(0)); });
+  }
+
+  void packed(const Input<float>& grid, const Input<std::uint8_t>& keystream, std::uint64_t radix, std::size_t digits, int bits, int last_bits,
+              Array<std::uint8_t> out) const {
+    const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+    require(out.shape(0) == packed_bytes(grid.shape(0), grouping), "out has the wrong length");
+    require(std::uint64_t{levels_} + noise_.trials <= radix, "the radix is too small for the values");
+    const std::uint32_t* words = block_words(keystream, grid.shape(0));
+    unlocked([&] { kernels().encode_block(grid.data(), words, lattice_, noise_, grouping, out.data(), grid.shape(0)); });
+  }
+
+ private:
+  // The keystream of a block as 32-bit words, checked for length and alignment.
+  const std::uint32_t* block_words(const Input<std::uint8_t>& keystream, std::size_t n) const {
+    const std::size_t planes = noise_.trials <= 16 ? 0 : (noise_.trials - 16 + 31) / 32;
+    const std::size_t words = noise_.table.count != 0 ? 5 : 1 + planes;
+    require(keystream.shape(0) >= 4 * words * n, "keystream is too short for the block");
+    require(reinterpret_cast<std::uintptr_t>(keystream.data()) % 4 == 0, "keystream is not aligned to 4 bytes");
+    return reinterpret_cast<const std::uint32_t*>(keystream.data());
+  }
+
+  std::uint32_t levels_;
+  Lattice lattice_;
+  std::vector<std::uint64_t> high_, low_;
+  Noise noise_;
+};
+
+template <typename T>
+double norm_squared(Input<T> x) {
+  const T* data = x.data();
+  const std::size_t n = x.shape(0);
+  return unlocked([=] {
+    if constexpr (sizeof(T) == 4) return kernels().norm_squared_float(data, n);
+    else return kernels().norm_squared_double(data, n);
+  });
+}
+
+template <typename T>
+void scale(Input<T> x, double factor, Array<float> out) {
+  require(x.shape(0) == out.shape(0), "out has another length than the vector");
+  unlocked([&] {
+    if constexpr (sizeof(T) == 4) kernels().scale_float(x.data(), factor, out.data(), x.shape(0));
+    else kernels().scale_double(x.data(), factor, out.data(), x.shape(0));
+  });
+}
+
+template <typename T>
+void rotate_forward(Input<T> x, double factor, Input<std::uint8_t> signs, Array<float> out) {
+  require(x.shape(0) == out.shape(0) && x.shape(0) >= 1, "out has another length than the vector");
+  require(signs.shape(0) >= sign_bytes(x.shape(0)), "too few signs");
+  unlocked([&] {
+    if constexpr (sizeof(T) == 4) kernels().rotate_forward_float(x.data(), factor, signs.data(), out.data(), x.shape(0));
+    else kernels().rotate_forward_double(x.data(), factor, signs.data(), out.data(), x.shape(0));
+  });
+}
+
+template <typename Sum>
+void add_packed(Input<std::uint8_t> payload, std::uint64_t radix, std::size_t digits, int bits, int last_bits, Array<Sum> sums) {
+  const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+  require(payload.shape(0) == packed_bytes(sums.shape(0), grouping), "payload has the wrong length");
+  unlocked([&] {
+    if constexpr (sizeof(Sum) == 4) kernels().add_packed_32(payload.data(), grouping, sums.data(), sums.shape(0));
+    else kernels().add_packed_64(payload.data(), grouping, sums.data(), sums.shape(0));
+  });
+}
+
+template <typename Sum>
+void centre(Input<Sum> sums, double middle, double factor, Array<float> out) {
+  require(sums.shape(0) == out.shape(0), "out has another length than the sums");
+  unlocked([&] {
+    if constexpr (sizeof(Sum) == 4) kernels().centre_32(sums.data(), middle, factor, out.data(), sums.shape(0));
+    else kernels().centre_64(sums.data(), middle, factor, out.data(), sums.shape(0));
+  });
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  level();  // a wrong CPSGD_SIMD is an error at import, not in the middle of a round
+
+  m.def("simd_level", [] { return std::string(level().name); });
+  m.def("supported_levels", [] {
+    nb::list names;
+    for (const char* name : {"baseline", "avx2", "avx512"}) {
+      if (supported(name)) names.append(name);
+    }
+    return names;
+  });
+
+  m.def("norm_squared", &norm_squared<float>, nb::arg("x").noconvert());
+  m.def("norm_squared", &norm_squared<double>, nb::arg("x").noconvert());
+  m.def("grid_norm_squared", [](Input<float> y, double limit) {
+    return unlocked([&] { return kernels().grid_norm_squared(y.data(), y.shape(0), static_cast<float>(limit)); });
+  }, nb::arg("y").noconvert(), nb::arg("limit"));
+  m.def("scale", &scale<float>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("out").noconvert());
+  m.def("scale", &scale<double>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("out").noconvert());
+
+  m.def("sign_bytes", [](std::size_t n) { require(n >= 1, "a vector has at least one coordinate"); return sign_bytes(n); });
+  m.def("rotate_forward", &rotate_forward<float>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("signs"), nb::arg("out").noconvert());
+  m.def("rotate_forward", &rotate_forward<double>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("signs"), nb::arg("out").noconvert());
+  m.def("rotate_backward", [](Array<float> data, Input<std::uint8_t> signs) {
+    require(data.shape(0) >= 1 && signs.shape(0) >= sign_bytes(data.shape(0)), "too few signs");
+    unlocked([&] { kernels().rotate_backward(data.data(), signs.data(), data.shape(0)); });
+  }, nb::arg("data").noconvert(), nb::arg("signs"));
+
+  nb::class_<Rounder>(m, "Rounder")
+      .def(nb::init<std::uint32_t, int, std::uint32_t, Input<std::uint64_t>, Input<std::uint64_t>, std::uint32_t>(), nb::arg("levels"),
+           nb::arg("fraction_bits"), nb::arg("trials"), nb::arg("high"), nb::arg("low"), nb::arg("base"))
+      .def("values", &Rounder::values, nb::arg("grid").noconvert(), nb::arg("keystream"), nb::arg("values").noconvert())
+      .def("packed", &Rounder::packed, nb::arg("grid").noconvert(), nb::arg("keystream"), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+           nb::arg("last_bits"), nb::arg("out").noconvert());
+
+  m.def("pack", [](Input<std::uint32_t> values, std::uint64_t radix, std::size_t digits, int bits, int last_bits, Array<std::uint8_t> out) {
+    const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+    require(out.shape(0) == packed_bytes(values.shape(0), grouping), "out has the wrong length");
+    unlocked([&] { kernels().pack(values.data(), grouping, out.data(), values.shape(0)); });
+  }, nb::arg("values").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("out").noconvert());
+  m.def("unpack", [](Input<std::uint8_t> payload, std::uint64_t radix, std::size_t digits, int bits, int last_bits, Array<std::uint32_t> values) {
+    const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+    require(payload.shape(0) == packed_bytes(values.shape(0), grouping), "payload has the wrong length");
+    unlocked([&] { kernels().unpack(payload.data(), grouping, values.data(), values.shape(0)); });
+  }, nb::arg("payload"), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("values").noconvert());
+  m.def("find_out_of_range", [](Input<std::uint8_t> payload, std::uint64_t radix, std::size_t digits, int bits, int last_bits,
+                                std::uint64_t limit, std::size_t n) {
+    const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+    require(payload.shape(0) == packed_bytes(n, grouping), "payload has the wrong length");
+    return unlocked([&] { return kernels().find_out_of_range(payload.data(), grouping, limit, n); });
+  }, nb::arg("payload"), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("limit"), nb::arg("n"));
+  m.def("add_packed", &add_packed<std::uint32_t>, nb::arg("payload"), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+        nb::arg("last_bits"), nb::arg("sums").noconvert());
+  m.def("add_packed", &add_packed<std::uint64_t>, nb::arg("payload"), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+        nb::arg("last_bits"), nb::arg("sums").noconvert());
+  m.def("centre", &centre<std::uint32_t>, nb::arg("sums").noconvert(), nb::arg("middle"), nb::arg("factor"), nb::arg("out").noconvert());
+  m.def("centre", &centre<std::uint64_t>, nb::arg("sums").noconvert(), nb::arg("middle"), nb::arg("factor"), nb::arg("out").noconvert());
+
+  m.def("crc32c", [](Input<std::uint8_t> data, std::uint32_t prior) {
+    return unlocked([&] { return cpsgd::crc32c(data.data(), data.shape(0), prior); });
+  }, nb::arg("data"), nb::arg("prior") = 0);
+}

@@ -1,0 +1,73 @@
+"""Stage 1: bound what one client can say.
+
+`forward` scales a vector down to Euclidean norm D and expresses it in grid units (`unit` of them to 1). `enforce` is
+the second look after the rotation: whatever float32 arithmetic did on the way, the grid point that rounding starts from
+has norm at most D, so the sensitivity used by the accounting is a fact.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.codec._kernels import _native
+from cpsgd.errors import NonFiniteError
+
+Vector = NDArray[np.float32] | NDArray[np.float64]
+
+# Vectors are clipped to D (1 - 2^-20), so that the rounding of the rotation and of the grid, some 1e-7 of the norm,
+# rarely leaves anything for `enforce` to do.
+MARGIN = 2.0**-20
+
+
+def norm(vector: Vector) -> float:
+    """The Euclidean norm in float64.
+
+    Raises:
+        NonFiniteError: A coordinate is NaN or infinite.
+    """
+    squared = _native.norm_squared(vector)
+    if math.isfinite(squared):
+        return math.sqrt(squared)
+    finite = np.isfinite(vector)
+    if not finite.all():
+        raise NonFiniteError(int(np.argmin(finite)))
+    # Every coordinate is finite but the squares overflowed: measure in units of the largest.
+    largest = float(np.abs(vector).max())
+    return largest * math.sqrt(_native.norm_squared(vector / largest))
+
+
+def factor(vector: Vector, clip_norm: float) -> float:
+    """What `vector` is to be multiplied by to have norm at most `clip_norm` (D), less the margin; at most 1."""
+    length = norm(vector)
+    bound = clip_norm * (1.0 - MARGIN)
+    return 1.0 if length <= bound else bound / length
+
+
+def forward(vector: Vector, clip_norm: float, unit: float = 1.0) -> NDArray[np.float32]:
+    """The vector scaled down to norm `clip_norm` (D) where it is longer, times `unit`."""
+    out = np.empty(vector.size, dtype=np.float32)
+    _native.scale(vector, factor(vector, clip_norm) * unit, out)
+    return out
+
+
+def backward(vector: NDArray[np.float32], unit: float = 1.0) -> NDArray[np.float32]:
+    """From grid units back to the vector's own; what was clipped off is gone."""
+    return vector * np.float32(1.0 / unit)
+
+
+def enforce(grid: NDArray[np.float32], *, norm_limit: float, coordinate_limit: float) -> None:
+    """Shrinks `grid` in place until the grid point nearest to it surely has norm at most `norm_limit`.
+
+    Args:
+        grid: A vector in grid units. `quantize` rounds from the nearest integers, clipped to ±`coordinate_limit`.
+        norm_limit: D in grid units.
+        coordinate_limit: X^max in grid units.
+    """
+    # Integer squares summed in float64 are off by at most a relative (d + 1) 2^-53; the limit itself came out of a
+    # handful of float64 operations. Both are covered twice over.
+    slack = 1.0 + (grid.size + 16) * 2.0**-52
+    while (squared := _native.grid_norm_squared(grid, coordinate_limit) * slack) > norm_limit * norm_limit:
+        _native.scale(grid, norm_limit / math.sqrt(squared) * (1.0 - MARGIN), grid)

@@ -1,0 +1,84 @@
+"""The message format: a header of 64 bytes, then the payload. Specified in docs/wire-format.md, with test vectors."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.codec import pack
+from cpsgd.codec._kernels import _native
+from cpsgd.errors import (
+    ChecksumError,
+    DimensionError,
+    MagicError,
+    TrailingBytesError,
+    TruncatedError,
+    ValueRangeError,
+    VersionError,
+)
+
+MAGIC = b"cpsg"
+VERSION = 1
+# magic, version, reserved, radix, fingerprint, round, message id, dimension; then the checksum.
+_FIELDS = struct.Struct("<4sHHI16sQ16sQ")
+_CHECKSUM = struct.Struct("<I")
+HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
+MAX_ROUND = 2**64 - 1
+# A message may not announce more coordinates than this unless the receiver is told to expect them.
+DEFAULT_MAX_DIM = 2**28
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message whose frame is sound. Whether it belongs to a protocol and a round is for the aggregator to say."""
+
+    radix: int
+    fingerprint: bytes
+    round: int
+    message_id: bytes
+    dim: int
+    payload: NDArray[np.uint8]
+
+
+def write_header(
+    buffer: NDArray[np.uint8], *, radix: int, fingerprint: bytes, round: int, message_id: bytes, dim: int
+) -> None:
+    """Completes a message whose payload already stands in `buffer` behind room for the header."""
+    _FIELDS.pack_into(buffer.data, 0, MAGIC, VERSION, 0, radix, fingerprint, round, message_id, dim)
+    _CHECKSUM.pack_into(buffer.data, _FIELDS.size, _checksum(buffer))
+
+
+def read(data: bytes | bytearray | memoryview, *, max_dim: int = DEFAULT_MAX_DIM) -> Message:
+    """Checks the frame of a message from outside. Allocates nothing: the payload is a view of `data`.
+
+    Raises:
+        WireError: One of its subclasses, for the first thing that is wrong.
+    """
+    buffer = np.frombuffer(data, dtype=np.uint8)
+    if buffer.size < HEADER_BYTES:
+        raise TruncatedError(f"A message has at least {HEADER_BYTES} bytes, got {buffer.size}.")
+    magic, version, reserved, radix, fingerprint, round, message_id, dim = _FIELDS.unpack_from(buffer.data)
+    if magic != MAGIC:
+        raise MagicError("Not a cpsgd message: the first four bytes are not 'cpsg'.")
+    if version != VERSION or reserved != 0:
+        raise VersionError(f"Message version {version}.{reserved} is not readable here; this release reads {VERSION}.0.")
+    if not 1 <= dim <= max_dim:
+        raise DimensionError(f"The message announces {dim} coordinates; between 1 and {max_dim} are accepted.")
+    if radix == 1:
+        raise ValueRangeError("A radix of 1 holds no information.")
+    expected = HEADER_BYTES + pack.payload_bytes(dim, radix)
+    if buffer.size < expected:
+        raise TruncatedError(f"The message should have {expected} bytes, got {buffer.size}.")
+    if buffer.size > expected:
+        raise TrailingBytesError(f"The message should have {expected} bytes, got {buffer.size}.")
+    if _CHECKSUM.unpack_from(buffer.data, _FIELDS.size)[0] != _checksum(buffer):
+        raise ChecksumError("The checksum does not match: the message was damaged on the way. Ask for it again.")
+    return Message(radix, fingerprint, round, message_id, dim, buffer[HEADER_BYTES:])
+
+
+def _checksum(buffer: NDArray[np.uint8]) -> int:
+    """CRC-32C of the header's fields and the payload."""
+    return _native.crc32c(buffer[HEADER_BYTES:], _native.crc32c(buffer[: _FIELDS.size]))

@@ -1,0 +1,67 @@
+"""Two kinds of randomness, two types, never mixed.
+
+Private randomness (`Keystream`) hides people: it is keyed from the operating system, used for one message and
+forgotten. Public randomness (`public_bits`) is known to all parties: it follows from an announced seed by a fixed
+construction, the same on every platform and in every release (test vectors in `tests/data/rotation-signs.json`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from typing import NoReturn
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+# CTR mode encrypts a run of zeros to get the bare keystream; one shared run serves all calls.
+_ZEROS = np.zeros(1 << 18, dtype=np.uint8)
+# `update_into` asks for this much room behind the data.
+_SLACK = 16
+
+
+class Keystream:
+    """A cryptographic stream of private random bytes: AES-128 in counter mode under a key used only here.
+
+    The key is drawn when the stream is made and cannot be read, printed, copied or pickled. A new stream is made for
+    every message, so that neither a fork nor a restart can repeat one.
+    """
+
+    __slots__ = ("_encryptor",)
+
+    def __init__(self, key: bytes | None = None) -> None:
+        """Starts a stream; `key` (16 bytes) is for tests, which need to repeat a stream."""
+        cipher = Cipher(algorithms.AES128(os.urandom(16) if key is None else key), modes.CTR(bytes(16)))
+        self._encryptor = cipher.encryptor()
+
+    @staticmethod
+    def buffer(size: int) -> NDArray[np.uint8]:
+        """An uninitialised buffer that `fill` can write `size` bytes to."""
+        return np.empty(size + _SLACK, dtype=np.uint8)
+
+    def fill(self, buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+        """Writes the next `size` bytes to a buffer made by `buffer`, and returns them as a view of it."""
+        for start in range(0, size, _ZEROS.size):
+            count = min(_ZEROS.size, size - start)
+            self._encryptor.update_into(_ZEROS[:count].data, buffer[start : start + count + _SLACK].data)
+        return buffer[:size]
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """The next `size` bytes as a new array."""
+        return self.fill(self.buffer(size), size)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A private keystream cannot be copied or pickled: its bytes must never be used twice.")
+
+
+def public_bits(purpose: str, seed: int, round: int, size: int) -> NDArray[np.uint8]:
+    """`size` bytes of public randomness for one purpose and round, the same everywhere and for ever.
+
+    AES-256 in counter mode from block 0 under the key SHA-256(purpose ‖ seed ‖ round), the numbers as 8 bytes, least
+    significant first.
+    """
+    key = hashlib.sha256(purpose.encode() + struct.pack("<QQ", seed, round)).digest()
+    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+    return np.frombuffer(stream.update(bytes(size)), dtype=np.uint8)
