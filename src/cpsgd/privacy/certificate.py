@@ -33,8 +33,9 @@ from cpsgd import _validate
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy import _binomial
 from cpsgd.privacy.adjacency import lattice_sensitivity
+from cpsgd.privacy.gaussian import gdp_epsilon
 
-__all__ = ["GaussianCertificate", "gaussian_certificate", "lattice_sensitivity"]
+__all__ = ["GaussianCertificate", "certified_epsilon", "gaussian_certificate", "lattice_sensitivity"]
 
 SMALLEST_MASS = 1e-250
 """The smallest tail probability of one coordinate that is computed; below, floating point would underflow."""
@@ -43,6 +44,7 @@ SMALLEST_MASS = 1e-250
 # The tests compare it with mpmath over that range.
 _NDTRI_RELATIVE = 1e-13
 _NDTRI_ABSOLUTE = 1e-14
+_TAIL_SHARES = tuple(0.5 * 0.5**i for i in range(0, 20))
 # How much deeper than the allowed tail mass the window goes, in nats. Leaving the rest out of the (lower bounds
 # on the) tail sums costs at most about e^-_DEPTH relative.
 _DEPTH = 25.0
@@ -105,24 +107,85 @@ def gaussian_certificate(
         >>> round(certificate.unit_mu * 200, 4)  # 200 is the standard deviation: 2.3 % over a Gaussian
         1.0231
     """
-    p, steps = _check(noise_trials, p, dim, sensitivity, levels, tail)
-    law = _binomial.window(noise_trials, p, math.log(2.0 * dim / tail) + _DEPTH, margin=steps)
-    low, high, mass = _central_range(law, tail / dim)
-    if low - steps < 1 or high + steps > noise_trials - 1:
-        raise ConditionError(
-            f"No Gaussian certificate for N={noise_trials}, p={p:g}: all but {tail:.3g} of the noise in {dim} "
-            f"coordinates lies in [{low}, {high}], and that range, widened by the {steps} lattice units two "
-            f"neighbours may differ by, must stay inside [1, N - 1]. {_remedy(noise_trials, p, dim, steps, tail)}"
+    return _Profile(noise_trials, p, dim, sensitivity, levels, tail).certificate(tail)
+
+
+def certified_epsilon(
+    *, noise_trials: int, p: float, dim: int, sensitivity: float, levels: int, delta: float
+) -> tuple[float, GaussianCertificate]:
+    """The smallest ε the Gaussian certificate proves for this δ, and the certificate that proves it.
+
+    A smaller tail leaves more of δ to the Gaussian, a larger one makes the range narrower and μ₁ smaller. All shares
+    on a grid are tried; each is valid.
+
+    Args:
+        noise_trials: N, see `gaussian_certificate`.
+        p: Success probability of the noise.
+        dim: d.
+        sensitivity: S.
+        levels: k.
+        delta: δ in total, tails included.
+
+    Raises:
+        ConditionError: There is no certificate at any share of the tail.
+
+    Example:
+        >>> epsilon, certificate = certified_epsilon(
+        ...     noise_trials=160_000, p=0.5, dim=65_536, sensitivity=19.8177, levels=2, delta=1e-9
+        ... )
+        >>> f"{epsilon:.3f}"
+        '0.542'
+    """
+    _validate.probability("delta", delta)
+    profile = _Profile(noise_trials, p, dim, sensitivity, levels, delta * _TAIL_SHARES[-1])
+    proved: list[tuple[float, GaussianCertificate]] = []
+    refused: list[ConditionError] = []
+    for share in _TAIL_SHARES:
+        try:
+            certificate = profile.certificate(delta * share)
+        except ConditionError as error:
+            refused.append(error)
+        else:
+            epsilon = gdp_epsilon(certificate.mu, (delta - certificate.tail_mass) * (1.0 - 2.0**-52))
+            proved.append((epsilon, certificate))
+    if not proved:
+        raise refused[0]  # the one with the largest tail, hence with the mildest remedy
+    return min(proved, key=lambda pair: pair[0])
+
+
+class _Profile:
+    """How μ₁ grows with the range, computed once for all tails down to `smallest_tail`."""
+
+    def __init__(
+        self, noise_trials: int, p: float, dim: int, sensitivity: float, levels: int, smallest_tail: float
+    ) -> None:
+        self.p, self.steps = check_parameters(noise_trials, p, dim, sensitivity, levels, smallest_tail)
+        self.noise_trials, self.dim, self.sensitivity = noise_trials, dim, sensitivity
+        nats = math.log(2.0 * dim / smallest_tail) + _DEPTH
+        self.law = _binomial.window(noise_trials, self.p, nats, margin=self.steps)
+        self.quotients = _quotients(self.law)
+
+    def certificate(self, tail: float) -> GaussianCertificate:
+        """The certificate that leaves at most `tail` outside."""
+        low, high, mass = central_range(self.law, tail / self.dim)
+        if low - self.steps < 1 or high + self.steps > self.noise_trials - 1:
+            raise ConditionError(
+                f"No Gaussian certificate for N={self.noise_trials}, p={self.p:g}: all but {tail:.3g} of the noise in "
+                f"{self.dim} coordinates lies in [{low}, {high}], and that range, widened by the {self.steps} lattice "
+                "units two neighbours may differ by, must stay inside [1, N - 1]. "
+                + _remedy(self.noise_trials, self.p, self.dim, self.steps, tail)
+            )
+        unit_mu = _unit_mu(self.law, self.quotients, low - self.steps, high + self.steps)
+        return GaussianCertificate(
+            mu=unit_mu * self.sensitivity * (1.0 + 2.0**-52),
+            unit_mu=unit_mu,
+            tail_mass=self.dim * mass * (1.0 + 2.0**-52),
         )
-    unit_mu = _unit_mu(law, low - steps, high + steps)
-    return GaussianCertificate(
-        mu=unit_mu * sensitivity * (1.0 + 2.0**-52),
-        unit_mu=unit_mu,
-        tail_mass=dim * mass * (1.0 + 2.0**-52),
-    )
 
 
-def _check(noise_trials: int, p: float, dim: int, sensitivity: float, levels: int, tail: float) -> tuple[float, int]:
+def check_parameters(
+    noise_trials: int, p: float, dim: int, sensitivity: float, levels: int, tail: float
+) -> tuple[float, int]:
     """Validates; returns p and T = ⌈min(k - 1, S)⌉, the unit steps between two neighbours' coordinates."""
     if _validate.integer("noise_trials", noise_trials, low=0) == 0:
         raise ConditionError("No noise arrived (N = 0), so there is no privacy: raise trials or honest clients.")
@@ -134,7 +197,7 @@ def _check(noise_trials: int, p: float, dim: int, sensitivity: float, levels: in
     return _validate.probability("p", p), math.ceil(min(levels - 1, sensitivity))
 
 
-def _central_range(law: _binomial.Window, mass: float) -> tuple[int, int, float]:
+def central_range(law: _binomial.Window, mass: float) -> tuple[int, int, float]:
     """The narrowest [a, b] with P(Z < a) and P(Z > b) at most mass/2 each, and a bound on P(Z not in [a, b])."""
     left = law.below * (1.0 + law.error) + law.outside_below
     right = law.above * (1.0 + law.error) + law.outside_above
@@ -146,24 +209,26 @@ def _central_range(law: _binomial.Window, mass: float) -> tuple[int, int, float]
     return law.first + below, law.last - max(above - 1, 0), (left_out + right_out) * (1.0 + 2.0**-52)
 
 
-def _unit_mu(law: _binomial.Window, low: int, high: int) -> float:
-    """Upper bound on max over z in [low, high] of f(z) / min(φ(q(F(z - 1))), φ(q(F(z)))); needs F(low - 1) > 0."""
-    if low - 1 < law.first or high > law.last:
+def _quotients(law: _binomial.Window) -> _binomial.Array:
+    """Upper bounds on f(z) / min(φ(q(F(z - 1))), φ(q(F(z)))) for all z of the window but its first."""
+    # Lower bound on min(F, 1 - F). Each is summed from its own end, so the smaller of the two is accurate.
+    side = np.minimum(law.below, law.above)[:-1] * (1.0 - 2.0 * law.error)
+    # Upper bound on |q|, hence a lower bound on φ(q), which falls with |q|.
+    quantile = -ndtri(np.minimum(side, 0.5)) * (1.0 + _NDTRI_RELATIVE) + _NDTRI_ABSOLUTE
+    inverse_density = math.sqrt(2.0 * math.pi) * np.exp(0.5 * quantile * quantile)
+    # 1e-12 covers the roundings of these lines (the exponent is under 700). At the window's last point F may be 1.
+    largest = np.maximum(inverse_density[:-1], inverse_density[1:]) * (1.0 + 2.0 * law.error + 1e-12)
+    return np.append(law.mass[1:-1] * largest, np.inf)
+
+
+def _unit_mu(law: _binomial.Window, quotients: _binomial.Array, low: int, high: int) -> float:
+    """Upper bound on the largest quotient in [low, high]."""
+    if low <= law.first or high >= law.last:
         raise ConditionError(
             f"No Gaussian certificate: the range [{low}, {high}] reaches probabilities under {SMALLEST_MASS:g}. "
             "The noise is too small against the number of levels; add noise or use fewer levels."
         )
-    ends = slice(low - 1 - law.first, high + 1 - law.first)
-    below, above = law.below[ends], law.above[ends]
-    # Lower bound on min(F, 1 - F). Each is summed from its own end, so the smaller of the two is accurate.
-    side = np.minimum(below, above) * (1.0 - 2.0 * law.error)
-    # Upper bound on |q|, hence a lower bound on φ(q), which falls with |q|.
-    quantile = -ndtri(np.minimum(side, 0.5)) * (1.0 + _NDTRI_RELATIVE) + _NDTRI_ABSOLUTE
-    inverse_density = math.sqrt(2.0 * math.pi) * np.exp(0.5 * quantile * quantile)
-    mass = law.mass[low - law.first : high + 1 - law.first]
-    largest = float(np.max(mass * np.maximum(inverse_density[:-1], inverse_density[1:])))
-    # 1e-12 covers the roundings of the last four lines (the exponent is under 700).
-    return largest * (1.0 + 2.0 * law.error + 1e-12)
+    return float(np.max(quotients[low - law.first - 1 : high - law.first]))
 
 
 def _remedy(noise_trials: int, p: float, dim: int, steps: int, tail: float) -> str:
@@ -171,7 +236,7 @@ def _remedy(noise_trials: int, p: float, dim: int, steps: int, tail: float) -> s
 
     def fits(trials: int) -> bool:
         law = _binomial.window(trials, p, math.log(2.0 * dim / tail) + 1.0, margin=steps)
-        low, high, _ = _central_range(law, tail / dim)
+        low, high, _ = central_range(law, tail / dim)
         return low - steps >= 1 and high + steps <= trials - 1
 
     enough = noise_trials

@@ -188,7 +188,8 @@ def theorem_epsilon(
         needed = paper_coordinate_range(
             clients=protocol.clients, dim=protocol.dim, clip_norm=protocol.clip_norm, delta=delta
         )
-        if protocol.coordinate_range < needed * (1.0 - 1e-12):
+        # Privacy does not hang on this condition, so a range that was rounded on its way through a file will do.
+        if protocol.coordinate_range < needed * (1.0 - 1e-6):
             raise ConditionError(
                 f"The paper's theorem for Rot takes X = 2D√(log(2nd/δ)/d) = {needed:.6g} (larger is fine), "
                 f"got coordinate_range={protocol.coordinate_range:.6g}. The certificates have no such condition."

@@ -57,6 +57,7 @@ struct Kernels {
   void (*add_packed_64)(const std::uint8_t*, const Grouping&, std::uint64_t* sums, std::size_t);
   void (*centre_32)(const std::uint32_t* sums, double centre, double factor, float* out, std::size_t);
   void (*centre_64)(const std::uint64_t* sums, double centre, double factor, float* out, std::size_t);
+  void (*leave)();  // to be called after any of the others
 };
 
 namespace baseline { extern const Kernels kernels; }

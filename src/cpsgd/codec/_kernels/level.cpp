@@ -84,7 +84,7 @@ extern const Kernels kernels = {
     scale<double>,       rotate_forward<float>,  rotate_forward<double>,     rotate_backward,
     round_block,         encode_block,           pack,
     unpack,              find_out_of_range,      add_packed<std::uint32_t>,  add_packed<std::uint64_t>,
-    centre<std::uint32_t>, centre<std::uint64_t>,
+    centre<std::uint32_t>, centre<std::uint64_t>, leave,
 };
 
 }  // namespace CPSGD_LEVEL

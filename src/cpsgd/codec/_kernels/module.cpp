@@ -36,7 +36,8 @@ bool supported(const std::string& name) {
   if (name == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
   if (name == "avx512") {
     return supported("avx2") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd") &&
+           __builtin_cpu_supports("avx512vpopcntdq");
   }
 #endif
   return name == "baseline";
@@ -68,10 +69,14 @@ void require(bool condition, const char* message) {
   if (!condition) throw nb::value_error(message);
 }
 
-// Runs `body` without the interpreter lock.
+// Runs `body` without the interpreter lock and leaves the processor's registers as other code likes them.
 template <typename Body>
 auto unlocked(const Body& body) {
+  struct Leave {
+    ~Leave() { kernels().leave(); }
+  };
   nb::gil_scoped_release release;
+  const Leave leave;
   return body();
 }
 

@@ -134,21 +134,18 @@ static void rotate_backward(float* data, const std::uint8_t* signs, std::size_t 
 
 // ---------------------------------------------------------------- stochastic rounding
 
-// The number of ones among the low 16 bits (and no others are set).
-static inline std::uint32_t count_half(std::uint32_t x) {
-  x -= (x >> 1) & 0x5555u;
-  x = (x & 0x3333u) + ((x >> 2) & 0x3333u);
-  x = (x + (x >> 4)) & 0x0F0Fu;
-  return (x + (x >> 8)) & 31u;
-}
-
-// Written without the usual closing multiplication: compilers turn that into the scalar instruction and stop vectorising.
+// The number of ones. Where no vector instruction counts them it is spelled out, without the usual closing
+// multiplication: compilers recognise that, turn it into the scalar instruction and stop vectorising.
 static inline std::uint32_t count_ones(std::uint32_t x) {
+#if defined(__AVX512VPOPCNTDQ__)
+  return static_cast<std::uint32_t>(__builtin_popcount(x));
+#else
   x -= (x >> 1) & 0x55555555u;
   x = (x & 0x33333333u) + ((x >> 2) & 0x33333333u);
   x = (x + (x >> 4)) & 0x0F0F0F0Fu;
   x += x >> 8;
   return (x + (x >> 16)) & 63u;
+#endif
 }
 
 // values = floor((offset + v + r) / 2^fraction_bits) + ones, where v is the grid point nearest to y, r the low half of the
@@ -161,7 +158,7 @@ static void quantize(const float* __restrict y, const std::uint32_t* __restrict 
   for (std::size_t i = 0; i < n; ++i) {
     const std::uint32_t word = words[i];
     const std::uint32_t v = static_cast<std::uint32_t>(static_cast<std::int32_t>(std::rint(clamp(y[i], limit))));
-    values[i] = ((offset + v + ((word & 0xFFFFu) >> unused)) >> fraction) + count_half((word >> 16) & mask);
+    values[i] = ((offset + v + ((word & 0xFFFFu) >> unused)) >> fraction) + count_ones((word >> 16) & mask);
   }
 }
 
