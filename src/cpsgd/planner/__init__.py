@@ -1,4 +1,4 @@
-"""From what a person wants (clients, dimension, ε, δ, bits or error) to a protocol, and the frontier behind the choice."""
+"""From what a person wants (clients, dimension, ε, δ, bits or error) to a protocol, with the frontier behind it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from cpsgd.protocol import Protocol
 # Without a wish for bits or error: the fewest bits that come this close to the Gaussian mechanism.
 _CLOSE_TO_GAUSSIAN = 1.1
 # How often X is brought closer to what the finished protocol's own accounting allows.
-_ADJUSTMENTS = 3
+_ADJUSTMENTS = 4
 
 
 @dataclass(frozen=True)
@@ -190,9 +190,7 @@ def plan(
         raise wishes.too_few_bits(designs, bits)
     designs[chosen], protocol, guarantee = wishes.finish(designs[chosen], chosen)
     frontier = [
-        FrontierPoint(
-            b, design.levels, design.trials, design.coordinate_range, design.modulus, error, error / gaussian
-        )
+        FrontierPoint(b, design.levels, design.trials, design.coordinate_range, design.modulus, error, error / gaussian)
         for b, design in sorted(designs.items())
         for error in [design.error.total]
     ]
@@ -280,18 +278,23 @@ class _Wishes:
         """
         epsilon = self.target.epsilon
         protocol, guarantee = self._account(design)
-        for _ in range(_ADJUSTMENTS):
-            # ε is nearly proportional to 1/s.
-            closer = self._with_range(design, guarantee.epsilon / epsilon * (1.0 + 1e-6))
-            if closer.error.total > design.error.total * (1.0 - 1e-4) or (closer.modulus or 0) > values_of(bits):
-                break
-            tried_protocol, tried_guarantee = self._account(closer)
-            if tried_guarantee.epsilon > epsilon:
-                break
-            design, protocol, guarantee = closer, tried_protocol, tried_guarantee
         while guarantee.epsilon > epsilon:
             design = self._with_range(design, max(guarantee.epsilon / epsilon, 1.0 + 1e-6))
             protocol, guarantee = self._account(design)
+        if self.target.participation.sampled:
+            return design, protocol, guarantee  # dp_accounting is slow, and the search was through it already
+        # ε is nearly proportional to 1/s.
+        factor = guarantee.epsilon / epsilon
+        for _ in range(_ADJUSTMENTS):
+            closer = self._with_range(design, factor)
+            if closer.error.total > design.error.total * (1.0 - 1e-4) or (closer.modulus or 0) > values_of(bits):
+                break
+            tried_protocol, tried_guarantee = self._account(closer)
+            if tried_guarantee.epsilon <= epsilon:
+                design, protocol, guarantee = closer, tried_protocol, tried_guarantee
+                factor = guarantee.epsilon / epsilon
+            else:
+                factor = math.sqrt(factor)
         return design, protocol, guarantee
 
     def _with_range(self, design: Design, factor: float) -> Design:
@@ -361,8 +364,8 @@ class _Wishes:
             remedies.append(f"about {enough:,} clients would do at {asked}")
         remedies.append("a larger delta needs less noise")
         return InfeasibleError(
-            f"No protocol with {asked} a coordinate keeps δ={self.target.delta:g} for {self.setting.clients:,} clients: "
-            f"{reason}. {'; '.join(remedies).capitalize()}."
+            f"No protocol with {asked} a coordinate keeps δ={self.target.delta:g} for {self.setting.clients:,} "
+            f"clients: {reason}. {'; '.join(remedies).capitalize()}."
         )
 
     def _enough_clients(self, bits: float) -> int | None:

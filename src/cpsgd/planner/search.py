@@ -1,12 +1,13 @@
 """The best k, m and X for a number of bits.
 
-Without secure aggregation k + m = 2^bits: every value a message can hold is used. Given k, hence m, the target fixes the
-smallest s, X = s(k-1)/2 follows, and with it the expected error. A larger s means more noise than privacy asks for, but
-also a wider range; it is chosen where clipping would cost more than that. So the search runs over k alone: all
-small ones, odd and even, and a geometric ladder of odd ones beyond.
+Without secure aggregation k + m = 2^bits: every value a message can hold is used. Given k, hence m, the target fixes
+the smallest s, X = s(k-1)/2 follows, and with it the expected error. A larger s means more noise than privacy asks
+for, but also a wider range; it is chosen where clipping would cost more than that. So the search runs over k alone:
+all small ones, odd and even, and a geometric ladder of odd ones beyond.
 
-With secure aggregation the modulus must fit the bits. It grows with m (more noise, and smaller s means the
-vectors take more levels), so for each k the largest m that fits is found by bisection.
+With secure aggregation the modulus must fit the bits. It grows with m (more noise; and with it goes a smaller s, so
+that the vectors take more levels). For each k the largest m that fits is found by bisection; where not even m = 1 fits,
+s is widened until it does.
 
 Candidates are ranked with s as a Gaussian of slightly smaller variance would need it; the best few are then certified.
 """
@@ -81,17 +82,19 @@ def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
         if levels % 2 and levels > 3 and 0.5 * scale * (levels - 1) >= _range_worth_having(setting):
             break
     ranked.sort()
-    best: Design | None = None
-    for _, levels, trials in ranked[: _FINALISTS if target.honest * values < _MANY_TRIALS else 1]:
-        found = _certified(setting, target, levels, trials, values)
-        if found is not None and (best is None or found.error.total < best.error.total):
-            best = found
-    return best
+    finalists = ranked[: _FINALISTS if target.honest * values < _MANY_TRIALS else 1]
+    certified = [_certified(setting, target, levels, trials, values) for _, levels, trials in finalists]
+    best = min((design for design in certified if design is not None), key=lambda d: d.error.total, default=None)
+    if best is None:
+        return None
+    # The slower certificate may allow the winner a little less noise.
+    scale = target.smallest_scale(best.levels, best.trials, renyi=True)
+    return _with_best_scale(setting, best.levels, best.trials, scale, values) or best
 
 
 def values_of(bits: float) -> int:
     """How many values fit into this many bits."""
-    return math.floor(2.0**bits * (1.0 + 1e-12))
+    return math.floor(math.exp2(bits) * (1.0 + 1e-12))
 
 
 def design_of(setting: Setting, levels: int, trials: int, coordinate_range: float) -> Design:
@@ -123,14 +126,14 @@ def design_of(setting: Setting, levels: int, trials: int, coordinate_range: floa
 def _ladder(values: int) -> list[int]:
     """Numbers of levels worth trying, in increasing order.
 
-    All up to 9; then odd ones, each about a seventh larger than the last; and the mirror image of these, for where levels
-    are needed so badly that only few values are left for noise.
+    All up to 9; then odd ones, each about a seventh larger than the last; and the mirror image of these, for where
+    levels are needed so badly that only few values are left for noise.
     """
     steps = [*range(1, 10)]
     while steps[-1] < values:
         steps.append((round(steps[-1] * 1.15) + 1) | 1)
     levels = {step for step in steps if 2 <= step < values}
-    levels |= {values - step for step in steps if 2 <= values - step}
+    levels |= {values - step for step in steps if values - step >= 2}
     return sorted(levels)
 
 
@@ -165,10 +168,10 @@ def _rough_scale(target: Target, trials: int) -> float:
 
 
 def _certified(setting: Setting, target: Target, levels: int, trials: int, values: int) -> Design | None:
-    """The design with the certified smallest scale."""
+    """The design with the smallest scale of the quick certificate."""
     while True:
         try:
-            scale = target.smallest_scale(levels, trials)
+            scale = target.smallest_scale(levels, trials, renyi=False)
         except ConditionError:
             return None
         needed = design_of(setting, levels, trials, max(0.5 * scale * (levels - 1), 1e-300)).modulus
@@ -178,9 +181,7 @@ def _certified(setting: Setting, target: Target, levels: int, trials: int, value
         trials = max(1, min(trials - 1, math.floor(trials * (values / needed) ** 2)))
 
 
-def _with_best_scale(
-    setting: Setting, levels: int, trials: int, smallest_scale: float, values: int
-) -> Design | None:
+def _with_best_scale(setting: Setting, levels: int, trials: int, smallest_scale: float, values: int) -> Design | None:
     """The design with the best scale that is at least `smallest_scale` and whose modulus fits, None if none fits."""
     half = 0.5 * (levels - 1)
     widest = _range_worth_having(setting) / half

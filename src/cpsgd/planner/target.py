@@ -17,11 +17,9 @@ from cpsgd.privacy import accountant, gaussian
 from cpsgd.privacy.adjacency import Adjacency, distance
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.participation import Participation
-from cpsgd.privacy.renyi import Moments, rdp_epsilon
+from cpsgd.privacy.renyi import Moments, rdp_epsilon, renyi_floor
 from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE
 
-# With more noise than this the Gaussian certificate is the better one (and the Rényi one slow).
-_RENYI_TRIALS = 50_000
 _RENYI_TAIL_SHARE = 1e-3
 _TOLERANCE = 1e-4
 
@@ -60,14 +58,14 @@ class Target:
         """The largest μ of one round of an exactly Gaussian mechanism, which has no tails to pay for."""
         if self.participation.rate == 1.0:
             return gaussian.gdp_mu(self.epsilon, self.delta) / math.sqrt(self.counted_rounds) * (1.0 - 1e-14)
-        budget = accountant.solve(
-            delta=self.delta,
-            participation=self.participation,
+        noise_multiplier = accountant.least_noise(
             epsilon=self.epsilon,
+            delta=self.delta,
             rounds=self.counted_rounds,
+            participation=self.participation,
             tolerance=_TOLERANCE,
         )
-        return 1.0 / budget.noise_multiplier
+        return 1.0 / noise_multiplier
 
     @cached_property
     def _sampled_mu(self) -> float:
@@ -82,10 +80,11 @@ class Target:
             if spent <= delta:
                 return mu
 
-    def smallest_scale(self, levels: int, trials: int) -> float:
+    def smallest_scale(self, levels: int, trials: int, *, renyi: bool = True) -> float:
         """The smallest s (rounded up) at which k levels and Binomial(m, ½) noise keep the wish.
 
-        Zero where the coordinates' clipping alone keeps neighbours close enough, whatever s is.
+        Zero where the coordinates' clipping alone keeps neighbours close enough, whatever s is. `renyi` says whether
+        the slower of the two certificates is to be tried where it could be the better one.
 
         Raises:
             ConditionError: No certificate exists for so little noise.
@@ -93,8 +92,10 @@ class Target:
         reach = distance(self.adjacency, self.clip_norm)
         cube = math.sqrt(self.dim) * (levels - 1) * (1.0 if self.adjacency == "replace-one" else 0.5)
         allowed = self._gaussian_sensitivity(levels, trials)
-        if self.counted_rounds == 1 and self.honest * trials <= _RENYI_TRIALS and not self.participation.sampled:
-            allowed = max(allowed, self._renyi_sensitivity(levels, trials, allowed))
+        if renyi and self.counted_rounds == 1 and not self.participation.sampled:
+            slope = 2.0 * allowed * allowed / (self.honest * trials)
+            if renyi_floor(slope, self.delta) < self.epsilon:
+                allowed = max(allowed, self._renyi_sensitivity(levels, trials, allowed))
         return 0.0 if allowed >= cube else reach / allowed * (1.0 + 1e-12)
 
     def _gaussian_sensitivity(self, levels: int, trials: int) -> float:
@@ -129,7 +130,7 @@ class Target:
 
     def _renyi_sensitivity(self, levels: int, trials: int, guess: float) -> float:
         """The largest S the Rényi certificate allows: κ(α) S² + conversion(α, δ) = ε, at the best order α."""
-        most = 1.2 * guess
+        most = 2.0 * guess
         try:
             moments = Moments(
                 noise_trials=self.honest * trials,

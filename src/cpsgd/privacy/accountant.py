@@ -30,6 +30,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from scipy.optimize import brentq
+
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy import gaussian
@@ -55,6 +57,7 @@ _COARSE_ORDERS = [*range(2, 13), 14, 16, 18, 21, 24, 28, 32, 40, 50, 63]
 
 # Where e^ε is still far from overflowing; nobody is protected by such an ε anyway.
 _LARGEST_EPSILON = 500.0
+_LARGEST_MULTIPLIER = 1e9
 
 Profile = Callable[[float], float]
 """ε to an upper bound on δ; non-increasing."""
@@ -242,49 +245,79 @@ def solve(
     if [epsilon, noise_multiplier, rounds].count(None) != 1:
         raise ParameterError("Give exactly two of epsilon, noise_multiplier and rounds; the third is computed.")
 
-    def spent(noise_multiplier: float, rounds: int) -> list[Rounds]:
-        return [Rounds(mu=1.0 / noise_multiplier * (1.0 + 1e-15), count=rounds, tail_mass=tail_mass)]
-
-    def affordable(noise_multiplier: float, rounds: int, epsilon: float) -> bool:
-        what = spent(noise_multiplier, rounds)
-        return composed_delta(what, epsilon=epsilon, participation=participation, interval=COARSE) <= delta
-
     if rounds is not None:
         rounds = _validate.integer("rounds", rounds, low=1)
     if noise_multiplier is not None:
         noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
-    if epsilon is not None:
-        wish = _validate.positive("epsilon", epsilon)
-        if rounds is None:
-            noise = float(noise_multiplier or 0.0)
-            rounds = _most_rounds(lambda count: affordable(noise, count, wish), participation)
-            if rounds == 0:
-                raise ConditionError(
-                    f"Not even one round with noise multiplier {noise:g} is ({wish:g}, {delta:g})-DP; add noise."
-                )
-        else:
-            noise_multiplier = _least_noise(wish, delta, rounds, affordable, tolerance)
-    multiplier, count = float(noise_multiplier or 0.0), int(rounds or 0)
-    cost = composed_epsilon(spent(multiplier, count), delta=delta, participation=participation)
+    if epsilon is not None and rounds is not None:
+        noise_multiplier = least_noise(
+            epsilon=epsilon,
+            delta=delta,
+            rounds=rounds,
+            participation=participation,
+            tail_mass=tail_mass,
+            tolerance=tolerance,
+        )
+    multiplier, wish = float(noise_multiplier or 0.0), epsilon
+    mu = 1.0 / multiplier * (1.0 + 1e-15)
+    if wish is not None and rounds is None:
+        _validate.positive("epsilon", wish)
+
+        def affordable(count: int) -> bool:
+            spent = [Rounds(mu, count, tail_mass)]
+            return composed_delta(spent, epsilon=wish, participation=participation, interval=COARSE) <= delta
+
+        rounds = _most_rounds(affordable, participation)
+        if rounds == 0:
+            raise ConditionError(
+                f"Not even one round with noise multiplier {multiplier:g} is ({wish:g}, {delta:g})-DP; add noise."
+            )
+    count = int(rounds or 0)
+    cost = composed_epsilon([Rounds(mu, count, tail_mass)], delta=delta, participation=participation)
     return Budget(cost, delta, multiplier, count, participation)
 
 
-def _least_noise(
+def least_noise(
+    *,
     epsilon: float,
     delta: float,
     rounds: int,
-    affordable: Callable[[float, int, float], bool],
-    tolerance: float,
+    participation: Participation,
+    tail_mass: float = 0.0,
+    tolerance: float = 1e-6,
 ) -> float:
-    found = _smallest(
-        lambda noise: affordable(noise, rounds, epsilon), start=1.0 / epsilon, limit=1e9, tolerance=tolerance
-    )
-    if math.isinf(found):
+    """The smallest noise multiplier with which `rounds` rounds are (epsilon, delta)-DP, rounded up.
+
+    Raises:
+        ConditionError: The tails alone spend δ.
+    """
+    epsilon = _validate.positive("epsilon", epsilon)
+    delta = _validate.probability("delta", delta)
+
+    def excess(log_noise: float) -> float:
+        """log(δ(noise)/δ): decreasing, and zero at the answer."""
+        spent = [Rounds(mu=math.exp(-log_noise) * (1.0 + 1e-15), count=rounds, tail_mass=tail_mass)]
+        found = composed_delta(spent, epsilon=epsilon, participation=participation, interval=COARSE)
+        return math.log(max(found, 1e-300) / delta)
+
+    if tail_mass * participation.counted_rounds(rounds) >= delta:
         raise ConditionError(
-            f"No noise makes {rounds} rounds ({epsilon:g}, {delta:g})-DP: their tails alone spend too much of δ. "
+            f"No noise makes {rounds} rounds ({epsilon:g}, {delta:g})-DP: their tails alone spend δ. "
             "Certify them with a smaller tail, or allow a larger delta."
         )
-    return found
+    low = high = -math.log(epsilon)
+    while excess(high) > 0.0:
+        low, high = high, high + 1.0
+        if high > math.log(_LARGEST_MULTIPLIER):
+            raise ConditionError(f"No noise multiplier under {_LARGEST_MULTIPLIER:g} is enough for {rounds} rounds.")
+    while low == high or excess(low) <= 0.0:
+        high, low = low, low - 1.0
+        if low < -math.log(_LARGEST_MULTIPLIER):
+            return math.exp(high)
+    found = float(brentq(excess, low, high, xtol=0.25 * tolerance))
+    while excess(found) > 0.0:
+        found += 0.5 * tolerance
+    return math.exp(found) * (1.0 + 1e-14)
 
 
 def _most_rounds(affordable: Callable[[int], bool], participation: Participation) -> int:
@@ -304,7 +337,7 @@ def _most_rounds(affordable: Callable[[int], bool], participation: Participation
     return most
 
 
-def _smallest(enough: Callable[[float], bool], *, start: float, limit: float, tolerance: float = 1e-9) -> float:
+def _smallest(enough: Callable[[float], bool], *, start: float, limit: float) -> float:
     """The smallest x > 0 with enough(x), from the side where it holds; infinity if there is none up to `limit`.
 
     `enough` must be monotone: false below a threshold and true above.
@@ -318,7 +351,7 @@ def _smallest(enough: Callable[[float], bool], *, start: float, limit: float, to
         high, low = low, 0.5 * low
         if low < 1e-9:
             return high
-    while high - low > tolerance * high:
+    while high - low > 1e-7 * high:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
