@@ -35,7 +35,20 @@ def p_value(sample: np.ndarray, trials: int, p: float) -> float:
     return float(stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue)
 
 
-LAWS = [(1, 0.5), (14, 0.5), (16, 0.5), (17, 0.5), (64, 0.5), (256, 0.5), (257, 0.5), (14, 0.25), (30, 0.9), (1000, 0.3), (5, 1e-3), (10**6, 0.5)]
+LAWS = [
+    (1, 0.5),
+    (14, 0.5),
+    (16, 0.5),
+    (17, 0.5),
+    (64, 0.5),
+    (256, 0.5),
+    (257, 0.5),
+    (14, 0.25),
+    (30, 0.9),
+    (1000, 0.3),
+    (5, 1e-3),
+    (10**6, 0.5),
+]
 
 
 @pytest.mark.parametrize(("trials", "p"), LAWS)

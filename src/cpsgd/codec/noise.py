@@ -42,7 +42,7 @@ _COINS = Table(np.empty(0, np.uint64), np.empty(0, np.uint64), 0)
 
 def uses_coins(trials: int, p: float) -> bool:
     """Whether the noise is drawn by counting coins, hence exactly."""
-    return p == 0.5 and trials <= MAX_COINS or trials == 0
+    return (p == 0.5 and trials <= MAX_COINS) or trials == 0
 
 
 def keystream_bytes(trials: int, p: float) -> int:

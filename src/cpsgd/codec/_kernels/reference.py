@@ -23,7 +23,7 @@ def norm_squared(x: NDArray[np.floating]) -> float:
 
 
 def scale(x: NDArray[np.float32] | NDArray[np.float64], factor: float) -> NDArray[np.float32]:
-    """x · factor, in the precision of x."""
+    """X · factor, in the precision of x."""
     return (x * x.dtype.type(factor)).astype(np.float32)
 
 
