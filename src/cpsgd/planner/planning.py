@@ -362,10 +362,10 @@ class _Wishes:
         enough = self._enough_clients(bits if bits is not None else MAX_BITS)
         if enough is not None:
             remedies.append(f"about {enough:,} clients would do at {asked}")
-        remedies.append("a larger delta needs less noise")
+        remedies.append("or a larger delta, which needs less noise")
         return InfeasibleError(
             f"No protocol with {asked} a coordinate keeps δ={self.target.delta:g} for {self.setting.clients:,} "
-            f"clients: {reason}. {'; '.join(remedies).capitalize()}."
+            f"clients: {reason}. The nearest that can be had: {'; '.join(remedies)}."
         )
 
     def _enough_clients(self, bits: float) -> int | None:

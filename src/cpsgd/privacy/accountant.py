@@ -175,9 +175,10 @@ def _profiles(rounds: Sequence[Rounds], participation: Participation, interval: 
             renyi.compose(event, r.count)
         return [_renyi_profile(renyi)]
     renyi = RdpAccountant(all_orders, dp.NeighboringRelation.REPLACE_SPECIAL)
-    # Losses reach about μ²/2 + 15μ; no more than some 10^5 points of them are worth their time.
+    # Losses reach about μ²/2 + 15μ; no more than some 10^5 points of them are worth their time, 10^4 in searches.
     largest_mu = max(r.mu for r in rounds)
-    interval = max(interval, (0.5 * largest_mu * largest_mu + 15.0 * largest_mu) / 2e5)
+    points = 2e5 if interval <= FINE else 2e4
+    interval = max(interval, (0.5 * largest_mu * largest_mu + 15.0 * largest_mu) / points)
     losses = PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL, interval)
     for r in rounds:
         event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(_multiplier(r.mu, rate)))
@@ -305,13 +306,16 @@ def least_noise(
             f"No noise makes {rounds} rounds ({epsilon:g}, {delta:g})-DP: their tails alone spend δ. "
             "Certify them with a smaller tail, or allow a larger delta."
         )
-    low = high = -math.log(epsilon)
+    # Right for large multipliers; sampled rounds with small ones need somewhat more.
+    guess = participation.rate * math.sqrt(participation.counted_rounds(rounds)) / gaussian.gdp_mu(epsilon, delta)
+    step = 0.01 if participation.rate == 1.0 else 0.3
+    low = high = math.log(guess)
     while excess(high) > 0.0:
-        low, high = high, high + 1.0
+        low, high = high, high + step
         if high > math.log(_LARGEST_MULTIPLIER):
             raise ConditionError(f"No noise multiplier under {_LARGEST_MULTIPLIER:g} is enough for {rounds} rounds.")
     while low == high or excess(low) <= 0.0:
-        high, low = low, low - 1.0
+        high, low = low, low - step
         if low < -math.log(_LARGEST_MULTIPLIER):
             return math.exp(high)
     found = float(brentq(excess, low, high, xtol=0.25 * tolerance))
