@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -21,7 +22,7 @@ def rounding_by_quadrature(step: float, levels: int) -> float:
     limit = min(half, 12.0)
     knots = [-limit, *(x for x in -half + step * np.arange(levels) if -limit < x < limit), limit]
     pieces = sorted({*knots, 0.0})
-    return sum(integrate.quad(integrand, a, b, epsabs=1e-14)[0] for a, b in zip(pieces, pieces[1:], strict=False))
+    return sum(integrate.quad(integrand, a, b, epsabs=1e-14)[0] for a, b in itertools.pairwise(pieces))
 
 
 @pytest.mark.parametrize("step", [0.04, 0.07, 0.3, 0.9999, 1.0, 1.3, 4.0, 31.0, 300.0])
@@ -63,9 +64,7 @@ def test_no_vector_is_worse_than_the_worst_case_for_odd_levels(levels: int) -> N
 
 
 def test_noise_term_is_the_variance() -> None:
-    error = predict(
-        clients=50, dim=300, clip_norm=2.0, levels=4, trials=7, coordinate_range=3.0, p=0.3, rotate=False
-    )
+    error = predict(clients=50, dim=300, clip_norm=2.0, levels=4, trials=7, coordinate_range=3.0, p=0.3, rotate=False)
     assert error.noise == pytest.approx(300 * 2.0**2 * 7 * 0.3 * 0.7 / 50)
     assert error.rounding == pytest.approx(300 * 2.0**2 * 0.25 / 50)
     assert error.clipping == 0.0

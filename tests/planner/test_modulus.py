@@ -59,7 +59,7 @@ def exact_overflow(modulus: int, offset: float) -> float:
 
 
 def test_the_bound_covers_all_clients_holding_the_worst_vector() -> None:
-    # Unrotated, all clients sit at the edge of the range in one coordinate and at zero elsewhere; the exact Binomial tail.
+    # Unrotated, all clients sit at the edge of the range in one coordinate and at zero elsewhere: exact Binomial tails.
     scale = 2 * ROUND["coordinate_range"] / (ROUND["levels"] - 1)
     edge = ROUND["clients"] * ROUND["coordinate_range"] / scale
     for overflow in (1e-2, 1e-6, 1e-9):

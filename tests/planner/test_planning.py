@@ -97,7 +97,7 @@ def test_wishes_are_kept(wishes: dict[str, Any]) -> None:
     # The budget is used up, too (unless X has to be wider than privacy asks).
     assert again.epsilon > 2.9
     values = found.protocol.modulus or found.protocol.levels + found.protocol.trials
-    assert values <= 2 ** found.bits * (1 + 1e-12)
+    assert values <= 2**found.bits * (1 + 1e-12)
     assert found.error.total == pytest.approx(found.ratio * found.gaussian_squared_error)
     if "max_error" in wishes:
         assert found.error.total <= wishes["max_error"]

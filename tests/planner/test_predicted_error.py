@@ -70,8 +70,9 @@ def measured(protocol: Protocol, vectors: np.ndarray, rng: np.random.Generator) 
     ],
 )
 def test_within_three_percent(wishes: dict[str, Any], inputs: Any) -> None:
-    # A squared error is a sum of d nearly independent squares, so that the mean over 1,000 rounds has a relative deviation
-    # of √(2/(1000 d)), at most 0.0026 here; the model's own simplifications take up to 2 % of the 3 %.
+    # A squared error is a sum of d nearly independent squares, so that the mean over 1,000 rounds has a relative
+    # deviation of √(2/(1000 d)), at most 0.0026 here; the model's own simplifications take up to 1.7 % of the 3 %, and
+    # the rest is five deviations (false alarms below 1e-6).
     found = plan(delta=1e-6, **wishes)
     rng = np.random.default_rng([wishes["dim"], int(10 * wishes["bits"])])
     error = measured(found.protocol, inputs(rng, wishes["clients"], wishes["dim"]), rng)

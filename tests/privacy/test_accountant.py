@@ -65,7 +65,7 @@ def subsampled_delta(mu: float, rate: float, epsilon: float) -> float:
 
 @pytest.mark.parametrize(("mu", "rate", "epsilon"), [(1.0, 0.1, 0.3), (2.0, 0.05, 0.5), (0.5, 0.5, 0.2)])
 def test_one_poisson_round_is_the_mixture_integral(mu: float, rate: float, epsilon: float) -> None:
-    # This also pins what dp_accounting means by the multiplier under REPLACE_SPECIAL: neighbours are one multiplier apart.
+    # This also pins what dp_accounting means by the multiplier under REPLACE_SPECIAL: neighbours are one of it apart.
     scheme = Participation.poisson(rate)
     found = composed_delta([Rounds(mu)], epsilon=epsilon, participation=scheme)
     exact = subsampled_delta(mu, rate, epsilon)

@@ -21,7 +21,7 @@ from cpsgd.protocol import Protocol
 # Without a wish for bits or error: the fewest bits that come this close to the Gaussian mechanism.
 _CLOSE_TO_GAUSSIAN = 1.1
 # How often X is brought closer to what the finished protocol's own accounting allows.
-_ADJUSTMENTS = 4
+_ADJUSTMENTS = 2
 
 
 @dataclass(frozen=True)
@@ -266,12 +266,20 @@ class _Wishes:
         return self.target.dim * needed / (self.target.honest * self.setting.surviving)
 
     def designs(self, bits: list[float]) -> dict[float, Design]:
-        """The best design for each number of bits that has one."""
-        found = {b: best_design(self.setting, self.target, b) for b in bits}
-        return {b: design for b, design in found.items() if design is not None}
+        """The best design for each number of bits (in increasing order) that has one."""
+        designs: dict[float, Design] = {}
+        best: Design | None = None
+        for b in bits:
+            found = best_design(self.setting, self.target, b)
+            # What fits fewer bits fits these, too.
+            if found is not None and (best is None or found.error.total < best.error.total):
+                best = found
+            if best is not None:
+                designs[b] = best
+        return designs
 
     def finish(self, design: Design, bits: float) -> tuple[Design, Protocol, Guarantee]:
-        """The design as a protocol, with the smallest X (within 1e-4) whose own guarantee is within ε.
+        """The design as a protocol, with nearly the smallest X whose own guarantee is within ε.
 
         The search used each certificate in a form that is quick to invert. The accounting of the finished protocol has
         the last word: it may be a little smaller, and then less noise is enough.
@@ -287,7 +295,7 @@ class _Wishes:
         factor = guarantee.epsilon / epsilon
         for _ in range(_ADJUSTMENTS):
             closer = self._with_range(design, factor)
-            if closer.error.total > design.error.total * (1.0 - 1e-4) or (closer.modulus or 0) > values_of(bits):
+            if closer.error.total > design.error.total * (1.0 - 5e-4) or (closer.modulus or 0) > values_of(bits):
                 break
             tried_protocol, tried_guarantee = self._account(closer)
             if tried_guarantee.epsilon <= epsilon:

@@ -25,12 +25,16 @@ from cpsgd.planner import error_model, modulus
 from cpsgd.planner.target import Target
 from cpsgd.privacy.adjacency import distance
 
-# How many of the ranked candidates are certified.
-_FINALISTS = 3
-# With more noise than this the ranking is as good as the certificates, and those take longer.
-_MANY_TRIALS = 5_000_000
+# How many of the ranked candidates are certified: fewer with more noise, where the ranking is the better and the
+# certificates the slower.
+_FINALISTS = ((1_000_000, 12), (5_000_000, 3), (math.inf, 1))
 # Beyond this many standard deviations clipping costs nothing worth a wider range.
 _ENOUGH_REACH = 7.0
+# X is at least this many standard deviations of a rotated coordinate, which bounds the bias: clipping takes at most
+# 0.2 % of D². Without a bound, where the noise is larger than any vector, clipping everything to nothing would "win".
+_LEAST_REACH = 2.5
+# More noise than this is as good as Gaussian already, and slow to certify.
+_MOST_NOISE_TRIALS = 10**10
 # 1 + _EXCESS/√N is how far the certificates are from a Gaussian of equal variance; only ranks candidates.
 _EXCESS = 8.0
 MAX_BITS = 16
@@ -82,14 +86,26 @@ def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
         if levels % 2 and levels > 3 and 0.5 * scale * (levels - 1) >= _range_worth_having(setting):
             break
     ranked.sort()
-    finalists = ranked[: _FINALISTS if target.honest * values < _MANY_TRIALS else 1]
-    certified = [_certified(setting, target, levels, trials, values) for _, levels, trials in finalists]
-    best = min((design for design in certified if design is not None), key=lambda d: d.error.total, default=None)
-    if best is None:
-        return None
-    # The slower certificate may allow the winner a little less noise.
-    scale = target.smallest_scale(best.levels, best.trials, renyi=True)
-    return _with_best_scale(setting, best.levels, best.trials, scale, values) or best
+    most = next(count for limit, count in _FINALISTS if target.honest * values < limit)
+    certified = [_certified(setting, target, levels, trials, values) for _, levels, trials in ranked[:most]]
+    finalists = [finalist for finalist in certified if finalist is not None]
+    # The slower certificate may allow less noise, by about the same factor for all; the winner may change with it.
+    found: dict[_Finalist, Design] = {}
+    factor = 1.0
+    for _ in range(2):
+        designs = [(_with_best_scale(setting, f.levels, f.trials, factor * f.scale, values), f) for f in finalists]
+        feasible = [(design.error.total, f) for design, f in designs if design is not None]
+        winner = min(feasible, key=lambda pair: pair[0])[1] if feasible else None
+        if winner is None or winner in found:
+            break
+        scale = target.smallest_scale(winner.levels, winner.trials)
+        design = _with_best_scale(setting, winner.levels, winner.trials, scale, values)
+        if design is not None:
+            found[winner] = design
+        if winner.scale == 0.0:
+            break
+        factor = scale / winner.scale
+    return min(found.values(), key=lambda design: design.error.total, default=None)
 
 
 def values_of(bits: float) -> int:
@@ -143,9 +159,15 @@ def _range_worth_having(setting: Setting) -> float:
     return setting.clip_norm * min(1.0, spread)
 
 
+def _least_range(setting: Setting) -> float:
+    """The X below which too much would be clipped."""
+    spread = _LEAST_REACH / math.sqrt(setting.dim) if setting.rotate else 1.0
+    return setting.clip_norm * min(1.0, spread)
+
+
 def _most_trials(setting: Setting, target: Target, levels: int, values: int) -> int:
     """The largest m for these levels and bits, by the rough scale, and at least 1."""
-    most = values - levels
+    most = min(values - levels, max(1, _MOST_NOISE_TRIALS // target.honest))
     if setting.overflow is None:
         return most
 
@@ -167,16 +189,23 @@ def _rough_scale(target: Target, trials: int) -> float:
     return distance(target.adjacency, target.clip_norm) / allowed
 
 
-def _certified(setting: Setting, target: Target, levels: int, trials: int, values: int) -> Design | None:
-    """The design with the smallest scale of the quick certificate."""
+@dataclass(frozen=True)
+class _Finalist:
+    levels: int
+    trials: int
+    scale: float
+
+
+def _certified(setting: Setting, target: Target, levels: int, trials: int, values: int) -> _Finalist | None:
+    """The smallest scale by the quick certificate; for secure aggregation with fewer trials until the modulus fits."""
     while True:
         try:
             scale = target.smallest_scale(levels, trials, renyi=False)
         except ConditionError:
             return None
-        needed = design_of(setting, levels, trials, max(0.5 * scale * (levels - 1), 1e-300)).modulus
+        needed = design_of(setting, levels, trials, max(0.5 * scale * (levels - 1), _least_range(setting))).modulus
         if trials == 1 or needed is None or needed <= values:
-            return _with_best_scale(setting, levels, trials, scale, values)
+            return _Finalist(levels, trials, scale)
         # The rough scale was a little too optimistic. The modulus grows like √m.
         trials = max(1, min(trials - 1, math.floor(trials * (values / needed) ** 2)))
 
@@ -194,7 +223,7 @@ def _with_best_scale(setting: Setting, levels: int, trials: int, smallest_scale:
     elif not setting.rotate:
         scale = widest * (1.0 + 1e-12)
     else:
-        low = max(smallest_scale, 1e-3 * widest)
+        low = max(smallest_scale, _least_range(setting) / half)
         found = minimize_scalar(
             lambda x: math.log(at(math.exp(x)).error.total),
             bounds=(math.log(low), math.log(widest)),

@@ -152,7 +152,7 @@ class Target:
         # For a Gaussian ε ≈ √(2 L) μ and the best order is about 1 + 2L/ε, L = log(1/δ).
         centre, step = math.log(2.0 * math.log(1.0 / delta) / self.epsilon), 0.4
         best = allowed(centre)
-        while step > 0.05:
+        while step > 0.15:
             left, right = allowed(centre - step), allowed(centre + step)
             if max(left, right) > best:
                 centre, best = (centre - step, left) if left > right else (centre + step, right)
