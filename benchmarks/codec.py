@@ -1,8 +1,8 @@
 """How fast the codec is, as ratios to memcpy and to NumPy measured in the same run. `make bench` runs this.
 
-Times are the best of many repetitions, one thread unless said otherwise, in nanoseconds a coordinate: machines are noisy,
-and the best is the least so. The contenders of a row take turns, so that a slow moment hits all of them; within its turn
-each runs several times, so that each finds its own data in the cache (above all memcpy, the floor).
+Times are the best of many repetitions, one thread unless said otherwise, in nanoseconds a coordinate: machines are
+noisy, and the best is the least so. The contenders of a row take turns, so that a slow moment hits all of them; within
+its turn each runs several times, so that each finds its own data in the cache (above all memcpy, the floor).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def numpy_hadamard(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def numpy_pipeline(
     x: NDArray[np.float32], protocol: Protocol, signs: NDArray[np.float32], random: np.random.Generator
 ) -> bytes:
-    """The same protocol as a NumPy user would write it: padded rotation, float rounding, Generator.binomial, nibbles."""
+    """The same protocol as one writes it in NumPy: padded rotation, float rounding, Generator.binomial, nibbles."""
     padded = np.zeros(signs.size, np.float32)
     padded[: x.size] = x * min(1.0, protocol.clip_norm / float(np.linalg.norm(x)))
     rotated = numpy_hadamard(padded * signs)[: x.size] / np.float32(signs.size**0.5)
@@ -58,7 +58,7 @@ def numpy_pipeline(
     values = np.floor(lattice + random.random(x.size, dtype=np.float32)).astype(np.uint8)
     values += random.binomial(protocol.trials, protocol.p, x.size).astype(np.uint8)
     values = np.append(values, np.zeros(x.size % 2, np.uint8))
-    return (values[::2] | values[1::2] << 4).tobytes()
+    return bytes(values[::2] | values[1::2] << 4)
 
 
 def numpy_clip(x: NDArray[np.float32]) -> NDArray[np.float32]:

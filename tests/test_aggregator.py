@@ -286,8 +286,8 @@ def test_memory_does_not_grow_with_messages() -> None:
 
 def test_a_modulus_large_enough_changes_nothing() -> None:
     common = {"clients": 20, "dim": DIM, "clip_norm": 1.0, "levels": 5, "trials": 11}
-    plain = Protocol.rotated_binomial(**common)  # type: ignore[arg-type]
-    modular = Protocol.rotated_binomial(**common, modulus=20 * 15 + 1)  # type: ignore[arg-type]
+    plain = Protocol.rotated_binomial(**common)
+    modular = Protocol.rotated_binomial(**common, modulus=20 * 15 + 1)
     values = np.random.default_rng(0).integers(0, 16, (20, DIM))
     means = []
     for protocol in (plain, modular):

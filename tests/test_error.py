@@ -104,19 +104,19 @@ def test_rotation_cuts_the_error_of_unit_vectors_by_the_factor_of_theory(dim: in
 
 def test_bounds_cite_their_theorems_and_say_when_they_do_not_apply() -> None:
     common = {"clients": 10, "dim": 100, "clip_norm": 1.0, "levels": 4, "trials": 8}
-    plain = Protocol.binomial(**common)  # type: ignore[arg-type]
+    plain = Protocol.binomial(**common)
     # Theorem 3 by hand: d D²/(n (k-1)²) (1 + 4 m p (1-p)) = 100/(10·9)·(1 + 8).
     assert plain.error_bound().squared_error == pytest.approx(10.0)
     assert "Theorem 3" in plain.error_bound().theorem
-    rotated = Protocol.rotated_binomial(**common, delta=1e-6)  # type: ignore[arg-type]
+    rotated = Protocol.rotated_binomial(**common, delta=1e-6)
     # Theorem 4, as its proof has it: 4 log(2nd/δ) D² (1 + 4 m p (1-p))/(n (k-1)²) + 4 D² δ².
     by_hand = 4 * np.log(2 * 10 * 100 / 1e-6) * 9 / 90 + 4e-12
     assert rotated.error_bound().squared_error == pytest.approx(by_hand)
     assert "Theorem 4" in rotated.error_bound().theorem
     with pytest.raises(ConditionError, match="coordinate_range"):
-        Protocol.binomial(**common, coordinate_range=0.5).error_bound()  # type: ignore[arg-type]
+        Protocol.binomial(**common, coordinate_range=0.5).error_bound()
     with pytest.raises(ConditionError, match="coordinate_range"):
-        Protocol.rotated_binomial(**common, coordinate_range=0.1).error_bound()  # type: ignore[arg-type]
+        Protocol.rotated_binomial(**common, coordinate_range=0.1).error_bound()
 
 
 def test_no_vectors() -> None:

@@ -99,7 +99,8 @@ def test_the_table_is_within_its_stated_distance(trials: int, p: float) -> None:
         drawn[table.base + j] = Fraction(thresholds[j + 1] - thresholds[j], 2**128)
     distance = sum(abs(a - b) for a, b in zip(exact, drawn, strict=True)) / 2
     assert distance <= Fraction(noise.total_variation(trials, p))
-    # The bound is not vacuous: where the probabilities need more than 128 bits it is within a factor of 1000 of the truth.
+    # The bound is not vacuous: where the probabilities need more than 128 bits it is within a factor of 1000 of the
+    # truth.
     assert trials == 1 or float(distance) > noise.total_variation(trials, p) / 1000
     assert noise.total_variation(trials, p) < 1e-32
 

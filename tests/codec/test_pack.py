@@ -46,7 +46,8 @@ def test_groupings_of_the_format(radix: int, expected: tuple[int, int]) -> None:
 
 
 def test_bytes_by_hand() -> None:
-    # Base 3, five digits to a byte, least significant first: 1 + 2·3 + 0·9 + 1·27 + 2·81 = 196, then 2 + 1·3 = 5 in 4 bits.
+    # Base 3, five digits to a byte, least significant first: 1 + 2·3 + 0·9 + 1·27 + 2·81 = 196, then 2 + 1·3 = 5 in 4
+    # bits.
     assert pack.forward(np.array([1, 2, 0, 1, 2, 2, 1], np.uint32), 3) == bytes([196, 5])
     # Nibbles, low one first.
     assert pack.forward(np.array([1, 2, 15], np.uint32), 16) == bytes([0x21, 0x0F])

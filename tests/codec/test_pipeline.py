@@ -43,10 +43,7 @@ def test_fused_path_equals_the_reference(
     message = pipeline.encode(protocol, x, 6, Keystream(bytes(16)))
 
     factor = clip.factor(x, 1.0) * quantize.unit(protocol.coordinate_range, levels)
-    if rotated:
-        grid = reference.rotate_forward(x, factor, rotate.signs(dim, 0, 6))
-    else:
-        grid = reference.scale(x, factor)
+    grid = reference.rotate_forward(x, factor, rotate.signs(dim, 0, 6)) if rotated else reference.scale(x, factor)
     bits = quantize.fraction_bits(levels)
     stages = pipeline._stages(protocol)
     stream = Keystream(bytes(16))
@@ -96,13 +93,13 @@ def test_non_finite_vectors_are_refused(position: int, bad: float) -> None:
 @pytest.mark.parametrize("bad", [np.zeros(9), np.zeros((10, 1)), np.zeros(()), ["a"] * 10, np.zeros(10, complex)])
 def test_wrong_vectors_are_refused(bad: object) -> None:
     with pytest.raises(VectorError):
-        make(10).encode(bad, 0)  # type: ignore[arg-type]
+        make(10).encode(bad, 0)
 
 
 @pytest.mark.parametrize("bad", [-1, 2**64, 1.5, "1", True])
 def test_wrong_rounds_are_refused(bad: object) -> None:
     with pytest.raises(ParameterError, match="round"):
-        make(10).encode(np.zeros(10), bad)  # type: ignore[arg-type]
+        make(10).encode(np.zeros(10), bad)
 
 
 def test_vectors_of_other_types_and_layouts() -> None:

@@ -1,7 +1,7 @@
 """All stages in one go: vector to message, and sums of messages back to a mean.
 
-The public path. It needs one scratch vector of float32 and one block of keystream beside its output; the integers between
-rounding and packing never leave the processor's first-level cache.
+The public path. It needs one scratch vector of float32 and one block of keystream beside its output; the integers
+between rounding and packing never leave the processor's first-level cache.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from cpsgd.randomness import Keystream
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
 
-# Keystream is drawn in blocks of a quarter of the (float32) input's bytes, within these bounds: large enough to hide the
-# cost of a call, small enough for the second-level cache and for the memory it takes beside the input's.
+# Keystream is drawn in blocks of a quarter of the (float32) input's bytes, within these bounds: large enough to hide
+# the cost of a call, small enough for the second-level cache and for the memory it takes beside the input's.
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 18
 # float32 factors outside this interval would lose digits on their own; such vectors take the float64 kernels.
 _FLOAT32_FACTORS = (1e-30, 1e30)
@@ -85,7 +85,9 @@ def as_vector(vector: ArrayLike, dim: int) -> Vector:
         raise VectorError(f"Expected a vector of {dim} coordinates, got an array of shape {array.shape}.")
     if array.dtype.kind not in "fiub":
         raise VectorError(f"Expected real numbers, got an array of {array.dtype}.")
-    return np.ascontiguousarray(array, dtype=np.float32 if array.dtype in (np.float32, np.float16) else np.float64)
+    if array.dtype in (np.float32, np.float16):
+        return np.ascontiguousarray(array, dtype=np.float32)
+    return np.ascontiguousarray(array, dtype=np.float64)
 
 
 def to_grid(protocol: Protocol, vector: Vector, round: int) -> NDArray[np.float32]:
@@ -144,8 +146,8 @@ def _encode_integers(
 def _encode_floats(protocol: Protocol, vector: Vector, stream: Keystream, payload: NDArray[np.uint8]) -> None:
     """The Gaussian protocol: clipped floats plus N(0, σ²).
 
-    Box and Muller's transform of keystream. A baseline: unlike the integers of the other protocols, floating-point noise
-    is only close to the law that is analysed.
+    Box and Muller's transform of keystream. A baseline: unlike the integers of the other protocols, floating-point
+    noise is only close to the law that is analysed.
     """
     assert protocol.sigma is not None
     clipped = vector.astype(np.float64) * clip.factor(vector, protocol.clip_norm)

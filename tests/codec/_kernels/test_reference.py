@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -184,6 +186,6 @@ def test_checksum_check_value() -> None:
         ),
     ],
 )
-def test_wrong_sizes_are_refused(call) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_sizes_are_refused(call: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         call()
