@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.errors import ParameterError
+from cpsgd.errors import ConditionError
 
 Array = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def window(trials: int, p: float, nats: float, margin: int = 0) -> Window:
         margin: Additional points at both ends.
 
     Raises:
-        ParameterError: The window would have more than 2^24 points (N beyond about 10^12).
+        ConditionError: The window would have more than 2^24 points (N beyond about 10^12).
     """
     variance = trials * p * (1.0 - p)
     # Bernstein's inequality: this far from the mean only e^-nats is left on either side. It only has to be wide
@@ -69,8 +69,8 @@ def window(trials: int, p: float, nats: float, margin: int = 0) -> Window:
     first = max(0, math.floor(mode - reach))
     last = min(trials, math.ceil(mode + reach))
     if last - first >= MAX_POINTS:
-        raise ParameterError(
-            f"Binomial({trials}, {p!r}) would need {last - first + 1} points; at most {MAX_POINTS} are computed. "
+        raise ConditionError(
+            f"Binomial({trials}, {p:g}) would need {last - first + 1} points; at most {MAX_POINTS} are computed. "
             "Account for fewer trials: noise left out of the account is only a loss, never a danger."
         )
     odds = p / (1.0 - p)
@@ -104,6 +104,6 @@ def window(trials: int, p: float, nats: float, margin: int = 0) -> Window:
 def _beyond(end_mass: float, ratio: float) -> float:
     """Upper bound on the mass beyond the window's end, given the mass there and the ratio of the next mass to it."""
     if ratio >= 1.0:
-        raise ParameterError("The Binomial's window does not reach past its mode; widen it.")
+        raise ValueError("The Binomial's window does not reach past its mode; widen it.")
     # 1e-6 covers the relative error of `end_mass` for every window that is computed.
     return end_mass * ratio / (1.0 - ratio) * (1.0 + 1e-6)

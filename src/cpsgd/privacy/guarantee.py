@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any
 
-from cpsgd.codec import noise
-
 from cpsgd import _validate
+from cpsgd.codec import noise
 from cpsgd.errors import ConditionError
 from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance, lattice_sensitivity
 from cpsgd.privacy.certificate import certified_epsilon
