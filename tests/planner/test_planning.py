@@ -240,3 +240,11 @@ def test_serialises(reference: Plan) -> None:
         data["expected_squared_error"]
     )
     assert data["protocol"]["levels"] == data["levels"] == reference.protocol.levels
+
+
+def test_clipping_everything_away_is_no_plan() -> None:
+    # The noise one client needs is far larger than any vector: the smallest squared error would be a mean of nothing.
+    found = plan(clients=1, dim=1_000, epsilon=10.0, delta=1e-6, bits=11)
+    assert found.gaussian_squared_error > 100.0
+    assert found.protocol.coordinate_range >= 2.5 / 1_000**0.5 * (1 - 1e-9)
+    assert found.error.clipping <= 0.002

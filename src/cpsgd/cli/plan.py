@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,10 +78,7 @@ def plan(
 
 def _summary(found: Plan) -> object:
     protocol, error, number = found.protocol, found.error, _render.number
-    share = {
-        name: f"{100.0 * part / error.total:.2g} %"
-        for name, part in (("noise", error.noise), ("rounding", error.rounding), ("clipping", error.clipping))
-    }
+    share = {name: f"{100.0 * part / error.total:.1f} %" for name, part in asdict(error).items()}
     rows = [
         (
             "protocol",

@@ -44,6 +44,7 @@ class Plan:
     Attributes:
         protocol: The parameters to run with.
         guarantee: The proved (ε, δ) of `rounds` rounds with it, evaluated on `protocol` itself.
+        wished_epsilon: The ε asked for; the frontier's other points keep it, too.
         bits: Bits a coordinate takes, rounded up to what was asked for.
         error: Expected squared error of a round's mean by cause, for vectors of norm D and `surviving` messages.
         gaussian_squared_error: Error of the Gaussian mechanism calibrated exactly for the same (ε, δ), rounds,
@@ -58,6 +59,7 @@ class Plan:
 
     protocol: Protocol
     guarantee: Guarantee
+    wished_epsilon: float
     bits: float
     error: ExpectedError
     gaussian_squared_error: float
@@ -86,6 +88,7 @@ class Plan:
             "bits_per_coordinate": protocol.bits_per_coordinate,
             "message_bytes": protocol.message_bytes,
             "epsilon": self.guarantee.epsilon,
+            "wished_epsilon": self.wished_epsilon,
             "delta": self.guarantee.delta,
             "expected_squared_error": self.error.total,
             "error": asdict(self.error),
@@ -197,6 +200,7 @@ def plan(
     return Plan(
         protocol=protocol,
         guarantee=guarantee,
+        wished_epsilon=wishes.target.epsilon,
         bits=chosen,
         error=designs[chosen].error,
         gaussian_squared_error=gaussian,

@@ -36,10 +36,10 @@ def draw_frontier(plan: Plan, path: Path) -> Path:
     )
     axes.plot(bits, excess, color=_plotting.SEQUENCE[1], linewidth=2.0, marker="o", markersize=5, zorder=3)
     for point in points:
-        if point.ratio < 1.005 or point.bits == plan.bits:
-            continue  # on the line already, or said by the mark
+        if point.ratio < 1.005:
+            continue  # on the line already
         axes.annotate(
-            f"{point.ratio:.2f}" if point.ratio < 10 else f"{point.ratio:.3g}",
+            _times(point.ratio),
             (point.bits, point.ratio),
             textcoords="offset points",
             xytext=(4, 7),
@@ -48,25 +48,28 @@ def draw_frontier(plan: Plan, path: Path) -> Path:
         )
     axes.plot([plan.bits], [plan.ratio], "o", color=_plotting.ACCENT, markersize=10, zorder=4)
     protocol = plan.protocol
-    axes.annotate(
-        f"chosen: {plan.ratio:.3f} with k = {protocol.levels:,}, m = {protocol.trials:,}",
-        (plan.bits, plan.ratio),
-        textcoords="offset points",
-        xytext=(18, 24),
+    axes.text(
+        0.99,
+        0.93,
+        f"chosen: {plan.bits:.4g} bits, k = {protocol.levels:,}, m = {protocol.trials:,}\n"
+        f"{_times(plan.ratio)} × the Gaussian's error",
+        transform=axes.transAxes,
+        ha="right",
+        va="top",
+        linespacing=1.5,
         fontsize=10,
         fontweight="bold",
         color=_plotting.ACCENT,
-        arrowprops={"arrowstyle": "-", "color": _plotting.ACCENT, "shrinkB": 6},
     )
     largest = max(excess)
     if largest > 4.0:
         axes.set_yscale("log")
         axes.minorticks_off()
-        axes.set_ylim(0.8, largest * 1.4)
+        axes.set_ylim((largest * 1.4) ** -0.14, largest * 1.4)  # room for the words under the Gaussian's line
         ticks = [mantissa * 10.0**decade for decade in range(9) for mantissa in (1, 1.5, 2, 3, 5)]
         ticks = [tick for tick in ticks if tick <= largest * 1.4]
         ticks = ticks if len(ticks) < 10 else [tick for tick in ticks if f"{tick:e}".startswith("1.0")]
-        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_yticks(ticks, [f"{tick:,g}" for tick in ticks])
     else:
         axes.set_ylim(1.0 - 0.12 * (largest - 1.0), largest + 0.15 * (largest - 1.0))
     axes.set_xticks(bits, [f"{b:.3g}" for b in bits])
@@ -75,8 +78,12 @@ def draw_frontier(plan: Plan, path: Path) -> Path:
     _plotting.tidy(
         axes,
         title=f"What a bit buys: n = {protocol.clients:,}, d = {protocol.dim:,}, "
-        f"ε = {plan.guarantee.epsilon:.3g}, δ = {_plotting.power(plan.guarantee.delta)}{rounds}{secure}",
+        f"ε ≤ {plan.wished_epsilon:g}, δ = {_plotting.power(plan.guarantee.delta)}{rounds}{secure}",
         xlabel="bits a coordinate",
         ylabel="expected squared error ÷ Gaussian's",
     )
     return _plotting.save(figure, path)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
