@@ -42,11 +42,14 @@ def test_one_mechanism_composes_to_itself() -> None:
 def test_corner_points_of_the_published_theorem() -> None:
     # Theorem 3.3 is stated at ε' = (R - 2i) ε, with δ' = 1 - (1-δ)^R (1 - δ_i).
     epsilon, delta, rounds, i = 0.2, 1e-7, 12, 3
-    pure = sum(
-        math.comb(rounds, lost)
-        * (math.exp((rounds - lost) * epsilon) - math.exp((rounds - 2 * i + lost) * epsilon))
-        for lost in range(i)
-    ) / (1 + math.exp(epsilon)) ** rounds
+    pure = (
+        sum(
+            math.comb(rounds, lost)
+            * (math.exp((rounds - lost) * epsilon) - math.exp((rounds - 2 * i + lost) * epsilon))
+            for lost in range(i)
+        )
+        / (1 + math.exp(epsilon)) ** rounds
+    )
     target = 1 - (1 - delta) ** rounds * (1 - pure)
     found = optimal_composition(epsilon=epsilon, delta=delta, rounds=rounds, target_delta=target)
     assert found == pytest.approx((rounds - 2 * i) * epsilon, rel=1e-7)

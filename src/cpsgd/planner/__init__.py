@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from cpsgd.planner.planning import FrontierPoint as FrontierPoint
-from cpsgd.planner.planning import Plan as Plan
 from cpsgd.planner.planning import plan as plan
+from cpsgd.planner.result import FrontierPoint as FrontierPoint
+from cpsgd.planner.result import Plan as Plan

@@ -17,6 +17,8 @@ Dong, Roth, Su 2022, Theorem 2.10). So a Gaussian mechanism with noise multiplie
 
 Tails: let I be the event that every round's output lies in its certified range. Inside I the real and the certified
 laws agree, so for any event E, A(E) <= A(E ∩ I) + A(not I) <= e^ε B(E) + δ(ε) + Σ tail_mass, the sum over the rounds.
+(Under sampling the range is chosen for given other members of the cohort. It serves the two vectors of the client
+in question and the one drawn instead alike: all three lie pairwise within the distance the certificate allows for.)
 
 Floating point: the privacy loss distributions of `dp_accounting` are discretised pessimistically, but its convolutions
 are FFTs, whose roundings may lower a δ by about 10^-17 a round (measured against closed forms). A hundred times that
@@ -28,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scipy.optimize import brentq
 
@@ -230,7 +232,7 @@ def solve(
         noise_multiplier: Standard deviation of the (equivalent) Gaussian noise over the sensitivity, 1/μ.
         rounds: Number of rounds.
         tail_mass: What each round adds to δ (see `GaussianCertificate.tail_mass`).
-        tolerance: Relative width at which the search for ε or the noise stops.
+        tolerance: Relative width at which the search for the noise stops.
 
     Raises:
         ParameterError: Not exactly one of the three is missing, or any number of rounds costs the same.
@@ -243,39 +245,18 @@ def solve(
         >>> round(solve(delta=1e-6, participation=Participation.every(), epsilon=2.0, rounds=502).noise_multiplier, 3)
         49.975
     """
-    if [epsilon, noise_multiplier, rounds].count(None) != 1:
-        raise ParameterError("Give exactly two of epsilon, noise_multiplier and rounds; the third is computed.")
-
-    if rounds is not None:
-        rounds = _validate.integer("rounds", rounds, low=1)
-    if noise_multiplier is not None:
+    limits: dict[str, Any] = {"delta": delta, "participation": participation, "tail_mass": tail_mass}
+    if epsilon is None and noise_multiplier is not None and rounds is not None:
         noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
-    if epsilon is not None and rounds is not None:
-        noise_multiplier = least_noise(
-            epsilon=epsilon,
-            delta=delta,
-            rounds=rounds,
-            participation=participation,
-            tail_mass=tail_mass,
-            tolerance=tolerance,
-        )
-    multiplier, wish = float(noise_multiplier or 0.0), epsilon
-    mu = 1.0 / multiplier * (1.0 + 1e-15)
-    if wish is not None and rounds is None:
-        _validate.positive("epsilon", wish)
-
-        def affordable(count: int) -> bool:
-            spent = [Rounds(mu, count, tail_mass)]
-            return composed_delta(spent, epsilon=wish, participation=participation, interval=COARSE) <= delta
-
-        rounds = _most_rounds(affordable, participation)
-        if rounds == 0:
-            raise ConditionError(
-                f"Not even one round with noise multiplier {multiplier:g} is ({wish:g}, {delta:g})-DP; add noise."
-            )
-    count = int(rounds or 0)
-    cost = composed_epsilon([Rounds(mu, count, tail_mass)], delta=delta, participation=participation)
-    return Budget(cost, delta, multiplier, count, participation)
+    elif noise_multiplier is None and epsilon is not None and rounds is not None:
+        noise_multiplier = least_noise(epsilon=epsilon, rounds=rounds, tolerance=tolerance, **limits)
+    elif rounds is None and epsilon is not None and noise_multiplier is not None:
+        rounds = most_rounds(epsilon=epsilon, noise_multiplier=noise_multiplier, **limits)
+    else:
+        raise ParameterError("Give exactly two of epsilon, noise_multiplier and rounds; the third is computed.")
+    spent = [Rounds(_inverse(noise_multiplier), rounds, tail_mass)]
+    cost = composed_epsilon(spent, delta=delta, participation=participation)
+    return Budget(cost, delta, noise_multiplier, rounds, participation)
 
 
 def least_noise(
@@ -294,10 +275,11 @@ def least_noise(
     """
     epsilon = _validate.positive("epsilon", epsilon)
     delta = _validate.probability("delta", delta)
+    rounds = _validate.integer("rounds", rounds, low=1)
 
     def excess(log_noise: float) -> float:
         """log(δ(noise)/δ): decreasing, and zero at the answer."""
-        spent = [Rounds(mu=math.exp(-log_noise) * (1.0 + 1e-15), count=rounds, tail_mass=tail_mass)]
+        spent = [Rounds(_inverse(math.exp(log_noise)), rounds, tail_mass)]
         found = composed_delta(spent, epsilon=epsilon, participation=participation, interval=COARSE)
         return math.log(max(found, 1e-300) / delta)
 
@@ -324,10 +306,26 @@ def least_noise(
     return math.exp(found) * (1.0 + 1e-14)
 
 
-def _most_rounds(affordable: Callable[[int], bool], participation: Participation) -> int:
-    """The largest number of affordable rounds, 0 if none is."""
+def most_rounds(
+    *, epsilon: float, noise_multiplier: float, delta: float, participation: Participation, tail_mass: float = 0.0
+) -> int:
+    """The largest number of rounds with this noise that are (epsilon, delta)-DP.
+
+    Raises:
+        ParameterError: Everybody takes part once, so that any number of rounds costs the same.
+        ConditionError: Not even one round is.
+    """
+    epsilon = _validate.positive("epsilon", epsilon)
+    mu = _inverse(_validate.positive("noise_multiplier", noise_multiplier))
+
+    def affordable(count: int) -> bool:
+        spent = [Rounds(mu, count, tail_mass)]
+        return composed_delta(spent, epsilon=epsilon, participation=participation, interval=COARSE) <= delta
+
     if not affordable(1):
-        return 0
+        raise ConditionError(
+            f"Not even one round with noise multiplier {noise_multiplier:g} is ({epsilon:g}, {delta:g})-DP; add noise."
+        )
     if participation.scheme == "once":
         raise ParameterError("Where each client takes part at most once, any number of rounds costs as much as one.")
     most, over = 1, 2
@@ -339,6 +337,11 @@ def _most_rounds(affordable: Callable[[int], bool], participation: Participation
         middle = (most + over) // 2
         most, over = (middle, over) if affordable(middle) else (most, middle)
     return most
+
+
+def _inverse(noise_multiplier: float) -> float:
+    """μ = 1/multiplier, rounded up."""
+    return 1.0 / noise_multiplier * (1.0 + 1e-15)
 
 
 def _smallest(enough: Callable[[float], bool], *, start: float, limit: float) -> float:

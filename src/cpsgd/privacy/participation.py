@@ -31,6 +31,9 @@ class Participation:
     * Fixed-size sampling is accounted for replace-one neighbours. Every cohort has the same number of messages, hence
       the same noise, and nothing needs filling up.
 
+    Clients may drop out of a sampled round if that has nothing to do with who they are and what they hold; the round is
+    accounted with those who remain.
+
     Example:
         >>> Participation.parse("poisson:0.01")
         Participation(scheme='poisson', rate=0.01)
