@@ -11,6 +11,7 @@ import pytest
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.modulus import overflow_probability
+from cpsgd.planner.target import Target
 from cpsgd.privacy.gaussian import analytic_sigma
 from cpsgd.privacy.guarantee import guarantee
 from cpsgd.privacy.participation import Participation
@@ -240,6 +241,19 @@ def test_serialises(reference: Plan) -> None:
         data["expected_squared_error"]
     )
     assert data["protocol"]["levels"] == data["levels"] == reference.protocol.levels
+
+
+def test_the_finished_protocols_accounting_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Even if the search were wrong by a tenth, no plan would promise what its own accounting does not.
+    honest = Target.smallest_scale
+
+    def careless(self: Target, levels: int, trials: int, *, renyi: bool = True) -> float:
+        return 0.9 * honest(self, levels, trials, renyi=renyi)
+
+    monkeypatch.setattr(Target, "smallest_scale", careless)
+    for wishes in ({"bits": 4}, {"bits": 6, "rounds": 20, "participation": "every"}, {"bits": 12, "secure": True}):
+        found = plan(**SMALL, **wishes)  # type: ignore[arg-type]
+        assert 2.9 < found.guarantee.epsilon <= 3.0
 
 
 def test_clipping_everything_away_is_no_plan() -> None:
