@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
@@ -52,13 +53,12 @@ def promises(protocol: Protocol) -> dict[str, Any]:
     """What a round with this protocol sends and how wrong it can be, as JSON values."""
     from cpsgd.errors import ConditionError
 
+    bound: dict[str, Any] = {"squared_error": None, "theorem": None, "reason": None}
     try:
-        bound = protocol.error_bound()
+        bound.update(asdict(protocol.error_bound()))
     except ConditionError as error:
-        error_bound: dict[str, Any] = {"squared_error": None, "theorem": None, "reason": str(error)}
-    else:
-        error_bound: dict[str, Any] = {"squared_error": bound.squared_error, "theorem": bound.theorem, "reason": None}
-    return {**sent(protocol), "error_bound": error_bound}
+        bound["reason"] = str(error)
+    return {**sent(protocol), "error_bound": bound}
 
 
 def sent(protocol: Protocol) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def sent_facts(protocol: Protocol) -> list[tuple[str, str]]:
             f"{protocol.bits_per_client / protocol.dim:.4g} bits a coordinate "
             f"({protocol.bits_per_coordinate:.4g} by the paper's count)",
         ),
-        ("compression", f"{4 * protocol.dim / protocol.message_bytes:.3g}× smaller than float32"),
+        ("compression", f"{4 * protocol.dim / protocol.message_bytes:.3g}× against float32"),
     ]
     if not noisy:
         facts.append(("privacy", "none: with 0 trials no noise is added"))

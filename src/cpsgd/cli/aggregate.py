@@ -44,7 +44,7 @@ def run(
         if out is not None and out.resolve() == state.resolve():
             raise ParameterError("--out and --state must be two files.")
 
-    refused: list[tuple[Path, Exception]] = []
+    refused: list[dict[str, str]] = []
     with _files.locked(state) if state is not None else nullcontext():
         aggregator = _start(chosen, round, state)
         before = aggregator.count
@@ -52,8 +52,9 @@ def run(
             try:
                 aggregator.add(_read(path, chosen))
             except (WireError, OSError) as error:
-                refused.append((path, error))
-                _output.complain(f"Refused {path}: {_output.reason(error)}")
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                refused.append({"file": str(path), "error": type(error).__name__, "reason": reason})
+                _output.complain(f"Refused {path}: {reason}")
         accepted = aggregator.count - before
         if state is not None and accepted:
             _files.write_bytes(state, aggregator.save())
@@ -65,10 +66,7 @@ def run(
         _output.show_json(
             {
                 "accepted": accepted,
-                "refused": [
-                    {"file": str(path), "error": type(error).__name__, "reason": _output.reason(error)}
-                    for path, error in refused
-                ],
+                "refused": refused,
                 "count": aggregator.count,
                 "clients": chosen.clients,
                 "round": round,
