@@ -108,10 +108,11 @@ def _open_array(path: Path, key: str | None) -> Array:
 
 
 def _from_npz(path: Path, key: str | None) -> Array:
-    archive = np.load(path, allow_pickle=False)
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ValueError("not an archive")
-    with archive:
+    # Opened here, as np.load leaves a file open that turns out to be no archive.
+    with path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("not an archive")
         names = archive.files
         if key is None and len(names) != 1:
             raise ParameterError(f"{path} holds the arrays {', '.join(names) or '(none)'}; choose one with --key.")
@@ -192,14 +193,14 @@ class _CsvRows:
                 for cells in reader:
                     if cells and cells != [""]:
                         yield reader.line_num, cells
-            except (csv.Error, UnicodeDecodeError):
-                raise VectorError(
-                    f"{self._path}, line {reader.line_num + 1}: not text separated by commas in UTF-8."
-                ) from None
+            except UnicodeDecodeError:
+                raise VectorError(f"{self._path}: not a text file in UTF-8.") from None
+            except csv.Error:
+                raise VectorError(f"{self._path}, line {reader.line_num}: not cells separated by commas.") from None
 
     def _bad_cell(self, line: int, cells: list[str]) -> VectorError:
         column = next(i for i, cell in enumerate(cells, start=1) if not _is_number(cell))
-        return VectorError(f"{self._path}, line {line}, column {column}: not a number (lines and columns from 1).")
+        return VectorError(f"{self._path}, line {line}, column {column}: not a number (cells are separated by commas).")
 
 
 def _is_number(cell: str) -> bool:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Coordinates a thread works on at a time: milliseconds of work, a megabyte or two of data.
 _BLOCK = 1 << 18
+# Shorter vectors spend their time in the interpreter, where threads only get in each other's way.
+_THREADED_DIM = 1 << 14
 
 
 def run(
@@ -37,7 +39,9 @@ def run(
     round: Annotated[int, typer.Option(min=0, help="Number of the round.")] = 0,
     key: _options.Key = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = Path("mean.npy"),
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="one a processor")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads.", show_default="one a processor, one in all for short vectors")
+    ] = None,
     json: _options.Json = False,
 ) -> None:
     """Estimate the mean of a table's rows by a whole round on this machine.
@@ -68,7 +72,9 @@ def run(
 
     aggregator = Aggregator(chosen, round, max_dim=chosen.dim)
     expectation = Expectation(chosen, round)
-    _simulate(rows, aggregator, expectation, os.cpu_count() or 1 if threads is None else threads)
+    if threads is None:
+        threads = (os.cpu_count() or 1) if chosen.dim >= _THREADED_DIM else 1
+    _simulate(rows, aggregator, expectation, threads)
     estimate = aggregator.mean()
     _files.write_vector(out, estimate)
 
