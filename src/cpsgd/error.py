@@ -76,7 +76,8 @@ def paper_bound(protocol: Protocol) -> ErrorBound:
             f"Theorem 4 needs coordinate_range > {smallest:g} (X^max = 2 D √(log(2nd/δ)/d) for a δ < 1), "
             f"got {protocol.coordinate_range:g}. Widen the range or use expected_squared_error."
         )
-    # The theorem prints 2 log(2nd/δ) D² for d X²/(k-1)² here; with its X^max that is 4 log(2nd/δ) D², as its own proof has it.
+    # The theorem prints 2 log(2nd/δ) D² for d X²/(k-1)² here; with its X^max that is 4 log(2nd/δ) D², as its own proof
+    # has it.
     bias = 4.0 * clip_norm**2 * math.exp(2.0 * log_delta)
     return ErrorBound(
         spread + bias, "cpSGD, Theorem 4 (Rot(π_sk(Bin))), as proved: d X²(1 + 4mp(1-p))/(n(k-1)²) + 4 D² δ²"

@@ -22,27 +22,32 @@ static std::uint64_t read_bytes(const std::uint8_t* bytes, std::size_t available
 
 // ---------------------------------------------------------------- one value of 1 to 8 bits a digit: eight values to `kBits` bytes
 
+// The low `bits` bits of each lane of kWidth bits.
 template <int kWidth>
-static constexpr std::uint64_t low_bits_of_each(int bits) {
+static constexpr std::uint64_t low_bits(int bits) {
   std::uint64_t mask = 0;
   for (int lane = 0; lane < 64; lane += kWidth) mask |= (bits >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << bits) - 1) << lane;
   return mask;
 }
 
-template <int kBits>
-static inline std::uint64_t squeeze(std::uint64_t x) {
-  x = (x | (x >> (8 - kBits))) & low_bits_of_each<16>(2 * kBits);
-  x = (x | (x >> (16 - 2 * kBits))) & low_bits_of_each<32>(4 * kBits);
-  return (x | (x >> (32 - 4 * kBits))) & low_bits_of_each<64>(8 * kBits);
+// Every two neighbouring fields, kBits wide in slots of kSlot bits, are moved together (or apart again).
+template <int kSlot, int kBits>
+static inline std::uint64_t join(std::uint64_t x) {
+  constexpr std::uint64_t lower = low_bits<2 * kSlot>(kBits);
+  return (x & lower) | ((x >> (kSlot - kBits)) & (lower << kBits));
+}
+
+template <int kSlot, int kBits>
+static inline std::uint64_t part(std::uint64_t x) {
+  constexpr std::uint64_t lower = low_bits<2 * kSlot>(kBits);
+  return (x & lower) | ((x & (lower << kBits)) << (kSlot - kBits));
 }
 
 template <int kBits>
-static inline std::uint64_t spread(std::uint64_t x) {
-  x &= low_bits_of_each<64>(8 * kBits);
-  x = (x | (x << (32 - 4 * kBits))) & low_bits_of_each<32>(4 * kBits);
-  x = (x | (x << (16 - 2 * kBits))) & low_bits_of_each<16>(2 * kBits);
-  return (x | (x << (8 - kBits))) & low_bits_of_each<8>(kBits);
-}
+static inline std::uint64_t squeeze(std::uint64_t x) { return join<32, 4 * kBits>(join<16, 2 * kBits>(join<8, kBits>(x))); }
+
+template <int kBits>
+static inline std::uint64_t spread(std::uint64_t x) { return part<8, kBits>(part<16, 2 * kBits>(part<32, 4 * kBits>(x))); }
 
 template <int kBits>
 static void pack_bytes(const std::uint32_t* values, std::size_t n, std::uint8_t* out) {
