@@ -107,6 +107,16 @@ def test_blocks_and_threads_change_nothing(
     np.testing.assert_allclose(np.load("out.npy"), vectors.mean(axis=0), atol=2e-3)
 
 
+def test_progress_goes_to_a_terminal_on_stderr(cpsgd: Any, vectors: Vectors, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save("table.npy", vectors)
+    assert cpsgd("mean", "table.npy", "--clip-norm", 1).stderr == ""
+    # What rich takes for "there is a terminal".
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = cpsgd("mean", "table.npy", "--clip-norm", 1, "--json")
+    assert "40/40" in result.stderr
+    assert json.loads(result.stdout)["clients"] == 40
+
+
 def test_mean_as_csv_is_one_row(cpsgd: Any, vectors: Vectors) -> None:
     np.save("table.npy", vectors)
     options = ("--clip-norm", 2, "--levels", 65536, "--trials", 0)

@@ -136,9 +136,12 @@ def _simulate(rows: Rows, aggregator: Aggregator, expectation: Expectation, thre
         return len(block)
 
     console = Console(stderr=True)
-    columns = (TextColumn("clients"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     block_rows = max(1, _BLOCK // rows.dim)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    if not console.is_terminal:
+        _in_order(rows, block_rows, work, threads, lambda done: None)
+        return
+    columns = (TextColumn("clients"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("clients", total=rows.clients)
         _in_order(rows, block_rows, work, threads, lambda done: progress.advance(task, done))
 
