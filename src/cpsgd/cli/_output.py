@@ -79,26 +79,31 @@ def sent_facts(protocol: Protocol) -> list[tuple[str, str]]:
     """What a client sends, for people."""
     if protocol.sigma is not None:
         parameters = f"clip norm {protocol.clip_norm:g}, σ = {protocol.sigma:g} a client"
-        noisy = True
     else:
         parameters = (
             f"clip norm {protocol.clip_norm:g}, k = {protocol.levels} levels in ±{protocol.coordinate_range:.4g}, "
             f"m = {protocol.trials} trials, p = {protocol.p:g}"
         )
-        if protocol.modulus is not None:
-            parameters += f", sums modulo {protocol.modulus}"
-        noisy = protocol.trials > 0
-    facts = [
+    if protocol.modulus is not None:
+        parameters += f", sums modulo {protocol.modulus}"
+    return [
         ("protocol", _TITLES[protocol.name]),
         ("parameters", parameters),
-        (
-            "message",
-            f"{protocol.message_bytes:,} bytes a client, header included: "
-            f"{protocol.bits_per_client / protocol.dim:.4g} bits a coordinate "
-            f"({protocol.bits_per_coordinate:.4g} by the paper's count)",
-        ),
+        *message_facts(protocol),
         ("compression", f"{4 * protocol.dim / protocol.message_bytes:.3g}× against float32"),
     ]
-    if not noisy:
+
+
+def message_facts(protocol: Protocol) -> list[tuple[str, str]]:
+    """How long a message is, and a warning where nothing in it is private."""
+    packed = protocol.bits_per_client / protocol.dim
+    facts = [
+        (
+            "message",
+            f"{protocol.message_bytes:,} bytes a client, header included: {packed:.4g} bits a coordinate "
+            f"({protocol.bits_per_coordinate:.4g} by the paper's count)",
+        )
+    ]
+    if protocol.sigma is None and protocol.trials == 0:
         facts.append(("privacy", "none: with 0 trials no noise is added"))
     return facts

@@ -21,7 +21,8 @@ def run(
 ) -> None:
     """Turn a vector into a private message, as a client does.
 
-    Each call draws fresh noise. Send only one message a vector and round: the noise of several could be averaged away.
+    Each call draws fresh noise. Send only one message a vector and round, and if it gets lost the same file again: the
+    noise of several could be averaged away.
     """
     from cpsgd.cli import _data
 
@@ -36,4 +37,4 @@ def run(
     if json:
         _output.show_json({"vector": str(vector), "out": str(out), "round": round, **_output.sent(chosen)})
         return
-    _output.show([*_output.sent_facts(chosen), ("round", str(round)), ("written to", str(out))])
+    _output.show([*_output.message_facts(chosen), ("round", str(round)), ("written to", str(out))])
