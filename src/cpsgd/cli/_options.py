@@ -114,7 +114,6 @@ class Parameters:
                     f"The protocol file already fixes every parameter; leave out {others}, or write a new file with "
                     "`cpsgd protocol`."
                 )
-
             return _files.read_protocol(self.file)
         from cpsgd.protocol import Protocol
 
