@@ -163,7 +163,6 @@ def test_protocol_file(cpsgd: Any, vectors: Vectors) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "--clip-norm"),
         (("--clip-norm", -1), "clip_norm"),
         (("--clip-norm", "nan"), "clip_norm"),
         (("--clip-norm", 1, "--levels", 1), "levels"),
@@ -187,12 +186,11 @@ def test_wrong_options(cpsgd: Any, vectors: Vectors, options: tuple[object, ...]
     assert not Path("mean.npy").exists()
 
 
-def test_missing_clip_norm_is_explained(cpsgd: Any, vectors: Vectors) -> None:
-    np.save("table.npy", vectors)
-    result = cpsgd("mean", "table.npy")
-    assert "must not be read off the data" in result.stderr
-    # A value would be read off the data.
-    assert not any(character.isdigit() for character in result.stderr)
+def test_the_clip_norm_does_not_follow_the_data(cpsgd: Any, vectors: Vectors) -> None:
+    for size in (0.1, 10.0):
+        np.save("table.npy", size * vectors)
+        facts = json.loads(cpsgd("mean", "table.npy", "--json").stdout)
+        assert facts["protocol"]["clip_norm"] == 1.0
 
 
 @pytest.mark.parametrize("suffix", ["npy", "npz", "csv"])

@@ -13,6 +13,9 @@ from cpsgd.errors import ParameterError
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
 
+# The norm vectors are clipped to is public. It must not be read off the data: the largest norm belongs to one person and
+# would give them away. So the default is a constant.
+DEFAULT_CLIP_NORM = 1.0
 DEFAULT_LEVELS = 2
 DEFAULT_TRIALS = 14
 DEFAULT_P = 0.5
@@ -32,7 +35,11 @@ RequiredProtocolFile = Annotated[
 ]
 ClipNorm = Annotated[
     float | None,
-    typer.Option(help="D: longer vectors are scaled down to this Euclidean norm.", rich_help_panel=_PANEL),
+    typer.Option(
+        help="D: longer vectors are scaled down to this Euclidean norm. Choose it without looking at the data.",
+        show_default=f"{DEFAULT_CLIP_NORM:g}",
+        rich_help_panel=_PANEL,
+    ),
 ]
 Levels = Annotated[
     int | None,
@@ -117,16 +124,11 @@ class Parameters:
             return _files.read_protocol(self.file)
         from cpsgd.protocol import Protocol
 
-        if self.clip_norm is None:
-            raise ParameterError(
-                "Missing --clip-norm (or --protocol). The norm that vectors are clipped to is public and must not be "
-                "read off the data: the largest norm belongs to one person and would give them away. Choose it from "
-                "what you know beforehand, such as the norm a typical vector has on public data of the same kind."
-            )
+        clip_norm = DEFAULT_CLIP_NORM if self.clip_norm is None else self.clip_norm
         if self.sigma is not None:
             if others := self._besides("sigma", "clip_norm"):
                 raise ParameterError(f"The Gaussian protocol (--sigma) neither rounds nor rotates; leave out {others}.")
-            return Protocol.gaussian(clients=clients, dim=dim, clip_norm=self.clip_norm, sigma=self.sigma)
+            return Protocol.gaussian(clients=clients, dim=dim, clip_norm=clip_norm, sigma=self.sigma)
         levels = DEFAULT_LEVELS if self.levels is None else self.levels
         trials = DEFAULT_TRIALS if self.trials is None else self.trials
         p = DEFAULT_P if self.p is None else self.p
@@ -136,7 +138,7 @@ class Parameters:
             return Protocol.binomial(
                 clients=clients,
                 dim=dim,
-                clip_norm=self.clip_norm,
+                clip_norm=clip_norm,
                 levels=levels,
                 trials=trials,
                 p=p,
@@ -145,7 +147,7 @@ class Parameters:
         return Protocol.rotated_binomial(
             clients=clients,
             dim=dim,
-            clip_norm=self.clip_norm,
+            clip_norm=clip_norm,
             levels=levels,
             trials=trials,
             p=p,
