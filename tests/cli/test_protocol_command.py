@@ -74,7 +74,6 @@ def test_an_existing_file_is_described(cpsgd: Any) -> None:
     [
         (("--dim", 5, "--clip-norm", 1), "--clients and --dim"),
         (("--clients", 5, "--clip-norm", 1), "--clients and --dim"),
-        (("--clients", 5, "--dim", 5), "--clip-norm"),
         (("--clients", 0, "--dim", 5, "--clip-norm", 1), "clients"),
         (("--clients", 5, "--dim", 0, "--clip-norm", 1, "--no-rotate"), "dim"),
         ((*ROUND, "--out", "nowhere/p.json"), "folder does not exist"),

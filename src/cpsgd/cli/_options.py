@@ -13,8 +13,8 @@ from cpsgd.errors import ParameterError
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
 
-# The norm vectors are clipped to is public. It must not be read off the data: the largest norm belongs to one person and
-# would give them away. So the default is a constant.
+# The norm vectors are clipped to is public. It must not be read off the data: the largest norm belongs to one person
+# and would give them away. So the default is a constant.
 DEFAULT_CLIP_NORM = 1.0
 DEFAULT_LEVELS = 2
 DEFAULT_TRIALS = 14
