@@ -1,6 +1,6 @@
 """The Rényi certificate: better than the Gaussian one where there is little noise.
 
-Let Z_0 be Binomial(N, p), Z_r the same shifted by r, and P_t = (1 - φ) Z_r + φ Z_{r+1} for t = r + φ, the law of one
+Let Z_0 be Binomial(N, p), Z_r the same shifted by r, and P_t = (1 - θ) Z_r + θ Z_{r+1} for t = r + θ, the law of one
 coordinate whose value t is rounded stochastically. With D_α the Rényi divergence of order α put
 
     κ(α) = sup over 0 < |t| <= min(k - 1, S) of  max(D_α(P_t, Z_0), D_α(Z_0, P_t)) / t².
