@@ -41,11 +41,11 @@ Array = _binomial.Array
 # Share of δ that pays for the box. It moves ε by about TAIL_SHARE/(α - 1), and a wider box costs nearly nothing.
 TAIL_SHARE = 1e-3
 MAX_ORDER = 1e6
-MAX_WORK = 2**20
+MAX_WORK = 2**19
 """Outputs times unit distances beyond which the certificate is not attempted: it would take many seconds."""
 
 # κ is at most this factor over a value attained by some t.
-_TOLERANCE = 2e-4
+_TOLERANCE = 2e-5
 _MAX_DEPTH = 12
 # Powers of likelihood ratios stay below e^600.
 _MAX_EXPONENT = 600.0
@@ -283,11 +283,11 @@ class _Node:
         self.curvature = exponent * (exponent - 1.0) * _dot(mass, second * slope)
         # What rounding does to them, to first order: of the ratio R and its slope (`inexact`), of log1p, expm1 and
         # exp (assumed good to two units), of sums and products.
-        e, inexact = abs(exponent), side.inexact[r + 1] + 4.0 * _UNIT
+        e, inexact = abs(exponent), side.inexact[r + 1] + 8.0 * _UNIT * (1.0 + np.abs(log))
         ratio, ratios = 1.0 + excess, 2.0 + side.excess[r] + side.excess[r + 1]
         first, slope, second = np.abs(first), np.abs(slope), np.abs(second)
-        size = e * (inexact * ratio * first + 4.0 * _UNIT * (np.abs(log) * (1.0 + power) + np.abs(excess)))
-        size += 4.0 * _UNIT * np.abs(power)
+        size = e * (inexact * ratio * first + 8.0 * _UNIT * (np.abs(log) * (1.0 + power) + np.abs(excess)))
+        size += 8.0 * _UNIT * np.abs(power)
         self.moment_error = side.error * self.moment + 1.01 * _dot(mass, size)
         size = side.error * slope * first + inexact * (ratios * first + (e + 2.0) * slope * (2.0 + first))
         self.derivative_error = 1.01 * e * _dot(mass, size)
