@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from threading import Lock
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,6 @@ _ID_BYTES = 16
 _DIGEST_BYTES = 32
 # A float message of an honest client is outside D + 40 σ with probability below 1e-340 a coordinate.
 _GAUSSIAN_REACH = 40.0
-
-Sums = NDArray[np.uint32] | NDArray[np.uint64] | NDArray[np.float64]
 
 
 class Aggregator:
@@ -74,14 +72,15 @@ class Aggregator:
         """
         if protocol.dim > max_dim:
             raise DimensionError(
-                f"The protocol has {protocol.dim} coordinates, over the limit max_dim={max_dim}; raise the limit if meant."
+                f"The protocol has {protocol.dim} coordinates, over the limit max_dim={max_dim}; raise it if meant."
             )
         self.protocol = protocol
         self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
         self._max_dim = max_dim
         self._fingerprint = protocol.fingerprint
         self._ids: set[bytes] = set()
-        self._sums: Sums = np.zeros(protocol.dim, np.uint32 if protocol.sigma is None else np.float64)
+        # uint32 until the sums outgrow it, then uint64; float64 in the Gaussian protocol.
+        self._sums: NDArray[Any] = np.zeros(protocol.dim, np.uint32 if protocol.sigma is None else np.float64)
         self._lock = Lock()
 
     @property
@@ -90,7 +89,7 @@ class Aggregator:
         return len(self._ids)
 
     @property
-    def sums(self) -> Sums:
+    def sums(self) -> NDArray[Any]:
         """A copy of the sums of the messages: integers, or floats in the Gaussian protocol."""
         with self._lock:
             return self._sums.copy()
@@ -120,7 +119,7 @@ class Aggregator:
             if self.protocol.sigma is None:
                 self._widen(self.count + 1)
                 groups = pack.grouping(parsed.radix)
-                _native.add_packed(parsed.payload, *groups.arguments(parsed.dim), self._sums)  # type: ignore[arg-type]
+                _native.add_packed(parsed.payload, *groups.arguments(parsed.dim), self._sums)
             else:
                 self._sums += floats
             self._ids.add(parsed.message_id)
@@ -143,7 +142,7 @@ class Aggregator:
             if not self._ids.isdisjoint(ids):
                 raise DuplicateError("A message was accepted by both aggregators.")
             self._widen(self.count + len(ids))
-            self._sums += sums  # type: ignore[operator, arg-type]
+            self._sums += sums
             self._ids |= ids
 
     def mean(self) -> NDArray[np.float32]:
@@ -157,7 +156,7 @@ class Aggregator:
                 raise EmptyError("There is no mean yet: no message has been accepted.")
             if self.protocol.sigma is not None:
                 return (self._sums / self.count).astype(np.float32)
-            return pipeline.decode(self.protocol, self._sums, self.count, self.round)  # type: ignore[arg-type]
+            return pipeline.decode(self.protocol, self._sums, self.count, self.round)
 
     def save(self) -> bytes:
         """The whole state as bytes, for `restore`."""

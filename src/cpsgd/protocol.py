@@ -260,7 +260,7 @@ class Protocol:
 
     @property
     def scale(self) -> float:
-        """s = 2 X^max / (k - 1), the distance of two levels."""
+        """S = 2 X^max / (k - 1), the distance of two levels."""
         if self.sigma is not None:
             raise ParameterError("The Gaussian protocol sends floats: it has no scale.")
         return 2.0 * self.coordinate_range / (self.levels - 1)

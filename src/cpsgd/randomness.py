@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 # CTR mode encrypts a run of zeros to get the bare keystream; one shared run serves all calls.
-_ZEROS = np.zeros(1 << 18, dtype=np.uint8)
+_ZEROS = memoryview(bytes(1 << 18))
 # `update_into` asks for this much room behind the data.
 _SLACK = 16
 
@@ -43,9 +43,9 @@ class Keystream:
 
     def fill(self, buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
         """Writes the next `size` bytes to a buffer made by `buffer`, and returns them as a view of it."""
-        for start in range(0, size, _ZEROS.size):
-            count = min(_ZEROS.size, size - start)
-            self._encryptor.update_into(_ZEROS[:count].data, buffer[start : start + count + _SLACK].data)
+        for start in range(0, size, len(_ZEROS)):
+            count = min(len(_ZEROS), size - start)
+            self._encryptor.update_into(_ZEROS[:count], buffer[start : start + count + _SLACK].data)
         return buffer[:size]
 
     def take(self, size: int) -> NDArray[np.uint8]:

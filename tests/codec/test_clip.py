@@ -48,7 +48,9 @@ def test_squares_that_overflow_are_no_excuse(size: float) -> None:
     levels=st.sampled_from([2, 3, 17, 1000]),
     seed=st.integers(0, 2**32),
 )
-def test_after_enforcing_the_grid_point_is_within_the_norm(dim: int, size: float, exponent: int, levels: int, seed: int) -> None:
+def test_after_enforcing_the_grid_point_is_within_the_norm(
+    dim: int, size: float, exponent: int, levels: int, seed: int
+) -> None:
     norm_limit = 2.0**exponent * 1.37
     x = np.random.default_rng(seed).standard_normal(dim)
     grid = (x * (size * norm_limit / np.linalg.norm(x))).astype(np.float32)

@@ -35,7 +35,20 @@ def p_value(sample: np.ndarray, trials: int, p: float) -> float:
     return float(stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue)
 
 
-LAWS = [(1, 0.5), (14, 0.5), (16, 0.5), (17, 0.5), (64, 0.5), (256, 0.5), (257, 0.5), (14, 0.25), (30, 0.9), (1000, 0.3), (5, 1e-3), (10**6, 0.5)]
+LAWS = [
+    (1, 0.5),
+    (14, 0.5),
+    (16, 0.5),
+    (17, 0.5),
+    (64, 0.5),
+    (256, 0.5),
+    (257, 0.5),
+    (14, 0.25),
+    (30, 0.9),
+    (1000, 0.3),
+    (5, 1e-3),
+    (10**6, 0.5),
+]
 
 
 @pytest.mark.parametrize(("trials", "p"), LAWS)
@@ -86,7 +99,8 @@ def test_the_table_is_within_its_stated_distance(trials: int, p: float) -> None:
         drawn[table.base + j] = Fraction(thresholds[j + 1] - thresholds[j], 2**128)
     distance = sum(abs(a - b) for a, b in zip(exact, drawn, strict=True)) / 2
     assert distance <= Fraction(noise.total_variation(trials, p))
-    # The bound is not vacuous: where the probabilities need more than 128 bits it is within a factor of 1000 of the truth.
+    # The bound is not vacuous: where the probabilities need more than 128 bits it is within a factor of 1000 of the
+    # truth.
     assert trials == 1 or float(distance) > noise.total_variation(trials, p) / 1000
     assert noise.total_variation(trials, p) < 1e-32
 

@@ -37,14 +37,17 @@ def test_size_is_within_three_percent_of_the_entropy_at_every_radix() -> None:
         assert pack.payload_bytes(10**6, radix) / (10**6 * math.log2(radix) / 8) < 1.026
 
 
-@pytest.mark.parametrize(("radix", "expected"), [(2, (1, 1)), (3, (5, 8)), (5, (3, 7)), (16, (1, 4)), (70_000, (3, 49))])
+@pytest.mark.parametrize(
+    ("radix", "expected"), [(2, (1, 1)), (3, (5, 8)), (5, (3, 7)), (16, (1, 4)), (70_000, (3, 49))]
+)
 def test_groupings_of_the_format(radix: int, expected: tuple[int, int]) -> None:
     grouping = pack.grouping(radix)
     assert (grouping.digits, grouping.bits) == expected
 
 
 def test_bytes_by_hand() -> None:
-    # Base 3, five digits to a byte, least significant first: 1 + 2·3 + 0·9 + 1·27 + 2·81 = 196, then 2 + 1·3 = 5 in 4 bits.
+    # Base 3, five digits to a byte, least significant first: 1 + 2·3 + 0·9 + 1·27 + 2·81 = 196, then 2 + 1·3 = 5 in 4
+    # bits.
     assert pack.forward(np.array([1, 2, 0, 1, 2, 2, 1], np.uint32), 3) == bytes([196, 5])
     # Nibbles, low one first.
     assert pack.forward(np.array([1, 2, 15], np.uint32), 16) == bytes([0x21, 0x0F])
@@ -62,7 +65,9 @@ def test_a_word_no_digits_make_is_refused(radix: int) -> None:
     word = radix**grouping.digits  # the smallest number that is not a group of digits
     assert word < 2**grouping.bits
     for position in range(3):
-        payload = np.frombuffer((word << position * grouping.bits).to_bytes(pack.payload_bytes(count, radix), "little"), np.uint8)
+        payload = np.frombuffer(
+            (word << position * grouping.bits).to_bytes(pack.payload_bytes(count, radix), "little"), np.uint8
+        )
         with pytest.raises(ValueRangeError, match="position"):
             pack.backward(payload, count, radix)
 

@@ -25,7 +25,7 @@ def spread(rotated: np.ndarray) -> float:
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: f"d={v['dim']}")
 def test_signs_match_the_committed_vectors(vector: dict[str, object]) -> None:
-    signs = rotate.signs(vector["dim"], vector["seed"], vector["round"])  # type: ignore[arg-type]
+    signs = rotate.signs(vector["dim"], vector["seed"], vector["round"])
     assert signs.tobytes().hex() == vector["signs"]
 
 

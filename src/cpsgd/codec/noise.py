@@ -3,9 +3,9 @@
 Two samplers, both taking the same steps whatever the outcome:
 
 * **coins**, for p = ½ and m up to 256: the number of ones among m keystream bits. Exact.
-* **inversion**, for everything else: a 128-bit uniform number is compared with the cumulative probabilities, each rounded
-  to 128 bits. The law differs from Binomial(m, p) by at most `total_variation(m, p)`, below 1e-32 for all m here,
-  which the accounting adds to δ.
+* **inversion**, for everything else: a 128-bit uniform number is compared with the cumulative probabilities, each
+  rounded to 128 bits. The law differs from Binomial(m, p) by at most `total_variation(m, p)`, below 1e-32 for all m
+  here, which the accounting adds to δ.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COINS = Table(np.empty(0, np.uint64), np.empty(0, np.uint64), 0)
 
 def uses_coins(trials: int, p: float) -> bool:
     """Whether the noise is drawn by counting coins, hence exactly."""
-    return p == 0.5 and trials <= MAX_COINS or trials == 0
+    return (p == 0.5 and trials <= MAX_COINS) or trials == 0
 
 
 def keystream_bytes(trials: int, p: float) -> int:
@@ -55,9 +55,10 @@ def keystream_bytes(trials: int, p: float) -> int:
 def total_variation(trials: int, p: float) -> float:
     """An upper bound on the total-variation distance of one draw from Binomial(m, p); 0.0 where it is exact.
 
-    Rounding each of c thresholds to 128 bits moves at most c 2^-128 of mass. The outcomes left out of the window, at most m,
-    each have less than 2^-160 of the likeliest one's mass. The weights, integers of which the likeliest is 2^320, are each off
-    by at most c (ratios below 1 shrink earlier errors), together c² 2^-320 of the mass; the factor 2 covers that.
+    Rounding each of c thresholds to 128 bits moves at most c 2^-128 of mass. The outcomes left out of the window, at
+    most m, each have less than 2^-160 of the likeliest one's mass. The weights, integers of which the likeliest is
+    2^320, are each off by at most c (ratios below 1 shrink earlier errors), together c² 2^-320 of the mass; the factor
+    2 covers that.
     """
     if uses_coins(trials, p):
         return 0.0

@@ -1,9 +1,10 @@
 """Stage 5: integers below a radix to bytes, close to log2(radix) bits each.
 
-Digits are taken g at a time, least significant first, as one number below radix^g, which is written in B bits; the numbers
-follow each other without gaps, least significant bit first, and the last byte is filled up with zero bits. What remains at the end
-is a shorter group in as few bits as it needs. g is the smallest number of digits for which B/g is within 1 % of the best
-that any group of at most 64 bits does: 1 for a power of two, at most 2.6 % over log2(radix) for every radix below 2^32.
+Digits are taken g at a time, least significant first, as one number below radix^g, which is written in B bits; the
+numbers follow each other without gaps, least significant bit first, and the last byte is filled up with zero bits. What
+remains at the end is a shorter group in as few bits as it needs. g is the smallest number of digits for which B/g is
+within 1 % of the best that any group of at most 64 bits does: 1 for a power of two, at most 2.6 % over log2(radix) for
+every radix below 2^32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All stages in one go: vector to message, and sums of messages back to a mean.
 
-The public path. It needs one scratch vector of float32 and one block of keystream beside its output; the integers between
-rounding and packing never leave the processor's first-level cache.
+The public path. It needs one scratch vector of float32 and one block of keystream beside its output; the integers
+between rounding and packing never leave the processor's first-level cache.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from cpsgd.randomness import Keystream
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
 
-# Keystream is drawn in blocks of an eighth of the input's bytes, within these bounds: enough of them to hide the cost of
-# a call, few enough for the second-level cache.
-_SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 15, 1 << 18
+# Keystream is drawn in blocks of a quarter of the (float32) input's bytes, within these bounds: large enough to hide
+# the cost of a call, small enough for the second-level cache and for the memory it takes beside the input's.
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 18
 # float32 factors outside this interval would lose digits on their own; such vectors take the float64 kernels.
 _FLOAT32_FACTORS = (1e-30, 1e30)
 
@@ -43,6 +43,7 @@ class _Stages:
     rounder: _native.Rounder
     keystream_bytes: int
     grouping: pack.Grouping
+    last_bits: int
     block: int
 
 
@@ -53,7 +54,7 @@ def _stages(protocol: Protocol) -> _Stages:
     keystream_bytes = noise.keystream_bytes(protocol.trials, protocol.p)
     # Blocks begin on a byte and on a group of digits.
     step = 8 * groups.digits
-    block_bytes = min(max(protocol.dim // 2, _SMALLEST_BLOCK), _LARGEST_BLOCK)
+    block_bytes = min(max(protocol.dim, _SMALLEST_BLOCK), _LARGEST_BLOCK)
     return _Stages(
         unit=unit,
         # Rounded down, so that the norm is within D also for the exact quotient.
@@ -63,6 +64,7 @@ def _stages(protocol: Protocol) -> _Stages:
         rounder=noise.rounder(protocol.levels, protocol.trials, protocol.p),
         keystream_bytes=keystream_bytes,
         grouping=groups,
+        last_bits=groups.last_bits(protocol.dim),
         block=max(1, block_bytes // keystream_bytes // step) * step,
     )
 
@@ -83,7 +85,9 @@ def as_vector(vector: ArrayLike, dim: int) -> Vector:
         raise VectorError(f"Expected a vector of {dim} coordinates, got an array of shape {array.shape}.")
     if array.dtype.kind not in "fiub":
         raise VectorError(f"Expected real numbers, got an array of {array.dtype}.")
-    return np.ascontiguousarray(array, dtype=np.float32 if array.dtype in (np.float32, np.float16) else np.float64)
+    if array.dtype in (np.float32, np.float16):
+        return np.ascontiguousarray(array, dtype=np.float32)
+    return np.ascontiguousarray(array, dtype=np.float64)
 
 
 def to_grid(protocol: Protocol, vector: Vector, round: int) -> NDArray[np.float32]:
@@ -131,22 +135,19 @@ def _encode_integers(
     grid = to_grid(protocol, vector, round)
     groups = stages.grouping
     buffer = stream.buffer(min(stages.block, grid.size) * stages.keystream_bytes)
-    for start in range(0, grid.size, stages.block):
-        count = min(stages.block, grid.size - start)
-        first_byte = start // groups.digits * groups.bits // 8
-        stages.rounder.packed(
-            grid[start : start + count],
-            stream.fill(buffer, count * stages.keystream_bytes),
-            *groups.arguments(count),
-            payload[first_byte : first_byte + pack.payload_bytes(count, protocol.radix)],
-        )
+    block_bytes = stages.block // groups.digits * groups.bits // 8
+    for number, start in enumerate(range(0, grid.size, stages.block)):
+        part = grid[start : start + stages.block]
+        words = stream.fill(buffer, part.size * stages.keystream_bytes)
+        packed = payload[number * block_bytes : (number + 1) * block_bytes]
+        stages.rounder.packed(part, words, groups.radix, groups.digits, groups.bits, stages.last_bits, packed)
 
 
 def _encode_floats(protocol: Protocol, vector: Vector, stream: Keystream, payload: NDArray[np.uint8]) -> None:
     """The Gaussian protocol: clipped floats plus N(0, σ²).
 
-    Box and Muller's transform of keystream. A baseline: unlike the integers of the other protocols, floating-point noise
-    is only close to the law that is analysed.
+    Box and Muller's transform of keystream. A baseline: unlike the integers of the other protocols, floating-point
+    noise is only close to the law that is analysed.
     """
     assert protocol.sigma is not None
     clipped = vector.astype(np.float64) * clip.factor(vector, protocol.clip_norm)

@@ -1,9 +1,10 @@
 """Stage 3: unbiased stochastic rounding to k levels (the paper's π_sk).
 
-The k levels lie s = 2 X^max/(k-1) apart, from -X^max to X^max. A finer grid, 2^F points to a level, carries the coordinates:
-the vector is first put on the grid (to the nearest point, at most 2^-(F+1) levels away), and then rounded from there to
-one of its two neighbouring levels with exactly the right probability, a multiple of 2^-F, by F random bits.
-So the mechanism that is analysed, which starts from a point of the grid within the norm bound, is the one that runs.
+The k levels lie s = 2 X^max/(k-1) apart, from -X^max to X^max. A finer grid, 2^F points to a level, carries the
+coordinates: the vector is first put on the grid (to the nearest point, at most 2^-(F+1) levels away), and then rounded
+from there to one of its two neighbouring levels with exactly the right probability, a multiple of 2^-F, by F random
+bits. So the mechanism that is analysed, which starts from a point of the grid within the norm bound, is the one that
+runs.
 """
 
 from __future__ import annotations

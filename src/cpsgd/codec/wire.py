@@ -64,7 +64,9 @@ def read(data: bytes | bytearray | memoryview, *, max_dim: int = DEFAULT_MAX_DIM
     if magic != MAGIC:
         raise MagicError("Not a cpsgd message: the first four bytes are not 'cpsg'.")
     if version != VERSION or reserved != 0:
-        raise VersionError(f"Message version {version}.{reserved} is not readable here; this release reads {VERSION}.0.")
+        raise VersionError(
+            f"Message version {version}.{reserved} is not readable here; this release reads {VERSION}.0."
+        )
     if not 1 <= dim <= max_dim:
         raise DimensionError(f"The message announces {dim} coordinates; between 1 and {max_dim} are accepted.")
     if radix == 1:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,31 @@ from cpsgd.codec._kernels import _native, reference
 from cpsgd.randomness import Keystream
 
 # Around every boundary of the blocking: lanes, tiles, leaves, powers of two.
-DIMENSIONS = [1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 63, 64, 100, 255, 256, 257, 1000, 4095, 4096, 4097, 10_000, 2**15 + 1, 51_370]
+DIMENSIONS = [
+    1,
+    2,
+    3,
+    5,
+    8,
+    15,
+    16,
+    17,
+    31,
+    33,
+    63,
+    64,
+    100,
+    255,
+    256,
+    257,
+    1000,
+    4095,
+    4096,
+    4097,
+    10_000,
+    2**15 + 1,
+    51_370,
+]
 
 
 def vector(dim: int, seed: int = 0) -> np.ndarray:
@@ -39,7 +65,9 @@ def test_grid_norm_is_the_norm_of_the_grid_point(dim: int, levels: int) -> None:
     bits = quantize.fraction_bits(levels)
     y = vector(dim) * np.float32(20_000)
     grid = reference.to_grid(y, levels, bits)
-    assert _native.grid_norm_squared(y, quantize.coordinate_limit(levels)) == reference.norm_squared(grid.astype(np.float64))
+    assert _native.grid_norm_squared(y, quantize.coordinate_limit(levels)) == reference.norm_squared(
+        grid.astype(np.float64)
+    )
 
 
 @pytest.mark.parametrize("dim", [*DIMENSIONS, 2**16, 2**17, 2**18 + 12345])
@@ -73,7 +101,9 @@ def test_coins_are_the_same(trials: int, count: int) -> None:
     np.testing.assert_array_equal(values, reference.coins(count, trials, words))
 
 
-@pytest.mark.parametrize(("trials", "p"), [(1, 0.3), (2, 0.9), (14, 0.25), (257, 0.5), (1000, 0.01), (3, 1e-9), (5000, 0.5)])
+@pytest.mark.parametrize(
+    ("trials", "p"), [(1, 0.3), (2, 0.9), (14, 0.25), (257, 0.5), (1000, 0.01), (3, 1e-9), (5000, 0.5)]
+)
 @pytest.mark.parametrize("count", [1, 333, 1100])
 def test_inversion_is_the_same(trials: int, p: float, count: int) -> None:
     table = noise.table(trials, p)
@@ -148,12 +178,14 @@ def test_checksum_check_value() -> None:
         lambda: _native.Rounder(1, 16, 0, np.zeros(0, np.uint64), np.zeros(0, np.uint64), 0),
         lambda: _native.Rounder(2, 16, 9000, np.zeros(0, np.uint64), np.zeros(0, np.uint64), 0),
         lambda: _native.Rounder(2, 16, 4, np.zeros(5, np.uint64), np.zeros(5, np.uint64), 0),
-        lambda: noise.rounder(2, 17, 0.5).values(np.zeros(8, np.float32), np.zeros(63, np.uint8), np.zeros(8, np.uint32)),
+        lambda: noise.rounder(2, 17, 0.5).values(
+            np.zeros(8, np.float32), np.zeros(63, np.uint8), np.zeros(8, np.uint32)
+        ),
         lambda: noise.rounder(2, 17, 0.5).packed(
             np.zeros(8, np.float32), np.zeros(64, np.uint8), 16, 1, 4, 0, np.zeros(4, np.uint8)
         ),
     ],
 )
-def test_wrong_sizes_are_refused(call) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_sizes_are_refused(call: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         call()

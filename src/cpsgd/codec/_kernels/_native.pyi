@@ -22,9 +22,7 @@ class Rounder:
         low: NDArray[np.uint64],
         base: int,
     ) -> None: ...
-    def values(
-        self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]
-    ) -> None: ...
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None: ...
     def packed(
         self,
         grid: NDArray[np.float32],

@@ -23,12 +23,12 @@ def norm_squared(x: NDArray[np.floating]) -> float:
 
 
 def scale(x: NDArray[np.float32] | NDArray[np.float64], factor: float) -> NDArray[np.float32]:
-    """x · factor, in the precision of x."""
+    """X · factor, in the precision of x."""
     return (x * x.dtype.type(factor)).astype(np.float32)
 
 
 def to_grid(y: NDArray[np.float32], levels: int, fraction_bits: int) -> NDArray[np.int64]:
-    """The grid point that rounding starts from: clipped to ±(k-1)/2 levels, then to the nearest integer, ties to even."""
+    """The grid point that rounding starts from: clipped to ±(k-1)/2 levels, then to the nearest integer."""
     limit = np.float32((levels - 1) << (fraction_bits - 1))
     return np.rint(np.clip(y, -limit, limit)).astype(np.int64)
 
@@ -91,7 +91,8 @@ def quantize(
 def coins(count: int, trials: int, keystream: NDArray[np.uint8]) -> NDArray[np.uint32]:
     """Binomial(m, 1/2): ones among the high halves of the words, then among planes of 32 coins."""
     planes = keystream[: keystream.size // 4 * 4].view("<u4").reshape(-1, count)
-    ones = np.bitwise_count((planes[0] >> np.uint32(16)) & np.uint32((1 << min(trials, 16)) - 1)).astype(np.uint32)
+    first = (planes[0] >> np.uint32(16)) & np.uint32((1 << min(trials, 16)) - 1)
+    ones: NDArray[np.uint32] = np.bitwise_count(first).astype(np.uint32)
     left = max(0, trials - 16)
     for plane in planes[1:]:
         here = min(left, 32)
@@ -105,8 +106,8 @@ def inverted(
 ) -> NDArray[np.uint32]:
     """Binomial(m, p) by inversion: base + the number of thresholds that a 128-bit number reaches."""
     halves = keystream[4 * count : 20 * count].copy().view("<u8").reshape(count, 2)
-    thresholds = [int(h) << 64 | int(l) for h, l in zip(high, low, strict=True)]
-    numbers = [int(h) << 64 | int(l) for l, h in halves]
+    thresholds = [int(upper) << 64 | int(lower) for upper, lower in zip(high, low, strict=True)]
+    numbers = [int(upper) << 64 | int(lower) for lower, upper in halves]
     reached = [sum(number >= threshold for threshold in thresholds) for number in numbers]
     return np.array(reached, dtype=np.uint32) + np.uint32(base)
 

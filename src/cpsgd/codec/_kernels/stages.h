@@ -59,6 +59,14 @@ inline float scaled<float>(float x, double factor) { return x * static_cast<floa
 template <>
 inline float scaled<double>(double x, double factor) { return static_cast<float>(x * factor); }
 
+static inline Floats load_scaled(const float* x, double factor) { return load(x) * static_cast<float>(factor); }
+
+static inline Floats load_scaled(const double* x, double factor) {
+  Floats v;
+  for (int lane = 0; lane < kLanes; ++lane) v[lane] = scaled(x[lane], factor);
+  return v;
+}
+
 template <typename T>
 static void scale(const T* x, double factor, float* out, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) out[i] = scaled(x[i], factor);
@@ -77,10 +85,9 @@ static void apply_signs(const T* x, double factor, const std::uint8_t* bits, std
   for (; i + 16 <= n; i += 16) {
     std::uint32_t word = bytes[i / 8] | (std::uint32_t{bytes[i / 8 + 1]} << 8);
     for (int part = 0; part < 16; part += kLanes, word >>= kLanes) {
-      float product[kLanes];
-      for (int lane = 0; lane < kLanes; ++lane) product[lane] = scaled(x[i + part + lane], factor) * normalise;
+      const Floats product = load_scaled(x + i + part, factor) * normalise;
       const Words sign = reinterpret_cast<Words>((word & lanes) == lanes) & 0x80000000u;
-      store(out + i + part, reinterpret_cast<Floats>(reinterpret_cast<Words>(load(product)) ^ sign));
+      store(out + i + part, reinterpret_cast<Floats>(reinterpret_cast<Words>(product) ^ sign));
     }
   }
   for (; i < n; ++i) out[i] = scaled(x[i], factor) * ((bytes[i / 8] >> (i % 8)) & 1 ? -normalise : normalise);

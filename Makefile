@@ -1,0 +1,49 @@
+# Everything a newcomer needs: `make test` on a fresh clone installs what it needs and runs the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SOURCES := $(shell find src -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml constraints.txt
+
+.PHONY: help install test lint bench sanitize clean
+
+help:
+	@echo "make test      install into $(VENV) and run all tests"
+	@echo "make lint      ruff and mypy"
+	@echo "make bench     speed of every stage beside memcpy and NumPy"
+	@echo "make sanitize  the kernels' tests under AddressSanitizer and UBSan"
+
+install: $(VENV)/installed
+
+# An editable install: Python changes are live, a change to the kernels rebuilds them.
+$(VENV)/installed: $(SOURCES)
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+test: install
+	$(BIN)/python -m pytest -n auto
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python benchmarks/codec.py
+
+# A second environment whose kernels are instrumented; Python itself is not, so the runtime is preloaded.
+sanitize: $(VENV)-sanitize/installed
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	$(VENV)-sanitize/bin/python -m pytest -q -p no:cacheprovider -m "not slow" tests/codec tests/test_aggregator.py
+
+$(VENV)-sanitize/installed: $(SOURCES)
+	test -d $(VENV)-sanitize || $(PYTHON) -m venv $(VENV)-sanitize
+	$(VENV)-sanitize/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--config-settings=cmake.define.CPSGD_SANITIZE=ON --config-settings=build-dir=build/sanitize \
+		--config-settings=install.strip=false . pytest hypothesis
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(VENV)-sanitize build dist

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from cpsgd import Protocol
+from cpsgd.codec import clip, noise, pack, pipeline, quantize, rotate, wire
+from cpsgd.codec._kernels import reference
+from cpsgd.errors import NonFiniteError, ParameterError, VectorError
+from cpsgd.randomness import Keystream
+
+
+def make(dim: int, levels: int = 2, trials: int = 14, p: float = 0.5, rotated: bool = True, **more: int) -> Protocol:
+    build = Protocol.rotated_binomial if rotated else Protocol.binomial
+    return build(clients=100, dim=dim, clip_norm=1.0, levels=levels, trials=trials, p=p, **more)
+
+
+def gaussian_vector(dim: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([dim, seed]).standard_normal(dim)
+
+
+CASES = [
+    (1, 2, 14, 0.5, True),
+    (7, 3, 0, 0.5, False),
+    (1000, 2, 14, 0.5, True),
+    (5000, 16, 100, 0.5, True),
+    (20_000, 5, 60, 0.3, True),
+    (51_370, 2, 14, 0.5, True),
+    (70_000, 3, 200, 0.5, False),
+]
+
+
+@pytest.mark.parametrize(("dim", "levels", "trials", "p", "rotated"), CASES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_fused_path_equals_the_reference(
+    dim: int, levels: int, trials: int, p: float, rotated: bool, dtype: type[np.floating]
+) -> None:
+    protocol = make(dim, levels, trials, p, rotated)
+    x = gaussian_vector(dim).astype(dtype)
+    message = pipeline.encode(protocol, x, 6, Keystream(bytes(16)))
+
+    factor = clip.factor(x, 1.0) * quantize.unit(protocol.coordinate_range, levels)
+    grid = reference.rotate_forward(x, factor, rotate.signs(dim, 0, 6)) if rotated else reference.scale(x, factor)
+    bits = quantize.fraction_bits(levels)
+    stages = pipeline._stages(protocol)
+    stream = Keystream(bytes(16))
+    values = []
+    for start in range(0, dim, stages.block):
+        block = grid[start : start + stages.block]
+        words = stream.take(block.size * noise.keystream_bytes(trials, p))
+        rounded = reference.quantize(block, words, levels, bits)
+        if noise.uses_coins(trials, p):
+            values.append(rounded + reference.coins(block.size, trials, words))
+        else:
+            table = noise.table(trials, p)
+            values.append(rounded + reference.inverted(block.size, words, table.high, table.low, table.base))
+    expected = np.concatenate(values)
+    np.testing.assert_array_equal(pack.backward(wire.read(message).payload, dim, protocol.radix), expected)
+
+
+@pytest.mark.parametrize(("dim", "levels", "trials", "p", "rotated"), CASES)
+def test_the_grid_point_is_within_the_clip_norm(dim: int, levels: int, trials: int, p: float, rotated: bool) -> None:
+    # Exact in integers: ‖v‖ <= 2^F D/s. Vectors far too long, just too long and just short enough.
+    protocol = make(dim, levels, trials, p, rotated)
+    x = gaussian_vector(dim)
+    for length in (1e30, 5.0, 1.0 + 1e-7, 1.0, 1.0 - 1e-7):
+        grid = pipeline.to_grid(protocol, x * (length / np.linalg.norm(x)), 1)
+        point = reference.to_grid(grid, levels, quantize.fraction_bits(levels)).astype(object)
+        limit = 2.0 ** quantize.fraction_bits(levels) * protocol.clip_norm / protocol.scale
+        assert int((point**2).sum()) <= limit**2
+    if rotated and dim > 100:  # and the bound is not met by throwing the vector away
+        assert float((point**2).sum()) ** 0.5 == pytest.approx(limit, rel=1e-5)
+
+
+@pytest.mark.parametrize("position", [0, 17, 999])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_non_finite_vectors_are_refused(position: int, bad: float) -> None:
+    for protocol in (
+        make(1000),
+        make(1000, rotated=False),
+        Protocol.gaussian(clients=1, dim=1000, clip_norm=1, sigma=1),
+    ):
+        x = np.zeros(1000, np.float32)
+        x[position] = bad
+        with pytest.raises(NonFiniteError) as caught:
+            protocol.encode(x, 0)
+        assert caught.value.coordinate == position
+
+
+@pytest.mark.parametrize("bad", [np.zeros(9), np.zeros((10, 1)), np.zeros(()), ["a"] * 10, np.zeros(10, complex)])
+def test_wrong_vectors_are_refused(bad: object) -> None:
+    with pytest.raises(VectorError):
+        make(10).encode(bad, 0)
+
+
+@pytest.mark.parametrize("bad", [-1, 2**64, 1.5, "1", True])
+def test_wrong_rounds_are_refused(bad: object) -> None:
+    with pytest.raises(ParameterError, match="round"):
+        make(10).encode(np.zeros(10), bad)
+
+
+def test_vectors_of_other_types_and_layouts() -> None:
+    protocol = make(6, levels=1000, trials=0)
+    x = np.array([0.1, 0.2, -0.3, 0.0, 0.25, -0.5])
+    expected = pipeline.to_grid(protocol, x, 0)
+    matrix = np.zeros((6, 3))
+    matrix[:, 1] = x
+    for same in (list(x), matrix[:, 1], x[::-1][::-1], x.astype(">f8")):
+        np.testing.assert_array_equal(pipeline.to_grid(protocol, pipeline.as_vector(same, 6), 0), expected)
+    assert pipeline.as_vector(np.arange(6), 6).dtype == np.float64
+    assert pipeline.as_vector(x.astype(np.float16), 6).dtype == np.float32
+
+
+@pytest.mark.parametrize("size", [1e-19, 1e-5, 1e5, 1e19])
+def test_any_unit_of_measurement_will_do(size: float) -> None:
+    x = gaussian_vector(100)
+    plain = Protocol.binomial(clients=1, dim=100, clip_norm=2.0, levels=100, trials=0)
+    scaled = Protocol.binomial(clients=1, dim=100, clip_norm=2.0 * size, levels=100, trials=0)
+    for dtype in (np.float32, np.float64):
+        grid = pipeline.to_grid(scaled, (x * size).astype(dtype), 0)
+        np.testing.assert_allclose(grid, pipeline.to_grid(plain, x.astype(dtype), 0), rtol=1e-5)
+
+
+def test_huge_float32_vectors_are_clipped_not_lost() -> None:
+    grid = pipeline.to_grid(make(4, levels=100, trials=0), np.full(4, 3e38, np.float32), 0)
+    expected = pipeline.to_grid(make(4, levels=100, trials=0), np.full(4, 1.0), 0)
+    np.testing.assert_allclose(grid, expected, rtol=1e-5)
+
+
+def test_every_call_draws_fresh_noise() -> None:
+    protocol = make(100)
+    messages = [protocol.encode(np.zeros(100), 0) for _ in range(50)]
+    assert len({message[64:] for message in messages}) == 50
+    assert len({wire.read(message).message_id for message in messages}) == 50
+
+
+@pytest.mark.parametrize("dim", [2**16, 2**20, 10**6 + 1])
+def test_memory_beside_the_output(dim: int) -> None:
+    protocol = make(dim)
+    x = np.zeros(dim, np.float32)
+    protocol.encode(x, 0)  # tables and signs are made once
+    tracemalloc.start()
+    try:
+        message = protocol.encode(x, 0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak - len(message) <= 1.5 * x.nbytes
+
+
+def test_the_gaussian_protocol_adds_its_noise() -> None:
+    dim, sigma = 200_000, 0.7
+    protocol = Protocol.gaussian(clients=1, dim=dim, clip_norm=1.0, sigma=sigma)
+    values = np.frombuffer(pipeline.encode(protocol, np.zeros(dim), 0, Keystream(bytes(16)))[64:], "<f4") / sigma
+    # Kolmogorov–Smirnov at false-alarm 1e-7: √(ln(2/1e-7)/2) = 2.9.
+
+    assert stats.kstest(values, "norm").statistic * dim**0.5 < 2.9
+    assert stats.kstest(values * 1.03, "norm").statistic * dim**0.5 > 2.9

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpsgd import Protocol, paper_coordinate_range
+from cpsgd.errors import ParameterError
+
+BASE = {"clients": 10, "dim": 100, "clip_norm": 1.0, "coordinate_range": 0.5, "levels": 4, "trials": 12}
+
+
+def test_names_of_the_paper() -> None:
+    common = {"clients": 10, "dim": 100, "clip_norm": 2.0}
+    gaussian = Protocol.gaussian(**common, sigma=0.1)
+    binomial = Protocol.binomial(**common, levels=4, trials=12)
+    rotated = Protocol.rotated_binomial(**common, levels=4, trials=12, delta=1e-6)
+    assert [p.name for p in (gaussian, binomial, rotated)] == ["gaussian", "binomial", "rotated-binomial"]
+    assert binomial.coordinate_range == 2.0
+    assert rotated.coordinate_range == pytest.approx(2 * 2.0 * math.sqrt(math.log(2 * 10 * 100 / 1e-6) / 100))
+    assert rotated.coordinate_range == paper_coordinate_range(clients=10, dim=100, clip_norm=2.0, delta=1e-6)
+    assert gaussian.radix == 0
+    assert (binomial.radix, binomial.scale) == (16, pytest.approx(4.0 / 3))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    dim=st.integers(1, 10**6),
+    clip_norm=st.floats(1e-6, 1e6),
+    coordinate_range=st.floats(1e-6, 1e6),
+    levels=st.integers(2, 2**24),
+    trials=st.integers(0, 2**31),
+    p=st.floats(0.001, 0.999),
+    rotate=st.booleans(),
+    rotation_seed=st.integers(0, 2**64 - 1),
+)
+def test_json_round_trip(**fields: object) -> None:
+    protocol = Protocol(clients=7, **fields)
+    again = Protocol.from_json(protocol.to_json())
+    assert again == protocol
+    assert hash(again) == hash(protocol)
+    assert again.fingerprint == protocol.fingerprint
+
+
+def test_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Protocol(**BASE).levels = 3  # type: ignore[misc]
+
+
+def test_the_fingerprint_sees_every_field() -> None:
+    changes = {
+        "clients": 11,
+        "dim": 101,
+        "clip_norm": math.nextafter(1.0, 2.0),
+        "coordinate_range": 0.25,
+        "levels": 5,
+        "trials": 13,
+        "p": 0.25,
+        "rotate": False,
+        "modulus": 100,
+        "rotation_seed": 1,
+    }
+    assert set(changes) | {"sigma"} == {field.name for field in dataclasses.fields(Protocol)}
+    protocols = [Protocol(**BASE), *(Protocol(**{**BASE, name: value}) for name, value in changes.items())]
+    protocols += [Protocol.gaussian(clients=10, dim=100, clip_norm=1.0, sigma=s) for s in (1.0, 2.0)]
+    assert len({p.fingerprint for p in protocols}) == len(protocols)
+
+
+def test_the_fingerprint_is_fixed_for_ever() -> None:
+    assert Protocol(**BASE).fingerprint.hex() == "62a524cc2b907105bbd1d0def316e08a"
+
+
+def test_whole_numbers_given_as_int_or_float_mean_the_same() -> None:
+    assert Protocol(**{**BASE, "clip_norm": 1}).fingerprint == Protocol(**BASE).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("clients", 0),
+        ("clients", 2.5),
+        ("dim", 0),
+        ("dim", 2**32),
+        ("dim", True),
+        ("clip_norm", 0.0),
+        ("clip_norm", -1.0),
+        ("clip_norm", math.nan),
+        ("clip_norm", math.inf),
+        ("clip_norm", "1"),
+        ("coordinate_range", 0.0),
+        ("coordinate_range", 1e300),
+        ("levels", 1),
+        ("levels", 2**24 + 1),
+        ("trials", -1),
+        ("trials", 2**31 + 1),
+        ("p", 0.0),
+        ("p", 1.0),
+        ("modulus", 15),
+        ("modulus", 2**32),
+        ("sigma", 1.0),
+        ("rotation_seed", -1),
+        ("rotation_seed", 2**64),
+    ],
+)
+def test_bad_parameters_are_named(field: str, value: object) -> None:
+    with pytest.raises(ParameterError, match="Gaussian" if field == "sigma" else field):
+        Protocol(**{**BASE, field: value})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        "null",
+        "[" * 100_000,
+        "{}",
+        json.dumps({**BASE, "leves": 3}),
+        json.dumps({**BASE, "rotate": "yes"}),
+        json.dumps({**BASE, "dim": "100"}),
+        json.dumps({**BASE, "clip_norm": None}),
+        b"\xff\xfe",
+    ],
+)
+def test_bad_json_is_refused(text: str | bytes) -> None:
+    with pytest.raises(ParameterError):
+        Protocol.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("levels", "trials", "modulus"), [(2, 14, None), (3, 2, None), (2, 1, None), (100, 69_900, None), (9, 40, 1000)]
+)
+@pytest.mark.parametrize("dim", [1, 100, 51_370])
+def test_size_within_three_percent(levels: int, trials: int, modulus: int | None, dim: int) -> None:
+    protocol = Protocol.rotated_binomial(
+        clients=10, dim=dim, clip_norm=1.0, levels=levels, trials=trials, modulus=modulus
+    )
+    message = protocol.encode([0.1] * dim, 0)
+    assert len(message) == protocol.message_bytes
+    assert protocol.bits_per_client == 8 * len(message)
+    assert len(message) <= 1.03 * (dim * math.log2(protocol.radix) / 8 + 64)
+
+
+def test_the_gaussian_protocol_has_no_scale() -> None:
+    with pytest.raises(ParameterError, match="no scale"):
+        _ = Protocol.gaussian(clients=1, dim=1, clip_norm=1.0, sigma=1.0).scale
