@@ -116,6 +116,8 @@ def test_a_tiny_distance_wants_a_large_order() -> None:
 def test_refusals() -> None:
     with pytest.raises(ConditionError, match="must stay inside"):
         renyi_certificate(noise_trials=20, p=0.5, dim=10, sensitivity=1.0, levels=2, delta=1e-9)
+    with pytest.raises(ConditionError, match="what one client can change is too large"):
+        renyi_certificate(noise_trials=200, p=0.5, dim=1, sensitivity=40.0, levels=41, delta=0.1)
     with pytest.raises(ConditionError, match="not attempted"):
         renyi_certificate(noise_trials=10**8, p=0.5, dim=10, sensitivity=1e3, levels=256, delta=1e-9)
 

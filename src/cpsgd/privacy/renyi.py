@@ -49,6 +49,9 @@ _TOLERANCE = 2e-5
 _MAX_DEPTH = 12
 # Powers of likelihood ratios stay below e^600.
 _MAX_EXPONENT = 600.0
+# A likelihood ratio R is kept as R - 1, which is good to a relative 2^-53/R.
+_SMALLEST_RATIO = 1e-8
+_TOO_FAR = "No Rényi certificate: what one client can change is too large for this noise. Add noise."
 _UNIT = 2.0**-53
 
 
@@ -184,7 +187,7 @@ class Moments:
         self._sides = [_Side(law, noise_trials, p, low, high, steps, sign) for sign in ([1] if symmetric else [1, -1])]
         self.largest_order = min(MAX_ORDER, *(_MAX_EXPONENT / side.largest_log - 3.0 for side in self._sides))
         if self.largest_order <= 3.0:
-            raise ConditionError("No Rényi certificate: one client's change is too large for this noise. Add noise.")
+            raise ConditionError(_TOO_FAR)
 
     def kappa(self, order: float) -> float:
         """Upper bound on κ(α), α = `order` > 1."""
@@ -236,10 +239,13 @@ class _Side:
             now[1:-1] = before[1:-1] + (1.0 + before[1:-1]) * step
             now[0] = law.below[first - 1 - sign * (r + 1) - law.first] / self.mass[0] - 1.0
             now[-1] = law.above[last - sign * (r + 1) - law.first] / self.mass[-1] - 1.0
+            if now.min() < _SMALLEST_RATIO - 1.0:
+                raise ConditionError(_TOO_FAR)
             # Relative to the ratio 1 + step, the roundings of (N+1)p, of the difference and of the quotient are at most
             # ((N+1)p/denominator + 3)/(1 + step) + 3 units; adding up costs at most 4/R + 4 more.
-            error = np.full_like(self.mass, 3.0 * law.error)
-            error[1:-1] = _UNIT * (8.0 + 4.0 / (1.0 + now[1:-1]) + (mean / denominator + 3.0) / (1.0 + step))
+            error = 4.0 * _UNIT / (1.0 + now)
+            error[1:-1] += _UNIT * (8.0 + (mean / denominator + 3.0) / (1.0 + step))
+            error[[0, -1]] += 3.0 * law.error
             self.excess.append(now)
             self.inexact.append(self.inexact[r] + error)
         # The likelihood ratio is monotone in the output and in the shift.
