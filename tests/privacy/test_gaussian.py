@@ -98,3 +98,9 @@ def test_delta_must_be_a_probability(delta: float) -> None:
 
 def test_already_private_without_epsilon() -> None:
     assert gdp_epsilon(1e-3, 0.01) == 0.0
+
+
+def test_negative_epsilon_is_refused() -> None:
+    assert gdp_delta(1.0, 0.0) == pytest.approx(0.38292492254802624)
+    with pytest.raises(ParameterError, match="epsilon >= 0"):
+        gdp_delta(1.0, -1e-9)

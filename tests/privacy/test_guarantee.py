@@ -128,6 +128,17 @@ def test_gaussian_protocol(adjacency: Adjacency) -> None:
     assert "ε <= 1" in reason
 
 
+@pytest.mark.parametrize(("levels", "trials"), [(2, 1), (3, 6)])
+def test_more_noise_and_a_larger_delta_never_raise_epsilon(levels: int, trials: int) -> None:
+    protocol = rotated(levels, trials, clients=4_000)
+    more = [guarantee(protocol, 1e-9, surviving=clients).epsilon for clients in (2_500, 2_501, 2_600, 3_999, 4_000)]
+    assert more == sorted(more, reverse=True)
+    larger = [guarantee(protocol, delta).epsilon for delta in (1e-12, 1e-9, 1.01e-9, 1e-6, 1e-3)]
+    assert larger == sorted(larger, reverse=True)
+    fewer = [guarantee(protocol, 1e-9, colluding=clients).epsilon for clients in (0, 1, 10, 1_000)]
+    assert fewer == sorted(fewer)
+
+
 def test_no_noise_no_privacy() -> None:
     with pytest.raises(ConditionError, match="trials=0 adds no noise"):
         guarantee(rotated(2, 0), 1e-9)

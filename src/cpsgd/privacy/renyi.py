@@ -1,6 +1,6 @@
 """The Rényi certificate: better than the Gaussian one where there is little noise.
 
-Let Z_0 be Binomial(N, p), Z_r the same shifted by r, and P_t = (1 - φ) Z_r + φ Z_{r+1} for t = r + φ, the law of one
+Let Z_0 be Binomial(N, p), Z_r the same shifted by r, and P_t = (1 - θ) Z_r + θ Z_{r+1} for t = r + θ, the law of one
 coordinate whose value t is rounded stochastically. With D_α the Rényi divergence of order α put
 
     κ(α) = sup over 0 < |t| <= min(k - 1, S) of  max(D_α(P_t, Z_0), D_α(Z_0, P_t)) / t².
@@ -41,14 +41,17 @@ Array = _binomial.Array
 # Share of δ that pays for the box. It moves ε by about TAIL_SHARE/(α - 1), and a wider box costs nearly nothing.
 TAIL_SHARE = 1e-3
 MAX_ORDER = 1e6
-MAX_WORK = 2**20
+MAX_WORK = 2**19
 """Outputs times unit distances beyond which the certificate is not attempted: it would take many seconds."""
 
 # κ is at most this factor over a value attained by some t.
-_TOLERANCE = 2e-4
+_TOLERANCE = 2e-5
 _MAX_DEPTH = 12
 # Powers of likelihood ratios stay below e^600.
 _MAX_EXPONENT = 600.0
+# A likelihood ratio R is kept as R - 1, which is good to a relative 2^-53/R.
+_SMALLEST_RATIO = 1e-8
+_TOO_FAR = "No Rényi certificate: what one client can change is too large for this noise. Add noise."
 _UNIT = 2.0**-53
 
 
@@ -184,7 +187,7 @@ class Moments:
         self._sides = [_Side(law, noise_trials, p, low, high, steps, sign) for sign in ([1] if symmetric else [1, -1])]
         self.largest_order = min(MAX_ORDER, *(_MAX_EXPONENT / side.largest_log - 3.0 for side in self._sides))
         if self.largest_order <= 3.0:
-            raise ConditionError("No Rényi certificate: one client's change is too large for this noise. Add noise.")
+            raise ConditionError(_TOO_FAR)
 
     def kappa(self, order: float) -> float:
         """Upper bound on κ(α), α = `order` > 1."""
@@ -236,10 +239,13 @@ class _Side:
             now[1:-1] = before[1:-1] + (1.0 + before[1:-1]) * step
             now[0] = law.below[first - 1 - sign * (r + 1) - law.first] / self.mass[0] - 1.0
             now[-1] = law.above[last - sign * (r + 1) - law.first] / self.mass[-1] - 1.0
+            if now.min() < _SMALLEST_RATIO - 1.0:
+                raise ConditionError(_TOO_FAR)
             # Relative to the ratio 1 + step, the roundings of (N+1)p, of the difference and of the quotient are at most
             # ((N+1)p/denominator + 3)/(1 + step) + 3 units; adding up costs at most 4/R + 4 more.
-            error = np.full_like(self.mass, 3.0 * law.error)
-            error[1:-1] = _UNIT * (8.0 + 4.0 / (1.0 + now[1:-1]) + (mean / denominator + 3.0) / (1.0 + step))
+            error = 4.0 * _UNIT / (1.0 + now)
+            error[1:-1] += _UNIT * (8.0 + (mean / denominator + 3.0) / (1.0 + step))
+            error[[0, -1]] += 3.0 * law.error
             self.excess.append(now)
             self.inexact.append(self.inexact[r] + error)
         # The likelihood ratio is monotone in the output and in the shift.
@@ -283,11 +289,11 @@ class _Node:
         self.curvature = exponent * (exponent - 1.0) * _dot(mass, second * slope)
         # What rounding does to them, to first order: of the ratio R and its slope (`inexact`), of log1p, expm1 and
         # exp (assumed good to two units), of sums and products.
-        e, inexact = abs(exponent), side.inexact[r + 1] + 4.0 * _UNIT
+        e, inexact = abs(exponent), side.inexact[r + 1] + 8.0 * _UNIT * (1.0 + np.abs(log))
         ratio, ratios = 1.0 + excess, 2.0 + side.excess[r] + side.excess[r + 1]
         first, slope, second = np.abs(first), np.abs(slope), np.abs(second)
-        size = e * (inexact * ratio * first + 4.0 * _UNIT * (np.abs(log) * (1.0 + power) + np.abs(excess)))
-        size += 4.0 * _UNIT * np.abs(power)
+        size = e * (inexact * ratio * first + 8.0 * _UNIT * (np.abs(log) * (1.0 + power) + np.abs(excess)))
+        size += 8.0 * _UNIT * np.abs(power)
         self.moment_error = side.error * self.moment + 1.01 * _dot(mass, size)
         size = side.error * slope * first + inexact * (ratios * first + (e + 2.0) * slope * (2.0 + first))
         self.derivative_error = 1.01 * e * _dot(mass, size)
