@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from cpsgd.cli import _render
-from cpsgd.cli._render import JsonOption
+from cpsgd.cli import _options, _output, _render
 
 app = typer.Typer(help="Draw the paper's figures.", no_args_is_help=True)
 
@@ -23,13 +23,13 @@ def error_vs_epsilon(
     out: Annotated[Path, typer.Option(help="Folder to write the figure and its data into.")],
     dim: Annotated[int, typer.Option(help="d, coordinates of the query.")] = 1024,
     delta: Annotated[float, typer.Option(help="δ of the guarantees.")] = 1e-9,
-    as_json: JsonOption = False,
+    json: _options.Json = False,
 ) -> None:
     """The paper's Figure 1: error against ε of the Gaussian and Binomial mechanisms, by its theorem and by ours."""
     from cpsgd.reports.error_vs_epsilon import write_figure
 
     figure = write_figure(out, dim=dim, delta=delta)
-    if as_json:
-        _render.print_json(figure.to_dict())
+    if json:
+        _output.show_json(figure.to_dict())
         return
-    _render.console().print(_render.facts([("written", str(file)) for file in figure.files]))
+    _render.console().print(_render.facts([("written", escape(str(file))) for file in figure.files]))

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cpsgd.cli import _render
-from cpsgd.cli._render import JsonOption
+from cpsgd.cli import _options, _output, _render
 from cpsgd.cli.privacy import AdjacencyName, guarantee_rows
 
 if TYPE_CHECKING:
     from cpsgd.planner import Plan
 
 
-def plan(
+def run(
     clients: Annotated[int, typer.Option(help="n, clients of a round.")],
     dim: Annotated[int, typer.Option(help="d, coordinates of a vector.")],
     epsilon: Annotated[float, typer.Option(help="ε that all rounds together may cost.")],
@@ -40,12 +39,12 @@ def plan(
     overflow: Annotated[float, typer.Option(help="With --secure: overflow probability allowed a round.")] = 1e-9,
     rotate: Annotated[bool, typer.Option(help="Whether vectors are rotated first.")] = True,
     plot: Annotated[Path | None, typer.Option(help="Draw the frontier into this file.")] = None,
-    as_json: JsonOption = False,
+    json: _options.Json = False,
 ) -> None:
     """The best protocol for what you want: k, m, X, its proved ε and its expected error."""
-    from cpsgd.planner import plan as make_plan
+    from cpsgd.planner import plan
 
-    found = make_plan(
+    found = plan(
         clients,
         dim,
         epsilon,
@@ -66,14 +65,14 @@ def plan(
         from cpsgd.reports.frontier import draw_frontier
 
         draw_frontier(found, plot)
-    if as_json:
-        _render.print_json(found.to_dict())
+    if json:
+        _output.show_json(found.to_dict())
         return
     console = _render.console()
     console.print(_summary(found))
     console.print(_frontier(found))
     if plot is not None:
-        console.print(f"Frontier drawn into {plot}")
+        console.print(f"Frontier drawn into {plot}", markup=False)
 
 
 def _summary(found: Plan) -> object:

@@ -6,9 +6,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
-from cpsgd.cli import _render
-from cpsgd.cli._render import JsonOption
+from cpsgd.cli import _options, _output, _render
 
 if TYPE_CHECKING:
     from cpsgd.privacy.guarantee import Guarantee
@@ -33,7 +33,7 @@ def theorem(
     linf: Annotated[float, typer.Option("--linf", help="Δ∞, L∞ sensitivity.")],
     p: Annotated[float, typer.Option("--p", help="Success probability of the coins.")] = 0.5,
     scale: Annotated[float, typer.Option(help="s, the quantization scale of the mechanism.")] = 1.0,
-    as_json: JsonOption = False,
+    json: _options.Json = False,
 ) -> None:
     """ε of the paper's Theorem 1 for the Binomial mechanism f(D) + s (Binomial(N, p) - Np)."""
     from cpsgd.privacy import Sensitivities, binomial_mechanism_epsilon
@@ -42,8 +42,8 @@ def theorem(
         noise_trials=trials, p=p, dim=dim, delta=delta, sensitivities=Sensitivities(l1, l2, linf), scale=scale
     )
     citation = "Agarwal, Suresh, Yu, Kumar, McMahan, “cpSGD”, NeurIPS 2018, Theorem 1"
-    if as_json:
-        _render.print_json({"epsilon": epsilon, "delta": delta, "method": "paper-theorem", "citation": citation})
+    if json:
+        _output.show_json({"epsilon": epsilon, "delta": delta, "method": "paper-theorem", "citation": citation})
         return
     error = dim * scale * scale * trials * p * (1.0 - p)
     rows = [
@@ -74,7 +74,7 @@ def epsilon(
     ] = "every",
     surviving: Annotated[int | None, typer.Option(help="Messages a round ends with; all if not given.")] = None,
     colluding: Annotated[int, typer.Option(help="Clients of a round who may tell their noise.")] = 0,
-    as_json: JsonOption = False,
+    json: _options.Json = False,
 ) -> None:
     """The smallest ε proved for a protocol, with the theorem behind it."""
     from cpsgd.privacy.rounds import guarantee_over_rounds
@@ -99,8 +99,8 @@ def epsilon(
         surviving=surviving,
         colluding=colluding,
     )
-    if as_json:
-        _render.print_json({**found.to_dict(), "bits_per_coordinate": protocol.bits_per_coordinate})
+    if json:
+        _output.show_json({**found.to_dict(), "bits_per_coordinate": protocol.bits_per_coordinate})
         return
     rows = guarantee_rows(found)
     if rounds > 1:
@@ -118,10 +118,10 @@ def guarantee_rows(found: Guarantee) -> list[tuple[str, str]]:
             "ε",
             f"[bold]{_render.rounded_up(found.epsilon)}[/bold] at δ = {found.delta:g}, {found.adjacency} neighbours",
         ),
-        ("proved by", found.citation),
+        ("proved by", escape(found.citation)),
         ("noise of", f"{found.noise_clients:,} clients; {found.tail:.2g} of δ pays for the tails"),
     ]
     for index, (method, result) in enumerate(found.alternatives):
         text = result if isinstance(result, str) else f"ε = {_render.rounded_up(result)}"
-        rows.append(("otherwise" if index == 0 else "", f"[dim]{method}: {text}[/dim]"))
+        rows.append(("otherwise" if index == 0 else "", f"[dim]{escape(f'{method}: {text}')}[/dim]"))
     return rows

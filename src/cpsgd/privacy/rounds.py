@@ -177,6 +177,10 @@ def _composed(
             best = epsilon, tail
     if best is None:
         raise failure or ConditionError("No method proves anything about these rounds.")
+    if math.isinf(best[0]):
+        raise ConditionError(
+            f"Nothing is proved about {sizes.total()} such rounds (ε would be over 500); run fewer or add noise."
+        )
     return best
 
 
