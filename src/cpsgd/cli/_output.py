@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -30,8 +31,16 @@ def show(facts: Iterable[tuple[str, str]], *, stream: TextIO | None = None) -> N
 
 
 def show_json(data: dict[str, Any]) -> None:
-    """Prints one JSON object."""
-    typer.echo(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
+    """Prints one JSON object, with null for what is not a finite number."""
+    typer.echo(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def complain(text: str, *, style: str = "bold red") -> None:
