@@ -125,8 +125,8 @@ def measure(dim: int, seconds: float, with_numpy: bool) -> dict[str, float]:
 
 
 def thread_speedup(seconds: float) -> float:
-    """How much faster two threads encode a batch of 64 vectors of 2^18 coordinates than one does."""
-    dim = 2**18
+    """How much faster two threads encode a batch of 64 vectors of 2^20 coordinates than one does."""
+    dim = 2**20
     protocol = Protocol.rotated_binomial(clients=64, dim=dim, clip_norm=1.0, levels=LEVELS, trials=TRIALS)
     batch = np.random.default_rng(0).standard_normal((64, dim)).astype(np.float32)
 

@@ -74,6 +74,12 @@ def good() -> bytes:
     return PROTOCOL.encode(vectors(1)[0], ROUND)
 
 
+def damaged() -> bytes:
+    message = bytearray(good())
+    message[-1] ^= 1
+    return bytes(message)
+
+
 REFUSALS: dict[str, tuple[Callable[[], bytes], type[WireError]]] = {
     "empty": (lambda: b"", TruncatedError),
     "truncated header": (lambda: good()[:50], TruncatedError),
@@ -98,7 +104,7 @@ REFUSALS: dict[str, tuple[Callable[[], bytes], type[WireError]]] = {
         lambda: sealed(bytearray(edited(52, struct.pack("<Q", 3)))[: 64 + pack.payload_bytes(3, PROTOCOL.radix)]),
         DimensionError,
     ),
-    "checksum": (lambda: good()[:-1] + bytes([good()[-1] ^ 1]), ChecksumError),
+    "checksum": (damaged, ChecksumError),
     "impossible word": (impossible_word, ValueRangeError),
 }
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from cpsgd.codec import clip, pipeline, quantize, rotate
 from cpsgd.errors import ConditionError, EmptyError
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
+
+# Coordinates worked on at a time, so that wide temporaries stay in the cache.
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -86,34 +90,93 @@ def expected(protocol: Protocol, vectors: Iterable[ArrayLike], round: int) -> Ex
     Noise: d s² m p(1-p)/n. Rounding: s² Σ f(1-f)/n², f the fractional parts of the clients' lattice points. Clipping:
     the squared distance of the mean of the clients' grid points, rotated back, from the mean of their vectors.
     """
-    count = 0
-    fractional = 0.0
-    true_sum = np.zeros(protocol.dim)
-    sent_sum = np.zeros(protocol.dim)
+    expectation = Expectation(protocol, round)
     for vector in vectors:
-        count += 1
-        checked = pipeline.as_vector(vector, protocol.dim)
-        true_sum += checked
+        expectation.add(vector)
+    return expectation.error()
+
+
+class Expectation:
+    """The sums behind `expected`, one vector at a time; `add` may be called from several threads.
+
+    Memory is 16 bytes a coordinate, whatever the number of vectors.
+    """
+
+    def __init__(self, protocol: Protocol, round: int) -> None:
+        """Starts with no vector."""
+        self.protocol = protocol
+        self.round = round
+        self.count = 0
+        self._true_sum = np.zeros(protocol.dim)
+        # In grid units and still rotated; the Gaussian protocol has neither.
+        self._sent_sum = np.zeros(protocol.dim)
+        self._fractions = 0.0
+        self._lock = Lock()
+
+    def add(self, vector: ArrayLike) -> None:
+        """Takes one client's vector into account.
+
+        Raises:
+            VectorError: It could not be encoded either.
+        """
+        checked = pipeline.as_vector(vector, self.protocol.dim)
+        fractions = 0.0
+        sent: NDArray[np.float32] | NDArray[np.float64]
+        if self.protocol.sigma is not None:
+            sent = checked.astype(np.float64) * clip.factor(checked, self.protocol.clip_norm)
+        else:
+            limit = quantize.coordinate_limit(self.protocol.levels)
+            sent = pipeline.to_grid(self.protocol, checked, self.round)
+            np.rint(np.clip(sent, -limit, limit, out=sent), out=sent)
+            fractions = _fractions(sent, self.protocol.levels)
+        with self._lock:
+            self.count += 1
+            self._true_sum += checked
+            self._sent_sum += sent
+            self._fractions += fractions
+
+    def mean(self) -> NDArray[np.float64]:
+        """The mean of the vectors, which only a simulation can know.
+
+        Raises:
+            EmptyError: No vector was added.
+        """
+        if self.count == 0:
+            raise EmptyError("There is no error to expect: no vector was given.")
+        return self._true_sum / self.count
+
+    def error(self) -> ExpectedError:
+        """The expected squared error of the mean of the vectors so far.
+
+        Raises:
+            EmptyError: No vector was added.
+        """
+        protocol, count, mean = self.protocol, self.count, self.mean()
         if protocol.sigma is not None:
-            sent_sum += checked.astype(np.float64) * clip.factor(checked, protocol.clip_norm)
-            continue
-        limit = quantize.coordinate_limit(protocol.levels)
-        grid = np.rint(np.clip(pipeline.to_grid(protocol, checked, round), -limit, limit).astype(np.float64))
-        sent_sum += grid
-        fraction = np.mod((grid + limit) * 2.0 ** -quantize.fraction_bits(protocol.levels), 1.0)
-        fractional += float(np.sum(fraction * (1.0 - fraction)))
-    if count == 0:
-        raise EmptyError("There is no error to expect: no vector was given.")
-    if protocol.sigma is not None:
-        bias = (true_sum - sent_sum) / count
-        return ExpectedError(protocol.dim * protocol.sigma**2 / count, 0.0, float(bias @ bias))
-    sent = (sent_sum / count / quantize.unit(protocol.coordinate_range, protocol.levels)).astype(np.float32)
-    if protocol.rotate:
-        sent = rotate.backward(sent, rotate.signs(protocol.dim, protocol.rotation_seed, round))
-    bias = true_sum / count - sent
-    variance = protocol.trials * protocol.p * (1.0 - protocol.p)
-    return ExpectedError(
-        noise=protocol.dim * protocol.scale**2 * variance / count,
-        rounding=protocol.scale**2 * fractional / count**2,
-        clipping=float(bias @ bias),
-    )
+            bias = mean - self._sent_sum / count
+            return ExpectedError(protocol.dim * protocol.sigma**2 / count, 0.0, float(bias @ bias))
+        unit = quantize.unit(protocol.coordinate_range, protocol.levels)
+        sent = (self._sent_sum / count / unit).astype(np.float32)
+        if protocol.rotate:
+            sent = rotate.backward(sent, rotate.signs(protocol.dim, protocol.rotation_seed, self.round))
+        bias = mean - sent
+        variance = protocol.trials * protocol.p * (1.0 - protocol.p)
+        return ExpectedError(
+            noise=protocol.dim * protocol.scale**2 * variance / count,
+            rounding=protocol.scale**2 * self._fractions / count**2,
+            clipping=float(bias @ bias),
+        )
+
+
+def _fractions(grid: NDArray[np.float32], levels: int) -> float:
+    """Σ f(1-f) over the fractional parts f of a vector of grid points in levels."""
+    bits = quantize.fraction_bits(levels)
+    one, offset = np.uint32(1 << bits), np.uint32(quantize.coordinate_limit(levels))
+    total = 0
+    for start in range(0, grid.size, _BLOCK):
+        # In 32-bit integers, hence exactly: grid points are below 2^31 and f(1-f) in units of 4^-F is at most 2^30.
+        parts = grid[start : start + _BLOCK].astype(np.int32).view(np.uint32)
+        parts += offset
+        parts &= one - np.uint32(1)
+        total += int(np.sum(parts * (one - parts), dtype=np.uint64))
+    return total * 2.0 ** (-2 * bits)

@@ -1,0 +1,211 @@
+"""People's vectors in files: .npy, .npz and .csv, one row a client.
+
+Rows are handed out in blocks and never held twice: an .npy file is mapped into memory, a .csv file is read as it goes.
+No error quotes what stands in a file, only where.
+"""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol as Interface
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.errors import ParameterError, VectorError
+
+Array = NDArray[np.generic]
+
+_SUFFIXES = (".npy", ".npz", ".csv")
+
+
+class Rows(Interface):
+    """The vectors of all clients."""
+
+    clients: int
+    dim: int
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Array]]:
+        """The vectors in order, at most `rows` at a time, each block with the number of its first row."""
+        ...
+
+    def where(self, row: int) -> str:
+        """How a person finds this row in the file."""
+        ...
+
+
+def open_rows(path: Path, key: str | None = None) -> Rows:
+    """The vectors in a file, one row a client.
+
+    Args:
+        path: An .npy, .npz or .csv file.
+        key: Name of the array in an .npz file; not needed where there is only one.
+
+    Raises:
+        VectorError: The file does not hold rows of real numbers.
+        ParameterError: The file's suffix or `key` makes no sense.
+    """
+    if _suffix(path, key) == ".csv":
+        return _CsvRows(path)
+    array = _open_array(path, key)
+    if array.ndim != 2:
+        raise VectorError(
+            f"{path}: expected a table of two dimensions, one row a client, got an array of shape {array.shape}."
+        )
+    if 0 in array.shape:
+        raise VectorError(f"{path}: the table is empty, its shape is {array.shape}.")
+    return _ArrayRows(path, array)
+
+
+def read_vector(path: Path, key: str | None = None) -> Array:
+    """The one vector in a file: a one-dimensional array, or a table of one row.
+
+    Raises:
+        VectorError: The file does not hold one vector of real numbers.
+        ParameterError: The file's suffix or `key` makes no sense.
+    """
+    if _suffix(path, key) == ".csv":
+        rows = _CsvRows(path)
+        if rows.clients != 1:
+            raise VectorError(f"{path}: expected one vector, got {rows.clients} rows; `cpsgd mean` takes many.")
+        return np.asarray(next(rows.blocks(1))[1][0])
+    array = _open_array(path, key)
+    if array.ndim == 2 and array.shape[0] == 1:
+        return np.asarray(array[0])
+    if array.ndim != 1:
+        raise VectorError(f"{path}: expected one vector, got an array of shape {array.shape}.")
+    return array
+
+
+def _suffix(path: Path, key: str | None) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise ParameterError(f"{path}: expected an .npy, .npz or .csv file.")
+    if key is not None and suffix != ".npz":
+        raise ParameterError(f"--key names an array in an .npz file, and {path.name} is none.")
+    return suffix
+
+
+def _open_array(path: Path, key: str | None) -> Array:
+    kind = path.suffix.lower()
+    try:
+        array = _from_npz(path, key) if kind == ".npz" else np.lib.format.open_memmap(path, mode="r")
+    except (ParameterError, OSError):
+        raise
+    except (ValueError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+        # What NumPy says here is about its format, and may quote the file.
+        raise VectorError(
+            f"{path}: not a readable {kind} file of numbers. It is damaged, cut short, of another format or holds "
+            "Python objects."
+        ) from None
+    if array.dtype.kind not in "fiub":
+        raise VectorError(f"{path}: expected real numbers, got an array of {array.dtype}.")
+    return array
+
+
+def _from_npz(path: Path, key: str | None) -> Array:
+    # Opened here, as np.load leaves a file open that turns out to be no archive.
+    with path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("not an archive")
+        names = archive.files
+        if key is None and len(names) != 1:
+            raise ParameterError(f"{path} holds the arrays {', '.join(names) or '(none)'}; choose one with --key.")
+        if key is not None and key not in names:
+            raise ParameterError(f"{path} holds no array {key!r}, but {', '.join(names) or 'nothing'}.")
+        return np.asarray(archive[key or names[0]])
+
+
+class _ArrayRows:
+    """Rows of an array, in memory or mapped from a file."""
+
+    def __init__(self, path: Path, array: Array) -> None:
+        self._path = path
+        self._array = array
+        self.clients, self.dim = array.shape
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Array]]:
+        for start in range(0, self.clients, rows):
+            yield start, self._array[start : start + rows]
+
+    def where(self, row: int) -> str:
+        return f"{self._path}, row {row}"
+
+
+class _CsvRows:
+    """Rows of numbers separated by commas, behind a header line or none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        if not path.is_file():
+            # Also a pipe is refused: the file is read twice.
+            raise FileNotFoundError(2, "No such file", str(path))
+        self._header = False
+        self.clients = self.dim = 0
+        for line, cells in self._lines():
+            if self.dim == 0:
+                self.dim = len(cells)
+                if not any(_is_number(cell) for cell in cells):
+                    self._header = True
+                    continue
+                if self.dim > 2 and cells == [str(i) for i in range(self.dim)]:
+                    raise VectorError(
+                        f"{path}, line {line}: counts 0, 1, 2, …, as column names do that some programs write. Remove "
+                        "the line, or write 0.0 for 0 if it is a client's vector after all."
+                    )
+            if len(cells) != self.dim:
+                raise VectorError(f"{path}, line {line}: has {len(cells)} cells where the first line has {self.dim}.")
+            self.clients += 1
+        if self.clients == 0:
+            raise VectorError(f"{path}: holds no row of numbers.")
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Array]]:
+        block: list[list[float]] = []
+        start = 0
+        lines = self._lines()
+        if self._header:
+            next(lines)
+        for line, cells in lines:
+            try:
+                block.append(list(map(float, cells)))
+            except ValueError:
+                raise self._bad_cell(line, cells) from None
+            if len(block) == rows:
+                yield start, np.array(block)
+                start += rows
+                block = []
+        if block:
+            yield start, np.array(block)
+
+    def where(self, row: int) -> str:
+        return f"{self._path}, row {row} below the header" if self._header else f"{self._path}, row {row}"
+
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        """The lines that are not blank, with their numbers from 1."""
+        with self._path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            try:
+                for cells in reader:
+                    if cells and cells != [""]:
+                        yield reader.line_num, cells
+            except UnicodeDecodeError:
+                raise VectorError(f"{self._path}: not a text file in UTF-8.") from None
+            except csv.Error:
+                raise VectorError(f"{self._path}, line {reader.line_num}: not cells separated by commas.") from None
+
+    def _bad_cell(self, line: int, cells: list[str]) -> VectorError:
+        column = next(i for i, cell in enumerate(cells, start=1) if not _is_number(cell))
+        return VectorError(f"{self._path}, line {line}, column {column}: not a number (cells are separated by commas).")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""What commands print: facts for people, JSON for programs, complaints on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TextIO
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
+
+_TITLES = {
+    "gaussian": "Gaussian protocol (floats, the baseline)",
+    "binomial": "π_sk(Bin(m, p)): rounding and Binomial noise",
+    "rotated-binomial": "Rot(π_sk(Bin(m, p))): rotation, rounding and Binomial noise",
+}
+
+
+def show(facts: Iterable[tuple[str, str]], *, stream: TextIO | None = None) -> None:
+    """Prints named facts, one a line."""
+    console = Console(file=stream or sys.stdout, soft_wrap=True)
+    for name, fact in facts:
+        console.print(Text.assemble((f"{name:<14}", "bold cyan"), fact), highlight=False)
+
+
+def show_json(data: dict[str, Any]) -> None:
+    """Prints one JSON object."""
+    typer.echo(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def complain(text: str, *, style: str = "bold red") -> None:
+    """Prints one line on stderr."""
+    # Not parsed as markup: file names may hold brackets.
+    Console(stderr=True, soft_wrap=True).print(Text(" ".join(text.split()), style=style))
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, as a person would say it."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    if isinstance(error, MemoryError):
+        return f"Not enough memory. {error}".strip()
+    return str(error)
+
+
+def promises(protocol: Protocol) -> dict[str, Any]:
+    """What a round with this protocol sends and how wrong it can be, as JSON values."""
+    from cpsgd.errors import ConditionError
+
+    bound: dict[str, Any] = {"squared_error": None, "theorem": None, "reason": None}
+    try:
+        bound.update(asdict(protocol.error_bound()))
+    except ConditionError as error:
+        bound["reason"] = str(error)
+    return {**sent(protocol), "error_bound": bound}
+
+
+def sent(protocol: Protocol) -> dict[str, Any]:
+    """What a client sends, as JSON values."""
+    return {
+        "protocol": protocol.to_dict(),
+        "name": protocol.name,
+        "fingerprint": protocol.fingerprint.hex(),
+        "message_bytes": protocol.message_bytes,
+        "bits_per_client": protocol.bits_per_client,
+        "bits_per_coordinate": protocol.bits_per_coordinate,
+        "sent_bits_per_coordinate": protocol.bits_per_client / protocol.dim,
+        "compression": 4 * protocol.dim / protocol.message_bytes,
+    }
+
+
+def sent_facts(protocol: Protocol) -> list[tuple[str, str]]:
+    """What a client sends, for people."""
+    if protocol.sigma is not None:
+        parameters = f"clip norm {protocol.clip_norm:g}, σ = {protocol.sigma:g} a client"
+    else:
+        parameters = (
+            f"clip norm {protocol.clip_norm:g}, k = {protocol.levels} levels in ±{protocol.coordinate_range:.4g}, "
+            f"m = {protocol.trials} trials, p = {protocol.p:g}"
+        )
+    if protocol.modulus is not None:
+        parameters += f", sums modulo {protocol.modulus}"
+    return [
+        ("protocol", _TITLES[protocol.name]),
+        ("parameters", parameters),
+        *message_facts(protocol),
+        ("compression", f"{4 * protocol.dim / protocol.message_bytes:.3g}× against float32"),
+    ]
+
+
+def message_facts(protocol: Protocol) -> list[tuple[str, str]]:
+    """How long a message is, and a warning where nothing in it is private."""
+    packed = protocol.bits_per_client / protocol.dim
+    facts = [
+        (
+            "message",
+            f"{protocol.message_bytes:,} bytes a client, header included: {packed:.4g} bits a coordinate "
+            f"({protocol.bits_per_coordinate:.4g} by the paper's count)",
+        )
+    ]
+    if protocol.sigma is None and protocol.trials == 0:
+        facts.append(("privacy", "none: with 0 trials no noise is added"))
+    return facts

@@ -1,0 +1,165 @@
+"""`cpsgd mean`: a whole round on this machine, from a table of vectors to the estimate of their mean."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cpsgd.cli import _files, _options, _output
+from cpsgd.errors import NonFiniteError, ParameterError, VectorError
+
+if TYPE_CHECKING:
+    from cpsgd.aggregator import Aggregator
+    from cpsgd.cli._data import Array, Rows
+    from cpsgd.error import Expectation
+
+# Coordinates a thread works on at a time: milliseconds of work, a megabyte or two of data.
+_BLOCK = 1 << 18
+# Shorter vectors spend their time in the interpreter, where threads only get in each other's way.
+_THREADED_DIM = 1 << 14
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .npy, .npz or .csv table, one row a client.")],
+    protocol: _options.ProtocolFile = None,
+    clip_norm: _options.ClipNorm = None,
+    levels: _options.Levels = None,
+    trials: _options.Trials = None,
+    p: _options.SuccessProbability = None,
+    coordinate_range: _options.CoordinateRange = None,
+    rotate: _options.Rotate = None,
+    sigma: _options.Sigma = None,
+    seed: _options.Seed = None,
+    round: Annotated[int, typer.Option(min=0, help="Number of the round.")] = 0,
+    key: _options.Key = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = Path("mean.npy"),
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads.", show_default="one a processor, one in all for short vectors")
+    ] = None,
+    json: _options.Json = False,
+) -> None:
+    """Estimate the mean of a table's rows by a whole round on this machine.
+
+    Every row is encoded as its client would do it, and the messages are added up as the server would. This is a
+    simulation: here the real error can be measured, because one machine holds all vectors.
+    """
+    from cpsgd.aggregator import Aggregator
+    from cpsgd.cli import _data
+    from cpsgd.error import Expectation
+
+    parameters = _options.Parameters(
+        file=protocol,
+        clip_norm=clip_norm,
+        levels=levels,
+        trials=trials,
+        p=p,
+        coordinate_range=coordinate_range,
+        rotate=rotate,
+        sigma=sigma,
+        seed=seed,
+    )
+    _files.check_vector_output(out, file, *([] if protocol is None else [protocol]))
+    rows = _data.open_rows(file, key)
+    chosen = parameters.protocol(clients=rows.clients, dim=rows.dim)
+    if chosen.dim != rows.dim:
+        raise ParameterError(f"The protocol is for {chosen.dim} coordinates, the rows of {file} have {rows.dim}.")
+
+    aggregator = Aggregator(chosen, round, max_dim=chosen.dim)
+    expectation = Expectation(chosen, round)
+    if threads is None:
+        threads = (os.cpu_count() or 1) if chosen.dim >= _THREADED_DIM else 1
+    _simulate(rows, aggregator, expectation, threads)
+    estimate = aggregator.mean()
+    _files.write_vector(out, estimate)
+
+    difference = estimate - expectation.mean()
+    measured, expected = float(difference @ difference), expectation.error()
+    if json:
+        _output.show_json(
+            {
+                "simulation": True,
+                "file": str(file),
+                "out": str(out),
+                "clients": aggregator.count,
+                "dim": chosen.dim,
+                "round": round,
+                **_output.sent(chosen),
+                "total_bytes": aggregator.count * chosen.message_bytes,
+                "squared_error": {
+                    "measured": measured,
+                    "expected": expected.total,
+                    "noise": expected.noise,
+                    "rounding": expected.rounding,
+                    "clipping": expected.clipping,
+                },
+            }
+        )
+        return
+    planned = "" if aggregator.count == chosen.clients else f" (the protocol was made for {chosen.clients:,})"
+    _output.show(
+        [
+            ("clients", f"{aggregator.count:,} of {chosen.dim:,} coordinates each, round {round}{planned}"),
+            *_output.sent_facts(chosen),
+            ("sent in all", f"{aggregator.count * chosen.message_bytes:,} bytes"),
+            ("squared error", f"{measured:.4g} measured, {expected.total:.4g} expected"),
+            (
+                "expected",
+                f"noise {expected.noise:.4g} + rounding {expected.rounding:.4g} + clipping {expected.clipping:.4g}",
+            ),
+            ("mean", str(out)),
+            ("note", "a simulation: all vectors were on this machine, which is how the error could be measured"),
+        ]
+    )
+
+
+def _simulate(rows: Rows, aggregator: Aggregator, expectation: Expectation, threads: int) -> None:
+    """Has every row encoded and added up, a few blocks at a time."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    def work(start: int, block: Array) -> int:
+        for i, vector in enumerate(block):
+            try:
+                aggregator.add(aggregator.protocol.encode(vector, aggregator.round))
+            except NonFiniteError as error:
+                raise VectorError(
+                    f"{rows.where(start + i)}: NaN or infinite at coordinate {error.coordinate} (rows and coordinates "
+                    "counted from 0). Repair or drop the row."
+                ) from None
+            expectation.add(vector)
+        return len(block)
+
+    console = Console(stderr=True)
+    block_rows = max(1, _BLOCK // rows.dim)
+    if not console.is_terminal:
+        _in_order(rows, block_rows, work, threads, lambda done: None)
+        return
+    columns = (TextColumn("clients"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("clients", total=rows.clients)
+        _in_order(rows, block_rows, work, threads, lambda done: progress.advance(task, done))
+
+
+def _in_order(
+    rows: Rows, block_rows: int, work: Callable[[int, Array], int], threads: int, finished: Callable[[int], None]
+) -> None:
+    """Runs `work` on all blocks in threads. Of several errors, that of the first row is raised."""
+    pending: deque[Future[int]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for start, block in rows.blocks(block_rows):
+                # Few blocks wait at a time, so that a file read as it goes is never in memory whole.
+                if len(pending) == 2 * threads:
+                    finished(pending.popleft().result())
+                pending.append(pool.submit(work, start, block))
+            while pending:
+                finished(pending.popleft().result())
+        finally:
+            for future in pending:
+                future.cancel()

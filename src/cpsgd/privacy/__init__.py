@@ -1,0 +1,26 @@
+"""What a round protects: proved upper bounds on ε, each resting on a named theorem."""
+
+from __future__ import annotations
+
+from cpsgd.privacy.adjacency import Adjacency as Adjacency
+from cpsgd.privacy.adjacency import lattice_sensitivity as lattice_sensitivity
+from cpsgd.privacy.certificate import GaussianCertificate as GaussianCertificate
+from cpsgd.privacy.certificate import certified_epsilon as certified_epsilon
+from cpsgd.privacy.certificate import gaussian_certificate as gaussian_certificate
+from cpsgd.privacy.gaussian import analytic_epsilon as analytic_epsilon
+from cpsgd.privacy.gaussian import analytic_sigma as analytic_sigma
+from cpsgd.privacy.gaussian import classical_epsilon as classical_epsilon
+from cpsgd.privacy.gaussian import classical_sigma as classical_sigma
+from cpsgd.privacy.gaussian import gdp_delta as gdp_delta
+from cpsgd.privacy.gaussian import gdp_epsilon as gdp_epsilon
+from cpsgd.privacy.gaussian import gdp_mu as gdp_mu
+from cpsgd.privacy.guarantee import CITATIONS as CITATIONS
+from cpsgd.privacy.guarantee import Guarantee as Guarantee
+from cpsgd.privacy.guarantee import guarantee as guarantee
+from cpsgd.privacy.renyi import RenyiCertificate as RenyiCertificate
+from cpsgd.privacy.renyi import renyi_certificate as renyi_certificate
+from cpsgd.privacy.theorem import Sensitivities as Sensitivities
+from cpsgd.privacy.theorem import binomial_mechanism_epsilon as binomial_mechanism_epsilon
+from cpsgd.privacy.theorem import binomial_mechanism_trials as binomial_mechanism_trials
+from cpsgd.privacy.theorem import quantization_sensitivities as quantization_sensitivities
+from cpsgd.privacy.theorem import theorem_epsilon as theorem_epsilon

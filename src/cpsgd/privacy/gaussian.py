@@ -1,0 +1,157 @@
+"""The Gaussian mechanism: the classical lemma and the exact answer, in both directions.
+
+A Gaussian mechanism with standard deviation σ and Euclidean sensitivity Δ distinguishes neighbours as well as
+N(0, 1) and N(μ, 1) can be told apart, μ = Δ/σ ("μ-GDP"; Dong, Roth and Su, "Gaussian Differential Privacy", 2022).
+Its exact trade-off is (Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018,
+Theorem 8)
+
+    δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ).
+
+Every function rounds to the safe side: ε, δ and σ up, μ down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from scipy.special import erfcx, ndtr
+
+from cpsgd import _validate
+from cpsgd.errors import ConditionError, ParameterError
+
+# Assumed of scipy.special.erfcx and ndtr: relative error within this (the tests compare them with mpmath).
+_SPECIAL = 1e-14
+_SAFE = 1.0 + 1e-14
+# The smallest normal float: what underflows is rounded up to it.
+_TINY = 2.0**-1022
+
+
+def gdp_delta(mu: float, epsilon: float) -> float:
+    """δ(ε) of a μ-GDP mechanism (Balle and Wang, Theorem 8), rounded up.
+
+    With x = ε/μ, h = μ/2 and Φ(-y) = ½ e^(-y²/2) erfcx(y/√2) both terms share the factor e^(-(x-h)²/2), because
+    (x + h)² = (x - h)² + 2ε. So the difference is taken between two numbers of ordinary size, and is accurate
+    however small δ is.
+
+    Args:
+        mu: μ > 0.
+        epsilon: ε >= 0.
+
+    Example:
+        >>> f"{gdp_delta(1.0, 1.0):.6f}"
+        '0.126937'
+    """
+    if _validate.finite("epsilon", epsilon) < 0.0:
+        raise ParameterError(f"Expected epsilon >= 0, got epsilon={epsilon!r}.")
+    return _delta(_validate.positive("mu", mu), epsilon)
+
+
+def _delta(mu: float, epsilon: float) -> float:
+    near, far = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
+    if near > 38.0:
+        return _TINY  # δ <= Φ(-near) is smaller still
+    # `near` and `far` are off by at most 2^-52 far; erfcx and ndtr pass that on at most as a relative error.
+    error = _SPECIAL + 2.0**-51 * far
+    scale = 0.5 * math.exp(-0.5 * near * near)
+    error_of_scale = 2.0**-51 * (1.0 + far * abs(near))
+    far_term = float(erfcx(far / math.sqrt(2.0))) * (1.0 - error)
+    if near < 0.0:  # δ is not small here, and erfcx might overflow
+        return min(1.0, float(ndtr(-near)) * (1.0 + error) - scale * far_term * (1.0 - error_of_scale))
+    return max(scale * (1.0 + error_of_scale) * (float(erfcx(near / math.sqrt(2.0))) * (1.0 + error) - far_term), _TINY)
+
+
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """The smallest ε >= 0 at which a μ-GDP mechanism is (ε, δ)-private, rounded up.
+
+    Args:
+        mu: μ > 0.
+        delta: δ in (0, 1).
+
+    Example:
+        >>> f"{gdp_epsilon(0.5, 1e-6):.4f}"
+        '2.2541'
+    """
+    _validate.positive("mu", mu)
+    _validate.probability("delta", delta)
+    if _delta(mu, 0.0) <= delta:
+        return 0.0
+    # Φ(-y) <= e^(-y²/2)/2 makes this enough; the search confirms it.
+    enough = mu * (0.5 * mu + math.sqrt(2.0 * math.log(1.0 / delta)))
+    return _boundary(lambda epsilon: _delta(mu, epsilon) <= delta, 0.0, enough)[1]
+
+
+def gdp_mu(epsilon: float, delta: float) -> float:
+    """The largest μ at which a μ-GDP mechanism is (ε, δ)-private, rounded down.
+
+    Args:
+        epsilon: ε > 0.
+        delta: δ in (0, 1).
+
+    Example:
+        >>> f"{gdp_mu(1.0, 1e-6):.4f}"
+        '0.2367'
+    """
+    _validate.positive("epsilon", epsilon)
+    _validate.probability("delta", delta)
+    return _boundary(lambda mu: _delta(mu, epsilon) > delta, 0.0, epsilon)[0]
+
+
+def analytic_epsilon(*, sigma: float, sensitivity: float, delta: float) -> float:
+    """The exact ε of the Gaussian mechanism (Balle and Wang, Theorem 8), rounded up.
+
+    Args:
+        sigma: Standard deviation of the noise in every coordinate.
+        sensitivity: Δ₂, the largest Euclidean distance of two neighbours' exact answers.
+        delta: δ in (0, 1).
+    """
+    mu = _validate.positive("sensitivity", sensitivity) / _validate.positive("sigma", sigma) * _SAFE
+    return gdp_epsilon(mu, delta)
+
+
+def analytic_sigma(*, epsilon: float, sensitivity: float, delta: float) -> float:
+    """The smallest σ with which the Gaussian mechanism is (ε, δ)-private (Balle and Wang, Theorem 8), rounded up."""
+    return _validate.positive("sensitivity", sensitivity) / gdp_mu(epsilon, delta) * _SAFE
+
+
+def classical_epsilon(*, sigma: float, sensitivity: float, delta: float) -> float:
+    """ε = (Δ₂/σ) √(2 log(1.25/δ)), the lemma the paper uses (Dwork and Roth, Theorem A.1), rounded up.
+
+    Raises:
+        ConditionError: σ < Δ₂ √(2 log(1.25/δ)), that is, ε would be over 1, where the lemma is silent.
+    """
+    factor = _classical_factor(delta)
+    epsilon = _validate.positive("sensitivity", sensitivity) / _validate.positive("sigma", sigma) * factor * _SAFE
+    if epsilon > 1.0:
+        raise ConditionError(
+            f"The classical lemma holds for ε <= 1 and would give {epsilon:.4g} here. It needs "
+            f"sigma >= {sensitivity * factor * _SAFE:.6g}, got sigma={sigma:.6g}; the analytic formula has no limit."
+        )
+    return epsilon
+
+
+def classical_sigma(*, epsilon: float, sensitivity: float, delta: float) -> float:
+    """σ = (Δ₂/ε) √(2 log(1.25/δ)) for ε <= 1 (Dwork and Roth, Theorem A.1), rounded up."""
+    if _validate.positive("epsilon", epsilon) > 1.0:
+        raise ConditionError(
+            f"The classical lemma holds for ε <= 1, got {epsilon!r}; the analytic formula has no limit."
+        )
+    return _validate.positive("sensitivity", sensitivity) / epsilon * _classical_factor(delta) * _SAFE
+
+
+def _classical_factor(delta: float) -> float:
+    return math.sqrt(2.0 * math.log(1.25 / _validate.probability("delta", delta)))
+
+
+def _boundary(holds: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
+    """Neighbouring numbers (up to about 1e-15) with `holds` false at the first and true at the second.
+
+    `holds` is false at `low` and true from some point on; `high` is a first guess of such a point.
+    """
+    while not holds(high):
+        low, high = high, 2.0 * high
+    while True:
+        middle = 0.5 * (low + high)
+        if not low < middle < high or high - low <= 1e-15 * high:
+            return low, high
+        low, high = (low, middle) if holds(middle) else (middle, high)

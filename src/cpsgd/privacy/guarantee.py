@@ -1,0 +1,240 @@
+"""One question, one answer: the smallest ε that is proved for a round, and the theorem behind it."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
+from typing import TYPE_CHECKING, Any
+
+from cpsgd import _validate
+from cpsgd.codec import noise
+from cpsgd.errors import ConditionError
+from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance, lattice_sensitivity
+from cpsgd.privacy.certificate import certified_epsilon
+from cpsgd.privacy.gaussian import analytic_epsilon, classical_epsilon
+from cpsgd.privacy.renyi import renyi_certificate, renyi_floor
+from cpsgd.privacy.theorem import theorem_epsilon
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
+
+CITATIONS = {
+    "gaussian-certificate": (
+        "Gaussian certificate (docs/accounting.md, section 4), on Dong, Roth and Su, "
+        '"Gaussian Differential Privacy", JRSS B 2022, and Balle and Wang, ICML 2018, Theorem 8'
+    ),
+    "renyi-certificate": (
+        "Rényi certificate (docs/accounting.md, section 5), converted by Canonne, Kamath and Steinke, "
+        '"The Discrete Gaussian for Differential Privacy", NeurIPS 2020, Proposition 12'
+    ),
+    "paper-theorem": (
+        "Theorem 1 with the sensitivities of stochastic rounding: Agarwal, Suresh, Yu, Kumar and McMahan, "
+        '"cpSGD", NeurIPS 2018'
+    ),
+    "gaussian-analytic": (
+        'exact Gaussian mechanism: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", '
+        "ICML 2018, Theorem 8"
+    ),
+    "gaussian-classical": (
+        'classical Gaussian mechanism: Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014, '
+        "Theorem A.1"
+    ),
+}
+"""The theorem behind every method."""
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A proved statement: the round is (epsilon, delta)-differentially private.
+
+    Attributes:
+        epsilon: ε, rounded up.
+        delta: δ in total, everything included.
+        adjacency: Which data sets are neighbours.
+        method: Name of the method that proved it, a key of `CITATIONS`.
+        citation: The theorem behind it.
+        tail: The part of δ that pays for outputs far out in the noise's tails and for the noise sampler's finite
+            resolution.
+        alternatives: The other methods with the ε they prove, or the reason why they prove none.
+        noise_clients: Number of honest clients whose noise was counted.
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+    method: str
+    citation: str
+    tail: float
+    alternatives: tuple[tuple[str, float | str], ...]
+    noise_clients: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; the alternatives as a list of objects with `method` and `epsilon` or `reason`."""
+        alternatives = [
+            {"method": method, "reason" if isinstance(found, str) else "epsilon": found}
+            for method, found in self.alternatives
+        ]
+        return {**vars(self), "alternatives": alternatives}
+
+    def __str__(self) -> str:
+        rows = [("proved by", self.citation), ("noise of", f"{self.noise_clients:,} clients")]
+        if self.tail:
+            rows.append(("tails", f"{self.tail:.2g} of δ"))
+        for method, found in self.alternatives:
+            rows.append(("otherwise", f"{method}: {found if isinstance(found, str) else _round_up(found)}"))
+        lines = [f"ε = {_round_up(self.epsilon)} at δ = {self.delta:g}, {self.adjacency} adjacency"]
+        for label, text in rows:
+            lines += textwrap.wrap(text, 100, initial_indent=f"  {label:<9}  ", subsequent_indent=" " * 13)
+        return "\n".join(lines)
+
+
+def guarantee(
+    protocol: Protocol,
+    delta: float,
+    *,
+    adjacency: Adjacency = "replace-one",
+    surviving: int | None = None,
+    colluding: int = 0,
+) -> Guarantee:
+    """The smallest ε proved for one round of this protocol.
+
+    Only noise that really is in the sum, and that nobody can subtract, protects: N = trials · (surviving - colluding).
+
+    Args:
+        protocol: The round's parameters.
+        delta: δ in (0, 1), in total.
+        adjacency: "replace-one" (the paper's) or "zero-out".
+        surviving: How many clients' messages are in the sum; all of the protocol's if None.
+        colluding: How many of those may tell their noise to whoever sees the result.
+
+    Returns:
+        The guarantee, with its method, citation and the alternatives.
+
+    Raises:
+        ConditionError: No noise, or no method applies; the message says what would help.
+
+    Example:
+        >>> from cpsgd.protocol import Protocol
+        >>> protocol = Protocol.rotated_binomial(clients=10_000, dim=65_536, clip_norm=1.0, levels=2, trials=16)
+        >>> found = guarantee(protocol, delta=1e-9)
+        >>> found.method, f"{found.epsilon:.3f}"
+        ('gaussian-certificate', '0.542')
+        >>> dict(found.alternatives)["paper-theorem"] > 3.36
+        True
+    """
+    _validate.probability("delta", delta)
+    check_adjacency(adjacency)
+    arrived = protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=0)
+    honest = arrived - _validate.integer("colluding", colluding, low=0, high=arrived)
+    if honest == 0:
+        raise ConditionError(
+            f"No honest client's noise is in the sum (surviving={arrived}, colluding={colluding}): there is no privacy."
+        )
+    if protocol.sigma is None and protocol.trials == 0:
+        raise ConditionError("trials=0 adds no noise, so there is no privacy; choose trials >= 1.")
+
+    if protocol.sigma is None:
+        found = _binomial_methods(protocol, delta, adjacency, honest)
+    else:
+        sigma = protocol.sigma * math.sqrt(honest) * (1.0 - 2.0**-52)
+        found = _gaussian_methods(sigma, distance(adjacency, protocol.clip_norm), delta)
+    proved = {method: result for method, result in found.items() if not isinstance(result, str)}
+    if not proved:
+        reasons = "\n".join(f"  {method}: {reason}" for method, reason in found.items())
+        raise ConditionError(f"No method proves anything about this round.\n{reasons}")
+    best = min(proved, key=lambda method: proved[method][0])
+    epsilon, tail = proved[best]
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        adjacency=adjacency,
+        method=best,
+        citation=CITATIONS[best],
+        tail=tail,
+        alternatives=tuple(
+            (method, result if isinstance(result, str) else result[0])
+            for method, result in found.items()
+            if method != best
+        ),
+        noise_clients=honest,
+    )
+
+
+Proof = Callable[[float], tuple[float, float]]
+"""From δ to ε and the part of δ spent on tails; raises `ConditionError` where the method does not apply."""
+
+Result = tuple[float, float] | str
+"""ε and the part of δ spent on tails, or the reason why there is none."""
+
+
+def _binomial_methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> dict[str, Result]:
+    """What each method proves for a Binomial protocol, or why it does not."""
+    noise_trials, p, dim, levels = protocol.trials * honest, protocol.p, protocol.dim, protocol.levels
+    sensitivity = lattice_sensitivity(protocol, adjacency)
+    # The sampled noise is this close, in total variation, to the Binomial law the proofs are about.
+    moved = honest * dim * noise.total_variation(protocol.trials, p)
+
+    def certificate(delta: float) -> tuple[float, float]:
+        epsilon, proof = certified_epsilon(
+            noise_trials=noise_trials, p=p, dim=dim, sensitivity=sensitivity, levels=levels, delta=delta
+        )
+        return epsilon, proof.tail_mass
+
+    def renyi(delta: float) -> tuple[float, float]:
+        proof = renyi_certificate(
+            noise_trials=noise_trials, p=p, dim=dim, sensitivity=sensitivity, levels=levels, delta=delta
+        )
+        return proof.epsilon, proof.tail_mass
+
+    def theorem(delta: float) -> tuple[float, float]:
+        return theorem_epsilon(protocol, delta, adjacency=adjacency, noise_clients=honest), 0.0
+
+    found: dict[str, Result] = {"gaussian-certificate": _attempt(certificate, delta, moved)}
+    floor = renyi_floor(sensitivity**2 / (2.0 * noise_trials * p * (1.0 - p)), delta)
+    known = found["gaussian-certificate"]
+    if isinstance(known, str) or floor < known[0]:
+        found["renyi-certificate"] = _attempt(renyi, delta, moved)
+    else:
+        found["renyi-certificate"] = f"could not come below {math.floor(1e4 * floor) / 1e4:g}, so not computed"
+    found["paper-theorem"] = _attempt(theorem, delta, moved)
+    return found
+
+
+def _gaussian_methods(sigma: float, sensitivity: float, delta: float) -> dict[str, Result]:
+    """What each method proves for the sum of the Gaussian protocol, or why it does not."""
+    return {
+        "gaussian-analytic": _attempt(
+            lambda delta: (analytic_epsilon(sigma=sigma, sensitivity=sensitivity, delta=delta), 0.0), delta, 0.0
+        ),
+        "gaussian-classical": _attempt(
+            lambda delta: (classical_epsilon(sigma=sigma, sensitivity=sensitivity, delta=delta), 0.0), delta, 0.0
+        ),
+    }
+
+
+def _attempt(prove: Proof, delta: float, moved: float) -> Result:
+    """ε and what was spent on tails, or the reason why the method does not apply.
+
+    If both neighbours' output laws are within `moved` of the ones the proof is about, (1 + e^ε) `moved` must be left
+    over from δ. A share is put aside first, and ε is accepted if the share turns out to be enough.
+    """
+    try:
+        for share in (1e-6, 0.1) if moved else (0.0,):
+            epsilon, tail = prove(delta * (1.0 - share))
+            spent = moved * (1.0 + math.exp(min(epsilon, 700.0))) * (1.0 + 1e-12) if moved else 0.0
+            if spent <= share * delta * (1.0 - 1e-9):
+                return epsilon, tail + spent
+    except ConditionError as reason:
+        return str(reason)
+    return (
+        f"the noise sampler's resolution would cost {spent:.2g} of δ={delta:g} at ε={epsilon:.4g}; "
+        "use p=0.5 and at most 256 trials, or add noise"
+    )
+
+
+def _round_up(epsilon: float) -> str:
+    """Four significant digits, never less than the number itself."""
+    return str(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon))

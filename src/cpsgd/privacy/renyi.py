@@ -1,0 +1,325 @@
+"""The Rényi certificate: better than the Gaussian one where there is little noise.
+
+Let Z_0 be Binomial(N, p), Z_r the same shifted by r, and P_t = (1 - θ) Z_r + θ Z_{r+1} for t = r + θ, the law of one
+coordinate whose value t is rounded stochastically. With D_α the Rényi divergence of order α put
+
+    κ(α) = sup over 0 < |t| <= min(k - 1, S) of  max(D_α(P_t, Z_0), D_α(Z_0, P_t)) / t².
+
+Divergences of independent coordinates add up, so a round with neighbours at distance S in lattice units has Rényi
+divergence at most κ(α) S². As in the Gaussian certificate, outputs outside a box are first clamped to its ends (else
+D_α would be infinite) and the probability of leaving the box is added to δ.
+
+The supremum over the continuum of t is a proved bound, not a maximum over a grid. With R = P_t/Z_0 and e = α or
+1 - α let M(t) = Σ Z_0 R^e = e^((α-1) D_α). Between integers R is linear in t, so
+
+    M'' = e (e - 1) Σ Z_0 (R')² R^(e-2),
+
+which is convex in t, since x^(e-2) is convex in x unless 2 < e < 3. So between two nodes M'' is at most K, the larger
+of its two end values, and M lies under the parabola M(t_i) + M'(t_i) h + K h²/2. Its logarithm lies under the tangent
+of the logarithm at M(t_i), and the resulting bound on log M / t² is a quadratic in 1/t, whose maximum is elementary.
+Intervals are halved until the bound is within a small factor of a value that is really attained.
+
+M - 1 is summed as Σ Z_0 (R^e - 1 - e (R - 1)), which is the same since Z_0 and P_t have the same total, has only
+positive terms, and so keeps its relative accuracy however small the divergence is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from cpsgd import _validate
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.privacy import _binomial
+from cpsgd.privacy.certificate import central_range, check_parameters
+
+Array = _binomial.Array
+
+# Share of δ that pays for the box. It moves ε by about TAIL_SHARE/(α - 1), and a wider box costs nearly nothing.
+TAIL_SHARE = 1e-3
+MAX_ORDER = 1e6
+MAX_WORK = 2**19
+"""Outputs times unit distances beyond which the certificate is not attempted: it would take many seconds."""
+
+# κ is at most this factor over a value attained by some t.
+_TOLERANCE = 2e-5
+_MAX_DEPTH = 12
+# Powers of likelihood ratios stay below e^600.
+_MAX_EXPONENT = 600.0
+# A likelihood ratio R is kept as R - 1, which is good to a relative 2^-53/R.
+_SMALLEST_RATIO = 1e-8
+_TOO_FAR = "No Rényi certificate: what one client can change is too large for this noise. Add noise."
+_UNIT = 2.0**-53
+
+
+@dataclass(frozen=True)
+class RenyiCertificate:
+    """The round is (epsilon, delta)-private, by its Rényi divergence of one order.
+
+    Attributes:
+        epsilon: ε, rounded up.
+        delta: δ in total, tails included.
+        order: α, the order that gave the smallest ε.
+        kappa: Upper bound on κ(α); the clamped round has Rényi divergence at most kappa S².
+        tail_mass: Upper bound on the probability, over all coordinates, of an output outside the box.
+    """
+
+    epsilon: float
+    delta: float
+    order: float
+    kappa: float
+    tail_mass: float
+
+
+def renyi_certificate(
+    *, noise_trials: int, p: float, dim: int, sensitivity: float, levels: int, delta: float
+) -> RenyiCertificate:
+    """The smallest ε over all orders α of the Rényi certificate.
+
+    Args:
+        noise_trials: N = m times the number of honest clients whose noise is in the sum.
+        p: Success probability of the noise.
+        dim: d.
+        sensitivity: S, the largest Euclidean distance of neighbours in lattice units.
+        levels: k. No coordinate of neighbours differs by more than k - 1.
+        delta: δ in total.
+
+    Raises:
+        ConditionError: The box reaches 0 or N, or the computation would take long (very many levels and very
+            much noise, where the Gaussian certificate is the better one anyway).
+
+    Example:
+        >>> certificate = renyi_certificate(
+        ...     noise_trials=10_000, p=0.5, dim=65_536, sensitivity=19.8177, levels=2, delta=1e-9
+        ... )
+        >>> f"{certificate.epsilon:.2f}"
+        '2.39'
+    """
+    _validate.probability("delta", delta)
+    moments = Moments(
+        noise_trials=noise_trials, p=p, dim=dim, sensitivity=sensitivity, levels=levels, tail=TAIL_SHARE * delta
+    )
+    remaining = (delta - moments.tail_mass) * (1.0 - 2.0 * _UNIT)
+
+    def at(x: float) -> RenyiCertificate:
+        order = min(1.0 + math.exp(x), moments.largest_order)
+        kappa = moments.kappa(order)
+        divergence = kappa * sensitivity * sensitivity * (1.0 + 4.0 * _UNIT)
+        return RenyiCertificate(rdp_epsilon(divergence, order, remaining), delta, order, kappa, moments.tail_mass)
+
+    # A Gaussian with this divergence would choose about this order. ε is nearly a parabola in x = log(α - 1) around
+    # the best one. Every order is valid, so the search may stop anywhere.
+    slope = moments.kappa(2.0) * sensitivity * sensitivity / 2.0
+    limit = math.log(moments.largest_order - 1.0)
+    best = min(limit, 0.5 * math.log(math.log(1.0 / remaining) / slope))
+    tried = {best: at(best)}
+    step = 0.5
+    while step > 0.1:
+        for x in (best - step, best + step):
+            if x <= limit and x not in tried:
+                tried[x] = at(x)
+        nearest = min(tried, key=lambda x: tried[x].epsilon)
+        step, best = (step / 2.0, best) if nearest == best else (step, nearest)
+    below, above = tried.get(best - 2.0 * step), tried.get(best + 2.0 * step)
+    if below and above and (bend := below.epsilon + above.epsilon - 2.0 * tried[best].epsilon) > 0.0:
+        vertex = best + step * (below.epsilon - above.epsilon) / bend
+        tried[vertex] = at(vertex)
+    return min(tried.values(), key=lambda certificate: certificate.epsilon)
+
+
+def rdp_epsilon(divergence: float, order: float, delta: float) -> float:
+    """ε from a Rényi divergence of one order, rounded up and at least 0.
+
+    Canonne, Kamath and Steinke ("The Discrete Gaussian for Differential Privacy", 2020, Proposition 12):
+    ε = D_α + log((α - 1)/α) - (log δ + log α)/(α - 1).
+    """
+    shift = math.log1p(-1.0 / order) - math.log(order) / (order - 1.0)
+    log_term = -math.log(delta) / (order - 1.0)
+    return max(0.0, divergence + shift + log_term + 1e-14 * (divergence + log_term - shift))
+
+
+def renyi_floor(slope: float, delta: float) -> float:
+    """What the Rényi certificate cannot come below, at little cost: its ε if D_α were α `slope` for all α.
+
+    As t -> 0, D_α/t² -> α χ²/2 with χ² the chi-square divergence of Z_1 from Z_0, and χ² >= 1/Var(Z_0) (Hammersley,
+    Chapman and Robbins). So κ(α) >= α/(2 N p (1-p)), and `slope` is S² / (2 N p (1-p)).
+    """
+
+    def at(x: float) -> float:
+        order = 1.0 + math.exp(x)
+        return rdp_epsilon(order * slope, order, delta)
+
+    best = minimize_scalar(at, bounds=(-12.0, math.log(MAX_ORDER)), method="bounded", options={"xatol": 1e-4})
+    return float(best.fun)
+
+
+class Moments:
+    """Bounds on κ(α) of one round.
+
+    Attributes:
+        tail_mass: Upper bound on the probability, over all coordinates, of an output outside the box.
+        largest_order: Powers of likelihood ratios overflow for larger orders, which promise nothing useful.
+    """
+
+    def __init__(self, *, noise_trials: int, p: float, dim: int, sensitivity: float, levels: int, tail: float) -> None:
+        p, steps = check_parameters(noise_trials, p, dim, sensitivity, levels, tail)
+        self._reach = min(float(levels - 1), sensitivity)
+        law = _binomial.window(noise_trials, p, math.log(2.0 * dim / tail) + 10.0, margin=2 * steps + 2)
+        low, high, mass = central_range(law, tail / dim)
+        self.tail_mass = dim * mass * (1.0 + 2.0 * _UNIT)
+        if (high - low) * steps > MAX_WORK:
+            raise ConditionError(
+                f"The Rényi certificate is not attempted for {high - low} outputs at {steps} distances: it would "
+                "take long, and with that much noise the Gaussian certificate is the better one."
+            )
+        if low - steps < 1 or high + steps > noise_trials - 1:
+            raise ConditionError(
+                f"No Rényi certificate for N={noise_trials}, p={p:g}: all but {tail:.3g} of the noise in {dim} "
+                f"coordinates lies in [{low}, {high}], and that range, widened by {steps}, must stay inside "
+                "[1, N - 1]. More noise or a larger δ would do."
+            )
+        if low - steps - 2 < law.first or high + steps + 2 > law.last:
+            raise ConditionError("No Rényi certificate: the noise is too small against the number of levels.")
+        symmetric = p == 0.5 and low + high == noise_trials
+        self._sides = [_Side(law, noise_trials, p, low, high, steps, sign) for sign in ([1] if symmetric else [1, -1])]
+        self.largest_order = min(MAX_ORDER, *(_MAX_EXPONENT / side.largest_log - 3.0 for side in self._sides))
+        if self.largest_order <= 3.0:
+            raise ConditionError(_TOO_FAR)
+
+    def kappa(self, order: float) -> float:
+        """Upper bound on κ(α), α = `order` > 1."""
+        if _validate.positive("order", order, low=1.0) > self.largest_order:
+            raise ParameterError(f"Expected order <= {self.largest_order:g}, got order={order!r}.")
+        if 2.0 < order < 3.0:
+            # There M'' is not convex. But (α - 1) D_α, a logarithm of moments, is convex in α.
+            chord = (3.0 - order) * self.kappa(2.0) + (order - 2.0) * 2.0 * self.kappa(3.0)
+            return chord / (order - 1.0) * (1.0 + 1e-12)
+        largest = max(side.growth(exponent, self._reach) for side in self._sides for exponent in (order, 1.0 - order))
+        return largest / (order - 1.0) * (1.0 + 1e-12)
+
+
+class _Side:
+    """Z_0 and its shifts by ±r, r = 0, ..., T, for positive or negative t.
+
+    For t > 0 all are clamped to [low - 1, high + T + 1], for t < 0 to [low - T - 1, high + 1]: what both neighbours
+    leave outside then is P(Z < low) + P(Z > high) at most.
+
+    Attributes:
+        mass: Z_0, each within the factor 1 ± `error`.
+        excess: Z_r/Z_0 - 1 for every r; Z_r/Z_0 is within the factor 1 ± `inexact`[r].
+        largest_log: The largest |log(Z_r/Z_0)|.
+    """
+
+    def __init__(
+        self, law: _binomial.Window, trials: int, p: float, low: int, high: int, steps: int, sign: int
+    ) -> None:
+        first, last = (low, high + steps) if sign > 0 else (low - steps, high)
+        self.mass = np.empty(last - first + 3)
+        self.mass[0] = law.below[first - 1 - law.first]
+        self.mass[1:-1] = law.mass[first - law.first : last + 1 - law.first]
+        self.mass[-1] = law.above[last - law.first]
+        self.error = 2.0 * law.error
+        self.excess = [np.zeros_like(self.mass)]
+        self.inexact = [np.zeros_like(self.mass)]
+        points, mean = np.arange(first, last + 1, dtype=np.float64), (trials + 1.0) * p
+        for r in range(steps):
+            # f(i-1)/f(i) - 1 = (i - (N+1)p) / ((N-i+1)p) and f(i+1)/f(i) - 1 = ((N+1)p - (i+1)) / ((i+1)(1-p)).
+            if sign > 0:
+                i = points - r
+                denominator = (trials - i + 1.0) * p
+                step = (i - mean) / denominator
+            else:
+                i = points + r
+                denominator = (i + 1.0) * (1.0 - p)
+                step = (mean - (i + 1.0)) / denominator
+            before, now = self.excess[r], np.empty_like(self.mass)
+            now[1:-1] = before[1:-1] + (1.0 + before[1:-1]) * step
+            now[0] = law.below[first - 1 - sign * (r + 1) - law.first] / self.mass[0] - 1.0
+            now[-1] = law.above[last - sign * (r + 1) - law.first] / self.mass[-1] - 1.0
+            if now.min() < _SMALLEST_RATIO - 1.0:
+                raise ConditionError(_TOO_FAR)
+            # Relative to the ratio 1 + step, the roundings of (N+1)p, of the difference and of the quotient are at most
+            # ((N+1)p/denominator + 3)/(1 + step) + 3 units; adding up costs at most 4/R + 4 more.
+            error = 4.0 * _UNIT / (1.0 + now)
+            error[1:-1] += _UNIT * (8.0 + (mean / denominator + 3.0) / (1.0 + step))
+            error[[0, -1]] += 3.0 * law.error
+            self.excess.append(now)
+            self.inexact.append(self.inexact[r] + error)
+        # The likelihood ratio is monotone in the output and in the shift.
+        self.largest_log = float(np.max(np.abs(np.log1p(self.excess[steps][[0, -1]]))))
+
+    def growth(self, exponent: float, reach: float) -> float:
+        """Upper bound on sup over 0 < t <= reach of log M(t) / t²."""
+        attained = 0.0
+        intervals: list[tuple[_Node, _Node, int]] = []
+        for r in range(math.ceil(reach)):
+            left, right = _Node(self, exponent, r, 0.0), _Node(self, exponent, r, min(1.0, reach - r))
+            intervals.append((left, right, 0))
+            attained = max(attained, left.value, right.value)
+        bound = 0.0
+        while intervals:
+            left, right, depth = intervals.pop()
+            here = left.bound(right)
+            if here > max(bound, attained * (1.0 + _TOLERANCE)) and depth < _MAX_DEPTH:
+                middle = _Node(self, exponent, left.r, 0.5 * (left.fraction + right.fraction))
+                attained = max(attained, middle.value)
+                intervals += [(left, middle, depth + 1), (middle, right, depth + 1)]
+            else:
+                bound = max(bound, here)
+        return bound
+
+
+class _Node:
+    """M, M' and M'' at t = r + fraction, r an integer, each with a bound on its rounding error."""
+
+    def __init__(self, side: _Side, exponent: float, r: int, fraction: float) -> None:
+        self.r, self.fraction = r, fraction
+        mass, slope = side.mass, side.excess[r + 1] - side.excess[r]
+        excess = side.excess[r] + fraction * slope
+        log = np.log1p(excess)
+        power = np.expm1(exponent * log)
+        first = np.expm1((exponent - 1.0) * log)
+        second = np.exp((exponent - 2.0) * log) * slope
+        # M - 1 >= 0, M' and M''
+        self.moment = max(0.0, _dot(mass, power - exponent * excess))
+        self.derivative = exponent * _dot(mass, slope * first)
+        self.curvature = exponent * (exponent - 1.0) * _dot(mass, second * slope)
+        # What rounding does to them, to first order: of the ratio R and its slope (`inexact`), of log1p, expm1 and
+        # exp (assumed good to two units), of sums and products.
+        e, inexact = abs(exponent), side.inexact[r + 1] + 8.0 * _UNIT * (1.0 + np.abs(log))
+        ratio, ratios = 1.0 + excess, 2.0 + side.excess[r] + side.excess[r + 1]
+        first, slope, second = np.abs(first), np.abs(slope), np.abs(second)
+        size = e * (inexact * ratio * first + 8.0 * _UNIT * (np.abs(log) * (1.0 + power) + np.abs(excess)))
+        size += 8.0 * _UNIT * np.abs(power)
+        self.moment_error = side.error * self.moment + 1.01 * _dot(mass, size)
+        size = side.error * slope * first + inexact * (ratios * first + (e + 2.0) * slope * (2.0 + first))
+        self.derivative_error = 1.01 * e * _dot(mass, size)
+        size = second * (((e + 4.0) * inexact + side.error) * slope + 2.0 * inexact * ratios)
+        self.curvature_error = 1.01 * e * (e + 1.0) * _dot(mass, size)
+        t = r + fraction
+        self.value = math.log1p(self.moment) / (t * t) if t > 0.0 else 0.5 * self.curvature
+
+    def bound(self, right: _Node) -> float:
+        """Upper bound on sup of log M(t) / t² between this node and the one to the right."""
+        curvature = max(self.curvature + self.curvature_error, right.curvature + right.curvature_error)
+        base = 1.0 + self.moment
+        start, stop = self.r + self.fraction, right.r + right.fraction
+        if start == 0.0:  # M = 1 and M' = 0 exactly
+            return 0.5 * curvature * (1.0 + 1e-12)
+        # log M <= a + b h + c h² with t = start + h, divided by t²: a quadratic in s = 1/t.
+        a = math.log1p(self.moment) + self.moment_error / base
+        b = (self.derivative + self.derivative_error) / base
+        c = 0.5 * curvature / base
+        lead, linear = a - b * start + c * start * start, b - 2.0 * c * start
+        candidates = [1.0 / start, 1.0 / stop]
+        if lead < 0.0 and candidates[1] < (vertex := -linear / (2.0 * lead)) < candidates[0]:
+            candidates.append(vertex)
+        return max((lead * s + linear) * s + c for s in candidates) * (1.0 + 1e-12)
+
+
+def _dot(first: Array, second: Array) -> float:
+    """The sum of products, on one thread: BLAS starts several, which costs more than it gains here."""
+    return float(np.einsum("i,i->", first, second))

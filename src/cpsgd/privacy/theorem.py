@@ -1,0 +1,241 @@
+"""The paper's own privacy bound: Theorem 1 (the Binomial mechanism) and what it gives for its protocols.
+
+Agarwal, Suresh, Yu, Kumar, McMahan: "cpSGD: Communication-efficient and differentially-private distributed SGD",
+NeurIPS 2018. This is the baseline; the certificates of this package are several times smaller. Numbers are rounded
+up, and where a condition of the theorem fails, `ConditionError` says what would satisfy it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cpsgd import _validate
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance
+from cpsgd.protocol import paper_coordinate_range
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
+
+# A dozen roundings of about 1e-16 each.
+_SAFE = 1.0 + 1e-14
+
+
+@dataclass(frozen=True)
+class Sensitivities:
+    """Δ₁, Δ₂ and Δ∞: how far neighbours can be apart in the norms of those orders."""
+
+    l1: float
+    l2: float
+    linf: float
+
+
+@dataclass(frozen=True)
+class Constants:
+    """b_p, c_p and d_p of Theorem 1 (equations for b_p, c_p, d_p in the paper's appendix)."""
+
+    b: float
+    c: float
+    d: float
+
+    @classmethod
+    def of(cls, p: float) -> Constants:
+        """The constants at min(p, 1 - p).
+
+        The paper's proof takes p <= 1/2 "by symmetry", and b_p as printed is not symmetric: flipping all coins maps
+        one case to the other. At p = 1/2, c_p is 7√2/4 = 2.4749; the theorem rounds it to 5/2.
+        """
+        p = min(p, 1.0 - p)
+        squares = p**2 + (1.0 - p) ** 2
+        cubes = p**3 + (1.0 - p) ** 3
+        return cls(
+            b=2.0 * squares / 3.0 + (1.0 - 2.0 * p),
+            c=math.sqrt(2.0) * (3.0 * cubes + 2.0 * squares),
+            d=4.0 * squares / 3.0,
+        )
+
+
+def binomial_mechanism_epsilon(
+    *, noise_trials: int, p: float, dim: int, delta: float, sensitivities: Sensitivities, scale: float = 1.0
+) -> float:
+    """ε of Theorem 1: f(D) + s (Z - Np) with Z ~ Binomial(N, p) in every coordinate is (ε, δ)-private.
+
+    Args:
+        noise_trials: N.
+        p: Success probability.
+        dim: d.
+        delta: δ in (0, 1).
+        sensitivities: Δ₁, Δ₂, Δ∞ of f, whose values are multiples of s.
+        scale: s.
+
+    Returns:
+        ε, rounded up.
+
+    Raises:
+        ConditionError: N p (1 - p) < max(23 log(10 d/δ), 2 Δ∞/s); the message names the smallest N that suffices.
+
+    Example:
+        >>> one = Sensitivities(l1=1.0, l2=1.0, linf=1.0)
+        >>> epsilon = binomial_mechanism_epsilon(noise_trials=2000, p=0.5, dim=1, delta=1e-6, sensitivities=one)
+        >>> f"{epsilon:.7f}"
+        '0.6375134'
+    """
+    _validate.integer("noise_trials", noise_trials, low=0)
+    _check(p, dim, delta, sensitivities, scale)
+    needed = _needed_variance(dim, delta, sensitivities, scale)
+    if not _condition_holds(noise_trials, p, needed):
+        smallest = math.ceil(needed / (p * (1.0 - p)))
+        while not _condition_holds(smallest, p, needed):
+            smallest += 1
+        raise ConditionError(
+            f"Theorem 1 needs N p (1 - p) >= max(23 log(10 d/δ), 2 Δ∞/s) = {needed:.6g}, "
+            f"got {noise_trials * p * (1.0 - p):.6g} with N={noise_trials}, p={p:g}. N={smallest} would do."
+        )
+    return _epsilon(noise_trials, p, dim, delta, sensitivities, scale)
+
+
+def binomial_mechanism_trials(
+    *, epsilon: float, p: float, dim: int, delta: float, sensitivities: Sensitivities, scale: float = 1.0
+) -> int:
+    """The smallest N with which Theorem 1 applies and promises at most this ε.
+
+    Example:
+        >>> one = Sensitivities(l1=1.0, l2=1.0, linf=1.0)
+        >>> binomial_mechanism_trials(epsilon=1.0, p=0.5, dim=1, delta=1e-6, sensitivities=one)
+        1483
+    """
+    _validate.positive("epsilon", epsilon)
+    _check(p, dim, delta, sensitivities, scale)
+    needed = _needed_variance(dim, delta, sensitivities, scale)
+
+    def enough(trials: int) -> bool:
+        return _condition_holds(trials, p, needed) and _epsilon(trials, p, dim, delta, sensitivities, scale) <= epsilon
+
+    short, smallest = 0, 1
+    while not enough(smallest):
+        short, smallest = smallest, 2 * smallest
+    while smallest - short > 1:
+        middle = (short + smallest) // 2
+        short, smallest = (short, middle) if enough(middle) else (middle, smallest)
+    return smallest
+
+
+def quantization_sensitivities(
+    *,
+    dim: int,
+    clip_norm: float,
+    coordinate_range: float,
+    levels: int,
+    delta: float,
+    adjacency: Adjacency = "replace-one",
+) -> Sensitivities:
+    """Δ₁, Δ₂, Δ∞ of stochastic k-level rounding, in units of s = 2X/(k - 1), all holding with probability 1 - δ.
+
+    The lemma behind the paper's theorem for π_sk(Bin): with a = √d Δ/s for neighbours at Euclidean distance Δ (2D for
+    replace-one, so a = √d D/q and Δ/s = D/q with the paper's q = X/(k - 1)) and L = log(2/δ),
+
+        Δ₁ = a + √(2 a L) + 4L/3,   Δ₂ = Δ/s + √(Δ₁ + √(2 a L)),   Δ∞ = k + 1.
+
+    For zero-out a coordinate moves by at most half the range, so there Δ∞ = (k - 1)/2 + 2.
+    """
+    _validate.integer("dim", dim, low=1)
+    _validate.integer("levels", levels, low=2)
+    _validate.probability("delta", delta)
+    check_adjacency(adjacency)
+    scale = 2.0 * _validate.positive("coordinate_range", coordinate_range) / (levels - 1)
+    l2 = distance(adjacency, _validate.positive("clip_norm", clip_norm)) / scale
+    l1 = math.sqrt(dim) * l2
+    log = math.log(2.0 / delta)
+    deviation = math.sqrt(2.0 * l1 * log)
+    rounded_l1 = l1 + deviation + 4.0 / 3.0 * log
+    return Sensitivities(
+        l1=rounded_l1 * _SAFE,
+        l2=(l2 + math.sqrt(rounded_l1 + deviation)) * _SAFE,
+        linf=levels + 1.0 if adjacency == "replace-one" else 0.5 * (levels - 1) + 2.0,
+    )
+
+
+def theorem_epsilon(
+    protocol: Protocol, delta: float, *, adjacency: Adjacency = "replace-one", noise_clients: int | None = None
+) -> float:
+    """ε of the paper's theorems for π_sk(Bin(m, p)) and Rot(π_sk(Bin(m, p))), for the δ wanted *in total*.
+
+    π_sk(Bin) is (ε, 2δ')-private and Rot(π_sk(Bin)) (ε, 3δ')-private, ε by Theorem 1 at δ' with the lemma's
+    sensitivities: one share of δ' for the theorem, one for the lemma, and with rotation one for rotations that leave
+    a coordinate beyond X. Here δ' = δ/2 and δ' = δ/3. For Rot the paper sets X = 2D√(log(2nd/δ)/d); a larger X is
+    as good, a smaller one is refused. (Coordinates are clipped, so the lemma holds whatever the rotation does and the
+    third share is not really needed. It is kept, since this is the paper's bound.)
+
+    Args:
+        protocol: A Binomial protocol.
+        delta: δ in (0, 1), in total.
+        adjacency: The paper's is "replace-one".
+        noise_clients: How many honest clients' noise is in the sum; all of the protocol's if None.
+
+    Returns:
+        ε, rounded up.
+
+    Raises:
+        ConditionError: There is no noise, too little of it for Theorem 1, or for Rot the range X is too small.
+    """
+    if protocol.sigma is not None:
+        raise ParameterError("The Gaussian protocol has its own theorem: use classical_epsilon or analytic_epsilon.")
+    _validate.probability("delta", delta)
+    clients = protocol.clients if noise_clients is None else _validate.integer("noise_clients", noise_clients, low=0)
+    if protocol.rotate:
+        needed = paper_coordinate_range(
+            clients=protocol.clients, dim=protocol.dim, clip_norm=protocol.clip_norm, delta=delta
+        )
+        # Privacy does not hang on this condition, so a range that was rounded on its way through a file will do.
+        if protocol.coordinate_range < needed * (1.0 - 1e-6):
+            raise ConditionError(
+                f"The paper's theorem for Rot takes X = 2D√(log(2nd/δ)/d) = {needed:.6g} (larger is fine), "
+                f"got coordinate_range={protocol.coordinate_range:.6g}. The certificates have no such condition."
+            )
+    share = delta / (3.0 if protocol.rotate else 2.0)
+    sensitivities = quantization_sensitivities(
+        dim=protocol.dim,
+        clip_norm=protocol.clip_norm,
+        coordinate_range=protocol.coordinate_range,
+        levels=protocol.levels,
+        delta=share,
+        adjacency=adjacency,
+    )
+    return binomial_mechanism_epsilon(
+        noise_trials=protocol.trials * clients,
+        p=protocol.p,
+        dim=protocol.dim,
+        delta=share,
+        sensitivities=sensitivities,
+    )
+
+
+def _check(p: float, dim: int, delta: float, sensitivities: Sensitivities, scale: float) -> None:
+    _validate.probability("p", p)
+    _validate.integer("dim", dim, low=1)
+    _validate.probability("delta", delta)
+    _validate.positive("scale", scale)
+    for name in ("l1", "l2", "linf"):
+        _validate.positive(name, getattr(sensitivities, name))
+
+
+def _needed_variance(dim: int, delta: float, sensitivities: Sensitivities, scale: float) -> float:
+    """Max(23 log(10 d/δ), 2 Δ∞/s), rounded up."""
+    return max(23.0 * math.log(10.0 * dim / delta), 2.0 * sensitivities.linf / scale) * _SAFE
+
+
+def _condition_holds(trials: int, p: float, needed: float) -> bool:
+    return trials * p * (1.0 - p) >= needed
+
+
+def _epsilon(trials: int, p: float, dim: int, delta: float, sensitivities: Sensitivities, scale: float) -> float:
+    """Equation of Theorem 1, rounded up, without its condition."""
+    constants = Constants.of(p)
+    variance = trials * p * (1.0 - p)
+    log, log10 = math.log(1.25 / delta), math.log(10.0 / delta)
+    gaussian = sensitivities.l2 * math.sqrt(2.0 * log / variance)
+    middle = (sensitivities.l2 * constants.c * math.sqrt(log10) + sensitivities.l1 * constants.b) / (1.0 - delta / 10.0)
+    last = sensitivities.linf * (2.0 / 3.0 * log + constants.d * math.log(20.0 * dim / delta) * log10)
+    return (gaussian + (middle + last) / variance) / scale * _SAFE

@@ -1,0 +1,132 @@
+"""The frame: help, version, exit codes, imports, and the whole way through real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from numpy.typing import NDArray
+from typer.testing import CliRunner
+
+import cpsgd
+from cpsgd.cli import app as app_module
+
+COMMANDS = ("mean", "protocol", "encode", "aggregate")
+
+
+def process(*arguments: str, cwd: Path, path: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, *sys.path])}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_help_names_every_command(cpsgd: Any) -> None:
+    result = cpsgd("--help")
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        assert command in result.stdout
+        assert cpsgd(command, "--help").exit_code == 0
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app_module.app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"cpsgd {cpsgd.__version__}\n")
+
+
+@pytest.mark.parametrize("program", ["import cpsgd", "from cpsgd.cli.app import app; app(['--help'])"])
+def test_heavy_packages_are_not_even_looked_for(program: str, tmp_path: Path) -> None:
+    for name in ("torch", "flwr", "matplotlib"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    result = process("-c", program, cwd=tmp_path, path=(str(tmp_path),))
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_every_kind_of_error_is_one_line_and_exit_code_2() -> None:
+    errors = {
+        "refusal": (cpsgd.errors.InfeasibleError("no [bold]such\nprotocol"), "no [bold]such protocol"),
+        "missing": (FileNotFoundError(2, "No such file or directory", "a[b].npy"), "a[b].npy: No such file"),
+        "nameless": (OSError("the disk is gone"), "the disk is gone"),
+        "memory": (MemoryError("Unable to allocate 1 TiB"), "Not enough memory. Unable to allocate 1 TiB"),
+    }
+    parent = typer.Typer(cls=app_module._Group)
+    child = typer.Typer()
+    parent.add_typer(child, name="child")
+
+    @child.command("fail")
+    def fail(kind: str) -> None:
+        raise errors[kind][0]
+
+    @child.command("other")
+    def other() -> None: ...
+
+    for kind, (_, text) in errors.items():
+        result = CliRunner().invoke(parent, ["child", "fail", kind])
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert result.stderr.startswith("Error: ")
+        assert text in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_a_bug_is_not_disguised() -> None:
+    parent = typer.Typer(cls=app_module._Group)
+
+    @parent.command()
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    @parent.command()
+    def other() -> None: ...
+
+    assert isinstance(CliRunner().invoke(parent, ["fail"]).exception, ZeroDivisionError)
+
+
+def test_tracebacks_do_not_show_local_variables() -> None:
+    assert app_module.app.pretty_exceptions_show_locals is False
+
+
+def test_all_halves_through_real_processes(tmp_path: Path, vectors: NDArray[np.float32]) -> None:
+    def run(*arguments: str) -> str:
+        result = process("-m", "cpsgd", *arguments, cwd=tmp_path)
+        assert (result.returncode, result.stderr) == (0, ""), result.stderr
+        return result.stdout
+
+    some = vectors[:3]
+    np.save(tmp_path / "table.npy", some)
+    # No noise and many levels, so that the mean comes out nearly exactly.
+    parameters = ("--clip-norm", "5", "--levels", "65536", "--trials", "0")
+    run("protocol", "--clients", "3", "--dim", "500", *parameters, "--out", "protocol.json")
+    for i, vector in enumerate(some):
+        np.save(tmp_path / f"{i}.npy", vector)
+        run("encode", f"{i}.npy", "--protocol", "protocol.json", "--round", "4", "--out", f"{i}.message")
+    messages = [f"{i}.message" for i in range(3)]
+    answer = run("aggregate", *messages, "--protocol", "protocol.json", "--round", "4", "--out", "halves.npy", "--json")
+    assert json.loads(answer)["count"] == 3
+    run("mean", "table.npy", *parameters, "--out", "whole.npy")
+
+    truth = some.mean(axis=0)
+    for name in ("halves.npy", "whole.npy"):
+        np.testing.assert_allclose(np.load(tmp_path / name), truth, atol=1e-3)
+
+
+def test_a_failing_process_prints_one_line(tmp_path: Path) -> None:
+    result = process("-m", "cpsgd", "mean", "nowhere.npy", "--clip-norm", "1", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr == "Error: nowhere.npy: No such file or directory.\n"
+
+
+def test_output_survives_a_terminal_without_greek(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "cpsgd", "protocol", "--clients", "9", "--dim", "9", "--clip-norm", "1"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=False)
+    assert result.returncode == 0
+    assert b"\\u03c0_sk" in result.stderr

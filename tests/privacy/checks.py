@@ -1,0 +1,211 @@
+"""Checks that compare the package with the oracle and return what is wrong, as a list of sentences.
+
+The tests ask for empty lists; the mutation test spoils the package on purpose and asks for lists that are not empty.
+So everything is looked up in its module at the time of the call.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from cpsgd.errors import ConditionError
+from cpsgd.privacy import certificate, gaussian, renyi, theorem
+from cpsgd.privacy import guarantee as ask
+from cpsgd.protocol import Protocol
+
+from .oracle import Exact, Pair
+
+exact_law = functools.cache(Exact)
+
+
+# ---------------------------------------------------------------------- ε by enumeration of all outputs
+
+
+def certificate_epsilon(pair: Pair) -> float:
+    """What the Gaussian certificate claims for this pair."""
+    return certificate.certified_epsilon(
+        noise_trials=pair.noise_trials,
+        p=pair.p,
+        dim=len(pair.u),
+        sensitivity=pair.distance,
+        levels=pair.levels,
+        delta=pair.delta,
+    )[0]
+
+
+def renyi_epsilon(pair: Pair) -> float:
+    """What the Rényi certificate claims for this pair."""
+    return renyi.renyi_certificate(
+        noise_trials=pair.noise_trials,
+        p=pair.p,
+        dim=len(pair.u),
+        sensitivity=pair.distance,
+        levels=pair.levels,
+        delta=pair.delta,
+    ).epsilon
+
+
+def theorem_epsilon(pair: Pair) -> float:
+    """What the paper's Theorem 1 claims for this pair of integer vectors."""
+    moved = [abs(a - b) for a, b in zip(pair.u, pair.v, strict=True)]
+    return theorem.binomial_mechanism_epsilon(
+        noise_trials=pair.noise_trials,
+        p=pair.p,
+        dim=len(pair.u),
+        delta=pair.delta,
+        sensitivities=theorem.Sensitivities(l1=sum(moved), l2=pair.distance, linf=max(moved)),
+    )
+
+
+def wrong_epsilons(claim: Callable[[Pair], float], pairs: Iterable[Pair]) -> list[str]:
+    """The pairs whose exact δ at the claimed ε is over the δ asked for. Pairs the method refuses are skipped."""
+    wrong: list[str] = []
+    for pair in pairs:
+        try:
+            wrong += wrong_epsilon(claim(pair), pair)
+        except ConditionError:
+            continue
+    return wrong
+
+
+def wrong_epsilon(epsilon: float, pair: Pair) -> list[str]:
+    """Says so if the pair is not (ε, δ)-indistinguishable."""
+    exact = pair.delta_at(epsilon)
+    # The enumeration itself is accurate to about 1e-13 of the mass it adds up.
+    if exact <= pair.delta + 1e-12 * (1.0 + math.exp(epsilon)):
+        return []
+    return [f"{pair} has δ={exact:.6g} at the claimed ε={epsilon:.6g}"]
+
+
+def random_pairs(count: int, seed: int) -> list[Pair]:
+    """Pairs of all kinds: d <= 2, N <= 1000, skewed and fair coins, integer and fractional coordinates."""
+    rng = np.random.default_rng(seed)
+    pairs: list[Pair] = []
+    while len(pairs) < count:
+        dim, levels = int(rng.integers(1, 3)), int(rng.integers(2, 6))
+        u, v = rng.uniform(0, levels - 1, dim), rng.uniform(0, levels - 1, dim)
+        kind = rng.integers(4)
+        if kind == 0:
+            u, v = np.round(u), np.round(v)
+        elif kind == 1:
+            v = np.clip(u + rng.uniform(-0.1, 0.1, dim), 0, levels - 1)
+        if np.array_equal(u, v):
+            continue
+        clients, largest = int(rng.integers(1, 20)), 1000 if dim == 1 or rng.random() < 0.1 else 300
+        pairs.append(
+            Pair(
+                u=tuple(map(float, u)),
+                v=tuple(map(float, v)),
+                levels=levels,
+                clients=clients,
+                trials=int(rng.integers(20 // clients + 1, largest // clients + 1)),
+                p=0.5 if rng.random() < 0.4 else float(rng.uniform(0.05, 0.95)),
+                delta=float(10.0 ** rng.uniform(-8, -1.5)),
+            )
+        )
+    return pairs
+
+
+# ---------------------------------------------------------------------- the whole way from a protocol to ε
+
+PROTOCOLS = [
+    # Few clients and one coordinate that moves from one end to the other: the case with the least slack.
+    (Protocol.binomial(clients=2, dim=1, clip_norm=1.0, levels=2, trials=500), 1e-2),
+    (Protocol.binomial(clients=2, dim=1, clip_norm=1.0, levels=5, trials=480), 3e-2),
+    (Protocol.binomial(clients=3, dim=2, clip_norm=1.0, levels=3, trials=250, p=0.4), 1e-2),
+]
+
+
+def wrong_guarantees() -> list[str]:
+    """Asks for guarantees of whole protocols, all clients surviving or not, and enumerates the worst neighbours."""
+    wrong: list[str] = []
+    for protocol, delta in PROTOCOLS:
+        for dropped in (0, 1):
+            clients = protocol.clients - dropped
+            middle, half = (protocol.levels - 1) / 2.0, protocol.clip_norm / protocol.scale
+            rest = (middle,) * (protocol.dim - 1)
+            pair = Pair(
+                u=(middle + half, *rest),
+                v=(middle - half, *rest),
+                levels=protocol.levels,
+                clients=clients,
+                trials=protocol.trials,
+                p=protocol.p,
+                delta=delta,
+            )
+            found = [ask(protocol, delta, surviving=clients), ask(protocol, delta, colluding=dropped)]
+            for claimed in {guarantee.epsilon for guarantee in found}:
+                wrong += wrong_epsilon(claimed, pair)
+    return wrong
+
+
+# ---------------------------------------------------------------------- the pieces against 50 digits
+
+CERTIFICATES = [(400, 0.5, 3, 1.0, 2, 1e-6), (600, 0.15, 10, 2.5, 4, 1e-5), (900, 0.8, 1, 0.3, 3, 1e-9)]
+
+
+def wrong_certificates() -> list[str]:
+    """Compares μ₁ and the tail mass with the definitions."""
+    wrong = []
+    for trials, p, dim, sensitivity, levels, tail in CERTIFICATES:
+        law, steps = exact_law(trials, p), math.ceil(min(levels - 1, sensitivity))
+        low, high = law.central_range(tail / dim)
+        mu, mass = law.unit_mu(low - steps, high + steps), dim * (law.below[low - 1] + law.above[high])
+        found = certificate.gaussian_certificate(
+            noise_trials=trials, p=p, dim=dim, sensitivity=sensitivity, levels=levels, tail=tail
+        )
+        if not mu <= found.unit_mu <= mu * (1 + 1e-8):
+            wrong.append(f"μ₁ of {trials}, {p} is {found.unit_mu!r}, not {float(mu)!r}")
+        if not mu * sensitivity <= found.mu <= mu * sensitivity * (1 + 1e-8):
+            wrong.append(f"μ of {trials}, {p} is {found.mu!r}, not {float(mu * sensitivity)!r}")
+        if not mass <= found.tail_mass <= mass * (1 + 1e-8):
+            wrong.append(f"the tails of {trials}, {p} have {found.tail_mass!r}, not {float(mass)!r}")
+    return wrong
+
+
+MOMENTS = [(100, 0.5, 1.0, 2, 1.3), (100, 0.5, 1.0, 2, 30.0), (150, 0.3, 2.6, 6, 8.0), (90, 0.6, 0.4, 2, 60.0)]
+
+
+def wrong_moments() -> list[str]:
+    """Compares κ with the maximum over a grid: it must lie above, and not far."""
+    wrong = []
+    for trials, p, sensitivity, levels, order in MOMENTS:
+        law, reach, tail = exact_law(trials, p), min(levels - 1.0, sensitivity), 1e-5
+        least = law.kappa(order, *law.central_range(tail), reach)
+        found = renyi.Moments(noise_trials=trials, p=p, dim=1, sensitivity=sensitivity, levels=levels, tail=tail).kappa(
+            order
+        )
+        if not least <= found <= least * 1.002:
+            wrong.append(f"κ({order}) of {trials}, {p} is {found!r}, but {float(least)!r} is attained")
+    return wrong
+
+
+def wrong_conversions() -> list[str]:
+    """A Gaussian has D_α = α μ²/2, and its exact ε is known: no order may claim less, and the best not much more."""
+    wrong = []
+    for mu, delta in [(0.1, 1e-9), (1.0, 1e-6), (3.0, 1e-3)]:
+        exact = gaussian.gdp_epsilon(mu, delta)
+        orders = 1.0 + np.geomspace(0.05, 1e3, 400)
+        best = min(renyi.rdp_epsilon(0.5 * mu * mu * order, float(order), delta) for order in orders)
+        if not exact <= best <= 1.15 * exact:
+            wrong.append(f"a {mu}-GDP mechanism has ε={exact!r} at δ={delta}, converted {best!r}")
+    return wrong
+
+
+def wrong_theorem() -> list[str]:
+    """Compares Theorem 1 with values computed by hand."""
+    one, several = theorem.Sensitivities(1.0, 1.0, 1.0), theorem.Sensitivities(40.0, 7.0, 3.0)
+    # 40 digits, from the theorem as printed (c_p not rounded).
+    cases = [(2_000, 0.5, 1, 1e-6, one, 0.637513410643578), (90_000, 0.2, 30, 1e-8, several, 0.4680039166435448)]
+    wrong = []
+    for trials, p, dim, delta, sensitivities, expected in cases:
+        found = theorem.binomial_mechanism_epsilon(
+            noise_trials=trials, p=p, dim=dim, delta=delta, sensitivities=sensitivities
+        )
+        if not abs(found - expected) <= 1e-12 * expected:
+            wrong.append(f"Theorem 1 gives {found!r} with N={trials}, p={p}, not {expected!r}")
+    return wrong

@@ -1,0 +1,64 @@
+"""Claims against the enumeration of all outputs, for hundreds of random pairs of neighbours."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpsgd.errors import ConditionError
+
+from . import checks
+from .oracle import Pair
+
+PAIRS = checks.random_pairs(400, seed=20180529)
+
+
+def test_the_sample_is_not_empty_talk() -> None:
+    # Most pairs must get a certificate, and both kinds of coins and dimensions must occur among them.
+    accepted = []
+    for pair in PAIRS:
+        try:
+            checks.certificate_epsilon(pair)
+        except ConditionError:
+            continue
+        accepted.append((len(pair.u), pair.p == 0.5))
+    assert len(accepted) > 250
+    assert min(accepted.count(kind) for kind in [(1, True), (1, False), (2, True), (2, False)]) > 30
+
+
+def test_gaussian_certificate_is_never_below_the_exact_epsilon() -> None:
+    assert checks.wrong_epsilons(checks.certificate_epsilon, PAIRS) == []
+
+
+def test_renyi_certificate_is_never_below_the_exact_epsilon() -> None:
+    assert checks.wrong_epsilons(checks.renyi_epsilon, PAIRS[:200]) == []
+
+
+def test_guarantees_of_protocols() -> None:
+    assert checks.wrong_guarantees() == []
+
+
+@pytest.mark.parametrize("p", [0.5, 0.35, 0.7])
+@pytest.mark.parametrize("delta", [3e-2, 1e-2, 1e-3])
+@pytest.mark.parametrize("moved", [(1.0,), (3.0,), (1.0, 2.0)])
+def test_exact_then_certificate_then_theorem(p: float, delta: float, moved: tuple[float, ...]) -> None:
+    pair = Pair(u=moved, v=(0.0,) * len(moved), levels=5, clients=1, trials=1_000, p=p, delta=delta)
+    certified = min(checks.certificate_epsilon(pair), checks.renyi_epsilon(pair))
+    assert pair.delta_at(certified) <= delta
+    try:
+        assert certified <= checks.theorem_epsilon(pair)
+        assert checks.wrong_epsilons(checks.theorem_epsilon, [pair]) == []
+    except ConditionError:
+        assert 1_000 * p * (1 - p) < 250  # the theorem is silent only for little noise
+
+
+@pytest.mark.parametrize("p", [0.5, 0.2, 0.9])
+@pytest.mark.parametrize("trials", [10_000, 1_000_000])
+@pytest.mark.parametrize("dim", [1, 1_000])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-12])
+def test_certificate_beats_the_theorem_wherever_that_applies(p: float, trials: int, dim: int, delta: float) -> None:
+    pair = Pair(u=(2.0,) * dim, v=(0.0,) * dim, levels=4, clients=10, trials=trials // 10, p=p, delta=delta)
+    try:
+        paper = checks.theorem_epsilon(pair)
+    except ConditionError:
+        pytest.skip("too little noise for Theorem 1")
+    assert checks.certificate_epsilon(pair) < paper

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from scipy.special import ndtri
+
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.privacy import (
+    Adjacency,
+    _binomial,
+    certificate,
+    certified_epsilon,
+    gaussian_certificate,
+    gdp_delta,
+    gdp_epsilon,
+    lattice_sensitivity,
+)
+from cpsgd.protocol import Protocol
+
+from .oracle import Exact, shift_epsilon
+
+# μ₁ √(N/4) at p = 1/2 with a total tail of 1e-14 over d = 65,536.
+REFERENCE = [(10_000, 1.0994), (60_000, 1.0383), (160_000, 1.0231), (640_000, 1.0114), (10_240_000, 1.0028)]
+
+# k, m and ε of the certificate with a tail of 1e-14, at n = 10^4, d = 65,536, δ = 1e-9 and the paper's range.
+TABLE = [(2, 1, 2.512), (2, 6, 0.920), (2, 16, 0.543), (4, 64, 0.819), (8, 256, 0.956), (16, 1024, 1.025)]
+
+
+def unit_mu_on(trials: int, p: float, low: int, high: int, nats: float = 80.0) -> float:
+    law = _binomial.window(trials, p, nats, margin=10)
+    return certificate._unit_mu(law, certificate._quotients(law), low, high)
+
+
+@pytest.mark.parametrize(("trials", "expected"), REFERENCE)
+def test_reference_values(trials: int, expected: float) -> None:
+    found = gaussian_certificate(noise_trials=trials, p=0.5, dim=65_536, sensitivity=1.0, levels=2, tail=1e-14)
+    deviation = math.sqrt(trials) / 2
+    # The reference takes a range wider by two at both ends than the proof needs; on that range the digits agree, on
+    # ours μ₁ is a little smaller.
+    law = _binomial.window(trials, 0.5, 80.0)
+    low, high, _ = certificate.central_range(law, 1e-14 / 65_536)
+    assert unit_mu_on(trials, 0.5, low - 3, high + 3) * deviation == pytest.approx(expected, abs=5e-5)
+    assert expected - 6e-4 < found.unit_mu * deviation < expected + 5e-5
+    assert 0.0 < found.tail_mass <= 1e-14
+    assert found.noise_multiplier * found.mu <= 1.0
+
+
+@pytest.mark.parametrize(("levels", "trials", "expected"), TABLE)
+def test_table(levels: int, trials: int, expected: float) -> None:
+    protocol = Protocol.rotated_binomial(
+        clients=10_000, dim=65_536, clip_norm=1.0, levels=levels, trials=trials, delta=1e-9
+    )
+    settings = {"noise_trials": 10_000 * trials, "dim": 65_536, "levels": levels}
+    sensitivity = lattice_sensitivity(protocol, "replace-one")
+    fixed = gaussian_certificate(**settings, p=0.5, sensitivity=sensitivity, tail=1e-14)
+    # 2.512 was found on the wider range.
+    assert gdp_epsilon(fixed.mu, 1e-9 - fixed.tail_delta(0.0)) == pytest.approx(expected, abs=1e-3)
+    best, chosen = certified_epsilon(**settings, p=0.5, sensitivity=sensitivity, delta=1e-9)
+    assert gdp_epsilon(sensitivity / math.sqrt(2_500 * trials), 1e-9) < best <= gdp_epsilon(fixed.mu, 1e-9 - 1e-14)
+    assert gdp_delta(chosen.mu, best) + chosen.tail_mass <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("trials", "p", "low", "high"),
+    [(60, 0.5, 10, 50), (400, 0.5, 120, 280), (400, 0.1, 4, 90), (900, 0.83, 650, 820), (2_000, 0.5, 830, 1_170)],
+)
+def test_unit_mu_against_mpmath(trials: int, p: float, low: int, high: int) -> None:
+    exact = Exact(trials, p).unit_mu(low, high)
+    found = unit_mu_on(trials, p, low, high)
+    assert exact <= found <= exact * (1 + 1e-9)
+
+
+def test_ndtri_is_as_accurate_as_assumed() -> None:
+    probabilities = np.concatenate([10.0 ** -np.arange(0.31, 290, 1.37), np.linspace(0.01, 0.5, 50)])
+    with mpmath.workdps(330):
+        for y, found in zip(probabilities, ndtri(probabilities), strict=True):
+            # One Newton step from the answer, with ample digits, gives the exact quantile to first order.
+            x = mpmath.mpf(float(found))
+            step = (mpmath.ncdf(x) - mpmath.mpf(float(y))) / mpmath.npdf(x)
+            assert abs(step) <= 1e-13 * abs(x) + 1e-14
+
+
+@pytest.mark.parametrize(
+    ("trials", "p", "delta"), [(2_000, 0.5, 1e-6), (1_000, 0.2, 1e-5), (20_000, 0.7, 1e-9), (100_000, 0.5, 1e-12)]
+)
+@pytest.mark.parametrize("shift", [1, 3])
+def test_lies_above_the_exact_answer_in_one_dimension(trials: int, p: float, delta: float, shift: int) -> None:
+    exact = shift_epsilon(trials, p, delta, shift)
+    found, _ = certified_epsilon(
+        noise_trials=trials, p=p, dim=1, sensitivity=float(shift), levels=shift + 1, delta=delta
+    )
+    assert exact < found < 1.4 * exact
+
+
+def test_exact_answer_in_one_dimension() -> None:
+    assert shift_epsilon(2_000, 0.5, 1e-6) == pytest.approx(0.168253, abs=5e-7)
+
+
+def test_gaussian_limit() -> None:
+    found = gaussian_certificate(noise_trials=10**10, p=0.5, dim=1, sensitivity=1.0, levels=2, tail=1e-12)
+    assert 1.0 < found.unit_mu * 5e4 < 1.0001
+
+
+@pytest.mark.parametrize("p", [0.5, 0.21])
+def test_more_noise_a_larger_tail_and_less_distance_never_hurt(p: float) -> None:
+    def mu(
+        noise_trials: int = 4_000, tail: float = 1e-8, sensitivity: float = 2.0, levels: int = 3, dim: int = 50
+    ) -> float:
+        return gaussian_certificate(
+            noise_trials=noise_trials, p=p, dim=dim, sensitivity=sensitivity, levels=levels, tail=tail
+        ).mu
+
+    trials = [mu(noise_trials=n) for n in range(1_000, 40_000, 777)]
+    assert trials == sorted(trials, reverse=True)
+    assert [mu(tail=10.0**-i) for i in range(2, 14)] == sorted(mu(tail=10.0**-i) for i in range(2, 14))
+    assert [mu(sensitivity=s / 7) for s in range(1, 40)] == sorted(mu(sensitivity=s / 7) for s in range(1, 40))
+    assert [mu(levels=k) for k in range(2, 9)] == sorted(mu(levels=k) for k in range(2, 9))
+    assert [mu(dim=d) for d in (1, 10, 1_000)] == sorted(mu(dim=d) for d in (1, 10, 1_000))
+
+
+def test_larger_delta_never_raises_epsilon() -> None:
+    found = [
+        certified_epsilon(noise_trials=3_000, p=0.4, dim=10, sensitivity=1.5, levels=4, delta=10.0 ** -(i / 3))[0]
+        for i in range(9, 45)
+    ]
+    assert found == sorted(found)
+
+
+def test_mirrored_noise_is_as_good() -> None:
+    settings = {"noise_trials": 5_000, "dim": 3, "levels": 3}
+    one = gaussian_certificate(**settings, p=0.25, sensitivity=2.0, tail=1e-9)
+    other = gaussian_certificate(**settings, p=0.75, sensitivity=2.0, tail=1e-9)
+    assert one.mu == pytest.approx(other.mu, rel=1e-9)
+
+
+def test_too_little_noise_names_enough() -> None:
+    def certify(trials: int) -> None:
+        gaussian_certificate(noise_trials=trials, p=0.3, dim=10, sensitivity=3.0, levels=8, tail=1e-9)
+
+    with pytest.raises(ConditionError, match=r"\[0, \d+\].*N=(\d+) would do") as caught:
+        certify(50)
+    enough = int(str(caught.value).split("N=")[-1].split()[0])
+    certify(enough)
+    with pytest.raises(ConditionError):
+        certify(enough - 1)
+
+
+def test_range_at_the_upper_end_is_refused_too() -> None:
+    with pytest.raises(ConditionError, match="No Gaussian certificate"):
+        gaussian_certificate(noise_trials=200, p=0.95, dim=10, sensitivity=1.0, levels=2, tail=1e-6)
+
+
+def test_too_much_noise_is_refused() -> None:
+    with pytest.raises(ConditionError, match="Account for fewer trials"):
+        gaussian_certificate(noise_trials=10**14, p=0.5, dim=10, sensitivity=1.0, levels=2, tail=1e-6)
+
+
+def test_no_noise() -> None:
+    with pytest.raises(ConditionError, match="no privacy"):
+        gaussian_certificate(noise_trials=0, p=0.5, dim=1, sensitivity=1.0, levels=2, tail=1e-9)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"p": 0.0}, {"p": 1.0}, {"dim": 0}, {"sensitivity": 0.0}, {"sensitivity": math.inf}, {"levels": 1}),
+        *({"tail": 0.0}, {"tail": 1e-260}, {"tail": 1.0}, {"noise_trials": -1}),
+    ],
+)
+def test_parameters_out_of_range(wrong: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"noise_trials": 1000, "p": 0.5, "dim": 1, "sensitivity": 1.0, "levels": 2, "tail": 0.1}
+    with pytest.raises(ParameterError):
+        gaussian_certificate(**{**settings, **wrong})
+
+
+@pytest.mark.parametrize(("adjacency", "distance"), [("replace-one", 2.0), ("zero-out", 1.0)])
+def test_lattice_sensitivity(adjacency: Adjacency, distance: float) -> None:
+    protocol = Protocol.binomial(clients=10, dim=400, clip_norm=1.0, levels=9, trials=4, coordinate_range=0.4)
+    exact = distance / protocol.scale
+    assert exact <= lattice_sensitivity(protocol, adjacency) <= exact * (1 + 1e-15)
+    # A ball larger than the cube that coordinates are clipped to: the cube's diagonal counts.
+    narrow = dataclasses.replace(protocol, coordinate_range=0.01)
+    cube = 20.0 * 8.0 * distance / 2.0
+    assert cube <= lattice_sensitivity(narrow, adjacency) <= cube * (1 + 1e-15)
+    with pytest.raises(ParameterError, match="Gaussian"):
+        lattice_sensitivity(Protocol.gaussian(clients=10, dim=4, clip_norm=1.0, sigma=1.0), adjacency)

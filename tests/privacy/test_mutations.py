@@ -1,0 +1,187 @@
+"""Would the tests notice? Every entry spoils one formula; a check that passes on the real code must then complain."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import ndtri
+
+from cpsgd.privacy import _binomial, adjacency, certificate, renyi, theorem
+
+from . import checks
+
+# `cpsgd.privacy.guarantee` is the function; this is the module it lives in.
+asking = sys.modules["cpsgd.privacy.guarantee"]
+Check = Callable[[], list[str]]
+
+
+def changed(function: Callable[..., Any], **changes: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The function, called with some keyword arguments changed."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{**kwargs, **{name: change(kwargs[name]) for name, change in changes.items()}})
+
+    return call
+
+
+def halved_sensitivity(patch: pytest.MonkeyPatch) -> None:
+    """D instead of 2D between neighbours."""
+    patch.setattr(
+        asking, "lattice_sensitivity", lambda protocol, _: adjacency.lattice_sensitivity(protocol, "zero-out")
+    )
+
+
+def one_client_too_many(patch: pytest.MonkeyPatch) -> None:
+    """Noise of a client that did not answer is counted."""
+    one_more = checks.PROTOCOLS[0][0].trials
+    for name in ("certified_epsilon", "renyi_certificate"):
+        patch.setattr(asking, name, changed(getattr(asking, name), noise_trials=lambda n: n + one_more))
+
+
+def free_tails(patch: pytest.MonkeyPatch) -> None:
+    """What is clamped away costs nothing."""
+    real = certificate.central_range
+    patch.setattr(certificate, "central_range", lambda law, mass: (*real(law, mass)[:2], 0.0))
+
+
+def one_sided_tail(patch: pytest.MonkeyPatch) -> None:
+    """Only the upper tail is charged."""
+    real = certificate.central_range
+
+    def spoiled(law: _binomial.Window, mass: float) -> tuple[int, int, float]:
+        low, high, _ = real(law, mass)
+        return low, high, float(law.above[high - law.first])
+
+    patch.setattr(certificate, "central_range", spoiled)
+
+
+def tails_of_one_coordinate(patch: pytest.MonkeyPatch) -> None:
+    """The tail of one coordinate is charged, not of all d."""
+    real = certificate.central_range
+
+    def spoiled(law: _binomial.Window, mass: float) -> tuple[int, int, float]:
+        low, high, outside = real(law, mass)
+        return low, high, outside / 3.0
+
+    patch.setattr(certificate, "central_range", spoiled)
+
+
+def range_not_extended(patch: pytest.MonkeyPatch) -> None:
+    """The range is not widened by the steps between neighbours."""
+    real = certificate.check_parameters
+    patch.setattr(certificate, "check_parameters", lambda *args: (real(*args)[0], 0))
+
+
+def one_end_of_the_interval(patch: pytest.MonkeyPatch) -> None:
+    """φ(q(F)) is taken at the inner end of the interval only, where it is larger."""
+
+    def spoiled(law: _binomial.Window) -> _binomial.Array:
+        quantile = ndtri(np.minimum(np.minimum(law.below, law.above)[:-1], 0.5))
+        inverse = math.sqrt(2 * math.pi) * np.exp(0.5 * quantile**2)
+        return np.append(law.mass[1:-1] * np.minimum(inverse[:-1], inverse[1:]), np.inf)
+
+    patch.setattr(certificate, "_quotients", spoiled)
+
+
+def one_direction(patch: pytest.MonkeyPatch) -> None:
+    """Only D_α(P_t, Z_0) or only D_α(Z_0, P_t) is bounded: here the smaller of the two."""
+    real = renyi._Side.growth
+    patch.setattr(
+        renyi._Side,
+        "growth",
+        lambda side, exponent, reach: min(real(side, exponent, reach), real(side, 1.0 - exponent, reach)),
+    )
+
+
+def one_sign(patch: pytest.MonkeyPatch) -> None:
+    """Only positive t are looked at, for skewed coins too."""
+    real = renyi.Moments.__init__
+
+    def spoiled(moments: renyi.Moments, **kwargs: Any) -> None:
+        real(moments, **kwargs)
+        moments._sides = [min(moments._sides, key=lambda side: side.growth(8.0, moments._reach))]
+
+    patch.setattr(renyi.Moments, "__init__", spoiled)
+
+
+def grid_without_curvature(patch: pytest.MonkeyPatch) -> None:
+    """The supremum over t is replaced by the value at the largest t."""
+    patch.setattr(
+        renyi._Side,
+        "growth",
+        lambda side, exponent, reach: renyi._Node(side, exponent, math.ceil(reach) - 1, 1.0).value,
+    )
+
+
+def conversion_without_log_order(patch: pytest.MonkeyPatch) -> None:
+    """The conversion subtracts log α twice."""
+    real = renyi.rdp_epsilon
+    patch.setattr(
+        renyi,
+        "rdp_epsilon",
+        lambda divergence, order, delta: real(divergence, order, delta) - math.log(order) / (order - 1.0) - 0.02,
+    )
+
+
+def constants(**changes: float) -> Callable[[pytest.MonkeyPatch], None]:
+    """One of Theorem 1's constants is off by a factor."""
+
+    def spoil(patch: pytest.MonkeyPatch) -> None:
+        real = theorem.Constants.of
+        patch.setattr(
+            theorem.Constants,
+            "of",
+            lambda p: dataclasses.replace(
+                real(p), **{name: factor * getattr(real(p), name) for name, factor in changes.items()}
+            ),
+        )
+
+    return spoil
+
+
+def standard_deviation_of_one_client(patch: pytest.MonkeyPatch) -> None:
+    """μ is not multiplied by the distance."""
+    real = certificate.gaussian_certificate
+    patch.setattr(
+        certificate,
+        "gaussian_certificate",
+        lambda **kwargs: dataclasses.replace(real(**kwargs), mu=real(**kwargs).unit_mu),
+    )
+
+
+MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], Check]] = [
+    (halved_sensitivity, checks.wrong_guarantees),
+    (one_client_too_many, checks.wrong_guarantees),
+    (free_tails, checks.wrong_certificates),
+    (one_sided_tail, checks.wrong_certificates),
+    (tails_of_one_coordinate, checks.wrong_certificates),
+    (range_not_extended, checks.wrong_certificates),
+    (one_end_of_the_interval, checks.wrong_certificates),
+    (standard_deviation_of_one_client, checks.wrong_certificates),
+    (one_direction, checks.wrong_moments),
+    (one_sign, checks.wrong_moments),
+    (grid_without_curvature, checks.wrong_moments),
+    (conversion_without_log_order, checks.wrong_conversions),
+    (constants(b=0.5), checks.wrong_theorem),
+    (constants(c=0.5**0.5), checks.wrong_theorem),
+    (constants(d=0.5), checks.wrong_theorem),
+]
+
+
+@pytest.mark.parametrize("check", list(dict.fromkeys(check for _, check in MUTATIONS)))
+def test_the_real_formulas_pass(check: Check) -> None:
+    assert check() == []
+
+
+@pytest.mark.parametrize(("spoil", "check"), MUTATIONS, ids=[spoil.__name__ for spoil, _ in MUTATIONS])
+def test_a_wrong_formula_is_caught(
+    spoil: Callable[[pytest.MonkeyPatch], None], check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch)
+    assert check() != []
