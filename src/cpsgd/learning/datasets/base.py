@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -91,7 +92,7 @@ class ImageDataset:
     @property
     def feature_dim(self) -> int:
         """Pixels of an image."""
-        return int(np.prod(self.images.shape[1:]))
+        return math.prod(self.images.shape[1:])
 
     def batch(self, clients: ArrayLike) -> Batch:
         """The images of these clients, shades divided by 255."""
@@ -105,7 +106,8 @@ class ImageDataset:
 
 def one_each(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Batch:
     """A batch of clients with one image each."""
-    features = np.divide(images.reshape(len(images), -1), np.float32(255), dtype=np.float32)
+    pixels = images.reshape(len(images), math.prod(images.shape[1:]))
+    features = np.divide(pixels, np.float32(255), dtype=np.float32)
     return Batch(features, labels.astype(np.int64), np.ones(len(labels), dtype=np.int64))
 
 
