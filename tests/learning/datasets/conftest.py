@@ -18,21 +18,30 @@ import pytest
 from cpsgd.learning.datasets import ImageDataset, mnist
 
 
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The folder with MNIST and the reference vectors."""
-    chosen = os.environ.get("CPSGD_DATA_DIR")
-    folder = Path(chosen) if chosen else Path(__file__).parents[3].parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip("needs data files: set CPSGD_DATA_DIR")
-    return folder
+def folder_with(part: str) -> Path:
+    """The data folder that has this subfolder."""
+    beside = Path(__file__).parents[3].parent / "shared" / "data"
+    for folder in (os.environ.get("CPSGD_DATA_DIR"), beside):
+        if folder and (Path(folder) / part).is_dir():
+            return Path(folder)
+    pytest.skip(f"needs data files: set CPSGD_DATA_DIR to a folder that has the folder {part}")
 
 
 @pytest.fixture(scope="session")
-def real_mnist(shared_data: Path) -> ImageDataset:
-    if not (shared_data / "mnist" / mnist.TRAIN_IMAGES.name).is_file():
-        pytest.skip(f"needs MNIST in {shared_data}")
-    return mnist.load_mnist(shared_data)
+def mnist_folder() -> Path:
+    """The data folder with the real MNIST."""
+    return folder_with("mnist")
+
+
+@pytest.fixture(scope="session")
+def vectors_folder() -> Path:
+    """The folder with the output of the original infinite MNIST."""
+    return folder_with("infimnist") / "infimnist"
+
+
+@pytest.fixture(scope="session")
+def real_mnist(mnist_folder: Path) -> ImageDataset:
+    return mnist.load_mnist(mnist_folder)
 
 
 @pytest.fixture
@@ -82,7 +91,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     state.go_on.set()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             wanted = self.headers["Range"]
             state.requests.append((self.path, wanted))
             content = state.files.get(self.path.strip("/"))

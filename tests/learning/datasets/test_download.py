@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -167,19 +168,22 @@ def test_bytes_from_elsewhere_are_refused(server: Any, target: Path, part: Path,
     assert part.read_bytes() == CONTENT[:10]
 
 
-def test_the_next_mirror_is_tried(server: Any, target: Path) -> None:
-    server.files[NAME] = CONTENT
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where no server listens."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{unused.getsockname()[1]}/{NAME}"
-        fetch(nobody, server.url + "missing", server, target=target)
+        yield f"http://127.0.0.1:{unused.getsockname()[1]}/{NAME}"
+
+
+def test_the_next_mirror_is_tried(server: Any, target: Path, nobody: str) -> None:
+    server.files[NAME] = CONTENT
+    fetch(nobody, server.url + "missing", server, target=target)
     assert target.read_bytes() == CONTENT
 
 
-def test_offline_the_error_names_every_address_and_the_remedy(server: Any, target: Path) -> None:
-    with socket.socket() as unused, pytest.raises(DataError) as caught:
-        unused.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{unused.getsockname()[1]}/{NAME}"
+def test_offline_the_error_names_every_address_and_the_remedy(server: Any, target: Path, nobody: str) -> None:
+    with pytest.raises(DataError) as caught:
         fetch(nobody, server, target=target)
     message = str(caught.value)
     for text in (nobody, "Connection refused", server.url, "HTTP status 404", str(target.parent)):

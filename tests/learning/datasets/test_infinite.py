@@ -174,12 +174,9 @@ def test_wrong_parts_are_refused(wrong: dict[str, object], message: str) -> None
 
 
 @pytest.fixture(scope="module")
-def vectors(shared_data: Path) -> dict[str, NDArray]:
+def vectors(vectors_folder: Path) -> dict[str, NDArray]:
     """The original program's output on given fields and slopes."""
-    folder = shared_data / "infimnist"
-    if not folder.is_dir():
-        pytest.skip(f"needs the reference vectors of the infinite MNIST in {folder}")
-    return {path.stem: np.load(path) for path in folder.glob("*.npy")}
+    return {path.stem: np.load(path) for path in vectors_folder.glob("*.npy")}
 
 
 def test_the_originals_recipe(vectors: dict[str, NDArray]) -> None:
@@ -206,8 +203,8 @@ def test_the_originals_images_byte_for_byte(
     np.testing.assert_array_equal(images, vectors["images_c_program_surrogate_fields"])
 
 
-def test_infinite_mnist(real_mnist: ImageDataset, shared_data: Path) -> None:
-    data = infinite_mnist(folder=shared_data)
+def test_infinite_mnist(real_mnist: ImageDataset, mnist_folder: Path) -> None:
+    data = infinite_mnist(folder=mnist_folder)
     assert (data.name, data.size, data.feature_dim) == ("infinite-mnist", 25_000_000, 784)
     batch = data.batch([0, 24_999_999])
     assert batch.labels.tolist() == [real_mnist.labels[0], real_mnist.labels[(25_060_000 - 1) % 60_000]]
