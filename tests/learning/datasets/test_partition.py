@@ -34,7 +34,7 @@ def test_iid_is_even_and_complete(examples: int, data: st.DataObject, seed: int)
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=200),
     st.integers(1, 40),
-    st.floats(1e-300, 1e300),
+    st.floats(1e-300, 1e11),
     st.integers(0, 2**70),
 )
 @settings(deadline=None)
@@ -112,7 +112,7 @@ def test_what_is_no_partition_is_refused(order: list[int], starts: list[int]) ->
 def test_wrong_wishes_are_refused() -> None:
     with pytest.raises(ParameterError, match="clients in"):
         iid(10, 11, 0)
-    for clients, alpha, seed in ((0, 1.0, 0), (3, 0.0, 0), (3, float("nan"), 0), (3, float("inf"), 0), (3, 1.0, -1)):
+    for clients, alpha, seed in ((0, 1.0, 0), (3, 0.0, 0), (3, float("nan"), 0), (3, 1e12, 0), (3, 1.0, -1)):
         with pytest.raises(ParameterError):
             dirichlet([0, 1, 2, 3], clients, alpha, seed)
     for labels in ([], [0.5], [[1]], ["a"]):

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cpsgd.errors import ParameterError
+from cpsgd.errors import DataError, ParameterError
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,16 @@ class ImageDataset:
     test_images: NDArray[np.uint8] = field(repr=False)
     test_labels: NDArray[np.uint8] = field(repr=False)
     classes: int = 10
+
+    def __post_init__(self) -> None:
+        side = self.images.shape[-1]
+        for images, labels in ((self.images, self.labels), (self.test_images, self.test_labels)):
+            if images.dtype != np.uint8 or images.shape[1:] != (side, side) or images.size == 0:
+                raise DataError(
+                    f"Expected square images of one size and type uint8, got {images.dtype} of shape {images.shape}."
+                )
+            if labels.shape != images.shape[:1] or labels.dtype != np.uint8 or labels.max() >= self.classes:
+                raise DataError(f"Expected a uint8 label below {self.classes} for each of {len(images)} images.")
 
     @property
     def size(self) -> int:
