@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cpsgd.cli import _output, aggregate, encode, mean, protocol
+from cpsgd.cli import _output, aggregate, encode, figures, mean, plan, privacy, protocol
 from cpsgd.errors import CpsgdError
 
 
@@ -56,10 +56,13 @@ def _root(
     """Private means of many people's vectors, over thin links."""
 
 
+app.command("plan")(plan.run)
+app.add_typer(privacy.app, name="privacy")
 app.command("mean")(mean.run)
 app.command("protocol")(protocol.run)
 app.command("encode")(encode.run)
 app.command("aggregate")(aggregate.run)
+app.add_typer(figures.app, name="figures")
 
 
 def main() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from cpsgd.privacy.accountant import Budget as Budget
+from cpsgd.privacy.accountant import solve as solve
 from cpsgd.privacy.adjacency import Adjacency as Adjacency
 from cpsgd.privacy.adjacency import lattice_sensitivity as lattice_sensitivity
 from cpsgd.privacy.certificate import GaussianCertificate as GaussianCertificate
 from cpsgd.privacy.certificate import certified_epsilon as certified_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate as gaussian_certificate
+from cpsgd.privacy.composition import optimal_composition as optimal_composition
 from cpsgd.privacy.gaussian import analytic_epsilon as analytic_epsilon
 from cpsgd.privacy.gaussian import analytic_sigma as analytic_sigma
 from cpsgd.privacy.gaussian import classical_epsilon as classical_epsilon
@@ -17,8 +20,11 @@ from cpsgd.privacy.gaussian import gdp_mu as gdp_mu
 from cpsgd.privacy.guarantee import CITATIONS as CITATIONS
 from cpsgd.privacy.guarantee import Guarantee as Guarantee
 from cpsgd.privacy.guarantee import guarantee as guarantee
+from cpsgd.privacy.participation import Participation as Participation
 from cpsgd.privacy.renyi import RenyiCertificate as RenyiCertificate
 from cpsgd.privacy.renyi import renyi_certificate as renyi_certificate
+from cpsgd.privacy.rounds import RoundsGuarantee as RoundsGuarantee
+from cpsgd.privacy.rounds import guarantee_over_rounds as guarantee_over_rounds
 from cpsgd.privacy.theorem import Sensitivities as Sensitivities
 from cpsgd.privacy.theorem import binomial_mechanism_epsilon as binomial_mechanism_epsilon
 from cpsgd.privacy.theorem import binomial_mechanism_trials as binomial_mechanism_trials

@@ -1,0 +1,7 @@
+"""From what a person wants (clients, dimension, ε, δ, bits or error) to a protocol, with the frontier behind it."""
+
+from __future__ import annotations
+
+from cpsgd.planner.planning import plan as plan
+from cpsgd.planner.result import FrontierPoint as FrontierPoint
+from cpsgd.planner.result import Plan as Plan

@@ -1,0 +1,161 @@
+"""From a wished (ε, δ) to the smallest distance of levels that keeps it.
+
+For given k and m privacy is a matter of one number, S = Δ/s with Δ = 2D (replace-one) or D (zero-out): the more
+levels two neighbours can be apart, the less the same noise hides. The certificates turn the wish into the largest
+allowed S, hence the smallest s. They are evaluated here in the form that answers this backwards question at once; what
+a plan finally promises comes from `cpsgd.privacy.guarantee` on the finished protocol.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from cpsgd.errors import ConditionError
+from cpsgd.privacy import accountant, gaussian
+from cpsgd.privacy.adjacency import Adjacency, distance
+from cpsgd.privacy.certificate import gaussian_certificate
+from cpsgd.privacy.participation import Participation
+from cpsgd.privacy.renyi import Moments, rdp_epsilon, renyi_floor
+from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE
+
+_RENYI_TAIL_SHARE = 1e-3
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Target:
+    """What must be kept: (epsilon, delta) over `rounds` rounds, with noise from `honest` clients in each.
+
+    Attributes:
+        epsilon: ε wished.
+        delta: δ wished.
+        rounds: Rounds planned.
+        participation: Who takes part in which.
+        adjacency: Which data sets are neighbours.
+        dim: d.
+        clip_norm: D.
+        honest: Clients whose noise counts: neither dropped out nor colluding.
+    """
+
+    epsilon: float
+    delta: float
+    rounds: int
+    participation: Participation
+    adjacency: Adjacency
+    dim: int
+    clip_norm: float
+    honest: int
+
+    @property
+    def counted_rounds(self) -> int:
+        """Rounds that one client's vector can influence."""
+        return self.participation.counted_rounds(self.rounds)
+
+    @cached_property
+    def gaussian_mu(self) -> float:
+        """The largest μ of one round of an exactly Gaussian mechanism, which has no tails to pay for."""
+        if self.participation.rate == 1.0:
+            return gaussian.gdp_mu(self.epsilon, self.delta) / math.sqrt(self.counted_rounds) * (1.0 - 1e-14)
+        noise_multiplier = accountant.least_noise(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            rounds=self.counted_rounds,
+            participation=self.participation,
+            tolerance=_TOLERANCE,
+        )
+        return 1.0 / noise_multiplier
+
+    @cached_property
+    def _sampled_mu(self) -> float:
+        """The same when a share of δ is set aside for tails, under sampling."""
+        mu, delta = self.gaussian_mu, self.delta * (1.0 - SAMPLED_TAIL_SHARE)
+        while True:
+            mu *= 1.0 - 2.0 * _TOLERANCE
+            rounds = [accountant.Rounds(mu=mu, count=self.counted_rounds)]
+            spent = accountant.composed_delta(
+                rounds, epsilon=self.epsilon, participation=self.participation, interval=accountant.COARSE
+            )
+            if spent <= delta:
+                return mu
+
+    def smallest_scale(self, levels: int, trials: int, *, renyi: bool = True) -> float:
+        """The smallest s (rounded up) at which k levels and Binomial(m, ½) noise keep the wish.
+
+        Zero where the coordinates' clipping alone keeps neighbours close enough, whatever s is. `renyi` says whether
+        the slower of the two certificates is to be tried where it could be the better one.
+
+        Raises:
+            ConditionError: No certificate exists for so little noise.
+        """
+        reach = distance(self.adjacency, self.clip_norm)
+        cube = math.sqrt(self.dim) * (levels - 1) * (1.0 if self.adjacency == "replace-one" else 0.5)
+        allowed = self._gaussian_sensitivity(levels, trials)
+        if renyi and self.counted_rounds == 1 and not self.participation.sampled:
+            slope = 2.0 * allowed * allowed / (self.honest * trials)
+            if renyi_floor(slope, self.delta) < self.epsilon:
+                allowed = max(allowed, self._renyi_sensitivity(levels, trials, allowed))
+        return 0.0 if allowed >= cube else reach / allowed * (1.0 + 1e-12)
+
+    def _gaussian_sensitivity(self, levels: int, trials: int) -> float:
+        """The largest S with μ₁ S within what the Gaussian trade-off allows, over a few shares of δ for the tails."""
+        noise_trials = self.honest * trials
+        deviation = 0.5 * math.sqrt(noise_trials)
+        best = 0.0
+        for share in [SAMPLED_TAIL_SHARE] if self.participation.rate < 1.0 else self._shares(noise_trials):
+            if self.participation.rate < 1.0:
+                mu = self._sampled_mu
+            else:
+                mu = gaussian.gdp_mu(self.epsilon, self.delta * (1.0 - share)) / math.sqrt(self.counted_rounds)
+            # μ₁ depends on S only through the unit steps between neighbours, and on those only a little: bounding S by
+            # what a Gaussian of the same variance allows is safe and close.
+            most = mu * deviation * 1.0001
+            certificate = gaussian_certificate(
+                noise_trials=noise_trials,
+                p=0.5,
+                dim=self.dim,
+                sensitivity=most,
+                levels=levels,
+                tail=self.delta * share / self.counted_rounds,
+            )
+            best = max(best, min(most, mu / certificate.unit_mu))
+        return best * (1.0 - 1e-12)
+
+    @staticmethod
+    def _shares(noise_trials: int) -> list[float]:
+        """Shares of δ for the tails around the best one, which is about the certificate's excess over a Gaussian."""
+        centre = min(0.2, 10.0 / math.sqrt(noise_trials))
+        return [0.3 * centre, centre] if noise_trials < 1_000_000 else [centre]
+
+    def _renyi_sensitivity(self, levels: int, trials: int, guess: float) -> float:
+        """The largest S the Rényi certificate allows: κ(α) S² + conversion(α, δ) = ε, at the best order α."""
+        most = 2.0 * guess
+        try:
+            moments = Moments(
+                noise_trials=self.honest * trials,
+                p=0.5,
+                dim=self.dim,
+                sensitivity=most,
+                levels=levels,
+                tail=_RENYI_TAIL_SHARE * self.delta,
+            )
+        except ConditionError:
+            return 0.0
+        delta = (self.delta - moments.tail_mass) * (1.0 - 1e-12)
+
+        def allowed(log_order: float) -> float:
+            order = 1.0 + math.exp(log_order)
+            room = (self.epsilon - rdp_epsilon(0.0, order, delta)) * (1.0 - 1e-12)
+            return math.sqrt(room / moments.kappa(order)) if room > 0.0 else 0.0
+
+        # For a Gaussian ε ≈ √(2 L) μ and the best order is about 1 + 2L/ε, L = log(1/δ).
+        centre, step = math.log(2.0 * math.log(1.0 / delta) / self.epsilon), 0.4
+        best = allowed(centre)
+        while step > 0.15:
+            left, right = allowed(centre - step), allowed(centre + step)
+            if max(left, right) > best:
+                centre, best = (centre - step, left) if left > right else (centre + step, right)
+            else:
+                step *= 0.5
+        return min(best, most)

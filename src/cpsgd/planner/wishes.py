@@ -1,0 +1,253 @@
+"""Wishes, validated; how near the planner comes to them, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from cpsgd import _validate
+from cpsgd.errors import InfeasibleError
+from cpsgd.planner import modulus
+from cpsgd.planner.search import MAX_BITS, Design, Setting, best_design, design_of, values_of
+from cpsgd.planner.target import Target
+from cpsgd.privacy.adjacency import Adjacency, distance
+from cpsgd.privacy.guarantee import Guarantee
+from cpsgd.privacy.participation import Participation
+from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.protocol import Protocol
+
+# How often X is brought closer to what the finished protocol's own accounting allows.
+_ADJUSTMENTS = 2
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The wishes, validated and sorted into what is judged (setting) and what is kept (target)."""
+
+    setting: Setting
+    target: Target
+    colluding: int
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        clients: int,
+        dim: int,
+        epsilon: float,
+        delta: float,
+        clip_norm: float,
+        rounds: int,
+        participation: Participation,
+        adjacency: Adjacency,
+        dropout: float,
+        colluding: int,
+        overflow: float | None,
+        rotate: bool,
+    ) -> Wishes:
+        """Validates the wishes.
+
+        Raises:
+            InfeasibleError: Nobody is left whose noise protects.
+        """
+        clients = _validate.integer("clients", clients, low=1)
+        dropout = _validate.positive("dropout", dropout, low=-1e-300, high=1.0)
+        # The tolerance keeps 0.1 of 1000 from being 101 clients.
+        surviving = clients - math.ceil(clients * dropout - 1e-9)
+        colluding = _validate.integer("colluding", colluding, low=0)
+        if surviving - colluding < 1:
+            raise InfeasibleError(
+                f"Of {clients} clients {clients - surviving} may drop out and {colluding} may collude: nobody is left "
+                f"whose noise protects. At most {max(0, surviving - 1)} may collude at this dropout."
+            )
+        participation.check(adjacency)
+        target = Target(
+            epsilon=_validate.positive("epsilon", epsilon, high=500.0),
+            delta=_validate.probability("delta", delta),
+            rounds=_validate.integer("rounds", rounds, low=1),
+            participation=participation,
+            adjacency=adjacency,
+            dim=_validate.integer("dim", dim, low=1),
+            clip_norm=_validate.positive("clip_norm", clip_norm),
+            honest=surviving - colluding,
+        )
+        setting = Setting(clients, surviving, target.dim, target.clip_norm, rotate, overflow)
+        return cls(setting, target, colluding)
+
+    @property
+    def gaussian_squared_error(self) -> float:
+        """Error of the Gaussian protocol whose honest survivors' noise alone keeps the target."""
+        sensitivity = distance(self.target.adjacency, self.target.clip_norm)
+        needed = (sensitivity / self.target.gaussian_mu) ** 2  # variance of the honest noise in the sum
+        return self.target.dim * needed / (self.target.honest * self.setting.surviving)
+
+    def designs(self, bits: list[float]) -> dict[float, Design]:
+        """The best design for each number of bits (in increasing order) that has one."""
+        designs: dict[float, Design] = {}
+        best: Design | None = None
+        for b in bits:
+            found = best_design(self.setting, self.target, b)
+            # What fits fewer bits fits these, too.
+            if found is not None and (best is None or found.error.total < best.error.total):
+                best = found
+            if best is not None:
+                designs[b] = best
+        return designs
+
+    def finish(self, design: Design, bits: float) -> tuple[Design, Protocol, Guarantee]:
+        """The design as a protocol, with nearly the smallest X whose own guarantee is within ε.
+
+        The search used each certificate in a form that is quick to invert. The accounting of the finished protocol has
+        the last word: it may be a little smaller, and then less noise is enough.
+        """
+        epsilon = self.target.epsilon
+        protocol, guarantee = self._account(design)
+        while guarantee.epsilon > epsilon:
+            design = self._with_range(design, max(guarantee.epsilon / epsilon, 1.0 + 1e-6))
+            protocol, guarantee = self._account(design)
+        if self.target.participation.sampled:
+            return design, protocol, guarantee  # dp_accounting is slow, and the search was through it already
+        # ε is nearly proportional to 1/s.
+        factor = guarantee.epsilon / epsilon
+        for _ in range(_ADJUSTMENTS):
+            closer = self._with_range(design, factor)
+            if closer.error.total > design.error.total * (1.0 - 5e-4) or (closer.modulus or 0) > values_of(bits):
+                break
+            tried_protocol, tried_guarantee = self._account(closer)
+            if tried_guarantee.epsilon <= epsilon:
+                design, protocol, guarantee = closer, tried_protocol, tried_guarantee
+                factor = guarantee.epsilon / epsilon
+            else:
+                factor = math.sqrt(factor)
+        return design, protocol, guarantee
+
+    def _with_range(self, design: Design, factor: float) -> Design:
+        """The design with X times `factor`; unrotated vectors stay unclipped."""
+        coordinate_range = design.coordinate_range * factor
+        if not self.setting.rotate:
+            coordinate_range = max(coordinate_range, self.setting.clip_norm)
+        return design_of(self.setting, design.levels, design.trials, coordinate_range)
+
+    def _account(self, design: Design) -> tuple[Protocol, Guarantee]:
+        protocol = Protocol(
+            clients=self.setting.clients,
+            dim=self.setting.dim,
+            clip_norm=self.setting.clip_norm,
+            coordinate_range=design.coordinate_range,
+            levels=design.levels,
+            trials=design.trials,
+            rotate=self.setting.rotate,
+            modulus=design.modulus,
+        )
+        guarantee = guarantee_over_rounds(
+            protocol,
+            self.target.delta,
+            rounds=self.target.rounds,
+            participation=self.target.participation,
+            adjacency=self.target.adjacency,
+            surviving=self.setting.surviving,
+            colluding=self.colluding,
+        )
+        return protocol, guarantee
+
+    def overflow_probability(self, protocol: Protocol) -> float:
+        """The proved bound for the protocol's modulus, 0 without one."""
+        if protocol.modulus is None:
+            return 0.0
+        return modulus.overflow_probability(
+            protocol.modulus,
+            clients=protocol.clients,
+            dim=protocol.dim,
+            clip_norm=protocol.clip_norm,
+            levels=protocol.levels,
+            trials=protocol.trials,
+            coordinate_range=protocol.coordinate_range,
+            rotate=protocol.rotate,
+        )
+
+    # ------------------------------------------------------------------ the nearest feasible wishes
+
+    def too_few_bits(self, designs: dict[float, Design], bits: float | None) -> InfeasibleError:
+        """No design at these bits: names the fewest bits, and the fewest clients at these bits, that have one."""
+        asked = f"{bits:g} bits" if bits is not None else f"up to {MAX_BITS} bits"
+        reason = "every certificate needs more noise than that holds, whatever ε is"
+        if self.setting.overflow is None and bits is not None and values_of(bits) < 3:
+            reason = "k >= 2 levels and m >= 1 coin flips need at least three values, log2(3) = 1.585 bits"
+        elif self.setting.overflow is not None:
+            reason = "the sums of so many clients' noise alone do not fit the modulus, or there is too little noise"
+        remedies = []
+        smallest = min(designs, default=None)
+        three = math.log2(3.0)
+        if self.setting.overflow is None and (bits is None or bits < three):
+            design = best_design(self.setting, self.target, three)
+            smallest = three if design is not None else smallest
+        if smallest is not None:
+            remedies.append(f"bits={smallest:.4g} is the fewest that will do")
+        enough = self._enough_clients(bits if bits is not None else MAX_BITS)
+        if enough is not None:
+            remedies.append(f"about {enough:,} clients would do at {asked}")
+        remedies.append("or a larger delta, which needs less noise")
+        return InfeasibleError(
+            f"No protocol with {asked} a coordinate keeps δ={self.target.delta:g} for {self.setting.clients:,} "
+            f"clients: {reason}. The nearest that can be had: {'; '.join(remedies)}."
+        )
+
+    def _enough_clients(self, bits: float) -> int | None:
+        """The fewest clients (within a factor 1.1) with a design at these bits, if more of them help at all."""
+        high = low = self.setting.clients
+        while (high := 2 * high) < 2**32:
+            if self._scaled(high)._feasible(bits):
+                break
+        else:
+            return None
+        low = high // 2
+        while high > 1.1 * low:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._scaled(middle)._feasible(bits) else (middle, high)
+        return high
+
+    def _scaled(self, clients: int) -> Wishes:
+        """The same wishes with more clients, of whom the same share drops out."""
+        surviving = self.setting.surviving * clients // self.setting.clients
+        return Wishes(
+            replace(self.setting, clients=clients, surviving=surviving),
+            replace(self.target, honest=surviving - self.colluding),
+            self.colluding,
+        )
+
+    def _feasible(self, bits: float) -> bool:
+        return best_design(self.setting, self.target, bits) is not None
+
+    def too_accurate(self, designs: dict[float, Design], max_error: float) -> InfeasibleError:
+        """No design is as accurate as that: names the smallest error at this ε and the smallest ε for this error."""
+        if not designs:
+            return self.too_few_bits(designs, None)
+        bits = min(designs, key=lambda b: designs[b].error.total)
+        best = designs[bits].error.total
+        remedy = f"The smallest error at ε={self.target.epsilon:g} is {best:.4g}, with bits={bits:g}"
+        needed = self._smallest_epsilon(bits, max_error)
+        if needed is not None:
+            remedy += f"; max_error={max_error:g} needs about epsilon={needed:.3g}"
+        return InfeasibleError(
+            f"No protocol of up to {MAX_BITS} bits has an expected squared error of at most {max_error:g} "
+            f"(the Gaussian mechanism itself has {self.gaussian_squared_error:.4g}). {remedy}, or more clients."
+        )
+
+    def _smallest_epsilon(self, bits: float, max_error: float) -> float | None:
+        """The smallest ε (within 2 %, rounded up) at which these bits reach the error."""
+        if self.target.participation.rate < 1.0:
+            return None  # each trial would be a search through dp_accounting
+
+        def reached(epsilon: float) -> bool:
+            design = best_design(self.setting, replace(self.target, epsilon=epsilon), bits)
+            return design is not None and design.error.total <= max_error
+
+        low = high = self.target.epsilon
+        while not reached(high):
+            low, high = high, 2.0 * high
+            if high > 100.0:
+                return None
+        while high > 1.02 * low:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if reached(middle) else (middle, high)
+        return high

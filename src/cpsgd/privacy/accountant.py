@@ -1,0 +1,364 @@
+"""The cost of many rounds, through `dp_accounting`.
+
+The Gaussian certificate turns a round into one that is μ-GDP on all but `tail_mass` of its outputs: whatever the
+clients hold, the round's two output laws are the image, under one randomized map, of N(0, 1) and N(μ, 1) (Blackwell;
+Dong, Roth, Su 2022, Theorem 2.10). So a Gaussian mechanism with noise multiplier 1/μ stands in for it:
+
+* Rounds compose adaptively, and Gaussians as √Σμ² (Corollary 3.3 there): a closed form.
+* Poisson sampling mixes the two laws with probability q. The same map sends (1-q) N(0,1) + q N(μ,1) to the mixture
+  of the round's laws, so the round is at least as private as `PoissonSampledDpEvent(q, GaussianDpEvent(1/μ))`. In
+  `dp_accounting` this is read under REPLACE_SPECIAL, "a record is replaced by the zero record": our zero-out. (Its
+  REPLACE_ONE takes the multiplier against one record's norm, so that neighbours are two multipliers apart, and it
+  describes three laws, which a statement about two does not cover; it is not used.)
+* Fixed-size sampling: `SampledWithoutReplacementDpEvent` under REPLACE_ONE in the Rényi accountant, where the
+  multiplier is against the replace-one distance. Its bound (Wang, Balle, Kasiviswanathan 2019, Theorem 27) uses of the
+  mechanism only the divergences E_Q[(P/Q)^j] and E_Q[(P/Q - 1)^l], l even, of replace-one pairs. They are
+  f-divergences, so they are at most those of the Gaussian pair.
+
+Tails: let I be the event that every round's output lies in its certified range. Inside I the real and the certified
+laws agree, so for any event E, A(E) <= A(E ∩ I) + A(not I) <= e^ε B(E) + δ(ε) + Σ tail_mass, the sum over the rounds.
+(Under sampling the range is chosen for given other members of the cohort. It serves the two vectors of the client
+in question and the one drawn instead alike: all three lie pairwise within the distance the certificate allows for.)
+
+Floating point: the privacy loss distributions of `dp_accounting` are discretised pessimistically, but its convolutions
+are FFTs, whose roundings may lower a δ by about 10^-17 a round (measured against closed forms). A hundred times that
+is added to δ. Where this leaves nothing of a very small δ, the Rényi accountant takes over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from scipy.optimize import brentq
+
+from cpsgd import _validate
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.privacy import gaussian
+from cpsgd.privacy.participation import Participation
+
+if TYPE_CHECKING:
+    from dp_accounting import PrivacyAccountant
+
+FINE = 1e-4
+"""Discretisation of privacy losses for final answers."""
+COARSE = 1e-3
+"""Discretisation of privacy losses inside searches; pessimistic too, and several times faster."""
+
+_FFT_ERROR = 1e-15
+# dp_accounting's bound for sampling without replacement takes differences of numbers that agree in many digits. Up to
+# the order where (1+2q)^α = 10^6 the result is within 10^-9 of the exact formula (the tests compare it with mpmath);
+# larger orders are left out.
+_WITHOUT_REPLACEMENT_GROWTH = math.log(1e6)
+_RENYI_ERROR = 1e-8
+# Integers: for fractional orders dp_accounting's series for Poisson sampling does not always converge.
+_ORDERS = [*range(2, 64), 128, 256, 512, 1024]
+_COARSE_ORDERS = [*range(2, 13), 14, 16, 18, 21, 24, 28, 32, 40, 50, 63]
+
+# Where e^ε is still far from overflowing; nobody is protected by such an ε anyway.
+_LARGEST_EPSILON = 500.0
+_LARGEST_MULTIPLIER = 1e9
+
+Profile = Callable[[float], float]
+"""ε to an upper bound on δ; non-increasing."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """`count` rounds, each of them μ-GDP on all but `tail_mass` of its outputs.
+
+    Attributes:
+        mu: μ of a `GaussianCertificate`, or the inverse noise multiplier of a Gaussian mechanism.
+        count: How many such rounds.
+        tail_mass: What each of them adds to δ whatever ε is.
+        variation: Distance in total variation of each round's output law from the one `mu` speaks of; it adds
+            (1 + e^ε) times as much to δ.
+    """
+
+    mu: float
+    count: int = 1
+    tail_mass: float = 0.0
+    variation: float = 0.0
+
+    def __post_init__(self) -> None:
+        _validate.positive("mu", self.mu)
+        _validate.integer("count", self.count, low=1)
+
+
+def composed_epsilon(
+    rounds: Sequence[Rounds], *, delta: float, participation: Participation, interval: float = FINE
+) -> float:
+    """The smallest ε for which all the rounds together are (ε, delta)-DP, rounded up.
+
+    Args:
+        rounds: What was run. In the scheme "once" a client is in only one of them, and the costliest counts.
+        delta: Target δ.
+        participation: Who takes part. `mu` must be for the adjacency that `Participation.check` accepts.
+        interval: Discretisation of privacy losses, where they are needed.
+
+    Raises:
+        ConditionError: The tails alone spend `delta`.
+
+    Example:
+        >>> ten = [Rounds(mu=0.1, count=10)]
+        >>> round(composed_epsilon(ten, delta=1e-6, participation=Participation.every()), 4)
+        1.3676
+        >>> round(composed_epsilon(ten, delta=1e-6, participation=Participation.once()), 4)
+        0.3969
+    """
+    delta = _validate.probability("delta", delta)
+    if not rounds:
+        return 0.0
+    if participation.scheme == "once":
+        return max(_composed_epsilon([replace(r, count=1)], delta, Participation.every(), interval) for r in rounds)
+    return _composed_epsilon(rounds, delta, participation, interval)
+
+
+def _composed_epsilon(rounds: Sequence[Rounds], delta: float, participation: Participation, interval: float) -> float:
+    tails = _tails(rounds)
+    if tails(0.0) >= delta:
+        raise ConditionError(
+            f"The tails of {sum(r.count for r in rounds)} rounds alone spend δ={tails(0.0):.3g} of {delta:g}; "
+            "certify them with a smaller tail, or allow a larger delta."
+        )
+    found = math.inf
+    for profile in _profiles(rounds, participation, interval):
+
+        def enough(epsilon: float, profile: Profile = profile) -> bool:
+            return profile(epsilon) + tails(epsilon) <= delta
+
+        found = min(found, _smallest(enough, start=1.0, limit=_LARGEST_EPSILON))
+    return found
+
+
+def composed_delta(
+    rounds: Sequence[Rounds], *, epsilon: float, participation: Participation, interval: float = FINE
+) -> float:
+    """The smallest δ for which all the rounds together are (epsilon, δ)-DP, rounded up; see `composed_epsilon`."""
+    epsilon = _validate.finite("epsilon", epsilon)
+    if not rounds:
+        return 0.0
+    if participation.scheme == "once":
+        every = Participation.every()
+        return max(composed_delta([replace(r, count=1)], epsilon=epsilon, participation=every) for r in rounds)
+    profiles = _profiles(rounds, participation, interval)
+    return min(1.0, min(profile(epsilon) for profile in profiles) + _tails(rounds)(epsilon))
+
+
+def _tails(rounds: Sequence[Rounds]) -> Profile:
+    """What the rounds add to δ outside of their certified ranges."""
+    tail = math.fsum(r.count * r.tail_mass for r in rounds) * (1.0 + 1e-12)
+    variation = math.fsum(r.count * r.variation for r in rounds) * (1.0 + 1e-12)
+    return lambda epsilon: tail + variation * (1.0 + math.exp(epsilon))
+
+
+def _profiles(rounds: Sequence[Rounds], participation: Participation, interval: float) -> list[Profile]:
+    """Each an upper bound on δ as a function of ε, tails not included."""
+    if participation.rate == 1.0:
+        total = math.sqrt(math.fsum(r.count * r.mu * r.mu for r in rounds)) * (1.0 + 1e-14)
+        return [lambda epsilon: gaussian.gdp_delta(total, epsilon)]
+    import dp_accounting as dp
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    all_orders = _ORDERS if interval <= FINE else _COARSE_ORDERS
+    rate = math.nextafter(participation.rate, 1.0)
+    if participation.scheme == "fixed-size":
+        largest = _WITHOUT_REPLACEMENT_GROWTH / math.log1p(2.0 * rate)
+        orders = [order for order in all_orders if order <= max(largest, 2.0)]
+        renyi = RdpAccountant(orders, dp.NeighboringRelation.REPLACE_ONE)
+        # The event holds the rate as a quotient of integers; this one is over it by less than 1e-9.
+        population = 2**30
+        cohort = min(population, math.ceil(rate * population))
+        for r in rounds:
+            event = dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(_multiplier(r.mu, rate)))
+            renyi.compose(event, r.count)
+        return [_renyi_profile(renyi)]
+    renyi = RdpAccountant(all_orders, dp.NeighboringRelation.REPLACE_SPECIAL)
+    # Losses reach about μ²/2 + 15μ; no more than some 10^5 points of them are worth their time, 10^4 in searches.
+    largest_mu = max(r.mu for r in rounds)
+    points = 2e5 if interval <= FINE else 2e4
+    interval = max(interval, (0.5 * largest_mu * largest_mu + 15.0 * largest_mu) / points)
+    losses = PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL, interval)
+    for r in rounds:
+        event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(_multiplier(r.mu, rate)))
+        renyi.compose(event, r.count)
+        losses.compose(event, r.count)
+    allowance = _FFT_ERROR * sum(r.count + 8 for r in rounds)
+    return [lambda epsilon: max(0.0, float(losses.get_delta(epsilon))) + allowance, _renyi_profile(renyi)]
+
+
+def _multiplier(mu: float, rate: float) -> float:
+    """1/μ rounded down, and at most 10^5 q, beyond which dp_accounting's arithmetic fails and nothing is gained."""
+    return min(math.nextafter(1.0 / mu, 0.0), 1e5 * rate)
+
+
+def _renyi_profile(accountant: PrivacyAccountant) -> Profile:
+    """δ by a Rényi accountant. At ε = 0 it answers zero only where its arithmetic has failed; that is no answer."""
+    if not float(accountant.get_delta(0.0)) > 0.0:
+        return lambda epsilon: 1.0
+    return lambda epsilon: float(accountant.get_delta(max(0.0, epsilon * (1.0 - _RENYI_ERROR)))) * (1.0 + _RENYI_ERROR)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Rounds with this noise cost this much: the answer of `solve`."""
+
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    rounds: int
+    participation: Participation
+
+
+def solve(
+    *,
+    delta: float,
+    participation: Participation,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    rounds: int | None = None,
+    tail_mass: float = 0.0,
+    tolerance: float = 1e-6,
+) -> Budget:
+    """Given two of (epsilon, noise_multiplier, rounds), finds the third, rounded to the safe side.
+
+    Args:
+        delta: Target δ.
+        participation: Who takes part in which round.
+        epsilon: ε that may be spent.
+        noise_multiplier: Standard deviation of the (equivalent) Gaussian noise over the sensitivity, 1/μ.
+        rounds: Number of rounds.
+        tail_mass: What each round adds to δ (see `GaussianCertificate.tail_mass`).
+        tolerance: Relative width at which the search for the noise stops.
+
+    Raises:
+        ParameterError: Not exactly one of the three is missing, or any number of rounds costs the same.
+        ConditionError: The tails alone spend δ, or not even one round fits.
+
+    Example:
+        >>> budget = solve(delta=1e-6, participation=Participation.every(), epsilon=2.0, noise_multiplier=50.0)
+        >>> budget.rounds, round(budget.epsilon, 4)
+        (502, 1.9989)
+        >>> round(solve(delta=1e-6, participation=Participation.every(), epsilon=2.0, rounds=502).noise_multiplier, 3)
+        49.975
+    """
+    limits: dict[str, Any] = {"delta": delta, "participation": participation, "tail_mass": tail_mass}
+    if epsilon is None and noise_multiplier is not None and rounds is not None:
+        noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
+    elif noise_multiplier is None and epsilon is not None and rounds is not None:
+        noise_multiplier = least_noise(epsilon=epsilon, rounds=rounds, tolerance=tolerance, **limits)
+    elif rounds is None and epsilon is not None and noise_multiplier is not None:
+        rounds = most_rounds(epsilon=epsilon, noise_multiplier=noise_multiplier, **limits)
+    else:
+        raise ParameterError("Give exactly two of epsilon, noise_multiplier and rounds; the third is computed.")
+    spent = [Rounds(_inverse(noise_multiplier), rounds, tail_mass)]
+    cost = composed_epsilon(spent, delta=delta, participation=participation)
+    return Budget(cost, delta, noise_multiplier, rounds, participation)
+
+
+def least_noise(
+    *,
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    participation: Participation,
+    tail_mass: float = 0.0,
+    tolerance: float = 1e-6,
+) -> float:
+    """The smallest noise multiplier with which `rounds` rounds are (epsilon, delta)-DP, rounded up.
+
+    Raises:
+        ConditionError: The tails alone spend δ.
+    """
+    epsilon = _validate.positive("epsilon", epsilon)
+    delta = _validate.probability("delta", delta)
+    rounds = _validate.integer("rounds", rounds, low=1)
+
+    def excess(log_noise: float) -> float:
+        """log(δ(noise)/δ): decreasing, and zero at the answer."""
+        spent = [Rounds(_inverse(math.exp(log_noise)), rounds, tail_mass)]
+        found = composed_delta(spent, epsilon=epsilon, participation=participation, interval=COARSE)
+        return math.log(max(found, 1e-300) / delta)
+
+    if tail_mass * participation.counted_rounds(rounds) >= delta:
+        raise ConditionError(
+            f"No noise makes {rounds} rounds ({epsilon:g}, {delta:g})-DP: their tails alone spend δ. "
+            "Certify them with a smaller tail, or allow a larger delta."
+        )
+    # Right for large multipliers; sampled rounds with small ones need somewhat more.
+    guess = participation.rate * math.sqrt(participation.counted_rounds(rounds)) / gaussian.gdp_mu(epsilon, delta)
+    step = 0.01 if participation.rate == 1.0 else 0.3
+    low = high = math.log(guess)
+    while excess(high) > 0.0:
+        low, high = high, high + step
+        if high > math.log(_LARGEST_MULTIPLIER):
+            raise ConditionError(f"No noise multiplier under {_LARGEST_MULTIPLIER:g} is enough for {rounds} rounds.")
+    while low == high or excess(low) <= 0.0:
+        high, low = low, low - step
+        if low < -math.log(_LARGEST_MULTIPLIER):
+            return math.exp(high)
+    found = float(brentq(excess, low, high, xtol=0.25 * tolerance))
+    while excess(found) > 0.0:
+        found += 0.5 * tolerance
+    return math.exp(found) * (1.0 + 1e-14)
+
+
+def most_rounds(
+    *, epsilon: float, noise_multiplier: float, delta: float, participation: Participation, tail_mass: float = 0.0
+) -> int:
+    """The largest number of rounds with this noise that are (epsilon, delta)-DP.
+
+    Raises:
+        ParameterError: Everybody takes part once, so that any number of rounds costs the same.
+        ConditionError: Not even one round is.
+    """
+    epsilon = _validate.positive("epsilon", epsilon)
+    mu = _inverse(_validate.positive("noise_multiplier", noise_multiplier))
+
+    def affordable(count: int) -> bool:
+        spent = [Rounds(mu, count, tail_mass)]
+        return composed_delta(spent, epsilon=epsilon, participation=participation, interval=COARSE) <= delta
+
+    if not affordable(1):
+        raise ConditionError(
+            f"Not even one round with noise multiplier {noise_multiplier:g} is ({epsilon:g}, {delta:g})-DP; add noise."
+        )
+    if participation.scheme == "once":
+        raise ParameterError("Where each client takes part at most once, any number of rounds costs as much as one.")
+    most, over = 1, 2
+    while affordable(over):
+        most, over = over, 2 * over
+        if over > 2**40:
+            raise ConditionError("More than 10^12 rounds are affordable; the limit is not the privacy budget.")
+    while over - most > 1:
+        middle = (most + over) // 2
+        most, over = (middle, over) if affordable(middle) else (most, middle)
+    return most
+
+
+def _inverse(noise_multiplier: float) -> float:
+    """μ = 1/multiplier, rounded up."""
+    return 1.0 / noise_multiplier * (1.0 + 1e-15)
+
+
+def _smallest(enough: Callable[[float], bool], *, start: float, limit: float) -> float:
+    """The smallest x > 0 with enough(x), from the side where it holds; infinity if there is none up to `limit`.
+
+    `enough` must be monotone: false below a threshold and true above.
+    """
+    low = high = start
+    while not enough(high):
+        low, high = high, 2.0 * high
+        if high > limit:
+            return math.inf
+    while low == high or enough(low):
+        high, low = low, 0.5 * low
+        if low < 1e-9:
+            return high
+    while high - low > 1e-7 * high:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

@@ -1,0 +1,89 @@
+"""Optimal composition of (ε, δ) guarantees: the paper's route from one round to many.
+
+Kairouz, Oh, Viswanath: "The Composition Theorem for Differential Privacy", IEEE Trans. Inf. Theory 63(6), 2017.
+Their Theorem 3.3 gives the exact (ε', δ') of R mechanisms of which nothing is known but that each is (ε, δ)-DP:
+the worst of them is R-fold randomized response, plus a catastrophe of probability 1 - (1-δ)^R. It is kept for
+comparison: knowing the mechanism, as `cpsgd.privacy.accountant` does, is far better than knowing one (ε, δ) of it.
+
+| symbol | here |
+|---|---|
+| k (number of mechanisms) | `rounds` |
+| ε, δ of one mechanism | `epsilon`, `delta` |
+| ε_g, δ_g of the composition | the result and `target_delta` |
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import gammaln, logsumexp
+
+from cpsgd import _validate
+from cpsgd.errors import ConditionError
+
+CITATION = "Kairouz, Oh, Viswanath (2017), The Composition Theorem for Differential Privacy, Theorem 3.3"
+
+
+def randomized_response_delta(*, epsilon: float, rounds: int, target_epsilon: float) -> float:
+    """The smallest δ' with which `rounds` pure `epsilon`-DP mechanisms are (target_epsilon, δ')-DP, rounded up.
+
+    Theorem 3.3 with δ = 0, written for every ε' >= 0 and not only for the ε' = (R-2i)ε at the corners:
+    δ' = Σ_l C(R, l) max(0, e^((R-l)ε) - e^(ε' + lε)) / (1 + e^ε)^R, the hockey-stick divergence of R-fold
+    randomized response.
+
+    Example:
+        >>> round(randomized_response_delta(epsilon=0.1, rounds=100, target_epsilon=3.0), 6)
+        0.001361
+    """
+    epsilon = _validate.positive("epsilon", epsilon)
+    rounds = _validate.integer("rounds", rounds, low=1)
+    # Terms are positive for (R - 2l) ε > ε', that is for l below (R - ε'/ε)/2.
+    last = math.ceil((rounds - target_epsilon / epsilon) / 2.0) - 1
+    if last < 0:
+        return 0.0
+    lost = np.arange(min(last, rounds) + 1, dtype=np.float64)
+    log_ways = gammaln(rounds + 1.0) - gammaln(lost + 1.0) - gammaln(rounds - lost + 1.0)
+    gap = (rounds - 2.0 * lost) * epsilon - target_epsilon
+    lost, log_ways, gap = lost[gap > 0], log_ways[gap > 0], gap[gap > 0]
+    if not gap.size:
+        return 0.0
+    log_terms = log_ways + (rounds - lost) * epsilon + np.log(-np.expm1(-gap))
+    log_delta = float(logsumexp(log_terms)) - rounds * (epsilon + math.log1p(math.exp(-epsilon)))
+    # The logarithms are differences of numbers of size R (1 + ε) log R, each known to a few units in the last place.
+    slack = 1e-12 + 1e-15 * rounds * (1.0 + epsilon) * math.log(rounds + 2.0) * 8.0
+    return min(1.0, math.exp(min(0.0, log_delta + slack)))
+
+
+def optimal_composition(*, epsilon: float, delta: float, rounds: int, target_delta: float) -> float:
+    """The smallest ε' for which `rounds` mechanisms, each (epsilon, delta)-DP, are (ε', target_delta)-DP, rounded up.
+
+    Raises:
+        ConditionError: The rounds' own δ already add up to `target_delta`.
+
+    Example:
+        >>> round(optimal_composition(epsilon=0.1, delta=1e-9, rounds=100, target_delta=1e-6), 3)
+        4.788
+    """
+    epsilon = _validate.positive("epsilon", epsilon)
+    delta = _validate.finite("delta", delta)
+    rounds = _validate.integer("rounds", rounds, low=1)
+    target_delta = _validate.probability("target_delta", target_delta)
+    # 1 - (1-δ_g)/(1-δ)^R, what is left for the randomized responses, in the precision of log1p and expm1.
+    left = -math.expm1(math.log1p(-target_delta) - rounds * math.log1p(-delta)) if 0.0 <= delta < 1.0 else -1.0
+    left *= 1.0 - 1e-12
+    if left < 0.0 or (left == 0.0 and delta > 0.0):
+        raise ConditionError(
+            f"{rounds} rounds with δ={delta:g} each spend more than δ={target_delta:g}; "
+            f"use at most δ={target_delta / rounds:.3g} a round or fewer rounds."
+        )
+    low, high = 0.0, rounds * epsilon  # basic composition always holds
+    if randomized_response_delta(epsilon=epsilon, rounds=rounds, target_epsilon=0.0) <= left:
+        return 0.0
+    while high - low > 1e-9 * high:
+        middle = 0.5 * (low + high)
+        if randomized_response_delta(epsilon=epsilon, rounds=rounds, target_epsilon=middle) <= left:
+            high = middle
+        else:
+            low = middle
+    return high

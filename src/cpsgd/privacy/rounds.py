@@ -1,0 +1,256 @@
+"""The guarantee of many rounds of one protocol, also where rounds end with different numbers of clients."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cpsgd import _validate
+from cpsgd.codec import noise
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.privacy import composition
+from cpsgd.privacy.accountant import Rounds, composed_epsilon
+from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance, lattice_sensitivity
+from cpsgd.privacy.certificate import gaussian_certificate
+from cpsgd.privacy.guarantee import CITATIONS, Guarantee, guarantee
+from cpsgd.privacy.participation import Participation
+from cpsgd.privacy.theorem import theorem_epsilon
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
+
+SAMPLED_TAIL_SHARE = 0.01
+"""Share of δ that pays for the certificate's tails under sampling, where trying several would take too long."""
+
+_TAIL_SHARES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)
+# Shares of δ that the paper's route spends on the rounds themselves; composition gets the rest.
+_PAPER_SHARES = (0.9, 0.5, 0.1, 0.01, 1e-3)
+# Rounds are sorted into at most this many sizes, each rounded down: fewer certificates, never less privacy.
+_MOST_SIZES = 32
+
+_COMPOSED = {
+    "once": "each client is in one round only, so the costliest round counts",
+    "every": "Gaussians compose as √Σμ² (Dong, Roth and Su 2022, Corollary 3.3)",
+    "poisson": "Poisson-sampled Gaussian by dp_accounting: privacy loss distributions (Doroshenko, Ghazi, Kamath, "
+    "Kumar, Manurangsi 2022) or Rényi (Mironov, Talwar, Zhang 2019)",
+    "fixed-size": "sampling without replacement by dp_accounting (Wang, Balle, Kasiviswanathan 2019, Theorem 27)",
+}
+
+
+@dataclass(frozen=True)
+class RoundsGuarantee(Guarantee):
+    """A proved statement about all rounds together.
+
+    Attributes:
+        rounds: How many rounds.
+        participation: Who takes part in which of them.
+    """
+
+    rounds: int
+    participation: Participation
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**super().to_dict(), "participation": str(self.participation)}
+
+    def __str__(self) -> str:
+        many = f"{self.rounds:,} rounds" if self.rounds > 1 else "1 round"
+        return f"{super().__str__()}\n  covers     {many}, participation {self.participation}"
+
+
+def guarantee_over_rounds(
+    protocol: Protocol,
+    delta: float,
+    *,
+    rounds: int | None = None,
+    participation: str | Participation = "every",
+    adjacency: Adjacency = "replace-one",
+    surviving: int | Sequence[int] | None = None,
+    colluding: int = 0,
+) -> RoundsGuarantee:
+    """The smallest ε proved for all the rounds together.
+
+    Args:
+        protocol: The parameters of each round.
+        delta: δ in (0, 1), in total over all rounds.
+        rounds: How many rounds; 1 if not given, or as many as `surviving` has entries.
+        participation: "once", "every", "poisson:RATE", "fixed-size:RATE" or a `Participation`, which says what
+            each assumes.
+        adjacency: "replace-one" or "zero-out"; Poisson needs the latter and fixed-size sampling the former.
+        surviving: How many clients' messages were in each round's sum: one number for all rounds, or one a round.
+        colluding: How many of those, in each round, may tell their noise.
+
+    Returns:
+        The guarantee, with the paper's route (its theorem and optimal composition) among the alternatives.
+
+    Raises:
+        ConditionError: No method applies; the message says what would help.
+
+    Example:
+        >>> from cpsgd.protocol import Protocol
+        >>> protocol = Protocol.rotated_binomial(clients=10_000, dim=65_536, clip_norm=1.0, levels=2, trials=16)
+        >>> f"{guarantee_over_rounds(protocol, 1e-9, rounds=10).epsilon:.2f}"
+        '1.81'
+        >>> f"{guarantee_over_rounds(protocol, 1e-9, surviving=[10_000] * 5 + [8_000] * 5).epsilon:.2f}"
+        '1.93'
+    """
+    _validate.probability("delta", delta)
+    check_adjacency(adjacency)
+    scheme = Participation.parse(participation)
+    scheme.check(adjacency)
+    sizes = _sizes(protocol, rounds, surviving)
+    count = sum(sizes.values())
+    fewest = min(sizes)
+    if (count == 1 and not scheme.sampled) or scheme.scheme == "once":
+        single = guarantee(protocol, delta, adjacency=adjacency, surviving=fewest, colluding=colluding)
+        return RoundsGuarantee(**vars(single), rounds=count, participation=scheme)
+    _validate.integer("colluding", colluding, low=0)
+    if fewest - colluding < 1:
+        raise ConditionError(
+            f"A round ended with {fewest} clients of whom {colluding} may collude: it protects nobody; refuse it."
+        )
+    epsilon, tail = _composed(protocol, delta, sizes, scheme, adjacency, colluding)
+    method = "gaussian-analytic" if protocol.sigma is not None else "gaussian-certificate"
+    return RoundsGuarantee(
+        epsilon=epsilon,
+        delta=delta,
+        adjacency=adjacency,
+        method=method,
+        citation=f"{CITATIONS[method]}; {_COMPOSED[scheme.scheme]}",
+        tail=tail,
+        alternatives=tuple(_alternatives(protocol, delta, count, scheme, adjacency, fewest, colluding)),
+        noise_clients=fewest - colluding,
+        rounds=count,
+        participation=scheme,
+    )
+
+
+def _sizes(protocol: Protocol, rounds: int | None, surviving: int | Sequence[int] | None) -> Counter[int]:
+    """How many rounds ended with how many clients; sizes rounded down where there are very many of them."""
+    if surviving is None or isinstance(surviving, int):
+        arrived = protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=1)
+        return Counter({arrived: _validate.integer("rounds", 1 if rounds is None else rounds, low=1)})
+    sizes = Counter(_validate.integer("surviving", size, low=1) for size in surviving)
+    if not sizes or rounds not in (None, sizes.total()):
+        raise ParameterError(
+            f"Expected one entry of surviving a round, got {sizes.total()} entries for rounds={rounds}; "
+            "leave rounds out."
+        )
+    if len(sizes) <= _MOST_SIZES:
+        return sizes
+    low, high = min(sizes), max(sizes)
+    step = (high / low) ** (1.0 / (_MOST_SIZES - 1)) * (1.0 + 1e-9)
+    floors = sorted({math.floor(low * step**i) for i in range(_MOST_SIZES)})
+    rounded: Counter[int] = Counter()
+    for size, count in sizes.items():
+        rounded[max(floor for floor in floors if floor <= size)] += count
+    return rounded
+
+
+def _composed(
+    protocol: Protocol,
+    delta: float,
+    sizes: Counter[int],
+    scheme: Participation,
+    adjacency: Adjacency,
+    colluding: int,
+) -> tuple[float, float]:
+    """The smallest ε over a few shares of δ for the tails, and what the tails then spend."""
+    best: tuple[float, float] | None = None
+    failure: ConditionError | None = None
+    exact = protocol.sigma is not None
+    for share in [0.0] if exact else [SAMPLED_TAIL_SHARE] if scheme.rate < 1.0 else _TAIL_SHARES:
+        try:
+            spent = [
+                _round_cost(protocol, adjacency, size, colluding, count, share * delta / sizes.total())
+                for size, count in sizes.items()
+            ]
+            epsilon = composed_epsilon(spent, delta=delta, participation=scheme)
+        except ConditionError as error:
+            failure = error
+            continue
+        tail = sum(r.count * (r.tail_mass + r.variation * (1.0 + math.exp(epsilon))) for r in spent)
+        if best is None or epsilon < best[0]:
+            best = epsilon, tail
+    if best is None:
+        raise failure or ConditionError("No method proves anything about these rounds.")
+    if math.isinf(best[0]):
+        raise ConditionError(
+            f"Nothing is proved about {sizes.total()} such rounds (ε would be over 500); run fewer or add noise."
+        )
+    return best
+
+
+def _round_cost(
+    protocol: Protocol, adjacency: Adjacency, surviving: int, colluding: int, count: int, tail: float
+) -> Rounds:
+    """What `count` rounds with this many clients cost, each with a tail of this mass."""
+    honest = surviving - colluding
+    if protocol.sigma is not None:
+        mu = distance(adjacency, protocol.clip_norm) / (protocol.sigma * math.sqrt(honest)) * (1.0 + 1e-14)
+        return Rounds(mu=mu, count=count)
+    certificate = gaussian_certificate(
+        noise_trials=protocol.trials * honest,
+        p=protocol.p,
+        dim=protocol.dim,
+        sensitivity=lattice_sensitivity(protocol, adjacency),
+        levels=protocol.levels,
+        tail=tail,
+    )
+    variation = honest * protocol.dim * noise.total_variation(protocol.trials, protocol.p)
+    return Rounds(certificate.mu, count, certificate.tail_mass, variation)
+
+
+def paper_epsilon(
+    protocol: Protocol,
+    delta: float,
+    *,
+    rounds: int,
+    adjacency: Adjacency = "replace-one",
+    noise_clients: int | None = None,
+) -> float:
+    """ε by the paper's route: its theorem for each round, then optimal composition of the (ε, δ) it gives.
+
+    Raises:
+        ConditionError: The paper's theorem does not apply to the protocol.
+    """
+    found = math.inf
+    for share in _PAPER_SHARES if rounds > 1 else (1.0 - 1e-9,):
+        each = share * delta / rounds
+        epsilon = theorem_epsilon(protocol, each, adjacency=adjacency, noise_clients=noise_clients)
+        composed = composition.optimal_composition(epsilon=epsilon, delta=each, rounds=rounds, target_delta=delta)
+        found = min(found, composed)
+    return found
+
+
+def _alternatives(
+    protocol: Protocol,
+    delta: float,
+    rounds: int,
+    scheme: Participation,
+    adjacency: Adjacency,
+    surviving: int,
+    colluding: int,
+) -> list[tuple[str, float | str]]:
+    """Each round's (ε, δ) alone, composed optimally: by the certificates, and by the paper's theorem."""
+    if scheme.sampled:
+        reason = "composes rounds without sampling only"
+        return [("per-round guarantee + optimal composition", reason), ("paper-theorem + optimal composition", reason)]
+    found: list[tuple[str, float | str]] = []
+    each = 0.5 * delta / rounds
+    single = guarantee(protocol, each, adjacency=adjacency, surviving=surviving, colluding=colluding)
+    composed = composition.optimal_composition(epsilon=single.epsilon, delta=each, rounds=rounds, target_delta=delta)
+    found.append(("per-round guarantee + optimal composition", composed))
+    if protocol.sigma is None:
+        name = "paper-theorem + optimal composition"
+        try:
+            honest = surviving - colluding
+            found.append(
+                (name, paper_epsilon(protocol, delta, rounds=rounds, adjacency=adjacency, noise_clients=honest))
+            )
+        except ConditionError as error:
+            found.append((name, str(error)))
+    return found

@@ -1,0 +1,1 @@
+"""Figures: what was computed, drawn so that it can be read at a glance."""

@@ -1,0 +1,80 @@
+"""`cpsgd plan`: keys, table, picture, and refusals in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WISHES = "--clients 1000 --dim 4096 --epsilon 3 --delta 1e-6"
+
+Run = Callable[[str], str]
+
+
+@pytest.fixture
+def plan(cpsgd: Any) -> Run:
+    def run(options: str) -> str:
+        result = cpsgd("plan", *WISHES.split(), *options.split())
+        assert (result.exit_code, result.stderr) == (0, "")
+        return str(result.stdout)
+
+    return run
+
+
+def test_json_keys(plan: Run) -> None:
+    data = json.loads(plan("--bits 4 --json"))
+    assert {
+        "levels",
+        "trials",
+        "coordinate_range",
+        "bits_per_coordinate",
+        "epsilon",
+        "delta",
+        "expected_squared_error",
+        "gaussian_squared_error",
+        "ratio",
+        "frontier",
+    } <= data.keys()
+    assert data["levels"] + data["trials"] == 16
+    assert data["bits_per_coordinate"] == 4.0
+    assert data["epsilon"] <= 3.0
+    assert data["ratio"] == data["expected_squared_error"] / data["gaussian_squared_error"]
+    assert {point["bits"] for point in data["frontier"]} == set(range(2, 17))
+
+
+def test_table_reads_well(plan: Run) -> None:
+    text = plan("--bits 4 --dropout 0.1 --rounds 7")
+    for words in ("proved by", "× the exact Gaussian", "Frontier", "▸ 4", "fewer than 900", "more than one of them"):
+        assert words in text
+
+
+def test_secure_aggregation_names_modulus_and_overflow(plan: Run) -> None:
+    assert "overflows with probability ≤" in plan("--bits 13 --secure --overflow 1e-8")
+    assert json.loads(plan("--bits 13 --secure --json"))["modulus"] <= 2**13
+
+
+def test_the_protocol_of_a_plan_encodes(plan: Run, cpsgd: Any) -> None:
+    Path("protocol.json").write_text(json.dumps(json.loads(plan("--bits 3 --json"))["protocol"]))
+    Path("table.csv").write_text("\n".join(",".join(["0.01"] * 4096) for _ in range(3)))
+    result = cpsgd("mean", "table.csv", "--protocol", "protocol.json", "--json")
+    assert json.loads(result.stdout)["bits_per_coordinate"] == 3.0
+
+
+def test_picture(plan: Run) -> None:
+    path = Path("deep") / "frontier.png"
+    assert path.name in plan(f"--bits 3 --plot {path}")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_infeasible_wishes_name_the_nearest(cpsgd: Any) -> None:
+    result = cpsgd("plan", *WISHES.split(), "--bits", 1)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "bits=1.585 is the fewest" in result.stderr
+
+
+def test_unknown_adjacency_is_a_usage_error(cpsgd: Any) -> None:
+    assert cpsgd("plan", *WISHES.split(), "--adjacency", "friends").exit_code == 2

@@ -1,0 +1,264 @@
+"""The plans: the targets they must meet, the wishes they keep, and what they say where none exists."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.planner import Plan, plan
+from cpsgd.planner.modulus import overflow_probability
+from cpsgd.planner.target import Target
+from cpsgd.privacy.gaussian import analytic_sigma
+from cpsgd.privacy.guarantee import guarantee
+from cpsgd.privacy.participation import Participation
+from cpsgd.privacy.rounds import guarantee_over_rounds
+
+REFERENCE: dict[str, Any] = {"clients": 10_000, "dim": 65_536, "epsilon": 2.0, "delta": 1e-9}
+SMALL: dict[str, Any] = {"clients": 500, "dim": 2_000, "epsilon": 3.0, "delta": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def reference() -> Plan:
+    return plan(**REFERENCE, bits=4)
+
+
+@pytest.mark.parametrize(("bits", "ratio"), [(2, 1.25), (3, 1.15), (4, 1.10), (5, 1.06), (6, 1.04), (8, 1.02)])
+def test_close_to_the_exact_gaussian_mechanism(bits: int, ratio: float) -> None:
+    found = plan(**REFERENCE, bits=bits)
+    assert found.ratio <= ratio
+    assert found.protocol.levels + found.protocol.trials == 2**bits
+    assert found.guarantee.epsilon <= 2.0
+
+
+def test_the_gaussian_error_is_that_of_the_exact_mechanism(reference: Plan) -> None:
+    sigma = analytic_sigma(epsilon=2.0, sensitivity=2.0 / 10_000, delta=1e-9)
+    assert reference.gaussian_squared_error == pytest.approx(65_536 * sigma**2, rel=1e-9)
+
+
+def test_the_guarantee_is_that_of_the_very_protocol(reference: Plan) -> None:
+    own = guarantee(reference.protocol, 1e-9)
+    assert reference.guarantee.epsilon == own.epsilon
+    assert reference.guarantee.method == own.method
+
+
+def test_the_frontier_falls_and_holds_the_choice(reference: Plan) -> None:
+    errors = [point.expected_squared_error for point in reference.frontier]
+    assert errors == sorted(errors, reverse=True)
+    assert [point.bits for point in reference.frontier] == list(range(2, 17))
+    chosen = next(point for point in reference.frontier if point.bits == 4)
+    assert chosen.expected_squared_error == reference.error.total
+    assert all(point.ratio > 1.0 for point in reference.frontier)
+
+
+def test_every_point_of_the_frontier_keeps_the_wish(reference: Plan) -> None:
+    for point in reference.frontier[:6]:
+        changed = reference.protocol.to_dict() | {
+            "levels": point.levels,
+            "trials": point.trials,
+            "coordinate_range": point.coordinate_range,
+        }
+        # The search is allowed no more than rounding over the wish.
+        assert guarantee(type(reference.protocol).from_dict(changed), 1e-9).epsilon <= 2.0 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"bits": 3},
+        {"bits": 6, "adjacency": "zero-out"},
+        {"bits": 5, "dropout": 0.2, "colluding": 30},
+        {"bits": 4, "rounds": 50, "participation": "once"},
+        {"bits": 7, "rounds": 20, "participation": "every"},
+        {"bits": 6, "rounds": 50, "participation": "poisson:0.05", "adjacency": "zero-out"},
+        {"bits": 6, "rounds": 50, "participation": "fixed-size:0.05"},
+        {"bits": 12, "secure": True},
+        {"bits": 9, "rotate": False},
+        {"bits": 4, "clip_norm": 0.01},
+        {"bits": math.log2(12)},
+        {"max_error": 0.4},
+    ],
+    ids=str,
+)
+def test_wishes_are_kept(wishes: dict[str, Any]) -> None:
+    found = plan(**SMALL, **wishes)
+    again = guarantee_over_rounds(
+        found.protocol,
+        1e-6,
+        rounds=wishes.get("rounds", 1),
+        participation=wishes.get("participation", "once"),
+        adjacency=wishes.get("adjacency", "replace-one"),
+        surviving=math.floor(500 * (1 - wishes.get("dropout", 0.0))),
+        colluding=wishes.get("colluding", 0),
+    )
+    assert again.epsilon == found.guarantee.epsilon <= 3.0
+    # The budget is used up, too (unless X has to be wider than privacy asks).
+    assert again.epsilon > 2.9
+    values = found.protocol.modulus or found.protocol.levels + found.protocol.trials
+    assert values <= 2**found.bits * (1 + 1e-12)
+    assert found.error.total == pytest.approx(found.ratio * found.gaussian_squared_error)
+    if "max_error" in wishes:
+        assert found.error.total <= wishes["max_error"]
+
+
+def test_odd_levels_win_where_coordinates_are_small(reference: Plan) -> None:
+    assert reference.protocol.levels % 2 == 1
+    # Rounding costs far less than the worst case of a quarter.
+    assert reference.error.rounding < 0.4 * reference.error.noise / reference.protocol.trials
+
+
+def test_a_wider_range_is_chosen_where_privacy_alone_would_clip() -> None:
+    # Many clients and few coordinates: the noise privacy asks for is so small that X would cut vectors to pieces.
+    found = plan(clients=1_000_000, dim=16, epsilon=1.0, delta=1e-6, bits=5)
+    assert found.guarantee.epsilon < 0.9
+    assert found.error.clipping < 0.5 * found.error.total
+    errors = [point.expected_squared_error for point in found.frontier]
+    assert errors == sorted(errors, reverse=True)
+
+
+def test_unrotated_vectors_are_never_clipped() -> None:
+    found = plan(**SMALL, bits=9, rotate=False)
+    assert found.protocol.coordinate_range >= found.protocol.clip_norm
+    assert found.error.clipping == 0.0
+
+
+def test_more_privacy_costs_accuracy_and_more_clients_buy_it() -> None:
+    base = plan(**SMALL, bits=4).error.total
+    assert plan(**{**SMALL, "epsilon": 2.0}, bits=4).error.total > base
+    assert plan(**{**SMALL, "delta": 1e-9}, bits=4).error.total > base
+    assert plan(**{**SMALL, "clients": 600}, bits=4).error.total < base
+    assert plan(**SMALL, bits=4, adjacency="zero-out").error.total < base
+    assert plan(**SMALL, bits=4, colluding=50).error.total > base
+    assert plan(**SMALL, bits=4, dropout=0.1).error.total > base
+
+
+def test_the_modulus_is_the_smallest_and_its_overflow_is_bounded() -> None:
+    found = plan(**SMALL, bits=12, secure=True, overflow=1e-7)
+    protocol = found.protocol
+    assert protocol.modulus is not None
+    assert found.overflow_probability <= 1e-7
+    shape = {
+        name: getattr(protocol, name)
+        for name in ("clients", "dim", "clip_norm", "levels", "trials", "coordinate_range", "rotate")
+    }
+    assert overflow_probability(protocol.modulus - 1, **shape) > 1e-7
+    # Far fewer bits than sums of full range would take.
+    assert protocol.modulus < 500 * (protocol.levels + protocol.trials - 1)
+
+
+def test_too_few_bits_for_the_modulus_are_paid_for_with_noise() -> None:
+    few, many = (plan(**SMALL, bits=bits, secure=True) for bits in (8, 12))
+    assert few.guarantee.epsilon < 2.5
+    assert few.error.total > many.error.total
+
+
+def test_without_a_wish_the_fewest_bits_near_the_gaussian() -> None:
+    found = plan(**SMALL)
+    assert found.ratio <= 1.1
+    fewer = [point for point in found.frontier if point.bits < found.bits]
+    assert all(point.ratio > 1.1 for point in fewer)
+
+
+def test_the_fewest_bits_for_an_error() -> None:
+    allowed = 1.001 * plan(**SMALL, bits=5).error.total
+    found = plan(**SMALL, max_error=allowed)
+    assert found.bits == 5
+    assert all(point.expected_squared_error > allowed for point in found.frontier if point.bits < 5)
+
+
+# ------------------------------------------------------------------ infeasible
+
+
+def test_one_bit_is_not_enough_and_the_fewest_that_are_is_named() -> None:
+    with pytest.raises(InfeasibleError, match=r"bits=1\.585 is the fewest") as caught:
+        plan(**SMALL, bits=1)
+    assert plan(**SMALL, bits=1.585).protocol.levels == 2
+    assert "three values" in str(caught.value)
+
+
+def test_an_error_below_the_gaussians_names_what_can_be_had() -> None:
+    with pytest.raises(InfeasibleError, match="smallest error at ε=3 is") as caught:
+        plan(**SMALL, max_error=0.01)
+    needed = float(str(caught.value).split("epsilon=")[1].split(",")[0])
+    assert plan(**{**SMALL, "epsilon": needed}, max_error=0.01).error.total <= 0.01
+    with pytest.raises(InfeasibleError):
+        plan(**{**SMALL, "epsilon": 0.9 * needed}, max_error=0.01)
+
+
+def test_too_few_clients_for_any_certificate_names_how_many_would_do() -> None:
+    with pytest.raises(InfeasibleError, match="clients would do at 2 bits") as caught:
+        plan(clients=10, dim=1_000, epsilon=5.0, delta=1e-9, bits=2)
+    enough = int(str(caught.value).split("about ")[1].split(" clients")[0].replace(",", ""))
+    assert plan(clients=enough, dim=1_000, epsilon=5.0, delta=1e-9, bits=2).guarantee.epsilon <= 5.0
+
+
+def test_a_modulus_that_cannot_hold_the_noise_names_the_fewest_bits() -> None:
+    with pytest.raises(InfeasibleError, match="is the fewest that will do") as caught:
+        plan(**REFERENCE, bits=6, secure=True)
+    fewest = float(str(caught.value).split("bits=")[1].split(" ")[0])
+    assert plan(**REFERENCE, bits=fewest, secure=True).protocol.modulus is not None
+
+
+def test_nobody_left_to_protect() -> None:
+    with pytest.raises(InfeasibleError, match="At most 449 may collude"):
+        plan(**SMALL, bits=4, dropout=0.1, colluding=450)
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"bits": 4, "max_error": 0.1},
+        {"bits": 17},
+        {"bits": 0},
+        {"bits": 4, "epsilon": 0.0},
+        {"bits": 4, "delta": 1.0},
+        {"bits": 4, "dropout": 1.0},
+        {"bits": 4, "participation": "often"},
+        {"bits": 4, "participation": "poisson:0.1"},
+        {"bits": 4, "adjacency": "friends"},
+        {"bits": 4, "rounds": 0},
+        {"max_error": -1.0},
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused(wishes: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError):
+        plan(**(SMALL | wishes))
+
+
+def test_a_participation_object_is_as_good_as_its_name() -> None:
+    named = plan(**SMALL, bits=4, rounds=3, participation="every")
+    typed = plan(**SMALL, bits=4, rounds=3, participation=Participation.every())
+    assert named == typed
+
+
+def test_serialises(reference: Plan) -> None:
+    data = json.loads(json.dumps(reference.to_dict()))
+    assert data["error"]["noise"] + data["error"]["rounding"] + data["error"]["clipping"] == pytest.approx(
+        data["expected_squared_error"]
+    )
+    assert data["protocol"]["levels"] == data["levels"] == reference.protocol.levels
+
+
+def test_the_finished_protocols_accounting_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Even if the search were wrong by a tenth, no plan would promise what its own accounting does not.
+    honest = Target.smallest_scale
+
+    def careless(self: Target, levels: int, trials: int, *, renyi: bool = True) -> float:
+        return 0.9 * honest(self, levels, trials, renyi=renyi)
+
+    monkeypatch.setattr(Target, "smallest_scale", careless)
+    for wishes in ({"bits": 4}, {"bits": 6, "rounds": 20, "participation": "every"}, {"bits": 12, "secure": True}):
+        found = plan(**SMALL, **wishes)  # type: ignore[arg-type]
+        assert 2.9 < found.guarantee.epsilon <= 3.0
+
+
+def test_clipping_everything_away_is_no_plan() -> None:
+    # The noise one client needs is far larger than any vector: the smallest squared error would be a mean of nothing.
+    found = plan(clients=1, dim=1_000, epsilon=10.0, delta=1e-6, bits=11)
+    assert found.gaussian_squared_error > 100.0
+    assert found.protocol.coordinate_range >= 2.5 / 1_000**0.5 * (1 - 1e-9)
+    assert found.error.clipping <= 0.002

@@ -1,0 +1,273 @@
+"""Composition and sampling: against closed forms, against dp_accounting, against numerical integration; monotone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import dp_accounting as dp
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from scipy.stats import norm
+
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, least_noise, solve
+from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
+from cpsgd.privacy.participation import Participation
+
+EVERY = Participation.every()
+POISSON = Participation.poisson(0.02)
+FIXED = Participation.fixed_size(cohort=20, population=1000)
+ALL = [Participation.once(), EVERY, POISSON, FIXED]
+
+
+# ------------------------------------------------------------------ exact composition of Gaussians
+
+
+def test_gaussians_compose_as_the_root_of_summed_squares() -> None:
+    rounds = [Rounds(0.1, 9), Rounds(0.2, 4)]
+    exact = gdp_epsilon(math.sqrt(9 * 0.01 + 4 * 0.04), 1e-6)
+    found = composed_epsilon(rounds, delta=1e-6, participation=EVERY)
+    assert exact <= found <= exact * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
+def test_agrees_with_dp_accounting_on_gaussian_events(delta: float) -> None:
+    accountant = PLDAccountant()
+    accountant.compose(dp.GaussianDpEvent(20.0), 50)
+    accountant.compose(dp.GaussianDpEvent(8.0), 3)
+    found = composed_epsilon([Rounds(1 / 20, 50), Rounds(1 / 8, 3)], delta=delta, participation=EVERY)
+    assert found == pytest.approx(accountant.get_epsilon(delta), rel=2e-3)
+
+
+def test_taking_part_once_costs_as_much_as_the_costliest_round() -> None:
+    rounds = [Rounds(0.1, 1000), Rounds(0.3, 1), Rounds(0.2, 5)]
+    found = composed_epsilon(rounds, delta=1e-6, participation=Participation.once())
+    assert found == pytest.approx(gdp_epsilon(0.3, 1e-6), rel=1e-6)
+
+
+# ------------------------------------------------------------------ Poisson sampling
+
+
+def subsampled_delta(mu: float, rate: float, epsilon: float) -> float:
+    """δ of one Poisson-sampled Gaussian round by numerical integration, the worse of both directions."""
+    x = np.linspace(-40.0, 40.0, 800_001)
+    base, shifted = norm.pdf(x), norm.pdf(x - mu)
+    mixture = (1 - rate) * base + rate * shifted
+    step = x[1] - x[0]
+    forth = np.maximum(mixture - math.exp(epsilon) * base, 0).sum() * step
+    back = np.maximum(base - math.exp(epsilon) * mixture, 0).sum() * step
+    return float(max(forth, back))
+
+
+@pytest.mark.parametrize(("mu", "rate", "epsilon"), [(1.0, 0.1, 0.3), (2.0, 0.05, 0.5), (0.5, 0.5, 0.2)])
+def test_one_poisson_round_is_the_mixture_integral(mu: float, rate: float, epsilon: float) -> None:
+    # This also pins what dp_accounting means by the multiplier under REPLACE_SPECIAL: neighbours are one of it apart.
+    scheme = Participation.poisson(rate)
+    found = composed_delta([Rounds(mu)], epsilon=epsilon, participation=scheme)
+    exact = subsampled_delta(mu, rate, epsilon)
+    assert exact * (1 - 1e-6) <= found <= exact * 1.01
+
+
+def test_the_replace_one_relation_of_the_library_means_twice_the_distance() -> None:
+    # Why it is not used: a multiplier there is against one record's norm. If this changes, so must the docstring.
+    replaced = PLDAccountant(dp.NeighboringRelation.REPLACE_ONE)
+    replaced.compose(dp.GaussianDpEvent(2.0))
+    assert replaced.get_delta(1.0) == pytest.approx(gdp_delta(1.0, 1.0), rel=1e-3)
+
+
+def test_many_poisson_rounds_agree_with_dp_accounting() -> None:
+    accountant = PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL)
+    accountant.compose(dp.PoissonSampledDpEvent(0.02, dp.GaussianDpEvent(2.0)), 300)
+    found = composed_epsilon([Rounds(0.5, 300)], delta=1e-6, participation=POISSON)
+    assert found == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-4)
+    assert found >= accountant.get_epsilon(1e-6)
+
+
+def test_sampling_always_with_probability_one_is_every_round() -> None:
+    rounds = [Rounds(0.1, 10)]
+    everyone = Participation("poisson", 1.0)
+    every = composed_epsilon(rounds, delta=1e-6, participation=EVERY)
+    assert composed_epsilon(rounds, delta=1e-6, participation=everyone) == every
+    nearly = composed_epsilon(rounds, delta=1e-6, participation=Participation.poisson(0.9999))
+    assert nearly == pytest.approx(every, rel=5e-3)
+
+
+@pytest.mark.parametrize("count", [100, 1_000, 10_000, 100_000])
+def test_the_allowance_for_fft_roundings_is_enough(count: int) -> None:
+    """dp_accounting's own composition falls below the exact δ where δ is tiny; the allowance must cover that."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    from cpsgd.privacy import accountant
+
+    mu = 0.36
+    losses = privacy_loss_distribution.from_gaussian_mechanism(math.sqrt(count) / mu).self_compose(count)
+    shortfall = max(
+        gdp_delta(mu, epsilon) * (1 - 1e-12) - float(losses.get_delta_for_epsilon(epsilon))
+        for epsilon in np.linspace(0.5, 3.0, 26)
+    )
+    assert shortfall <= 0.1 * accountant._FFT_ERROR * count
+
+
+def test_a_tiny_delta_is_left_to_the_renyi_accountant() -> None:
+    rounds = [Rounds(0.5, 300)]
+    renyi = RdpAccountant(range(2, 64), dp.NeighboringRelation.REPLACE_SPECIAL)
+    renyi.compose(dp.PoissonSampledDpEvent(0.02, dp.GaussianDpEvent(2.0)), 300)
+    found = composed_epsilon(rounds, delta=1e-16, participation=POISSON)
+    assert math.isfinite(found)
+    assert found == pytest.approx(renyi.get_epsilon(1e-16), rel=1e-3)
+
+
+# ------------------------------------------------------------------ sampling without replacement
+
+
+def without_replacement_rdp(rate: float, sigma: float, order: int) -> float:
+    """Theorem 27 of Wang, Balle, Kasiviswanathan for the Gaussian mechanism, with 300 digits."""
+    with mpmath.workdps(300):
+        q, variance = mpmath.mpf(rate), mpmath.mpf(sigma) ** 2
+
+        def central(power: int) -> mpmath.mpf:
+            return sum(
+                (-1) ** (power - i) * mpmath.binomial(power, i) * mpmath.exp(mpmath.mpf(i * (i - 1)) / (2 * variance))
+                for i in range(power + 1)
+            )
+
+        total = 1 + q**2 * mpmath.binomial(order, 2) * min(
+            4 * (mpmath.exp(1 / variance) - 1), 2 * mpmath.exp(1 / variance)
+        )
+        for j in range(3, order + 1):
+            even = 4 * mpmath.sqrt(central(2 * (j // 2)) * central(2 * ((j + 1) // 2)))
+            plain = 2 * mpmath.exp(mpmath.mpf(j * (j - 1)) / (2 * variance))
+            total += q**j * mpmath.binomial(order, j) * min(even, plain)
+        return float(mpmath.log(total) / (order - 1))
+
+
+@pytest.mark.parametrize(("rate", "sigma"), [(0.001, 1.0), (0.01, 5.0), (0.02, 200.0), (0.1, 3.0), (0.1, 50.0)])
+def test_the_librarys_rdp_is_the_theorem_within_the_stated_error(rate: float, sigma: float) -> None:
+    from cpsgd.privacy import accountant
+
+    largest = accountant._WITHOUT_REPLACEMENT_GROWTH / math.log1p(2 * rate)
+    for order in [o for o in (2, 3, 8, 21, 40) if o <= largest]:
+        renyi = RdpAccountant([order], dp.NeighboringRelation.REPLACE_ONE)
+        renyi.compose(dp.SampledWithoutReplacementDpEvent(10**6, round(rate * 10**6), dp.GaussianDpEvent(sigma)))
+        exact = without_replacement_rdp(rate, sigma, order)
+        assert float(renyi._rdp[0]) == pytest.approx(exact, rel=accountant._RENYI_ERROR)
+
+
+def test_fixed_size_sampling_reads_the_multiplier_against_the_replace_one_distance() -> None:
+    # With the whole population in every cohort there is no amplification: the Rényi divergence is α μ²/2.
+    renyi = RdpAccountant([2, 8], dp.NeighboringRelation.REPLACE_ONE)
+    renyi.compose(dp.SampledWithoutReplacementDpEvent(100, 100, dp.GaussianDpEvent(2.0)))
+    assert list(renyi._rdp) == pytest.approx([2 / 8, 8 / 8])
+
+
+@pytest.mark.parametrize(("mu", "rate", "epsilon"), [(1.0, 0.1, 1.0), (2.0, 0.05, 1.5), (0.5, 0.3, 0.8)])
+def test_one_fixed_size_round_is_above_the_exact_worst_case(mu: float, rate: float, epsilon: float) -> None:
+    # Worst case of one round (Balle, Barthe, Gaboardi 2018, Theorem 11): δ'(log(1 + q(e^ε - 1))) = q δ(ε).
+    scheme = Participation("fixed-size", rate)
+    amplified = math.log1p(rate * math.expm1(epsilon))
+    assert composed_delta([Rounds(mu)], epsilon=amplified, participation=scheme) >= rate * gdp_delta(mu, epsilon)
+
+
+# ------------------------------------------------------------------ tails
+
+
+def test_tails_are_added_for_every_round() -> None:
+    bare = composed_delta([Rounds(0.2, 10)], epsilon=1.0, participation=EVERY)
+    tailed = composed_delta([Rounds(0.2, 10, tail_mass=1e-9)], epsilon=1.0, participation=EVERY)
+    moved = composed_delta([Rounds(0.2, 10, variation=1e-9)], epsilon=1.0, participation=EVERY)
+    assert tailed - bare == pytest.approx(1e-8, rel=1e-6)
+    assert moved - bare == pytest.approx(1e-8 * (1 + math.e), rel=1e-6)
+
+
+def test_tails_of_one_round_only_where_everybody_takes_part_once() -> None:
+    rounds = [Rounds(0.2, 10, tail_mass=1e-9)]
+    bare = composed_delta([Rounds(0.2)], epsilon=1.0, participation=EVERY)
+    tailed = composed_delta(rounds, epsilon=1.0, participation=Participation.once())
+    assert tailed - bare == pytest.approx(1e-9, rel=1e-6)
+
+
+def test_tails_beyond_delta_are_refused() -> None:
+    with pytest.raises(ConditionError, match="tails of 10 rounds"):
+        composed_epsilon([Rounds(0.2, 10, tail_mass=1e-7)], delta=1e-6, participation=EVERY)
+    with pytest.raises(ConditionError, match="tails alone"):
+        least_noise(epsilon=1.0, delta=1e-6, rounds=10, participation=EVERY, tail_mass=1e-7)
+
+
+# ------------------------------------------------------------------ monotonicity
+
+
+@pytest.mark.parametrize("scheme", ALL, ids=str)
+def test_more_noise_fewer_rounds_or_larger_delta_never_raise_epsilon(scheme: Participation) -> None:
+    base = Rounds(0.4, 40, tail_mass=1e-12)
+
+    def epsilon(rounds: Rounds, delta: float = 1e-6) -> float:
+        return composed_epsilon([rounds], delta=delta, participation=scheme, interval=1e-3)
+
+    reference = epsilon(base)
+    assert epsilon(replace(base, mu=0.38)) <= reference
+    assert epsilon(replace(base, count=39)) <= reference
+    assert epsilon(replace(base, tail_mass=0.0)) <= reference
+    assert epsilon(base, delta=2e-6) <= reference
+    assert composed_epsilon([base, base], delta=1e-6, participation=scheme, interval=1e-3) >= reference
+
+
+def test_a_smaller_rate_never_raises_epsilon() -> None:
+    for scheme in ("poisson", "fixed-size"):
+        found = [
+            composed_epsilon([Rounds(0.4, 40)], delta=1e-6, participation=Participation(scheme, rate), interval=1e-3)
+            for rate in (0.01, 0.05, 0.2, 1.0)
+        ]
+        assert found == sorted(found)
+
+
+def test_a_coarser_discretisation_only_costs() -> None:
+    fine = composed_epsilon([Rounds(0.5, 300)], delta=1e-6, participation=POISSON, interval=1e-4)
+    coarse = composed_epsilon([Rounds(0.5, 300)], delta=1e-6, participation=POISSON, interval=1e-3)
+    assert fine <= coarse <= 1.01 * fine
+
+
+# ------------------------------------------------------------------ two of three
+
+
+@pytest.mark.parametrize("scheme", [EVERY, POISSON, FIXED], ids=str)
+def test_each_of_the_three_follows_from_the_other_two(scheme: Participation) -> None:
+    delta, rounds = 1e-6, 60
+    noisy = solve(delta=delta, participation=scheme, epsilon=1.0, rounds=rounds, tolerance=1e-4)
+    assert noisy.epsilon <= 1.0
+    assert noisy.epsilon == pytest.approx(1.0, rel=1e-2)
+    again = solve(delta=delta, participation=scheme, noise_multiplier=noisy.noise_multiplier, rounds=rounds)
+    assert again.epsilon == noisy.epsilon
+    longest = solve(delta=delta, participation=scheme, epsilon=1.0, noise_multiplier=noisy.noise_multiplier)
+    assert longest.rounds in (rounds, rounds + 1)
+    assert longest.epsilon <= 1.0
+
+
+def test_the_answers_are_on_the_safe_side_and_tight() -> None:
+    found = solve(delta=1e-6, participation=EVERY, epsilon=2.0, rounds=100)
+    assert composed_epsilon([Rounds(1 / found.noise_multiplier, 100)], delta=1e-6, participation=EVERY) <= 2.0 + 1e-6
+    less = [Rounds(1 / found.noise_multiplier * 1.00001, 100)]
+    assert composed_delta(less, epsilon=2.0, participation=EVERY) > 1e-6
+    most = solve(delta=1e-6, participation=EVERY, epsilon=2.0, noise_multiplier=50.0).rounds
+    assert composed_delta([Rounds(0.02, most)], epsilon=2.0, participation=EVERY) <= 1e-6
+    assert composed_delta([Rounds(0.02, most + 1)], epsilon=2.0, participation=EVERY) > 1e-6
+
+
+def test_solve_wants_exactly_two() -> None:
+    with pytest.raises(ParameterError, match="exactly two"):
+        solve(delta=1e-6, participation=EVERY, epsilon=1.0)
+    with pytest.raises(ParameterError, match="exactly two"):
+        solve(delta=1e-6, participation=EVERY, epsilon=1.0, rounds=1, noise_multiplier=1.0)
+
+
+def test_rounds_are_free_where_everybody_takes_part_once() -> None:
+    with pytest.raises(ParameterError, match="any number of rounds"):
+        solve(delta=1e-6, participation=Participation.once(), epsilon=1.0, noise_multiplier=100.0)
+
+
+def test_not_even_one_round_is_said() -> None:
+    with pytest.raises(ConditionError, match="Not even one round"):
+        solve(delta=1e-6, participation=EVERY, epsilon=1.0, noise_multiplier=1.0)

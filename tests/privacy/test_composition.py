@@ -1,0 +1,75 @@
+"""Optimal composition against exact sums and against dp_accounting."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import pytest
+from dp_accounting.pld import common, privacy_loss_distribution
+
+from cpsgd.errors import ConditionError
+from cpsgd.privacy.composition import optimal_composition, randomized_response_delta
+
+
+def exact_delta(epsilon: float, rounds: int, target: float) -> mpmath.mpf:
+    """The theorem's sum with 60 digits."""
+    with mpmath.workdps(60):
+        e, t = mpmath.mpf(epsilon), mpmath.mpf(target)
+        terms = (
+            mpmath.binomial(rounds, lost) * max(0, mpmath.exp((rounds - lost) * e) - mpmath.exp(t + lost * e))
+            for lost in range(rounds + 1)
+        )
+        return sum(terms) / (1 + mpmath.exp(e)) ** rounds
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "rounds", "target"),
+    [(0.1, 100, 3.0), (0.01, 1000, 0.5), (1.0, 10, 4.2), (0.5, 20, 0.0), (0.3, 7, 1.2), (2.0, 1, 1.0)],
+)
+def test_delta_is_the_exact_sum_rounded_up(epsilon: float, rounds: int, target: float) -> None:
+    found = randomized_response_delta(epsilon=epsilon, rounds=rounds, target_epsilon=target)
+    exact = exact_delta(epsilon, rounds, target)
+    assert found >= exact
+    assert found == pytest.approx(float(exact), rel=1e-9)
+
+
+def test_one_mechanism_composes_to_itself() -> None:
+    found = optimal_composition(epsilon=0.7, delta=1e-9, rounds=1, target_delta=1e-9 * (1 + 1e-9))
+    assert found == pytest.approx(0.7, rel=1e-6)
+
+
+def test_corner_points_of_the_published_theorem() -> None:
+    # Theorem 3.3 is stated at ε' = (R - 2i) ε, with δ' = 1 - (1-δ)^R (1 - δ_i).
+    epsilon, delta, rounds, i = 0.2, 1e-7, 12, 3
+    pure = (
+        sum(
+            math.comb(rounds, lost)
+            * (math.exp((rounds - lost) * epsilon) - math.exp((rounds - 2 * i + lost) * epsilon))
+            for lost in range(i)
+        )
+        / (1 + math.exp(epsilon)) ** rounds
+    )
+    target = 1 - (1 - delta) ** rounds * (1 - pure)
+    found = optimal_composition(epsilon=epsilon, delta=delta, rounds=rounds, target_delta=target)
+    assert found == pytest.approx((rounds - 2 * i) * epsilon, rel=1e-7)
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "rounds"), [(0.1, 1e-9, 100), (0.5, 1e-8, 30), (0.01, 0.0, 5000)])
+def test_agrees_with_dp_accounting(epsilon: float, delta: float, rounds: int) -> None:
+    parameters = common.DifferentialPrivacyParameters(epsilon, delta)
+    # ε is a multiple of the interval, so the library's rounding costs nothing here.
+    losses = privacy_loss_distribution.from_privacy_parameters(parameters, epsilon / 100).self_compose(rounds)
+    found = optimal_composition(epsilon=epsilon, delta=delta, rounds=rounds, target_delta=1e-6)
+    assert found == pytest.approx(losses.get_epsilon_for_delta(1e-6), rel=1e-4)
+
+
+def test_better_than_adding_up_and_worse_with_more_rounds() -> None:
+    found = [optimal_composition(epsilon=0.05, delta=1e-10, rounds=r, target_delta=1e-6) for r in (1, 5, 50, 500)]
+    assert found == sorted(found)
+    assert found[-1] < 500 * 0.05 / 3
+
+
+def test_refuses_when_the_rounds_spend_delta_themselves() -> None:
+    with pytest.raises(ConditionError, match="at most δ=1e-08 a round"):
+        optimal_composition(epsilon=0.1, delta=1e-7, rounds=100, target_delta=1e-6)

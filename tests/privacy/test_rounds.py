@@ -1,0 +1,124 @@
+"""The guarantee of many rounds of a protocol."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cpsgd import Protocol
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.privacy.gaussian import gdp_epsilon
+from cpsgd.privacy.guarantee import guarantee
+from cpsgd.privacy.rounds import guarantee_over_rounds, paper_epsilon
+
+PROTOCOL = Protocol.rotated_binomial(clients=2_000, dim=4_096, clip_norm=1.0, levels=3, trials=20)
+DELTA = 1e-6
+
+
+def test_one_round_is_the_plain_guarantee() -> None:
+    single = guarantee(PROTOCOL, DELTA)
+    for participation in ("once", "every"):
+        found = guarantee_over_rounds(PROTOCOL, DELTA, participation=participation)
+        assert (found.epsilon, found.method, found.citation) == (single.epsilon, single.method, single.citation)
+
+
+def test_disjoint_cohorts_cost_one_round_whatever_their_number() -> None:
+    found = guarantee_over_rounds(PROTOCOL, DELTA, rounds=1_000, participation="once")
+    assert found.epsilon == guarantee(PROTOCOL, DELTA).epsilon
+    assert found.rounds == 1_000
+
+
+def test_every_round_is_slightly_above_gaussians_of_the_same_variance() -> None:
+    found = guarantee_over_rounds(PROTOCOL, DELTA, rounds=25)
+    sensitivity, deviation = 2.0 / PROTOCOL.scale, (2_000 * 20 / 4) ** 0.5
+    gaussian = gdp_epsilon(5 * sensitivity / deviation, DELTA)
+    assert gaussian < found.epsilon < 1.1 * gaussian
+
+
+def test_rounds_with_different_survivors_lie_between_the_extremes() -> None:
+    full = guarantee_over_rounds(PROTOCOL, DELTA, rounds=10).epsilon
+    poor = guarantee_over_rounds(PROTOCOL, DELTA, rounds=10, surviving=1_000).epsilon
+    mixed = guarantee_over_rounds(PROTOCOL, DELTA, surviving=[2_000] * 5 + [1_000] * 5)
+    assert full < mixed.epsilon < poor
+    assert mixed.noise_clients == 1_000
+    # The order of the rounds is of no importance.
+    shuffled = guarantee_over_rounds(PROTOCOL, DELTA, surviving=[1_000, 2_000] * 5)
+    assert shuffled.epsilon == pytest.approx(mixed.epsilon, rel=1e-9)
+
+
+def test_very_many_different_sizes_are_rounded_down() -> None:
+    sizes = list(range(1_500, 2_000))
+    found = guarantee_over_rounds(PROTOCOL, DELTA, surviving=sizes)
+    # Twenty sizes are few enough to be taken as they are.
+    up = guarantee_over_rounds(PROTOCOL, DELTA, surviving=[-(-size // 25) * 25 for size in sizes]).epsilon
+    down = guarantee_over_rounds(PROTOCOL, DELTA, surviving=[size // 25 * 25 for size in sizes]).epsilon
+    assert up < found.epsilon < down
+    assert found.rounds == 500
+
+
+def test_collusion_counts_like_dropping_out() -> None:
+    colluding = guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, colluding=300)
+    dropped = guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, surviving=1_700)
+    assert colluding.epsilon == pytest.approx(dropped.epsilon, rel=1e-12)
+    with pytest.raises(ConditionError, match="refuse it"):
+        guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, surviving=300, colluding=300)
+
+
+def test_sampling_amplifies_and_wants_its_adjacency() -> None:
+    poisson = guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, participation="poisson:0.1", adjacency="zero-out")
+    every = guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, adjacency="zero-out")
+    assert poisson.epsilon < every.epsilon / 3
+    fixed = guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, participation="fixed-size:0.01")
+    assert fixed.epsilon < guarantee_over_rounds(PROTOCOL, DELTA, rounds=5).epsilon / 3
+    with pytest.raises(ParameterError, match="zero-out"):
+        guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, participation="poisson:0.1")
+
+
+def test_the_papers_route_is_far_above() -> None:
+    # A range large enough for the paper's theorem at every round's share of δ.
+    wide = Protocol.rotated_binomial(clients=2_000, dim=4_096, clip_norm=1.0, levels=3, trials=200, delta=1e-12)
+    found = guarantee_over_rounds(wide, DELTA, rounds=20)
+    alternatives = dict(found.alternatives)
+    paper = alternatives["paper-theorem + optimal composition"]
+    assert isinstance(paper, float)
+    assert paper == paper_epsilon(wide, DELTA, rounds=20)
+    assert paper > 2 * found.epsilon
+    own = alternatives["per-round guarantee + optimal composition"]
+    assert isinstance(own, float)
+    assert found.epsilon < own < paper
+
+
+def test_monotone_in_rounds_noise_and_delta() -> None:
+    reference = guarantee_over_rounds(PROTOCOL, DELTA, rounds=10).epsilon
+    assert guarantee_over_rounds(PROTOCOL, DELTA, rounds=9).epsilon < reference
+    assert guarantee_over_rounds(PROTOCOL, 2 * DELTA, rounds=10).epsilon < reference
+    more = Protocol.rotated_binomial(clients=2_000, dim=4_096, clip_norm=1.0, levels=3, trials=21)
+    assert guarantee_over_rounds(more, DELTA, rounds=10).epsilon < reference
+    assert guarantee_over_rounds(PROTOCOL, DELTA, rounds=10, adjacency="zero-out").epsilon < reference
+
+
+def test_the_gaussian_protocol_is_exact() -> None:
+    gaussian = Protocol.gaussian(clients=100, dim=10, clip_norm=1.0, sigma=2.0)
+    found = guarantee_over_rounds(gaussian, DELTA, rounds=4)
+    assert found.epsilon == pytest.approx(gdp_epsilon(2 * 2.0 / (2.0 * 10.0), DELTA), rel=1e-6)
+    assert found.tail == 0.0
+
+
+def test_a_wrong_number_of_entries_is_refused() -> None:
+    with pytest.raises(ParameterError, match="one entry of surviving a round"):
+        guarantee_over_rounds(PROTOCOL, DELTA, rounds=3, surviving=[2_000, 2_000])
+    with pytest.raises(ParameterError, match="one entry"):
+        guarantee_over_rounds(PROTOCOL, DELTA, surviving=[])
+
+
+def test_prints_and_serialises() -> None:
+    found = guarantee_over_rounds(PROTOCOL, DELTA, rounds=7)
+    assert "7 rounds, participation every" in str(found)
+    data = json.loads(json.dumps(found.to_dict()))
+    assert data["rounds"] == 7
+    assert data["participation"] == "every"
+    assert {entry["method"] for entry in data["alternatives"]} == {
+        "per-round guarantee + optimal composition",
+        "paper-theorem + optimal composition",
+    }
