@@ -1,0 +1,1 @@
+"""What people do with private means: training and its data."""
