@@ -164,6 +164,42 @@ class RoundSimulator:
         return Keystream(hashlib.sha256(text).digest()[:16])
 
 
+class FloatMean:
+    """The mean of clipped vectors in floats, without noise or rounding: what a round without privacy computes.
+
+    It has the methods of `RoundSimulator`, so that the two can stand in for each other.
+    """
+
+    def __init__(self, dim: int, clip_norm: float) -> None:
+        """Starts an empty round."""
+        self.count = 0
+        self._clip_norm = _validate.positive("clip_norm", clip_norm)
+        self._sums = np.zeros(dim)
+
+    def add(self, vectors: NDArray[np.float32]) -> None:
+        """Adds some clients' vectors, a row each."""
+        self._sums += clipped_sum(vectors, self._clip_norm)
+        self.count += len(vectors)
+
+    def add_zeros(self, count: int) -> None:
+        """Adds `count` zero vectors."""
+        self.count += count
+
+    def mean(self) -> NDArray[np.float32]:
+        """The mean of the clipped vectors.
+
+        Raises:
+            EmptyError: No vector was added.
+        """
+        if self.count == 0:
+            raise EmptyError("There is no mean: no vector was added.")
+        return (self._sums / self.count).astype(np.float32)
+
+    def noise_norm(self) -> float:
+        """Zero: there is no noise."""
+        return 0.0
+
+
 def clipped_sum(vectors: NDArray[np.float32], clip_norm: float) -> NDArray[np.float64]:
     """The sum of the rows, longer ones scaled down to norm `clip_norm`, without any rounding or noise.
 

@@ -91,8 +91,8 @@ class ClientUpdates:
                     if np.array_equal(examples.reshape(-1), np.arange(examples[0, 0], examples[-1, -1] + 1)):
                         # Neighbours in memory: no copy.
                         part = slice(int(examples[0, 0]), int(examples[-1, -1]) + 1)
-                        shape = examples.shape
-                        self._write(features[part].unflatten(0, shape), labels[part].unflatten(0, shape), chunk)
+                        shape = len(chosen), int(count)
+                        self._write(features[part].reshape(*shape, -1), labels[part].reshape(shape), chunk)
                     else:
                         index = torch.from_numpy(examples)
                         self._write(features[index], labels[index], chunk)
@@ -105,7 +105,7 @@ class ClientUpdates:
         def client_loss(own: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return self._loss(torch.func.functional_call(self._model, own, (x,)), y)
 
-        gradient = torch.func.grad(client_loss)
+        gradient: Callable[..., dict[str, torch.Tensor]] = torch.func.grad(client_loss)
 
         def update(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
             if self._rate is None or self.local_steps == 1:
