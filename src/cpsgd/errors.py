@@ -84,3 +84,11 @@ class DuplicateError(WireError):
 
 class EmptyError(CpsgdError):
     """A mean was asked for before any message had been accepted."""
+
+
+class DataError(CpsgdError):
+    """A data set is missing, damaged or not what it should be."""
+
+
+class CheckpointError(CpsgdError):
+    """A run's saved state is damaged, or belongs to a run with other settings."""

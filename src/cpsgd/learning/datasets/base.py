@@ -1,0 +1,122 @@
+"""What a trainer sees of a data set: clients addressed by number, and a test set that no client holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cpsgd.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples of some clients, in the clients' order.
+
+    Attributes:
+        features: One row an example, float32.
+        labels: The examples' classes, int64.
+        counts: How many of the rows belong to each client; the rows of a client follow each other.
+    """
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+class Dataset(Protocol):
+    """A population of clients with their examples, and a test set apart from them.
+
+    Attributes:
+        name: Short name, as on the command line.
+        source: Where the examples come from and how they were made, for reports.
+        size: Number of clients; they are numbered 0..size−1.
+        classes: Number of classes; labels are 0..classes−1.
+        feature_dim: Length of a feature vector.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def source(self) -> str: ...  # noqa: D102
+
+    @property
+    def size(self) -> int: ...  # noqa: D102
+
+    @property
+    def classes(self) -> int: ...  # noqa: D102
+
+    @property
+    def feature_dim(self) -> int: ...  # noqa: D102
+
+    def batch(self, clients: ArrayLike) -> Batch:
+        """The examples of these clients; a pure function of their numbers. Memory is bounded by the result's size."""
+        ...
+
+    def test_set(self) -> Batch:
+        """The examples held back for measuring accuracy, each as a client of its own."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ImageDataset:
+    """Images in grey, one a client.
+
+    Attributes:
+        name: Short name, as on the command line.
+        source: Where the images come from.
+        images: The clients' images [clients, side, side], shades 0..255.
+        labels: Their classes.
+        test_images: The images held back.
+        test_labels: Their classes.
+        classes: Number of classes.
+    """
+
+    name: str
+    source: str
+    images: NDArray[np.uint8] = field(repr=False)
+    labels: NDArray[np.uint8] = field(repr=False)
+    test_images: NDArray[np.uint8] = field(repr=False)
+    test_labels: NDArray[np.uint8] = field(repr=False)
+    classes: int = 10
+
+    @property
+    def size(self) -> int:
+        """Number of clients."""
+        return len(self.images)
+
+    @property
+    def feature_dim(self) -> int:
+        """Pixels of an image."""
+        return int(np.prod(self.images.shape[1:]))
+
+    def batch(self, clients: ArrayLike) -> Batch:
+        """The images of these clients, shades divided by 255."""
+        numbers = check_indices("clients", clients, self.size)
+        return one_each(self.images[numbers], self.labels[numbers])
+
+    def test_set(self) -> Batch:
+        """The images held back, shades divided by 255."""
+        return one_each(self.test_images, self.test_labels)
+
+
+def one_each(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Batch:
+    """A batch of clients with one image each."""
+    features = np.divide(images.reshape(len(images), -1), np.float32(255), dtype=np.float32)
+    return Batch(features, labels.astype(np.int64), np.ones(len(labels), dtype=np.int64))
+
+
+def check_indices(name: str, indices: ArrayLike, limit: int) -> NDArray[np.int64]:
+    """Returns a list of whole numbers in [0, limit) as an array, or raises."""
+    array = np.asarray(indices)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ParameterError(f"Expected {name} to be a list of integers, got {array.dtype} of shape {array.shape}.")
+    wrong = np.flatnonzero((array < 0) | (array >= limit))
+    if wrong.size:
+        raise ParameterError(
+            f"Expected {name} in [0, {limit - 1}], got {array[wrong[0]]} at position {wrong[0]} of {array.size}."
+        )
+    return array.astype(np.int64)

@@ -1,0 +1,210 @@
+"""Data sets without end: sample i is a small deformation of a training image, and a pure function of i.
+
+The construction is that of the infinite MNIST (Loosli, Canu and Bottou, "Training invariant support vector machines
+using selective sampling", 2007; their program infimnist, version 1.3), for images of any size. With B test images and
+A training images, sample i is
+
+* i < B: test image i; B <= i < B + A: training image i − B, both unmodified;
+* i >= B + A: training image a = (i − B) mod A, deformed. Two of 1522 displacement fields F are used, of numbers
+  k1 = ((131071·i) mod 2^32) mod 1521 and k2 = (k1 + 1 + 2i) mod 1522. In float32, pixel by pixel,
+  v = base − (F[k1]·T0 − F[k2]·T1), where T0 and T1 are the base image's slopes to the right and downwards; v is clamped
+  to [0, 255] and truncated to an integer. At last, where moves are wanted, the image is moved by one pixel as k1 mod 9
+  says: up, down, left, right, up-left, up-right, down-left, down-right, not at all.
+
+Where this differs from the original program: what leaves the image on one side is gone (the original's moves to the
+left and to the right carry one column into the neighbouring row and drop another: one pixel in 65,000); and unless the
+original's files are given, F are the fields of `cpsgd.learning.datasets.fields` and the slopes are central differences
+with zeros around the image.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import ArrayLike, NDArray
+
+from cpsgd import _validate
+from cpsgd.errors import ParameterError
+from cpsgd.learning.datasets.base import Batch, ImageDataset, check_indices, one_each
+
+FIELD_COUNT = 1522
+# Clients of the paper's experiment.
+DEFAULT_SIZE = 25_000_000
+# k1 + 1 + 2i must not leave 63 bits.
+INDEX_LIMIT = 1 << 61
+# Pixels worked on at a time: large enough to hide the interpreter, small enough for a processor's caches.
+_BLOCK = 1 << 17
+# By k1 mod 9: rows down and columns to the right that the image is moved.
+_MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1), (0, 0)])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How deformed samples are made, one entry a sample: `base` image, fields `k1` and `k2`, number of the `move`."""
+
+    base: NDArray[np.int64]
+    k1: NDArray[np.int64]
+    k2: NDArray[np.int64]
+    move: NDArray[np.int64]
+
+
+def recipe(indices: NDArray[np.int64], *, test: int, train: int) -> Recipe:
+    """How the samples with these numbers are made, with `test` and `train` images behind them.
+
+    >>> recipe(np.array([70_000, 10**12]), test=10_000, train=60_000)
+    Recipe(base=array([    0, 30000]), k1=array([1010,  243]), k2=array([ 987, 1432]), move=array([2, 0]))
+    """
+    # 131071·i may leave 64 bits: unsigned numbers then wrap around, which does not change it modulo 2^32.
+    k1 = ((indices.astype(np.uint64) * np.uint64(131071)) % np.uint64(1 << 32) % np.uint64(1521)).astype(np.int64)
+    return Recipe(
+        base=(indices - test) % train,
+        k1=k1,
+        k2=(k1 + 1 + 2 * indices) % FIELD_COUNT,
+        move=k1 % len(_MOVES),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class InfiniteDataset:
+    """The infinite version of a set of images: with B test and A training images, client c holds sample B + A + c.
+
+    No client holds a test image, nor an unmodified training image. Nothing is stored a client.
+
+    Attributes:
+        base: The finite data set.
+        fields: Displacement fields in pixels, [1522, side, side].
+        size: Number of clients.
+        shift: Pixels that images are moved at last, 1 or 0.
+        tangents: Slopes of the training images, [A, 2, side, side]; central differences where None.
+        made_with: Whose fields and slopes these are, for reports.
+    """
+
+    base: ImageDataset
+    fields: NDArray[np.float32] = field(repr=False)
+    size: int
+    shift: int = 1
+    tangents: NDArray[np.float32] | None = field(default=None, repr=False)
+    made_with: str = "cpsgd's own fields"
+    # Every image, test first, and every field, each with a column of zeros at its right and a row of zeros below.
+    _pixels: NDArray[np.uint8] = field(init=False, repr=False)
+    _fields: NDArray[np.float32] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        first = len(self.base.test_images) + len(self.base.images)
+        _validate.integer("size", self.size, low=1, high=INDEX_LIMIT - first)
+        # The column of zeros between rows hides what a longer move would show.
+        _validate.integer("shift", self.shift, low=0, high=1)
+        side = self.base.images.shape[1]
+        if self.fields.shape != (FIELD_COUNT, side, side):
+            raise ParameterError(f"Expected fields of shape {(FIELD_COUNT, side, side)}, got {self.fields.shape}.")
+        if self.tangents is not None and self.tangents.shape != (len(self.base.images), 2, side, side):
+            raise ParameterError(
+                f"Expected tangents of shape {(len(self.base.images), 2, side, side)}, got {self.tangents.shape}."
+            )
+        pixels = np.concatenate([_pad(self.base.test_images), _pad(self.base.images)])
+        # A central difference is half of what the neighbours differ by. Halving a field instead changes no rounding.
+        fields = _pad(self.fields) * np.float32(1.0 if self.tangents is not None else 0.5)
+        object.__setattr__(self, "_pixels", pixels)
+        object.__setattr__(self, "_fields", fields)
+
+    @property
+    def name(self) -> str:
+        """Short name, as on the command line."""
+        return f"infinite-{self.base.name}"
+
+    @property
+    def source(self) -> str:
+        """What the samples are made of."""
+        return f"{self.base.source}, deformed without end with {self.made_with}"
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return self.base.classes
+
+    @property
+    def feature_dim(self) -> int:
+        """Pixels of an image."""
+        return self.base.feature_dim
+
+    def test_set(self) -> Batch:
+        """The finite data set's test images, unmodified."""
+        return self.base.test_set()
+
+    def batch(self, clients: ArrayLike) -> Batch:
+        """The samples of these clients, pixels divided by 255."""
+        numbers = check_indices("clients", clients, self.size)
+        labels, images = self.images(numbers + (len(self.base.test_images) + len(self.base.images)))
+        return one_each(images, labels)
+
+    def images(self, indices: ArrayLike) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Labels and images [samples, side, side] of the samples with these numbers, which need no order."""
+        numbers = check_indices("indices", indices, INDEX_LIMIT)
+        test, train = len(self.base.test_images), len(self.base.images)
+        made = recipe(numbers, test=test, train=train)
+        plain = numbers < test + train
+        rows = np.where(plain, numbers, test + made.base)
+        labels = np.where(rows < test, self.base.test_labels[rows % test], self.base.labels[rows - test])
+        images = np.empty((len(numbers), *self.base.images.shape[1:]), dtype=np.uint8)
+        self._deform(rows, made, images)
+        images[plain] = _inside(self._pixels[rows[plain]])
+        return labels, images
+
+    def _deform(self, rows: NDArray[np.int64], made: Recipe, images: NDArray[np.uint8]) -> None:
+        """Writes the deformed images.
+
+        Images follow each other in one long run of pixels, with zeros between rows and between images: a pixel's
+        neighbours are at a fixed distance, blocks of images are one operation, and moving an image only changes where
+        one begins to read it.
+        """
+        side = images.shape[1]
+        width, padded = side + 1, self._pixels.shape[1]
+        block = max(1, _BLOCK // padded)
+        # Zeros before the first image and after the last, for neighbours and moves.
+        margin = width + 1
+        moved = self.shift * _MOVES[made.move] @ np.array([width, 1])
+        pixels = np.empty((block, padded), dtype=np.uint8)
+        shades = np.zeros(margin + block * padded + margin, dtype=np.float32)
+        field, first, second = np.zeros((3, block, padded), dtype=np.float32)
+        deformed = np.zeros(margin + block * padded + margin, dtype=np.uint8)
+        windows = sliding_window_view(deformed, side * width)
+        for start in range(0, len(rows), block):
+            part = slice(start, min(start + block, len(rows)))
+            count = part.stop - start
+            here = slice(margin, margin + count * padded)
+            # Nothing is clipped: the mode only spares numpy.take a copy.
+            np.take(self._pixels, rows[part], axis=0, out=pixels[:count], mode="clip")
+            shades[here] = pixels[:count].reshape(-1)
+            for axis, k, term in ((0, made.k1, first), (1, made.k2, second)):
+                if self.tangents is None:
+                    step = (1, width)[axis]
+                    after, before = shades[here.start + step :], shades[here.start - step :]
+                    size = count * padded
+                    np.subtract(after[:size], before[:size], out=term[:count].reshape(-1))
+                else:
+                    _inside(term[:count])[...] = self.tangents[made.base[part], axis]
+                np.take(self._fields, k[part], axis=0, out=field[:count], mode="clip")
+                term[:count] *= field[:count]
+            value = first[:count]
+            value -= second[:count]
+            np.subtract(shades[here], value.reshape(-1), out=value.reshape(-1))
+            np.clip(value, np.float32(0), np.float32(255), out=value)
+            # Truncates, being a cast to integers.
+            deformed[here] = value.reshape(-1)
+            begin = margin + padded * np.arange(count) - moved[part]
+            images[part] = windows[begin].reshape(count, side, width)[:, :, :side]
+
+
+def _pad(images: NDArray[Any]) -> NDArray[Any]:
+    """Images with a column of zeros at the right and a row of zeros below, one flat row each."""
+    return np.pad(images, [(0, 0), (0, 1), (0, 1)]).reshape(len(images), -1)
+
+
+def _inside(padded: NDArray[Any]) -> NDArray[Any]:
+    """The images within what `_pad` made, as a view."""
+    width = math.isqrt(padded.shape[1])
+    return padded.reshape(-1, width, width)[:, :-1, :-1]

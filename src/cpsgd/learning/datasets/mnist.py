@@ -1,0 +1,216 @@
+"""MNIST (LeCun, Cortes and Burges): 60,000 training and 10,000 test digits of 28×28 pixels, from files on this machine.
+
+The four gzip'd files are looked for in the data folder (see `local`) and in its subfolder `mnist`; `download` brings
+them there. What they hold is checked against known checksums whenever it is read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.errors import DataError
+from cpsgd.learning.datasets.base import ImageDataset
+from cpsgd.learning.datasets.download import fetch
+from cpsgd.learning.datasets.fields import smooth_fields
+from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, FIELD_COUNT, InfiniteDataset
+from cpsgd.learning.datasets.local import VARIABLE, data_folder, find_file
+
+SIDE = 28
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+_SUBFOLDER = "mnist"
+# The original infinite MNIST's displacement fields and slopes: a separate download, float32 without a header.
+_ORIGINAL_SUBFOLDER = "infimnist"
+_ORIGINAL_FIELDS = ("fields_float_1522x28x28.bin", (FIELD_COUNT, SIDE, SIDE))
+_ORIGINAL_TANGENTS = ("tangVec_float_60000x28x28.bin", (60_000, 2, SIDE, SIDE))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the files: its size and SHA-256, as it is downloaded (`packed`) and unpacked."""
+
+    name: str
+    packed_size: int
+    packed_sha256: str
+    size: int
+    sha256: str
+
+
+TRAIN_IMAGES = Part(
+    name="train-images-idx3-ubyte.gz",
+    packed_size=9_912_422,
+    packed_sha256="440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    size=47_040_016,
+    sha256="ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+)
+TRAIN_LABELS = Part(
+    name="train-labels-idx1-ubyte.gz",
+    packed_size=28_881,
+    packed_sha256="3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    size=60_008,
+    sha256="65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+)
+TEST_IMAGES = Part(
+    name="t10k-images-idx3-ubyte.gz",
+    packed_size=1_648_877,
+    packed_sha256="8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    size=7_840_016,
+    sha256="0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+)
+TEST_LABELS = Part(
+    name="t10k-labels-idx1-ubyte.gz",
+    packed_size=4_542,
+    packed_sha256="f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    size=10_008,
+    sha256="ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+)
+PARTS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
+
+
+def load_mnist(folder: Path | str | None = None) -> ImageDataset:
+    """MNIST, one image a client.
+
+    Args:
+        folder: The data folder; by default `CPSGD_DATA_DIR`, or else `cpsgd` in the user's cache.
+
+    Raises:
+        DataError: A file is missing, truncated or damaged.
+    """
+    where = data_folder(folder)
+    train, train_labels, test, test_labels = (_read(where, part) for part in PARTS)
+    return ImageDataset(
+        name="mnist",
+        source="MNIST, 28×28 pixels",
+        images=train.reshape(-1, SIDE, SIDE),
+        labels=train_labels,
+        test_images=test.reshape(-1, SIDE, SIDE),
+        test_labels=test_labels,
+    )
+
+
+def infinite_mnist(size: int = DEFAULT_SIZE, folder: Path | str | None = None) -> InfiniteDataset:
+    """MNIST without end, for `size` clients.
+
+    With the original program's files `fields_float_1522x28x28.bin` and `tangVec_float_60000x28x28.bin` in the data
+    folder or its subfolder `infimnist`, these are its fields and slopes; else fields of our own, smoothed over 4 px
+    and with a standard deviation of 1 px. `source` tells which.
+
+    Args:
+        size: Number of clients.
+        folder: The data folder, as in `load_mnist`.
+
+    Raises:
+        DataError: A file is missing, truncated or damaged.
+    """
+    where = data_folder(folder)
+    base = load_mnist(where)
+    fields, tangents = (_map_floats(where, *known) for known in (_ORIGINAL_FIELDS, _ORIGINAL_TANGENTS))
+    if fields is None and tangents is None:
+        own = smooth_fields(FIELD_COUNT, SIDE, smoothing=4.0, displacement=1.0)
+        return InfiniteDataset(base=base, fields=own, size=size)
+    if fields is None or tangents is None:
+        missing = (_ORIGINAL_FIELDS if fields is None else _ORIGINAL_TANGENTS)[0]
+        raise DataError(
+            f"The original infinite MNIST needs both of its files, and {missing} is not in {where}. "
+            "Add it, or take the other away to use cpsgd's own fields."
+        )
+    return InfiniteDataset(base=base, fields=fields, size=size, tangents=tangents, made_with="the original's fields")
+
+
+def download(
+    folder: Path | str | None = None,
+    *,
+    mirrors: Sequence[str] = MIRRORS,
+    progress: Callable[[Part, int], None] = lambda part, done: None,
+) -> dict[Path, bool]:
+    """Downloads the files that are missing or damaged into the data folder's subfolder `mnist`.
+
+    Args:
+        folder: The data folder, as in `load_mnist`.
+        mirrors: Addresses of folders that hold the files, tried in order.
+        progress: Called with a file and how many of its bytes are there.
+
+    Returns:
+        For each of the four files whether it had to be downloaded.
+
+    Raises:
+        DataError: No mirror could be reached, or none has the right file.
+    """
+    where = data_folder(folder)
+    downloaded = {}
+    for part in PARTS:
+        target = find_file(where, _SUBFOLDER, part.name) or where / _SUBFOLDER / part.name
+        needed = not (target.exists() and _is_intact(target, part))
+        if needed:
+            fetch(
+                [mirror.rstrip("/") + "/" + part.name for mirror in mirrors],
+                target,
+                size=part.packed_size,
+                sha256=part.packed_sha256,
+                progress=partial(progress, part),
+            )
+        progress(part, part.packed_size)
+        downloaded[target] = needed
+    return downloaded
+
+
+def _is_intact(path: Path, part: Part) -> bool:
+    try:
+        _unpack(path, part)
+    except DataError:
+        return False
+    return True
+
+
+def _read(folder: Path, part: Part) -> NDArray[np.uint8]:
+    path = find_file(folder, _SUBFOLDER, part.name)
+    if path is None:
+        raise DataError(
+            f"There is no {part.name} in {folder} or its folder {_SUBFOLDER}. Get MNIST with `cpsgd data mnist`, "
+            f"or set {VARIABLE} to a folder that has it."
+        )
+    # Behind four bytes of type come the sizes of the dimensions, four bytes each; the checksum vouches for them.
+    header = 16 if "idx3" in part.name else 8
+    return np.frombuffer(_unpack(path, part), dtype=np.uint8, offset=header)
+
+
+def _unpack(path: Path, part: Part) -> bytes:
+    remedy = "Get it anew with `cpsgd data mnist`."
+    try:
+        with gzip.open(path) as file:
+            # No more than this, whatever the file claims to hold.
+            content = file.read(part.size + 1)
+    except EOFError:
+        raise DataError(f"{path} is truncated. {remedy}") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is damaged ({error}). {remedy}") from None
+    if len(content) != part.size or hashlib.sha256(content).hexdigest() != part.sha256:
+        raise DataError(f"{path} is not the {part.name} of MNIST: its checksum differs. {remedy}")
+    return content
+
+
+def _map_floats(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+    """The file's numbers, left on the disk until they are used; None where there is no such file."""
+    path = find_file(folder, _ORIGINAL_SUBFOLDER, name)
+    if path is None:
+        return None
+    size, expected = path.stat().st_size, 4 * int(np.prod(shape))
+    if size != expected:
+        raise DataError(f"{path} has {size:,} bytes instead of {expected:,}. Get it anew.")
+    numbers = np.memmap(path, dtype="<f4", mode="r", shape=shape)
+    # No checksum is known, but this at least would make nonsense of images.
+    step = max(1, len(numbers) // 64)
+    if not all(np.isfinite(numbers[start : start + step]).all() for start in range(0, len(numbers), step)):
+        raise DataError(f"{path} is damaged: it holds NaN or infinity. Get it anew.")
+    return numbers
