@@ -77,14 +77,16 @@ def run(
             }
         )
         return
-    explained = found.variances.sum() / found.total_variance
+    total = found.total_variance
+    # With much noise the total may come out negative.
+    explained = f"{100 * found.variances.sum() / total:.1f} % of the variance" if total > 0 else "unknown"
     _output.show(
         [
             ("clients", f"{clients:,} with a point of {dim:,} coordinates each, in a ball of radius {radius:g}"),
             *_output.sent_facts(protocol),
             *privacy_facts,
             ("variances", ", ".join(f"{value:.4g}" for value in found.variances) + ", noise included"),
-            ("explained", f"{100 * explained:.1f} % of the variance"),
+            ("explained", explained),
             ("angle", f"{measured:.3g}° measured to the exact components, {expected:.3g}° expected"),
             ("components", str(out)),
             ("note", "a simulation: all points were on this machine, which is how the angle could be measured"),

@@ -36,8 +36,6 @@ from cpsgd.planner import Plan, plan
 from cpsgd.privacy import Guarantee
 from cpsgd.protocol import Protocol
 
-DEFAULT_ROUNDS = 8
-
 # Centres the first half of the rounds works with, for each that is asked for.
 _SEEDS_PER_CLUSTER = 2
 # A size counts as more than noise from this many standard deviations on.
@@ -131,7 +129,7 @@ def kmeans(
     delta: float,
     *,
     radius: float,
-    rounds: int = DEFAULT_ROUNDS,
+    rounds: int = 8,
     bits: float | None = None,
     initial: ArrayLike | None = None,
     seed: int = 0,
@@ -231,7 +229,7 @@ def inertia(points: ArrayLike, centres: ArrayLike) -> float:
 def nearest_centre(points: Points | Matrix, centres: Matrix) -> NDArray[np.intp]:
     """The index of the centre nearest to each point."""
     # ‖x - c‖² less ‖x‖², which is the same for all centres.
-    return np.argmin(np.sum(centres**2, axis=1) - 2.0 * (points @ centres.T), axis=1)
+    return np.asarray(np.argmin(np.sum(centres**2, axis=1) - 2.0 * (points @ centres.T), axis=1))
 
 
 @dataclass(frozen=True, eq=False)
