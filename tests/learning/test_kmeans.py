@@ -107,7 +107,9 @@ def test_a_clients_vector() -> None:
     points = np.array([[0.6, 0.8], [-0.6, 0.0]], dtype=np.float32)
     vectors = blocks.write(points, centres)
     one = 2**-0.25
-    np.testing.assert_allclose(vectors, [[0, 0, 0, 0.6, 0.8, one, 0, 0, 0], [-0.6, 0, one, 0, 0, 0, 0, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(
+        vectors, [[0, 0, 0, 0.6, 0.8, one, 0, 0, 0], [-0.6, 0, one, 0, 0, 0, 0, 0, 0]], rtol=1e-6
+    )
     # The longest vector there is has the norm that vectors are clipped to.
     assert np.linalg.norm(vectors[0]) == pytest.approx(blocks.clip_norm)
 

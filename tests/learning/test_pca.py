@@ -40,7 +40,9 @@ def test_the_subspace_is_close_to_scikit_learns(record_property: pytest.RecordPr
     assert angle < 3 * found.expected_angle
     assert math.degrees(found.expected_angle) < 1.5
     np.testing.assert_allclose(found.variances, exact.explained_variance_, rtol=0.05)
-    assert found.variances.sum() / found.total_variance == pytest.approx(exact.explained_variance_ratio_.sum(), abs=0.03)
+    assert found.variances.sum() / found.total_variance == pytest.approx(
+        exact.explained_variance_ratio_.sum(), abs=0.03
+    )
     np.testing.assert_allclose(found.mean, exact.mean_, atol=0.003)
     np.testing.assert_allclose(found.components @ found.components.T, np.eye(3), atol=1e-12)
 
@@ -52,16 +54,19 @@ def test_the_subspace_is_close_to_scikit_learns(record_property: pytest.RecordPr
 
 
 @pytest.mark.usefixtures("fixed_seed")
-def test_the_estimated_angle_is_about_the_measured_one() -> None:
-    points = cloud(4000, seed=2)
+def test_the_estimated_angle_is_about_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = cloud(1000, seed=2)
+    layout = Moments.of(DIM, with_mean=True)
+    planned = plan(1000, layout.length, 60.0, 1e-6, layout.clip_norm, bits=8)
+    monkeypatch.setattr(module, "plan", lambda *arguments, **options: planned)
     exact = exact_components(points, 1)
     squares, estimates = [], []
-    for _ in range(40):
-        found = pca(points, 1, 8.0, 1e-6, radius=1.2, bits=8)
+    for _ in range(30):
+        found = pca(points, 1, 60.0, 1e-6, radius=1.2, bits=8)
         squares.append(math.sin(subspace_angle(exact, found.components)) ** 2)
         estimates.append(math.sin(found.expected_angle) ** 2)
-    # With one component the sum over pairs is the angle itself: 40 · 7 squares, whose mean is within 60 % but for a
-    # probability below 1e-6. Rounding counts at its largest in the estimate.
+    # With one component the sum over pairs is the angle itself: 30 · 7 squares, whose mean is within 60 % but for a
+    # probability below 1e-6. The estimate counts rounding at its largest, and smaller gaps.
     assert 0.4 < np.mean(squares) / np.mean(estimates) < 1.6
 
 
@@ -115,7 +120,7 @@ def test_the_weight_of_the_mean_is_the_best(dim: int) -> None:
 def test_equal_variances_have_no_direction() -> None:
     points = np.random.default_rng(4).normal(scale=0.2, size=(3000, 3))
     found = pca(points, 1, 4.0, 1e-6, radius=1.0)
-    assert math.degrees(found.expected_angle) > 20.0
+    assert found.expected_angle == math.pi / 2
 
 
 def test_angles() -> None:

@@ -191,8 +191,9 @@ def estimated_angle(
 
     Noise E turns the span of the first q eigenvectors u by sines uᵢᵀE uⱼ/(λᵢ - λⱼ), i <= q < j. The mean square of
     uᵢᵀE uⱼ is σ²/2 from the second moments, and ((uᵢᵀm)² + (uⱼᵀm)²)σ²/a² from m mᵀ. The root of the sum over all pairs
-    bounds the largest angle's sine. Eigenvalues and m are the noisy ones, so that this is an estimate, no bound: where
-    two eigenvalues come as close as the noise, it is a right angle.
+    bounds the largest angle's sine. Eigenvalues and m are the noisy ones, so that this is an estimate, no bound. Noise
+    drives equal eigenvalues apart, by its norm at most, about σ√(2d): this is taken off every gap, and where nothing
+    remains the answer is a right angle.
 
     Args:
         variances: All eigenvalues λ, the largest first.
@@ -204,7 +205,8 @@ def estimated_angle(
     """
     spread = (directions @ mean / weight) ** 2 if weight else np.zeros(len(variances))
     squares = deviation**2 * (0.5 + spread[:components, None] + spread[components:])
-    gaps = variances[:components, None] - variances[components:]
+    opened = deviation * math.sqrt(2.0 * len(variances))
+    gaps = variances[:components, None] - variances[components:] - opened
     if (gaps <= 0.0).any():
         return 0.5 * math.pi
     return math.asin(min(1.0, math.sqrt(float(np.sum(squares / gaps**2)))))
