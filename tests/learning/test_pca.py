@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def cloud(clients: int, seed: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.usefixtures("fixed_seed")
-def test_the_subspace_is_close_to_scikit_learns(record_property: pytest.RecordProperty) -> None:
+def test_the_subspace_is_close_to_scikit_learns(record_property: Callable[[str, object], None]) -> None:
     points = cloud(100_000, seed=1)
     found = pca(points, 3, 2.0, 1e-6, radius=1.2)
     exact = PCA(3).fit(points)
