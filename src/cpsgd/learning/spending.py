@@ -96,9 +96,7 @@ class Spending:
         """
         wished = self._with(rounds, survivors)
         found = self.guarantee(wished)
-        if self.epsilon is None or found is None:
-            return
-        if found.epsilon > self.epsilon:
+        if self.epsilon is not None and found is not None and found.epsilon > self.epsilon:
             raise InfeasibleError(
                 f"{rounds:,} rounds of {survivors:,} messages cost ε={found.epsilon:.4g} at δ={self.delta:g}; "
                 f"the budget ε={self.epsilon:g} buys {self._affordable(rounds, survivors):,}. "
@@ -107,14 +105,19 @@ class Spending:
         self._floor = survivors
 
     def affords(self, survivors: int, rounds_left: int) -> bool:
-        """Whether a round with so few messages may be released, and `rounds_left` more as planned after it."""
-        if self.epsilon is None or survivors >= self._floor:
+        """Whether a round with so few messages may be released, and `rounds_left` more as planned after it.
+
+        A round that nothing is proved about never may.
+        """
+        if survivors <= self.colluding:
+            return False
+        if 0 < self._floor <= survivors:
             return True
         try:
             found = self.guarantee([*self.survivors, survivors, *[self._floor] * rounds_left])
         except ConditionError:
             return False
-        return found is not None and found.epsilon <= self.epsilon
+        return found is not None and (self.epsilon is None or found.epsilon <= self.epsilon)
 
     def charge(self, survivors: int) -> None:
         """Counts a round that is about to be released."""
