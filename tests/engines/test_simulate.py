@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.stats import binom, chisquare
@@ -15,8 +17,15 @@ CLIENTS, DIM = 6, 20_000
 VALUES = (0.3, -0.7, 0.05, 0.9, -0.2, 0.0)
 
 
-def protocol(**changes) -> Protocol:
-    parameters = {"clients": CLIENTS, "dim": DIM, "clip_norm": 1e4, "coordinate_range": 1.0, "levels": 3, "trials": 5}
+def protocol(**changes: Any) -> Protocol:
+    parameters: dict[str, Any] = {
+        "clients": CLIENTS,
+        "dim": DIM,
+        "clip_norm": 1e4,
+        "coordinate_range": 1.0,
+        "levels": 3,
+        "trials": 5,
+    }
     return Protocol.binomial(**{**parameters, **changes})
 
 
@@ -45,7 +54,7 @@ def vectors() -> np.ndarray:
 
 
 @pytest.mark.parametrize("changes", [{}, {"p": 0.3}, {"trials": 0}, {"trials": 60, "levels": 2}])
-def test_the_sum_has_the_law_of_single_messages(changes, fixed_seed):
+def test_the_sum_has_the_law_of_single_messages(changes: dict[str, Any], fixed_seed: None) -> None:
     # Both paths against the exact law, and against each other; each false alarm has probability 1e-7.
     tested = protocol(**changes)
     simulator = RoundSimulator(tested, round=3, seed=5)
@@ -73,7 +82,7 @@ def test_the_sum_has_the_law_of_single_messages(changes, fixed_seed):
     assert chisquare(both.ravel(), expected.ravel(), ddof=both.shape[1]).pvalue > 1e-7
 
 
-def test_rotated_means_estimate_the_mean(fixed_seed):
+def test_rotated_means_estimate_the_mean(fixed_seed: None) -> None:
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(400, 300)).astype(np.float32)
     tested = Protocol.rotated_binomial(
@@ -88,7 +97,7 @@ def test_rotated_means_estimate_the_mean(fixed_seed):
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("chunk", [1, 7, 100])
-def test_a_seeded_round_depends_on_neither_chunks_nor_threads(chunk, threads):
+def test_a_seeded_round_depends_on_neither_chunks_nor_threads(chunk: int, threads: int) -> None:
     rows = np.random.default_rng(2).normal(size=(100, 50)).astype(np.float32)
     tested = Protocol.rotated_binomial(clients=100, dim=50, clip_norm=5.0, levels=5, trials=9)
     whole = RoundSimulator(tested, round=0, seed=4)
@@ -100,10 +109,10 @@ def test_a_seeded_round_depends_on_neither_chunks_nor_threads(chunk, threads):
     np.testing.assert_array_equal(parts.mean(), whole.mean())
 
 
-def test_other_seeds_rounds_and_none_give_other_noise():
+def test_other_seeds_rounds_and_none_give_other_noise() -> None:
     tested = Protocol.binomial(clients=1, dim=100, clip_norm=1.0, levels=3, trials=50)
 
-    def mean(seed, round=0):
+    def mean(seed: int | None, round: int = 0) -> bytes:
         simulator = RoundSimulator(tested, round=round, seed=seed)
         simulator.add(np.zeros((1, 100), dtype=np.float32))
         return simulator.mean().tobytes()
@@ -112,14 +121,14 @@ def test_other_seeds_rounds_and_none_give_other_noise():
     assert len({mean(1), mean(2), mean(1, round=1), mean(None), mean(None)}) == 5
 
 
-def test_wide_levels_do_not_overflow_32_bits():
+def test_wide_levels_do_not_overflow_32_bits() -> None:
     tested = Protocol.binomial(clients=600, dim=3, clip_norm=2.0, levels=2**24, trials=0, coordinate_range=1.0)
     simulator = RoundSimulator(tested, round=0, seed=1, threads=1)
     simulator.add(np.full((600, 3), 0.75, dtype=np.float32))
     np.testing.assert_allclose(simulator.mean(), 0.75, atol=1e-6)
 
 
-def test_a_modulus_changes_nothing_while_nothing_wraps():
+def test_a_modulus_changes_nothing_while_nothing_wraps() -> None:
     plain = Protocol.binomial(clients=50, dim=40, clip_norm=1.0, levels=3, trials=20)
     modular = Protocol.binomial(clients=50, dim=40, clip_norm=1.0, levels=3, trials=20, modulus=1024)
     rows = np.random.default_rng(3).normal(size=(50, 40)).astype(np.float32)
@@ -131,7 +140,7 @@ def test_a_modulus_changes_nothing_while_nothing_wraps():
     np.testing.assert_allclose(means[0], means[1], atol=1e-6)
 
 
-def test_noise_of_very_many_trials_is_drawn_in_parts(monkeypatch):
+def test_noise_of_very_many_trials_is_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "MAX_TRIALS", 1000)
     tested = Protocol.binomial(clients=50, dim=20_000, clip_norm=1.0, levels=2, trials=53)
     simulator = RoundSimulator(tested, round=0, seed=1)
@@ -142,7 +151,7 @@ def test_noise_of_very_many_trials_is_drawn_in_parts(monkeypatch):
     assert sums.var() == pytest.approx(variance, rel=5.4 * np.sqrt(2 / 20_000))
 
 
-def test_the_gaussian_protocol_adds_its_variance_once_a_client():
+def test_the_gaussian_protocol_adds_its_variance_once_a_client() -> None:
     tested = Protocol.gaussian(clients=100, dim=20_000, clip_norm=1.0, sigma=0.5)
     simulator = RoundSimulator(tested, round=0, seed=1)
     simulator.add(np.zeros((60, 20_000), dtype=np.float32))
@@ -153,7 +162,7 @@ def test_the_gaussian_protocol_adds_its_variance_once_a_client():
     assert abs(mean.mean()) < 5.4 * 0.05 / np.sqrt(20_000)
 
 
-def test_clipped_sums():
+def test_clipped_sums() -> None:
     rows = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], dtype=np.float32)
     np.testing.assert_allclose(clipped_sum(rows, 1.0), [0.9, 1.2], rtol=1e-5)
     floats = FloatMean(2, 1.0)
@@ -163,7 +172,7 @@ def test_clipped_sums():
     assert floats.noise_norm() == 0.0
 
 
-def test_zeros_fill_a_cohort_up_with_their_noise():
+def test_zeros_fill_a_cohort_up_with_their_noise() -> None:
     tested = Protocol.binomial(clients=40, dim=20_000, clip_norm=1.0, levels=3, trials=10)
     simulator = RoundSimulator(tested, round=0, seed=1)
     simulator.add_zeros(37)
@@ -174,7 +183,7 @@ def test_zeros_fill_a_cohort_up_with_their_noise():
     assert simulator.mean().var() == pytest.approx(noise_only, rel=5.4 * np.sqrt(2 / 20_000))
 
 
-def test_a_mean_is_released_once():
+def test_a_mean_is_released_once() -> None:
     simulator = RoundSimulator(protocol(dim=3), round=0)
     simulator.add(np.zeros((2, 3), dtype=np.float32))
     first = simulator.mean()
@@ -183,7 +192,7 @@ def test_a_mean_is_released_once():
         simulator.add(np.zeros((2, 3), dtype=np.float32))
 
 
-def test_bad_input():
+def test_bad_input() -> None:
     simulator = RoundSimulator(protocol(dim=3), round=0)
     with pytest.raises(EmptyError):
         simulator.mean()

@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from cpsgd.errors import CheckpointError
 from cpsgd.learning.checkpoints import ChargeLog, load, save, write_lines
 
-STATE = {"round": 3, "model": {"weight": torch.arange(6.0)}, "history": [{"loss": None, "accuracy": 0.5}]}
+STATE: dict[str, Any] = {
+    "round": 3,
+    "model": {"weight": torch.arange(6.0)},
+    "history": [{"loss": None, "accuracy": 0.5}],
+}
 
 
-def test_round_trip(tmp_path):
+def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.bin"
     save(path, STATE)
     found = load(path)
@@ -18,7 +25,7 @@ def test_round_trip(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint.bin"]
 
 
-def test_every_damage_is_noticed(tmp_path):
+def test_every_damage_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.bin"
     save(path, STATE)
     good = path.read_bytes()
@@ -35,7 +42,7 @@ def test_every_damage_is_noticed(tmp_path):
         load(path)
 
 
-def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "checkpoint.bin"
     save(path, STATE)
 
@@ -48,7 +55,7 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert load(path)["round"] == 3
 
 
-def test_charges_survive_in_order(tmp_path):
+def test_charges_survive_in_order(tmp_path: Path) -> None:
     path = tmp_path / "charges.jsonl"
     log = ChargeLog(path)
     log.append(0, 100)
@@ -56,7 +63,7 @@ def test_charges_survive_in_order(tmp_path):
     assert ChargeLog(path).survivors == {0: 100, 1: 99}
 
 
-def test_an_unfinished_line_is_no_charge_and_is_cut_off(tmp_path):
+def test_an_unfinished_line_is_no_charge_and_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "charges.jsonl"
     ChargeLog(path).append(0, 100)
     whole = path.read_bytes()
@@ -69,7 +76,7 @@ def test_an_unfinished_line_is_no_charge_and_is_cut_off(tmp_path):
     assert ChargeLog(path).survivors == {0: 100, 1: 98}
 
 
-def test_a_damaged_charge_is_refused(tmp_path):
+def test_a_damaged_charge_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "charges.jsonl"
     log = ChargeLog(path)
     log.append(0, 100)
@@ -79,7 +86,7 @@ def test_a_damaged_charge_is_refused(tmp_path):
         ChargeLog(path)
 
 
-def test_lines(tmp_path):
+def test_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write_lines(path, [{"round": 0}, {"round": 1}])
     assert path.read_text() == '{"round": 0}\n{"round": 1}\n'

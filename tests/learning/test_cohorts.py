@@ -6,19 +6,27 @@ from scipy.stats import binom, chisquare
 
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning.cohorts import Cohorts, permuted
+from cpsgd.privacy.participation import Scheme
 
 
-def make(scheme="once", population=1000, cohort=100, rounds=10, key=1, overflow=1e-9) -> Cohorts:
+def make(
+    scheme: Scheme = "once",
+    population: int = 1000,
+    cohort: int = 100,
+    rounds: int = 10,
+    key: int = 1,
+    overflow: float = 1e-9,
+) -> Cohorts:
     return Cohorts.plan(population=population, cohort=cohort, rounds=rounds, scheme=scheme, key=key, overflow=overflow)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 1000, 4097])
 @pytest.mark.parametrize("key", [0, 7])
-def test_permutations_are_one_to_one(size, key):
+def test_permutations_are_one_to_one(size: int, key: int) -> None:
     assert sorted(permuted(np.arange(size), size, key).tolist()) == list(range(size))
 
 
-def test_permutations_look_random():
+def test_permutations_look_random() -> None:
     # 100,000 of 25 million: spread evenly over 50 bins, and over the last digits; false alarms 1e-7 each.
     numbers = permuted(np.arange(100_000), 25_000_000, key=3)
     assert len(set(numbers.tolist())) == 100_000
@@ -28,7 +36,7 @@ def test_permutations_look_random():
     assert np.abs(np.diff(numbers)).min() < 5_000 < np.median(np.abs(np.diff(numbers)))
 
 
-def test_once_is_disjoint_and_covers_everybody():
+def test_once_is_disjoint_and_covers_everybody() -> None:
     cohorts = make()
     members = np.concatenate([cohorts.clients(r) for r in range(10)])
     assert sorted(members.tolist()) == list(range(1000))
@@ -37,7 +45,7 @@ def test_once_is_disjoint_and_covers_everybody():
     assert str(cohorts.participation) == "once"
 
 
-def test_fixed_size_draws_without_repetition():
+def test_fixed_size_draws_without_repetition() -> None:
     cohorts = make("fixed-size")
     for number in range(3):
         members = cohorts.clients(number)
@@ -49,7 +57,7 @@ def test_fixed_size_draws_without_repetition():
     assert len(np.unique(big)) == 10_000
 
 
-def test_poisson_has_the_binomial_size_and_room_for_it():
+def test_poisson_has_the_binomial_size_and_room_for_it() -> None:
     cohorts = make("poisson")
     sizes = np.array([len(cohorts.clients(r)) for r in range(2000)])
     # Mean 100 and variance 90; bounds of 5.4 standard deviations.
@@ -61,11 +69,11 @@ def test_poisson_has_the_binomial_size_and_room_for_it():
     assert cohorts.messages < 170
 
 
-def test_every():
+def test_every() -> None:
     assert make("every", cohort=1000, rounds=99).clients(5).tolist() == list(range(1000))
 
 
-def test_bad_input():
+def test_bad_input() -> None:
     with pytest.raises(ParameterError, match="larger than the population"):
         make(cohort=1001, rounds=1)
     with pytest.raises(InfeasibleError, match="enough for 10 disjoint"):

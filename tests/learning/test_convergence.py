@@ -9,7 +9,7 @@ from cpsgd.errors import ParameterError
 from cpsgd.learning.convergence import gradient_norm_bound, gradient_variance, step_size
 
 
-def test_formulas_by_hand():
+def test_formulas_by_hand() -> None:
     assert gradient_variance(sampling=0.5, estimation=1.5) == 4.0
     assert step_size(smoothness=2.0, initial_gap=8.0, variance=4.0, rounds=50) == pytest.approx(0.2)
     assert step_size(smoothness=2.0, initial_gap=8.0, variance=0.0, rounds=50) == 0.5
@@ -19,7 +19,7 @@ def test_formulas_by_hand():
 
 
 @pytest.mark.parametrize("deviation", [0.0, 0.5, 3.0])
-def test_sgd_on_a_quadratic_keeps_the_bound(deviation):
+def test_sgd_on_a_quadratic_keeps_the_bound(deviation: float) -> None:
     # F(w) = L ‖w‖²/2; the average of 200 runs of the squared gradient norm stays well under the bound in expectation.
     smoothness, rounds, dim = 4.0, 60, 5
     rng = np.random.default_rng(3)
@@ -39,7 +39,7 @@ def test_sgd_on_a_quadratic_keeps_the_bound(deviation):
     assert total / (200 * rounds) <= bound
 
 
-def test_bad_input():
+def test_bad_input() -> None:
     with pytest.raises(ParameterError, match="smoothness"):
         step_size(smoothness=0.0, initial_gap=1.0, variance=1.0, rounds=1)
     with pytest.raises(ParameterError, match="variance"):

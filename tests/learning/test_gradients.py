@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +23,7 @@ def make_batch(counts: list[int], features: int = 6, seed: int = 0) -> Batch:
     )
 
 
-def flat(tensors) -> np.ndarray:
+def flat(tensors: Iterable[torch.Tensor]) -> np.ndarray:
     return np.concatenate([t.detach().numpy().reshape(-1) for t in tensors])
 
 
@@ -41,23 +44,23 @@ def by_loop(model: torch.nn.Module, batch: Batch, steps: int = 1, rate: float | 
         else:
             for _ in range(steps):
                 for p, slope in zip(parameters, torch.autograd.grad(LOSS(model(x), y), parameters), strict=True):
-                    p.data -= rate * slope
+                    p.data -= (rate or 0.0) * slope
             rows.append(before - flat(parameters))
             model.load_state_dict(initial)
     return np.array(rows)
 
 
-def by_chunks(model: torch.nn.Module, batch: Batch, **options) -> np.ndarray:
+def by_chunks(model: torch.nn.Module, batch: Batch, **options: Any) -> np.ndarray:
     return np.concatenate([chunk.copy() for chunk in ClientUpdates(model, LOSS, **options).chunks(batch)])
 
 
-def test_one_gradient_a_client_equals_autograd():
+def test_one_gradient_a_client_equals_autograd() -> None:
     model = mlp(6, 3, (5, 4), seed=1)
     batch = make_batch([1] * 40)
     np.testing.assert_allclose(by_chunks(model, batch), by_loop(model, batch), atol=1e-6)
 
 
-def test_clients_with_different_numbers_of_examples():
+def test_clients_with_different_numbers_of_examples() -> None:
     model = mlp(6, 3, (5,), seed=1)
     batch = make_batch([3, 1, 0, 3, 2, 1, 0, 5])
     expected = by_loop(model, batch)
@@ -66,7 +69,7 @@ def test_clients_with_different_numbers_of_examples():
     np.testing.assert_allclose(by_chunks(model, batch), expected[order], atol=1e-6)
 
 
-def test_local_steps_are_federated_averaging():
+def test_local_steps_are_federated_averaging() -> None:
     model = mlp(6, 3, (5,), seed=1)
     batch = make_batch([2] * 9)
     updates = by_chunks(model, batch, local_steps=4, local_learning_rate=0.3)
@@ -74,7 +77,7 @@ def test_local_steps_are_federated_averaging():
 
 
 @pytest.mark.parametrize("memory_limit", [1, 5_000, 1 << 30])
-def test_the_memory_limit_changes_chunks_and_nothing_else(memory_limit):
+def test_the_memory_limit_changes_chunks_and_nothing_else(memory_limit: int) -> None:
     model = mlp(6, 3, (5,), seed=1)
     batch = make_batch([1] * 50)
     updates = ClientUpdates(model, LOSS, memory_limit=memory_limit)
@@ -84,7 +87,7 @@ def test_the_memory_limit_changes_chunks_and_nothing_else(memory_limit):
     np.testing.assert_allclose(np.concatenate(chunks), by_loop(model, batch), atol=1e-6)
 
 
-def test_convolutions_buffers_and_frozen_layers():
+def test_convolutions_buffers_and_frozen_layers() -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -106,20 +109,20 @@ def test_convolutions_buffers_and_frozen_layers():
     np.testing.assert_allclose(updates, by_loop(model, batch), atol=1e-6)
 
 
-def test_later_changes_of_the_model_count():
+def test_later_changes_of_the_model_count() -> None:
     model = mlp(6, 3, (), seed=1)
     batch = make_batch([1] * 3)
     updates = ClientUpdates(model, LOSS)
     before = next(iter(updates.chunks(batch))).copy()
     with torch.no_grad():
         for p in model.parameters():
-            p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
+            p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
     after = next(iter(updates.chunks(batch)))
     assert not np.allclose(before, after)
     np.testing.assert_allclose(after, by_loop(model, batch), atol=1e-6)
 
 
-def test_models_that_cannot_be_trained():
+def test_models_that_cannot_be_trained() -> None:
     with pytest.raises(ParameterError, match="no trainable parameters"):
         check_model(torch.nn.ReLU())
     broken = torch.nn.Linear(2, 2)
