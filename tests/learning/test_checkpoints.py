@@ -86,6 +86,16 @@ def test_a_damaged_charge_is_refused(tmp_path: Path) -> None:
         ChargeLog(path)
 
 
+def test_two_writers_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "charges.jsonl"
+    first, second = ChargeLog(path), ChargeLog(path)
+    first.append(0, 100)
+    with pytest.raises(CheckpointError, match="twice at once"):
+        second.append(0, 100)
+    first.append(1, 100)
+    assert ChargeLog(path).survivors == {0: 100, 1: 100}
+
+
 def test_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write_lines(path, [{"round": 0}, {"round": 1}])

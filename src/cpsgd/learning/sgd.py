@@ -40,6 +40,7 @@ from cpsgd.privacy.participation import Scheme
 from cpsgd.privacy.rounds import RoundsGuarantee
 
 _TEST_BATCH = 4096
+_EXAMPLES_BYTES = 1 << 26
 # Chance that any round of a run sees fewer messages than the budget was checked for, and may have to be abandoned.
 _UNLUCKY = 1e-3
 
@@ -144,6 +145,8 @@ class Trainer:
             local_learning_rate=local_learning_rate,
             memory_limit=memory_limit,
         )
+        # Clients whose examples are held at a time.
+        self._slice = max(1, min(_EXAMPLES_BYTES, memory_limit // 8) // (4 * dataset.feature_dim))
         protocol = mechanisms.protocol_of(mechanism)
         if protocol is not None and protocol.dim != self._updates.dim:
             raise ParameterError(
@@ -284,8 +287,10 @@ class Trainer:
         with torch.random.fork_rng(devices=[]), _one_thread():
             torch.manual_seed(int(self._cohorts.generator("torch", number).integers(2**63)))
             try:
-                for chunk in self._updates.chunks(self._dataset.batch(clients)):
-                    engine.add(chunk)
+                for start in range(0, len(clients), self._slice):
+                    batch = self._dataset.batch(clients[start : start + self._slice])
+                    for chunk in self._updates.chunks(batch):
+                        engine.add(chunk)
             except NonFiniteError as error:
                 raise VectorError(
                     f"In round {number} a client's update is NaN or infinite at coordinate {error.coordinate}: "
