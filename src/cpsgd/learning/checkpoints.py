@@ -96,7 +96,7 @@ class ChargeLog:
         text = json.dumps({"round": round, "survivors": survivors}).encode()
         with self._path.open("ab") as file:
             if file.tell() != self._size:
-                raise CheckpointError(f"{self._path} has changed since it was read: is the run continued twice at once?")
+                raise CheckpointError(f"{self._path} has changed since it was read: does the run go on twice at once?")
             file.write(text + b" %08x\n" % zlib.crc32(text))
             file.flush()
             os.fsync(file.fileno())
