@@ -206,8 +206,13 @@ def clipped_sum(vectors: NDArray[np.float32], clip_norm: float) -> NDArray[np.fl
     Raises:
         NonFiniteError: A coordinate is NaN or infinite.
     """
-    factors = np.array([clip.factor(row, clip_norm) for row in vectors], dtype=np.float32)
-    return (factors @ vectors).astype(np.float64)
+    # A row at a time: a matrix product would wake BLAS's threads, which fight with PyTorch's over the processor.
+    sums = np.zeros(vectors.shape[1], dtype=np.float32)
+    scaled = np.empty_like(sums)
+    for row in vectors:
+        np.multiply(row, np.float32(clip.factor(row, clip_norm)), out=scaled)
+        sums += scaled
+    return sums.astype(np.float64)
 
 
 def noise_norm(protocol: Protocol, count: int) -> float:

@@ -85,14 +85,22 @@ class ChargeLog:
                 ) from None
         if complete < len(data):
             os.truncate(path, complete)
+        self._size = complete
 
     def append(self, round: int, survivors: int) -> None:
-        """Writes a charge and waits until it is on the disk."""
+        """Writes a charge and waits until it is on the disk.
+
+        Raises:
+            CheckpointError: Another process writes to the log, too. Nothing was written.
+        """
         text = json.dumps({"round": round, "survivors": survivors}).encode()
         with self._path.open("ab") as file:
+            if file.tell() != self._size:
+                raise CheckpointError(f"{self._path} has changed since it was read: does the run go on twice at once?")
             file.write(text + b" %08x\n" % zlib.crc32(text))
             file.flush()
             os.fsync(file.fileno())
+            self._size = file.tell()
         self.survivors[round] = survivors
 
 

@@ -30,6 +30,7 @@ from cpsgd.learning._torch import torch
 from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.examples import ExampleSums, check_participation
 from cpsgd.learning.gradients import DEFAULT_MEMORY, ClientUpdates, Loss, trainable
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.metrics import RoundMetrics
@@ -40,6 +41,7 @@ from cpsgd.privacy.participation import Scheme
 from cpsgd.privacy.rounds import RoundsGuarantee
 
 _TEST_BATCH = 4096
+_EXAMPLES_BYTES = 1 << 26
 # Chance that any round of a run sees fewer messages than the budget was checked for, and may have to be abandoned.
 _UNLUCKY = 1e-3
 
@@ -88,6 +90,7 @@ class Trainer:
         dropout: float = 0.0,
         local_steps: int = 1,
         local_learning_rate: float | None = None,
+        examples: int | None = None,
         evaluate_every: int = 1,
         memory_limit: int = DEFAULT_MEMORY,
         run_dir: Path | str | None = None,
@@ -100,7 +103,7 @@ class Trainer:
             model: Any module of float32 parameters on the CPU, except batch normalisation.
             loss: From outputs and labels to their mean loss.
             dataset: The clients and the test set.
-            mechanism: A `Plan`, a `Protocol`, or `NoPrivacy`. Privacy is for a client's whole update.
+            mechanism: A `Plan`, a `Protocol`, or `NoPrivacy`.
             cohort: Clients in a round; with Poisson sampling, on average.
             rounds: Number of rounds in all.
             participation: "once" (disjoint cohorts), "every" (all clients in every round), "poisson" or "fixed-size".
@@ -115,6 +118,9 @@ class Trainer:
             dropout: Probability with which a message does not arrive.
             local_steps: τ local SGD steps a client; 1 means one gradient.
             local_learning_rate: Step size of the local steps.
+            examples: None for the privacy of clients: the whole update is clipped. A number E for the privacy of
+                examples: a client sends the sum of at most E gradients, each clipped to a share of the clip norm (see
+                `cpsgd.learning.examples`), and the step is along the mean of the sums divided by E.
             evaluate_every: The test set is looked at after every so many rounds, and after the last.
             memory_limit: Bytes that the clients computed together may take.
             run_dir: Where checkpoint, charges and metrics go; None keeps nothing.
@@ -144,6 +150,17 @@ class Trainer:
             local_learning_rate=local_learning_rate,
             memory_limit=memory_limit,
         )
+        self._rows: ClientUpdates | ExampleSums = self._updates
+        self._divisor = 1
+        if examples is not None:
+            if local_steps > 1:
+                raise ParameterError("Example-level privacy is for gradients: give examples or local_steps, not both.")
+            check_participation(participation)
+            whole = mechanism.protocol if isinstance(mechanism, Plan) else mechanism
+            self._rows = ExampleSums(self._updates, whole.clip_norm, examples)
+            self._divisor = examples
+        # Clients whose examples are held at a time.
+        self._slice = max(1, min(_EXAMPLES_BYTES, memory_limit // 8) // (4 * dataset.feature_dim))
         protocol = mechanisms.protocol_of(mechanism)
         if protocol is not None and protocol.dim != self._updates.dim:
             raise ParameterError(
@@ -175,6 +192,7 @@ class Trainer:
                 cohorts=self._cohorts,
                 adjacency=adjacency,
                 colluding=mechanism.colluding if isinstance(mechanism, Plan) else 0,
+                examples=examples,
             )
         self.config: dict[str, Any] = {
             "mechanism": mechanisms.as_data(mechanism),
@@ -189,6 +207,7 @@ class Trainer:
             "learning_rate": learning_rate,
             "local_steps": local_steps,
             "local_learning_rate": local_learning_rate,
+            "examples": examples,
             "seed": self._seed,
             "parameters": {name: list(p.shape) for name, p in trainable(model).items()},
         }
@@ -284,8 +303,10 @@ class Trainer:
         with torch.random.fork_rng(devices=[]), _one_thread():
             torch.manual_seed(int(self._cohorts.generator("torch", number).integers(2**63)))
             try:
-                for chunk in self._updates.chunks(self._dataset.batch(clients)):
-                    engine.add(chunk)
+                for start in range(0, len(clients), self._slice):
+                    batch = self._dataset.batch(clients[start : start + self._slice])
+                    for chunk in self._rows.chunks(batch):
+                        engine.add(chunk)
             except NonFiniteError as error:
                 raise VectorError(
                     f"In round {number} a client's update is NaN or infinite at coordinate {error.coordinate}: "
@@ -294,11 +315,9 @@ class Trainer:
         engine.add_zeros(survivors - len(clients))
         if self._spending is not None:
             self._charge(number, survivors)
-        mean = engine.mean()
-        if self._cohorts.scheme == "poisson":
-            # Over the number of clients drawn on average, which does not depend on the draw.
-            mean = mean * np.float32(self._cohorts.messages / self._cohorts.cohort)
-        return mean, engine.noise_norm() * self._cohorts.messages / self._cohorts.cohort
+        # A Poisson mean is over the clients drawn on average, which does not depend on the draw.
+        factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
+        return engine.mean() * np.float32(factor), engine.noise_norm() * factor
 
     def _charge(self, number: int, survivors: int) -> None:
         assert self._spending is not None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, InfeasibleError
 from cpsgd.learning.cohorts import Cohorts
+from cpsgd.learning.examples import example_protocol, without_theorem
 from cpsgd.privacy.adjacency import Adjacency
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
@@ -38,6 +39,7 @@ class Spending:
         cohorts: Cohorts,
         adjacency: Adjacency | None = None,
         colluding: int = 0,
+        examples: int | None = None,
     ) -> None:
         """Starts with nothing spent.
 
@@ -48,8 +50,10 @@ class Spending:
             cohorts: Who takes part.
             adjacency: Which data sets are neighbours; by default zero-out for Poisson and replace-one otherwise.
             colluding: Clients of a round whose noise does not count because they may tell it.
+            examples: None for the privacy of whole clients; the most examples of a client for that of one of them.
         """
-        self.protocol = protocol
+        self.protocol = protocol if examples is None else example_protocol(protocol, examples)
+        self._of_examples = examples is not None
         self.delta = _validate.probability("delta", delta)
         self.epsilon = None if epsilon is None else _validate.positive("epsilon", epsilon)
         self.participation = cohorts.participation
@@ -96,9 +100,7 @@ class Spending:
         """
         wished = self._with(rounds, survivors)
         found = self.guarantee(wished)
-        if self.epsilon is None or found is None:
-            return
-        if found.epsilon > self.epsilon:
+        if self.epsilon is not None and found is not None and found.epsilon > self.epsilon:
             raise InfeasibleError(
                 f"{rounds:,} rounds of {survivors:,} messages cost ε={found.epsilon:.4g} at δ={self.delta:g}; "
                 f"the budget ε={self.epsilon:g} buys {self._affordable(rounds, survivors):,}. "
@@ -107,14 +109,19 @@ class Spending:
         self._floor = survivors
 
     def affords(self, survivors: int, rounds_left: int) -> bool:
-        """Whether a round with so few messages may be released, and `rounds_left` more as planned after it."""
-        if self.epsilon is None or survivors >= self._floor:
+        """Whether a round with so few messages may be released, and `rounds_left` more as planned after it.
+
+        A round that nothing is proved about never may.
+        """
+        if survivors <= self.colluding:
+            return False
+        if 0 < self._floor <= survivors:
             return True
         try:
             found = self.guarantee([*self.survivors, survivors, *[self._floor] * rounds_left])
         except ConditionError:
             return False
-        return found is not None and found.epsilon <= self.epsilon
+        return found is not None and (self.epsilon is None or found.epsilon <= self.epsilon)
 
     def charge(self, survivors: int) -> None:
         """Counts a round that is about to be released."""
@@ -131,6 +138,8 @@ class Spending:
                 surviving=list(sizes),
                 colluding=self.colluding,
             )
+            if self._of_examples:
+                found = without_theorem(found)
             self._last = key, found
         assert self._last[1] is not None
         return self._last[1]
