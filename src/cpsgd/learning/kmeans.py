@@ -160,8 +160,8 @@ def kmeans(
         >>> generator = np.random.default_rng(0)
         >>> points = np.repeat([[0.5, 0.5], [-0.5, 0.5], [0.0, -0.5]], 500, axis=0)
         >>> points += generator.normal(scale=0.05, size=points.shape)
-        >>> found = kmeans(points, 3, epsilon=8.0, delta=1e-6, radius=1.0)
-        >>> found.guarantee.epsilon <= 8.0
+        >>> found = kmeans(points, 3, epsilon=16.0, delta=1e-6, radius=1.0)
+        >>> found.guarantee.epsilon <= 16.0
         True
         >>> nearest = np.abs(found.centres[:, None] - [[0.5, 0.5], [-0.5, 0.5], [0.0, -0.5]]).max(axis=2).min(axis=1)
         >>> bool(nearest.max() < 0.2)
