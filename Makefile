@@ -31,6 +31,7 @@ lint: install
 
 bench: install
 	$(BIN)/python benchmarks/codec.py
+	$(BIN)/python benchmarks/training.py
 
 # A second environment whose kernels are instrumented; Python itself is not, so the runtime is preloaded.
 sanitize: $(VENV)-sanitize/installed

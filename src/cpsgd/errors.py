@@ -88,3 +88,7 @@ class EmptyError(CpsgdError):
 
 class DataError(CpsgdError):
     """A data set is missing, damaged or not what it should be."""
+
+
+class CheckpointError(CpsgdError):
+    """A run's saved state is damaged, or belongs to a run with other settings."""

@@ -1,1 +1,34 @@
-"""What people do with private means: training and its data."""
+"""What people do with private means: training and its data.
+
+Importing this package loads neither PyTorch nor any data; the names below load what they need when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cpsgd.learning.mechanisms import NoPrivacy as NoPrivacy
+    from cpsgd.learning.mechanisms import baselines as baselines
+    from cpsgd.learning.metrics import RoundMetrics as RoundMetrics
+    from cpsgd.learning.models import mlp as mlp
+    from cpsgd.learning.sgd import Trainer as Trainer
+
+_HOMES = {
+    "NoPrivacy": "mechanisms",
+    "RoundMetrics": "metrics",
+    "Trainer": "sgd",
+    "baselines": "mechanisms",
+    "mlp": "models",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,223 @@
+"""A round on this machine: every client's vector is really clipped, rotated and rounded, the noise is drawn once.
+
+Only the sum of a round is released, and the sum of n independent Binomial(m, p) is Binomial(nm, p). So the simulator
+rounds each client's vector by itself but draws the noise of the whole sum in one go, from the exact samplers of
+`cpsgd.codec.noise`. The law of the sum, hence of the mean, is the one of n encoded messages in an `Aggregator` (the
+tests compare the two), at a fraction of the cost: no noise a client, no packing, no header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.codec import clip, noise, pipeline, wire
+from cpsgd.errors import EmptyError, ParameterError, VectorError
+from cpsgd.protocol import Protocol
+from cpsgd.randomness import Keystream
+
+# Rows a thread takes at a time: enough to hide the cost of handing them out.
+_ROWS = 16
+# The two draws that belong to no client, numbered after any client.
+_NOISE = 2**64 - 1
+
+
+class RoundSimulator:
+    """The sum of one round's messages, and its mean.
+
+    Memory is 12 bytes a coordinate for each thread and nothing for each client.
+
+    Example:
+        >>> protocol = Protocol.rotated_binomial(clients=1000, dim=4, clip_norm=1.0, levels=256, trials=16)
+        >>> simulator = RoundSimulator(protocol, round=0, seed=1)
+        >>> simulator.add(np.tile(np.array([0.5, -0.5, 0.1, 0.0], dtype=np.float32), (1000, 1)))
+        >>> simulator.count, np.round(simulator.mean(), 1).tolist()
+        (1000, [0.5, -0.5, 0.10000000149011612, 0.0])
+    """
+
+    def __init__(self, protocol: Protocol, round: int, *, seed: int | None = None, threads: int = 2) -> None:
+        """Starts an empty round.
+
+        Args:
+            protocol: The parameters of the round.
+            round: Its number, which fixes the rotation.
+            seed: None for randomness from the operating system. A number makes the round repeatable, whatever the
+                chunks and threads: good for experiments, but noise that can be repeated protects nobody.
+            threads: Threads that share the rows of a chunk.
+        """
+        self.protocol = protocol
+        self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
+        self.count = 0
+        self._seed = None if seed is None else _validate.integer("seed", seed, low=0, high=2**64 - 1)
+        self._threads = _validate.integer("threads", threads, low=1)
+        self._sums: NDArray[np.uint64] | NDArray[np.float64]
+        if protocol.sigma is None:
+            self._sums = np.zeros(protocol.dim, dtype=np.uint64)
+            self._rounder = noise.rounder(protocol.levels, 0, 0.5)
+        else:
+            self._sums = np.zeros(protocol.dim, dtype=np.float64)
+        self._mean: NDArray[np.float32] | None = None
+
+    def add(self, vectors: NDArray[np.float32]) -> None:
+        """Adds the messages of some clients, a row each.
+
+        Raises:
+            VectorError: The rows do not have `dim` coordinates of float32.
+            NonFiniteError: A coordinate is NaN or infinite. The round is then to be thrown away.
+        """
+        if self._mean is not None:
+            raise ParameterError("The round's mean was released: it takes no more messages.")
+        dim = self.protocol.dim
+        if vectors.ndim != 2 or vectors.shape[1] != dim or vectors.dtype != np.float32:
+            raise VectorError(f"Expected rows of {dim} float32, got {vectors.dtype} of shape {vectors.shape}.")
+        vectors = np.ascontiguousarray(vectors)
+        if self.protocol.sigma is not None:
+            self._sums += clipped_sum(vectors, self.protocol.clip_norm)
+            self.count += len(vectors)
+            return
+        starts = range(0, len(vectors), _ROWS)
+        shares = [starts[thread :: self._threads] for thread in range(self._threads)]
+        with ThreadPoolExecutor(self._threads) as pool:
+            for sums in pool.map(lambda share: self._rounded_sum(vectors, share), shares):
+                self._sums += sums
+        self.count += len(vectors)
+
+    def add_zeros(self, count: int) -> None:
+        """Adds the messages of `count` clients who send the zero vector with their noise, to fill a cohort up."""
+        zero = np.zeros((min(count, _ROWS), self.protocol.dim), dtype=np.float32)
+        for start in range(0, count, _ROWS):
+            self.add(zero[: count - start])
+
+    def mean(self) -> NDArray[np.float32]:
+        """The estimate of the mean of the vectors, noise included. The first call draws the noise and ends the round.
+
+        Raises:
+            EmptyError: No vector was added.
+        """
+        if self.count == 0:
+            raise EmptyError("There is no mean: no vector was added.")
+        if self._mean is None:
+            if self.protocol.sigma is None:
+                total = self._sums.astype(np.uint64) + self._binomial()
+                self._mean = pipeline.decode(self.protocol, total, self.count, self.round)
+            else:
+                deviation = self.protocol.sigma * math.sqrt(self.count)
+                self._mean = ((self._sums + deviation * self._normal()) / self.count).astype(np.float32)
+        return self._mean
+
+    def noise_norm(self) -> float:
+        """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
+        return noise_norm(self.protocol, self.count)
+
+    def _rounded_sum(self, vectors: NDArray[np.float32], starts: range) -> NDArray[np.uint64]:
+        protocol = self.protocol
+        sums = np.zeros(protocol.dim, dtype=np.uint64)
+        # 32-bit sums are twice as fast to add to; they are emptied before they could overflow.
+        small = np.zeros(protocol.dim, dtype=np.uint32)
+        room = (2**32 - 1) // (protocol.levels - 1)
+        values = np.empty(protocol.dim, dtype=np.uint32)
+        buffer = Keystream.buffer(4 * protocol.dim)
+        held = 0
+        for start in starts:
+            for row in range(start, min(start + _ROWS, len(vectors))):
+                grid = pipeline.to_grid(protocol, vectors[row], self.round)
+                words = self._keystream(self.count + row).fill(buffer, 4 * protocol.dim)
+                self._rounder.values(grid, words, values)
+                if held == room:
+                    sums += small
+                    small[:] = 0
+                    held = 0
+                small += values
+                held += 1
+        sums += small
+        return sums
+
+    def _binomial(self) -> NDArray[np.uint64]:
+        """The noise of the sum, Binomial(count · m, p) in each coordinate."""
+        total = np.zeros(self.protocol.dim, dtype=np.uint64)
+        nothing = np.zeros(self.protocol.dim, dtype=np.uint32)
+        keystream = self._keystream(_NOISE)
+        left, p = self.count * self.protocol.trials, self.protocol.p
+        while left:
+            trials = min(left, noise.MAX_TRIALS)
+            words = keystream.take(self.protocol.dim * noise.keystream_bytes(trials, p))
+            total += noise.forward(nothing, trials, p, words)
+            left -= trials
+        return total
+
+    def _normal(self) -> NDArray[np.float64]:
+        """Standard normal numbers for the Gaussian protocol, a baseline: close to the law that is analysed."""
+        entropy = int.from_bytes(self._keystream(_NOISE).take(32).tobytes(), "little")
+        return np.random.Generator(np.random.PCG64(entropy)).standard_normal(self.protocol.dim)
+
+    def _keystream(self, number: int) -> Keystream:
+        """The randomness of one client, or of the sum's noise."""
+        if self._seed is None:
+            return Keystream()
+        text = b"cpsgd simulation v1" + struct.pack("<QQQ", self._seed, self.round, number)
+        return Keystream(hashlib.sha256(text).digest()[:16])
+
+
+class FloatMean:
+    """The mean of clipped vectors in floats, without noise or rounding: what a round without privacy computes.
+
+    It has the methods of `RoundSimulator`, so that the two can stand in for each other.
+    """
+
+    def __init__(self, dim: int, clip_norm: float) -> None:
+        """Starts an empty round."""
+        self.count = 0
+        self._clip_norm = _validate.positive("clip_norm", clip_norm)
+        self._sums = np.zeros(dim)
+
+    def add(self, vectors: NDArray[np.float32]) -> None:
+        """Adds some clients' vectors, a row each."""
+        self._sums += clipped_sum(vectors, self._clip_norm)
+        self.count += len(vectors)
+
+    def add_zeros(self, count: int) -> None:
+        """Adds `count` zero vectors."""
+        self.count += count
+
+    def mean(self) -> NDArray[np.float32]:
+        """The mean of the clipped vectors.
+
+        Raises:
+            EmptyError: No vector was added.
+        """
+        if self.count == 0:
+            raise EmptyError("There is no mean: no vector was added.")
+        return (self._sums / self.count).astype(np.float32)
+
+    def noise_norm(self) -> float:
+        """Zero: there is no noise."""
+        return 0.0
+
+
+def clipped_sum(vectors: NDArray[np.float32], clip_norm: float) -> NDArray[np.float64]:
+    """The sum of the rows, longer ones scaled down to norm `clip_norm`, without any rounding or noise.
+
+    Raises:
+        NonFiniteError: A coordinate is NaN or infinite.
+    """
+    # A row at a time: a matrix product would wake BLAS's threads, which fight with PyTorch's over the processor.
+    sums = np.zeros(vectors.shape[1], dtype=np.float32)
+    scaled = np.empty_like(sums)
+    for row in vectors:
+        np.multiply(row, np.float32(clip.factor(row, clip_norm)), out=scaled)
+        sums += scaled
+    return sums.astype(np.float64)
+
+
+def noise_norm(protocol: Protocol, count: int) -> float:
+    """√E‖noise‖² of the mean of `count` messages: the noise added, and rounding at its largest (s²/4 a coordinate)."""
+    if protocol.sigma is not None:
+        return protocol.sigma * math.sqrt(protocol.dim / count)
+    variance = protocol.trials * protocol.p * (1.0 - protocol.p) + 0.25
+    return protocol.scale * math.sqrt(protocol.dim * variance / count)

@@ -1,0 +1,139 @@
+"""Who takes part in a round: cohorts as a pure function of a key and the round, without storing the population.
+
+Cohorts are drawn with NumPy's generator. That is enough here, where one machine plays all parties. A deployment whose
+accounting counts on sampling must draw its cohorts from private randomness and keep them to itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from cpsgd import _validate
+from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.privacy.participation import Participation, Scheme
+
+_MIXING_ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Cohorts:
+    """The cohorts of a run.
+
+    Attributes:
+        population: Number of clients there are.
+        cohort: Clients in a round; with Poisson sampling, on average.
+        scheme: "once", "every", "poisson" or "fixed-size".
+        messages: Messages a round's sum is made of. With Poisson sampling more than `cohort`: the clients drawn are
+            joined by clients who send noise only, so that the noise does not depend on the draw.
+        overflow: Probability that a round draws more clients than `messages` (Poisson only), part of δ.
+        key: What the draws follow from.
+    """
+
+    population: int
+    cohort: int
+    scheme: Scheme
+    messages: int
+    overflow: float
+    key: int
+
+    @classmethod
+    def plan(cls, *, population: int, cohort: int, rounds: int, scheme: Scheme, key: int, overflow: float) -> Cohorts:
+        """Checks that there are enough clients, and finds the number of messages.
+
+        Args:
+            population: Number of clients there are.
+            cohort: Clients in a round.
+            rounds: Number of rounds.
+            scheme: How clients are chosen.
+            key: What the draws follow from.
+            overflow: Probability allowed a Poisson round of drawing more clients than there is room for.
+
+        Raises:
+            ParameterError: The cohort is larger than the population.
+            InfeasibleError: There are too few clients for so many disjoint cohorts.
+        """
+        Participation(scheme, 1.0)  # raises for an unknown name
+        _validate.integer("cohort", cohort, low=1)
+        if cohort > population:
+            raise ParameterError(f"A cohort of {cohort:,} is larger than the population of {population:,} clients.")
+        if scheme == "once" and cohort * rounds > population:
+            raise InfeasibleError(
+                f"Each of {population:,} clients takes part once: that is enough for {population // cohort:,} disjoint "
+                f"cohorts of {cohort:,}, not for {rounds:,} rounds. Use smaller cohorts, fewer rounds, or fixed-size."
+            )
+        if scheme == "every" and cohort != population:
+            raise ParameterError(
+                f"With participation 'every' the cohort is the population of {population:,} clients, not {cohort:,}."
+            )
+        if scheme != "poisson" or cohort == population:
+            return cls(population, cohort, scheme, cohort, 0.0, key)
+        # Of the others' draws: with room for the client in question, too, the noise is the same with it and without.
+        messages = int(binom.isf(overflow / 2.0, population, cohort / population)) + 2
+        exceeded = float(binom.sf(messages - 2, population, cohort / population)) * (1.0 + 1e-9)
+        return cls(population, cohort, scheme, messages, exceeded, key)
+
+    @property
+    def participation(self) -> Participation:
+        """The scheme as the accounting knows it."""
+        if self.scheme in ("poisson", "fixed-size"):
+            return Participation(self.scheme, self.cohort / self.population)
+        return Participation(self.scheme)
+
+    def clients(self, round: int) -> NDArray[np.int64]:
+        """The numbers of the clients in a round's cohort."""
+        if self.scheme == "every":
+            return np.arange(self.population)
+        if self.scheme == "once":
+            return permuted(np.arange(round * self.cohort, (round + 1) * self.cohort), self.population, self.key)
+        generator = self.generator("cohort", round)
+        size = self.cohort
+        if self.scheme == "poisson":
+            size = int(generator.binomial(self.population, self.cohort / self.population))
+        return np.sort(generator.choice(self.population, size, replace=False, shuffle=False)).astype(np.int64)
+
+    def generator(self, purpose: str, round: int) -> np.random.Generator:
+        """Random numbers for one purpose in one round."""
+        digest = hashlib.sha256(f"cpsgd {purpose} v1".encode() + struct.pack("<QQ", self.key, round)).digest()
+        return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+
+
+def permuted(numbers: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
+    """Where a pseudo-random permutation of 0..size-1, fixed by `key`, sends these numbers.
+
+    A Feistel network permutes the numbers of an even number of bits that hold `size`; a number that lands outside is
+    sent on until it lands inside (its cycle leads back inside, so the walk ends and the map stays one-to-one).
+
+    Example:
+        >>> sorted(permuted(np.arange(10), 10, key=1).tolist())
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+    half = max(1, math.ceil(max(1, (size - 1).bit_length()) / 2))
+    mask = np.uint64((1 << half) - 1)
+    shift = np.uint64(half)
+    digest = hashlib.sha256(b"cpsgd permutation v1" + struct.pack("<Q", key)).digest()
+    keys = np.frombuffer(digest + hashlib.sha256(digest).digest(), dtype="<u8")[:_MIXING_ROUNDS]
+    found = numbers.astype(np.uint64)
+    walking = np.arange(found.size)
+    while walking.size:
+        values = found[walking]
+        left, right = values >> shift, values & mask
+        for subkey in keys:
+            left, right = right, left ^ (_mix(right ^ subkey) & mask)
+        values = left << shift | right
+        found[walking] = values
+        walking = walking[values >= size]
+    return found.astype(np.int64)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of MurmurHash3: every bit of the input moves every bit of the output."""
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return x ^ (x >> np.uint64(33))

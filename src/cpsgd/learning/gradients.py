@@ -1,0 +1,176 @@
+"""What clients compute: one gradient each, or the change made by a few local SGD steps.
+
+All clients of a chunk are computed together (`torch.func.vmap` over `torch.func.grad`); chunks are as large as a limit
+on memory allows, so that a cohort may have any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.errors import ParameterError
+from cpsgd.learning._torch import torch
+
+if TYPE_CHECKING:
+    from cpsgd.learning.datasets.base import Batch
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From a model's outputs and the labels to their mean loss, such as `torch.nn.functional.cross_entropy`."""
+
+DEFAULT_MEMORY = 1 << 30
+# Past this many bytes of updates a larger chunk is no faster, and leaves the processor's caches.
+_CHUNK_BYTES = 1 << 24
+
+
+class ClientUpdates:
+    """Clients' updates to a model's trainable parameters, as rows of float32.
+
+    Attributes:
+        dim: Number of trainable parameters, d.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss: Loss,
+        *,
+        local_steps: int = 1,
+        local_learning_rate: float | None = None,
+        memory_limit: int = DEFAULT_MEMORY,
+    ) -> None:
+        """Looks at the model, which stays where it is: later changes of its parameters count.
+
+        Args:
+            model: Any module of float32 parameters on the CPU whose forward pass treats examples independently.
+            loss: The loss of a batch, a mean over its examples.
+            local_steps: τ. With 1 an update is the gradient of a client's loss. With more it is w⁰ - w^τ, where a
+                client takes τ SGD steps, each on all its examples, from the model w⁰ it was sent (federated averaging,
+                if the server takes plain SGD steps of rate 1).
+            local_learning_rate: Step size of the local steps.
+            memory_limit: Bytes that the clients computed together may take.
+
+        Raises:
+            ParameterError: The model has no trainable parameters, NaN in them, or layers that mix examples.
+        """
+        self.local_steps = _validate.integer("local_steps", local_steps, low=1)
+        if self.local_steps > 1:
+            if local_learning_rate is None:
+                raise ParameterError(f"With local_steps={local_steps} clients need a local_learning_rate.")
+            local_learning_rate = _validate.positive("local_learning_rate", local_learning_rate)
+        self.memory_limit = _validate.integer("memory_limit", memory_limit, low=1)
+        self._rate = local_learning_rate
+        self._model = model
+        self._loss = loss
+        check_model(model)
+        self._parameters = trainable(model)
+        self.dim = sum(p.numel() for p in self._parameters.values())
+        self._activations: int | None = None
+
+    def chunks(self, batch: Batch) -> Iterator[NDArray[np.float32]]:
+        """The updates of the batch's clients, some rows at a time.
+
+        Clients are grouped by their number of examples, so rows may come in another order than clients. A client
+        without examples has the zero vector for an update. A yielded chunk is overwritten by the next.
+        """
+        starts = np.cumsum(batch.counts) - batch.counts
+        features, labels = torch.from_numpy(batch.features), torch.from_numpy(batch.labels)
+        for count in np.unique(batch.counts):
+            members = np.flatnonzero(batch.counts == count)
+            size = min(self._chunk_size(batch, int(count)), len(members))
+            rows = torch.zeros((size, self.dim))
+            for start in range(0, len(members), size):
+                chosen = members[start : start + size]
+                chunk = rows[: len(chosen)]
+                if count > 0:
+                    examples = starts[chosen, None] + np.arange(count)
+                    if np.array_equal(examples.reshape(-1), np.arange(examples[0, 0], examples[-1, -1] + 1)):
+                        # Neighbours in memory: no copy.
+                        part = slice(int(examples[0, 0]), int(examples[-1, -1]) + 1)
+                        shape = len(chosen), int(count)
+                        self._write(features[part].reshape(*shape, -1), labels[part].reshape(shape), chunk)
+                    else:
+                        index = torch.from_numpy(examples)
+                        self._write(features[index], labels[index], chunk)
+                yield chunk.numpy()
+
+    def _write(self, features: torch.Tensor, labels: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes the updates of clients with equally many examples, [clients, examples, ...], to the rows of `out`."""
+        parameters = {name: p.detach() for name, p in self._parameters.items()}
+
+        def client_loss(own: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return self._loss(torch.func.functional_call(self._model, own, (x,)), y)
+
+        gradient: Callable[..., dict[str, torch.Tensor]] = torch.func.grad(client_loss)
+
+        def update(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            if self._rate is None or self.local_steps == 1:
+                return gradient(parameters, x, y)
+            own = parameters
+            for _ in range(self.local_steps):
+                slope = gradient(own, x, y)
+                own = {name: own[name] - self._rate * slope[name] for name in own}
+            return {name: parameters[name] - own[name] for name in own}
+
+        updates = torch.func.vmap(update, randomness="different")(features, labels)
+        start = 0
+        for name, p in parameters.items():
+            out[:, start : start + p.numel()] = updates[name].reshape(len(out), -1)
+            start += p.numel()
+
+    def _chunk_size(self, batch: Batch, count: int) -> int:
+        """How many clients with `count` examples each are computed together."""
+        if self._activations is None and len(batch.features):
+            self._activations = _activations(self._model, torch.from_numpy(batch.features[:1]))
+        # An update and its copy to a row; with local steps the client's own model, its gradient and the next model.
+        vectors = 2 if self.local_steps == 1 else 5
+        # Layers' outputs, their gradients and one temporary, for each example.
+        outputs = 3 * count * (self._activations or 0)
+        each = 4 * (vectors * self.dim + outputs)
+        return max(1, min(self.memory_limit // each, _CHUNK_BYTES // (4 * self.dim)))
+
+
+def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters that training changes, by name; their order is that of a vector's coordinates."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Raises `ParameterError` where a model cannot be trained from clients' updates."""
+    parameters = trainable(model)
+    if not parameters:
+        raise ParameterError("The model has no trainable parameters: there is nothing to learn.")
+    for name, p in parameters.items():
+        if p.dtype != torch.float32 or p.device.type != "cpu":
+            raise ParameterError(f"Expected float32 parameters on the CPU, but {name} is {p.dtype} on {p.device}.")
+        if not bool(torch.isfinite(p).all()):
+            raise ParameterError(f"The model's parameter {name} holds NaN or infinity; start from finite numbers.")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            raise ParameterError(
+                f"The model's layer {name} is a batch normalisation, which mixes examples and keeps statistics of them "
+                "outside of any privacy guarantee; use GroupNorm or LayerNorm."
+            )
+
+
+def _activations(model: torch.nn.Module, example: torch.Tensor) -> int:
+    """Numbers that the layers put out for one example."""
+    total = 0
+
+    def count(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal total
+        if isinstance(output, torch.Tensor):
+            total += output.numel()
+
+    hooks = [module.register_forward_hook(count) for module in model.modules()]
+    try:
+        with torch.no_grad():
+            model(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return total

@@ -1,0 +1,86 @@
+"""How a round's mean is formed: by a protocol, planned or explicit, or by one of the baselines it is compared with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from cpsgd import _validate
+from cpsgd.engines.simulate import FloatMean, RoundSimulator
+from cpsgd.planner.result import Plan
+from cpsgd.protocol import Protocol
+
+
+@dataclass(frozen=True)
+class NoPrivacy:
+    """The baseline without privacy: the mean of clipped updates in floats."""
+
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        _validate.positive("clip_norm", self.clip_norm)
+
+
+Mechanism = Plan | Protocol | NoPrivacy
+
+
+def baselines(plan: Plan) -> dict[str, Protocol | NoPrivacy]:
+    """What a plan is compared with, all with its clip norm.
+
+    Returns:
+        "no privacy": clipped updates in floats. "gaussian": the Gaussian protocol with the noise that the same (ε, δ),
+        rounds, participation, dropouts and collusion need. "quantized": the plan's levels and range without noise.
+
+    Example:
+        >>> from cpsgd.planner import plan
+        >>> found = baselines(plan(clients=1000, dim=100, epsilon=2.0, delta=1e-6, bits=6))
+        >>> sorted(found), found["quantized"].trials
+        (['gaussian', 'no privacy', 'quantized'], 0)
+    """
+    protocol = plan.protocol
+    # The planner's error of the Gaussian mechanism is d σ² / (messages that arrive).
+    sigma = math.sqrt(plan.gaussian_squared_error * plan.surviving / protocol.dim) * (1.0 + 1e-9)
+    return {
+        "no privacy": NoPrivacy(protocol.clip_norm),
+        "gaussian": Protocol.gaussian(
+            clients=protocol.clients, dim=protocol.dim, clip_norm=protocol.clip_norm, sigma=sigma
+        ),
+        "quantized": replace(protocol, trials=0, modulus=None),
+    }
+
+
+def protocol_of(mechanism: Mechanism) -> Protocol | None:
+    """The protocol that runs, or None for floats."""
+    if isinstance(mechanism, Plan):
+        return mechanism.protocol
+    return mechanism if isinstance(mechanism, Protocol) else None
+
+
+def is_private(mechanism: Mechanism) -> bool:
+    """Whether there is noise to account for."""
+    protocol = protocol_of(mechanism)
+    return protocol is not None and (protocol.sigma is not None or protocol.trials > 0)
+
+
+def message_bytes(mechanism: Mechanism, dim: int) -> int:
+    """Bytes a client sends; float32 numbers without a header where there is no protocol."""
+    protocol = protocol_of(mechanism)
+    return 4 * dim if protocol is None else protocol.message_bytes
+
+
+def start_round(mechanism: Mechanism, dim: int, round: int, seed: int | None) -> RoundSimulator | FloatMean:
+    """What takes a round's updates and yields their mean."""
+    if isinstance(mechanism, NoPrivacy):
+        return FloatMean(dim, mechanism.clip_norm)
+    protocol = mechanism.protocol if isinstance(mechanism, Plan) else mechanism
+    return RoundSimulator(protocol, round, seed=seed)
+
+
+def as_data(mechanism: Mechanism) -> dict[str, Any]:
+    """Plain values that tell one mechanism from another."""
+    protocol = protocol_of(mechanism)
+    if protocol is not None:
+        return {"protocol": protocol.to_dict()}
+    assert isinstance(mechanism, NoPrivacy)
+    return {"no privacy": asdict(mechanism)}

@@ -1,0 +1,43 @@
+"""The server's optimizers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from cpsgd import _validate
+from cpsgd.errors import ParameterError
+from cpsgd.learning._torch import torch
+
+Factory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+"""Makes an optimizer for some parameters, such as `functools.partial(torch.optim.RMSprop, lr=0.01)`."""
+
+_KNOWN: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+}
+
+NAMES = tuple(_KNOWN)
+"""Optimizers that have a name here."""
+
+
+def make(
+    optimizer: str | Factory, parameters: Iterable[torch.nn.Parameter], learning_rate: float
+) -> torch.optim.Optimizer:
+    """The optimizer of this name with this learning rate, or what the factory makes (with a rate of its own).
+
+    Example:
+        >>> make("nadam", [], 0.1)
+        Traceback (most recent call last):
+        cpsgd.errors.ParameterError: Unknown optimizer 'nadam'. Known are sgd, momentum, adagrad, adam; any other ...
+    """
+    if callable(optimizer):
+        return optimizer(parameters)
+    if optimizer not in _KNOWN:
+        raise ParameterError(
+            f"Unknown optimizer {optimizer!r}. Known are {', '.join(NAMES)}; any other of torch.optim can be given as "
+            "a function from parameters to the optimizer."
+        )
+    return _KNOWN[optimizer](parameters, lr=_validate.positive("learning_rate", learning_rate))

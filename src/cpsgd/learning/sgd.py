@@ -1,0 +1,444 @@
+"""`Trainer`: synchronous rounds of distributed SGD through a private mean (the paper's section 1).
+
+In a round the server sends the model to a cohort of clients; each answers with its clipped update through the protocol;
+the server takes a step along the mean. All parties live on this machine.
+
+**A seed makes a simulation.** With a seed, noise and cohorts follow from it: two runs are equal bit for bit on the same
+software, and a run that was killed continues as if nothing had happened. Noise that can be repeated protects nobody, so
+such a run shows what training with this privacy costs and is not itself private. Without a seed, noise comes from the
+operating system.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from cpsgd import _validate
+from cpsgd.errors import CheckpointError, NonFiniteError, ParameterError, VectorError
+from cpsgd.learning import checkpoints, mechanisms, optimizers
+from cpsgd.learning._torch import torch
+from cpsgd.learning.checkpoints import ChargeLog
+from cpsgd.learning.cohorts import Cohorts
+from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.examples import ExampleSums, check_participation
+from cpsgd.learning.gradients import DEFAULT_MEMORY, ClientUpdates, Loss, trainable
+from cpsgd.learning.mechanisms import Mechanism
+from cpsgd.learning.metrics import RoundMetrics
+from cpsgd.learning.spending import OVERFLOW_SHARE, Spending
+from cpsgd.planner.result import Plan
+from cpsgd.privacy.adjacency import Adjacency
+from cpsgd.privacy.participation import Scheme
+from cpsgd.privacy.rounds import RoundsGuarantee
+
+_TEST_BATCH = 4096
+_EXAMPLES_BYTES = 1 << 26
+# Chance that any round of a run sees fewer messages than the budget was checked for, and may have to be abandoned.
+_UNLUCKY = 1e-3
+
+
+class Trainer:
+    """Trains a model from a population of simulated clients.
+
+    Attributes:
+        model: The model, trained in place.
+        round: Number of the next round.
+        rounds: Number of rounds in all.
+        history: What is known of each round so far.
+
+    Example:
+        >>> from cpsgd.learning.datasets import load_digits
+        >>> from cpsgd.learning.models import mlp
+        >>> from cpsgd.planner import plan
+        >>> data = load_digits()
+        >>> model = mlp(data.feature_dim, data.classes, hidden=(), seed=0)
+        >>> private = plan(clients=700, dim=650, epsilon=8.0, delta=1e-5, bits=8, clip_norm=2.0)
+        >>> trainer = Trainer(
+        ...     model, torch.nn.functional.cross_entropy, data, private, cohort=700, rounds=2, learning_rate=0.5, seed=1
+        ... )
+        >>> for metrics in trainer.run():
+        ...     print(metrics.round, metrics.epsilon <= 8.0, metrics.bytes_total)
+        0 True 499800
+        1 True 999600
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss: Loss,
+        dataset: Dataset,
+        mechanism: Mechanism,
+        *,
+        cohort: int,
+        rounds: int,
+        participation: Scheme = "once",
+        epsilon: float | None = None,
+        delta: float | None = None,
+        adjacency: Adjacency | None = None,
+        optimizer: str | optimizers.Factory = "sgd",
+        learning_rate: float = 0.1,
+        seed: int | None = None,
+        dropout: float = 0.0,
+        local_steps: int = 1,
+        local_learning_rate: float | None = None,
+        examples: int | None = None,
+        evaluate_every: int = 1,
+        memory_limit: int = DEFAULT_MEMORY,
+        run_dir: Path | str | None = None,
+        resume: bool = False,
+        checkpoint_every: int = 1,
+    ) -> None:
+        """Checks everything there is to check before a round is charged.
+
+        Args:
+            model: Any module of float32 parameters on the CPU, except batch normalisation.
+            loss: From outputs and labels to their mean loss.
+            dataset: The clients and the test set.
+            mechanism: A `Plan`, a `Protocol`, or `NoPrivacy`.
+            cohort: Clients in a round; with Poisson sampling, on average.
+            rounds: Number of rounds in all.
+            participation: "once" (disjoint cohorts), "every" (all clients in every round), "poisson" or "fixed-size".
+            epsilon: The most that may be spent; a plan's own by default, otherwise no limit.
+            delta: δ of the guarantee; a plan's own by default.
+            adjacency: "replace-one" or "zero-out"; a plan's own, or the one the participation is accounted for.
+            optimizer: The server's: "sgd", "momentum", "adagrad", "adam", or a function from parameters to any
+                optimizer of torch.optim.
+            learning_rate: Of the named optimizers.
+            seed: None for noise from the operating system. A number makes the run repeatable, and a simulation that
+                protects nobody.
+            dropout: Probability with which a message does not arrive.
+            local_steps: τ local SGD steps a client; 1 means one gradient.
+            local_learning_rate: Step size of the local steps.
+            examples: None for the privacy of clients: the whole update is clipped. A number E for the privacy of
+                examples: a client sends the sum of at most E gradients, each clipped to a share of the clip norm (see
+                `cpsgd.learning.examples`), and the step is along the mean of the sums divided by E.
+            evaluate_every: The test set is looked at after every so many rounds, and after the last.
+            memory_limit: Bytes that the clients computed together may take.
+            run_dir: Where checkpoint, charges and metrics go; None keeps nothing.
+            resume: Continue the run in `run_dir` from its last complete round, if there is one.
+            checkpoint_every: A checkpoint is written after every so many rounds, and after the last.
+
+        Raises:
+            ParameterError: Something cannot be trained or run as described.
+            InfeasibleError: There are too few clients, or the budget is too small for so many rounds.
+            CheckpointError: The run directory is damaged, in use for another run, or not empty.
+        """
+        self.model = model
+        self.rounds = _validate.integer("rounds", rounds, low=1)
+        self.round = 0
+        self.history: list[RoundMetrics] = []
+        self._loss = loss
+        self._dataset = dataset
+        self._mechanism = mechanism
+        self._seed = None if seed is None else _validate.integer("seed", seed, low=0, high=2**63 - 1)
+        self._dropout = _validate.positive("dropout", dropout, low=-1e-300, high=1.0)
+        self._evaluate_every = _validate.integer("evaluate_every", evaluate_every, low=1)
+        self._checkpoint_every = _validate.integer("checkpoint_every", checkpoint_every, low=1)
+        self._updates = ClientUpdates(
+            model,
+            loss,
+            local_steps=local_steps,
+            local_learning_rate=local_learning_rate,
+            memory_limit=memory_limit,
+        )
+        self._rows: ClientUpdates | ExampleSums = self._updates
+        self._divisor = 1
+        if examples is not None:
+            if local_steps > 1:
+                raise ParameterError("Example-level privacy is for gradients: give examples or local_steps, not both.")
+            check_participation(participation)
+            whole = mechanism.protocol if isinstance(mechanism, Plan) else mechanism
+            self._rows = ExampleSums(self._updates, whole.clip_norm, examples)
+            self._divisor = examples
+        # Clients whose examples are held at a time.
+        self._slice = max(1, min(_EXAMPLES_BYTES, memory_limit // 8) // (4 * dataset.feature_dim))
+        protocol = mechanisms.protocol_of(mechanism)
+        if protocol is not None and protocol.dim != self._updates.dim:
+            raise ParameterError(
+                f"The model has {self._updates.dim:,} trainable parameters, the protocol is for {protocol.dim:,} "
+                "coordinates; plan with dim equal to the former."
+            )
+        self._optimizer = optimizers.make(optimizer, trainable(model).values(), learning_rate)
+        if isinstance(mechanism, Plan):
+            epsilon = mechanism.wished_epsilon if epsilon is None else epsilon
+            delta = mechanism.guarantee.delta if delta is None else delta
+            adjacency = mechanism.guarantee.adjacency if adjacency is None else adjacency
+        private = mechanisms.is_private(mechanism)
+        if private and delta is None:
+            raise ParameterError("A private protocol is accounted at some delta: give delta, or a plan, which has one.")
+        self._cohorts = Cohorts.plan(
+            population=dataset.size,
+            cohort=cohort,
+            rounds=self.rounds,
+            scheme=participation,
+            key=secrets.randbits(63) if self._seed is None else self._seed,
+            overflow=OVERFLOW_SHARE * (delta or 1e-6) / self.rounds,
+        )
+        self._spending: Spending | None = None
+        if private and protocol is not None and delta is not None:
+            self._spending = Spending(
+                protocol,
+                delta=delta,
+                epsilon=epsilon,
+                cohorts=self._cohorts,
+                adjacency=adjacency,
+                colluding=mechanism.colluding if isinstance(mechanism, Plan) else 0,
+                examples=examples,
+            )
+        self.config: dict[str, Any] = {
+            "mechanism": mechanisms.as_data(mechanism),
+            "delta": delta if private else None,
+            "dataset": dataset.name,
+            "population": dataset.size,
+            "cohort": cohort,
+            "messages": self._cohorts.messages,
+            "participation": participation,
+            "dropout": self._dropout,
+            "optimizer": optimizer if isinstance(optimizer, str) else type(self._optimizer).__name__,
+            "learning_rate": learning_rate,
+            "local_steps": local_steps,
+            "local_learning_rate": local_learning_rate,
+            "examples": examples,
+            "seed": self._seed,
+            "parameters": {name: list(p.shape) for name, p in trainable(model).items()},
+        }
+        self._folder = None if run_dir is None else Path(run_dir)
+        self._charges: ChargeLog | None = None
+        if self._folder is not None:
+            self._open(self._folder, resume)
+        elif resume:
+            raise ParameterError("There is nothing to resume from: give the run_dir of the run to continue.")
+        if self._spending is not None:
+            self._spending.check(self.rounds, self._fewest_survivors())
+        if self._folder is not None and self.round == 0:
+            self._save()
+
+    @property
+    def dim(self) -> int:
+        """d, the number of trainable parameters."""
+        return self._updates.dim
+
+    def guarantee(self) -> RoundsGuarantee | None:
+        """What is proved about the rounds so far; None without privacy or before the first round."""
+        return None if self._spending is None else self._spending.guarantee()
+
+    def run(self) -> Iterator[RoundMetrics]:
+        """Runs the rounds that are left, yielding each one's metrics once it is safely on disk."""
+        while self.round < self.rounds:
+            yield self.step()
+
+    def step(self) -> RoundMetrics:
+        """Runs one round.
+
+        Raises:
+            VectorError: A client's update is not finite. The round was not charged and the model not changed.
+        """
+        begun = time.perf_counter()
+        number = self.round
+        clients = self._cohorts.clients(number)
+        messages = max(self._cohorts.messages, len(clients))
+        arrived = self._cohorts.generator("dropout", number).random(messages) >= self._dropout
+        survivors = int(arrived.sum())
+        signal_ratio = None
+        released = self._may_release(survivors)
+        if released:
+            mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
+            norm = float(np.linalg.norm(mean.astype(np.float64)))
+            signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
+            self._apply(mean)
+        self.round = number + 1
+        last = self.round == self.rounds
+        loss, accuracy = None, None
+        if last or self.round % self._evaluate_every == 0:
+            loss, accuracy = self.evaluate()
+        metrics = self._metrics(
+            number, released, survivors, loss, accuracy, signal_ratio, seconds=time.perf_counter() - begun
+        )
+        self.history.append(metrics)
+        if self._folder is not None and (last or self.round % self._checkpoint_every == 0):
+            self._save()
+        return metrics
+
+    def evaluate(self) -> tuple[float, float]:
+        """Mean loss and accuracy on the test set."""
+        test = self._dataset.test_set()
+        features, labels = torch.from_numpy(test.features), torch.from_numpy(test.labels)
+        loss, correct = 0.0, 0
+        self.model.eval()
+        with torch.no_grad(), _one_thread():
+            for start in range(0, len(labels), _TEST_BATCH):
+                truth = labels[start : start + _TEST_BATCH]
+                outputs = self.model(features[start : start + _TEST_BATCH])
+                loss += float(self._loss(outputs, truth)) * len(truth)
+                correct += int((outputs.argmax(dim=-1) == truth).sum())
+        return loss / len(labels), correct / len(labels)
+
+    # ------------------------------------------------------------------ a round's parts
+
+    def _fewest_survivors(self) -> int:
+        """So many messages arrive in all rounds, but for a small chance."""
+        messages = self._cohorts.messages
+        if self._dropout <= 0.0:
+            return messages
+        return max(1, int(binom.ppf(_UNLUCKY / self.rounds, messages, 1.0 - self._dropout)))
+
+    def _may_release(self, survivors: int) -> bool:
+        if self._spending is None:
+            return survivors > 0
+        return self._spending.affords(survivors, self.rounds - self.round - 1)
+
+    def _mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[NDArray[np.float32], float]:
+        """The round's mean, charged before it is known, and the norm of its noise."""
+        engine = mechanisms.start_round(self._mechanism, self.dim, number, self._seed)
+        self.model.train()
+        with torch.random.fork_rng(devices=[]), _one_thread():
+            torch.manual_seed(int(self._cohorts.generator("torch", number).integers(2**63)))
+            try:
+                for start in range(0, len(clients), self._slice):
+                    batch = self._dataset.batch(clients[start : start + self._slice])
+                    for chunk in self._rows.chunks(batch):
+                        engine.add(chunk)
+            except NonFiniteError as error:
+                raise VectorError(
+                    f"In round {number} a client's update is NaN or infinite at coordinate {error.coordinate}: "
+                    "training has diverged. Lower the learning rate. The round was not charged."
+                ) from None
+        engine.add_zeros(survivors - len(clients))
+        if self._spending is not None:
+            self._charge(number, survivors)
+        # A Poisson mean is over the clients drawn on average, which does not depend on the draw.
+        factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
+        return engine.mean() * np.float32(factor), engine.noise_norm() * factor
+
+    def _charge(self, number: int, survivors: int) -> None:
+        assert self._spending is not None
+        if self._charges is not None:
+            known = self._charges.survivors.get(number)
+            if known is None:
+                self._charges.append(number, survivors)
+            elif known != survivors:
+                raise CheckpointError(f"Round {number} was charged with {known} messages and has {survivors} now.")
+        self._spending.charge(survivors)
+
+    def _apply(self, mean: NDArray[np.float32]) -> None:
+        start = 0
+        vector = torch.from_numpy(mean)
+        for p in trainable(self.model).values():
+            p.grad = vector[start : start + p.numel()].reshape(p.shape).clone()
+            start += p.numel()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _metrics(
+        self,
+        number: int,
+        released: bool,
+        survivors: int,
+        loss: float | None,
+        accuracy: float | None,
+        noise_to_signal: float | None,
+        seconds: float,
+    ) -> RoundMetrics:
+        epsilon, method = None, None
+        if self._spending is not None and (loss is not None or not self._spending.participation.sampled):
+            found = self._spending.guarantee()
+            epsilon, method = (0.0, None) if found is None else (found.epsilon, found.method)
+        size = mechanisms.message_bytes(self._mechanism, self.dim)
+        before = self.history[-1].bytes_total if self.history else 0
+        return RoundMetrics(
+            round=number,
+            released=released,
+            survivors=survivors,
+            loss=loss,
+            accuracy=accuracy,
+            epsilon=epsilon,
+            delta=None if self._spending is None else self._spending.delta,
+            method=method,
+            bytes_per_client=size,
+            bytes_total=before + survivors * size,
+            noise_to_signal=noise_to_signal,
+            seconds=seconds,
+        )
+
+    # ------------------------------------------------------------------ the run directory
+
+    def _open(self, folder: Path, resume: bool) -> None:
+        """Starts a run directory, or continues the run in it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path, charges = folder / checkpoints.CHECKPOINT, folder / checkpoints.CHARGES
+        if not resume and (path.exists() or charges.exists()):
+            raise CheckpointError(f"{folder} holds a run already; resume it, or choose another directory.")
+        if not path.exists() and charges.exists():
+            raise CheckpointError(f"{folder} has charges but no checkpoint: the run cannot be continued.")
+        self._charges = ChargeLog(charges)
+        if path.exists():
+            self._restore(checkpoints.load(path))
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        assert self._charges is not None
+        different = sorted(name for name, value in self.config.items() if state["config"].get(name) != value)
+        if different:
+            raise CheckpointError(
+                f"The run was started with another {', '.join(different)}; resume it with the same settings."
+            )
+        self.round = int(state["round"])
+        self.history = [RoundMetrics(**row) for row in state["history"]]
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._cohorts = Cohorts(**state["cohorts"])
+        if self._spending is None:
+            return
+        charged: dict[int, int] = state["charged"]
+        if any(self._charges.survivors.get(number) != survivors for number, survivors in charged.items()):
+            raise CheckpointError(
+                "The log of charges does not hold all that the checkpoint has spent: restore it from a copy."
+            )
+        for survivors in charged.values():
+            self._spending.charge(survivors)
+        # Rounds that were charged but are not in the checkpoint. With a seed they are run again to the same result.
+        # Otherwise they may have been seen by someone: they stay spent, and are not run again with other noise.
+        if self._seed is None:
+            for number in sorted(set(self._charges.survivors) - set(charged)):
+                survivors = self._charges.survivors[number]
+                self._spending.charge(survivors)
+                self.history.append(self._metrics(number, False, survivors, None, None, None, 0.0))
+                self.round = number + 1
+
+    def _save(self) -> None:
+        assert self._folder is not None
+        assert self._charges is not None
+        charged = {number: size for number, size in self._charges.survivors.items() if number < self.round}
+        rows = [metrics.to_dict() for metrics in self.history]
+        checkpoints.save(
+            self._folder / checkpoints.CHECKPOINT,
+            {
+                "config": self.config,
+                "round": self.round,
+                "history": rows,
+                "model": self.model.state_dict(),
+                "optimizer": self._optimizer.state_dict(),
+                "cohorts": vars(self._cohorts),
+                "charged": charged,
+            },
+        )
+        checkpoints.write_lines(self._folder / checkpoints.METRICS, rows)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread for PyTorch: results do not depend on the machine's cores, and none is spinning while we round."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,231 @@
+"""Runs that are interrupted: at every point of a round, and by kill -9 at random moments."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cpsgd.engines.simulate import RoundSimulator
+from cpsgd.errors import CheckpointError, InfeasibleError
+from cpsgd.learning import NoPrivacy, Trainer, checkpoints, mlp
+from cpsgd.learning.datasets import ArrayDataset, Dataset
+from cpsgd.protocol import Protocol
+
+LOSS = torch.nn.functional.cross_entropy
+PROTOCOL = Protocol.rotated_binomial(clients=100, dim=15, clip_norm=1.0, levels=8, trials=250)
+
+
+class Crash(BaseException):
+    """Stands in for the end of the process: nothing catches it."""
+
+
+def trainer(data: Dataset, folder: Path | None = None, **options: Any) -> Trainer:
+    options = {"cohort": 100, "rounds": 6, "optimizer": "adam", "seed": 3, "delta": 1e-5, "dropout": 0.05, **options}
+    mechanism = options.pop("mechanism", PROTOCOL)
+    return Trainer(mlp(4, 3, (), seed=0), LOSS, data, mechanism, run_dir=folder, **options)
+
+
+def finish(run: Trainer) -> Trainer:
+    for _ in run.run():
+        pass
+    return run
+
+
+def weights(run: Trainer) -> np.ndarray:
+    return np.concatenate([p.detach().numpy().reshape(-1) for p in run.model.parameters()])
+
+
+def charges(folder: Path) -> list[int]:
+    return [json.loads(line.rsplit(" ", 1)[0])["round"] for line in (folder / "charges.jsonl").read_text().splitlines()]
+
+
+def same(first: Trainer, second: Trainer) -> None:
+    np.testing.assert_array_equal(weights(first), weights(second))
+    assert first.history == second.history
+    assert first.guarantee() == second.guarantee()
+
+
+def test_a_finished_run_has_its_files_and_stays_finished(triangle: ArrayDataset, tmp_path: Path) -> None:
+    first = finish(trainer(triangle, tmp_path))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == list(range(6))
+    assert rows[-1]["epsilon"] == first.history[-1].epsilon
+    assert first.guarantee() is not None
+    assert charges(tmp_path) == list(range(6))
+    again = trainer(triangle, tmp_path, resume=True)
+    assert again.round == 6
+    same(finish(again), first)
+
+
+def test_a_run_can_be_taken_up_and_prolonged(triangle: ArrayDataset, tmp_path: Path) -> None:
+    finish(trainer(triangle, tmp_path, rounds=4))
+    same(finish(trainer(triangle, tmp_path, rounds=6, resume=True)), finish(trainer(triangle)))
+
+
+# Where in a round the process ends: the function that is interrupted, and whether it has done its work by then.
+POINTS = [
+    ("cpsgd.learning.checkpoints.ChargeLog.append", False),
+    ("cpsgd.learning.checkpoints.ChargeLog.append", True),
+    ("cpsgd.engines.simulate.RoundSimulator.mean", True),
+    ("cpsgd.learning.sgd.Trainer._apply", True),
+    ("cpsgd.learning.checkpoints.save", False),
+    ("cpsgd.learning.checkpoints.save", True),
+    ("cpsgd.learning.checkpoints.write_lines", True),
+]
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, point: str, afterwards: bool, call: int) -> None:
+    """Makes the `call`-th call of a function the last thing that happens."""
+    owner, name = point.rsplit(".", 1)
+    calls = itertools.count()
+    functions: dict[str, Callable[..., Any]] = {
+        "append": checkpoints.ChargeLog.append,
+        "mean": RoundSimulator.mean,
+        "_apply": Trainer._apply,
+        "save": checkpoints.save,
+        "write_lines": checkpoints.write_lines,
+    }
+    real = functions[name]
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(calls) < call:
+            return real(*arguments)
+        if afterwards:
+            real(*arguments)
+        raise Crash
+
+    monkeypatch.setattr(f"{owner}.{name}", interrupted)
+
+
+@pytest.mark.parametrize(("point", "afterwards"), POINTS)
+@pytest.mark.parametrize("checkpoint_every", [1, 3])
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(
+    triangle: ArrayDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    afterwards: bool,
+    checkpoint_every: int,
+) -> None:
+    expected = finish(trainer(triangle))
+    for call in (1, 2):
+        with monkeypatch.context() as patched:
+            interrupt(patched, point, afterwards, call)
+            # Where fewer calls are left than it takes, the run ends by itself.
+            with contextlib.suppress(Crash):
+                finish(trainer(triangle, tmp_path, checkpoint_every=checkpoint_every, resume=True))
+    same(finish(trainer(triangle, tmp_path, resume=True)), expected)
+    assert charges(tmp_path) == list(range(6))
+
+
+@pytest.mark.parametrize(("point", "afterwards"), POINTS)
+def test_without_a_seed_a_charged_round_is_spent_and_not_repeated(
+    triangle: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, afterwards: bool
+) -> None:
+    with monkeypatch.context() as patched:
+        interrupt(patched, point, afterwards, 2)
+        with pytest.raises(Crash):
+            finish(trainer(triangle, tmp_path, seed=None))
+    charged = charges(tmp_path)
+    resumed = trainer(triangle, tmp_path, seed=None, resume=True)
+    assert resumed.round == len(charged)
+    lost = [row.round for row in resumed.history if not row.released]
+    finish(resumed)
+    assert charges(tmp_path) == list(range(6))
+    assert [row.round for row in resumed.history] == list(range(6))
+    assert [row.round for row in resumed.history if not row.released] == lost
+    assert len(lost) <= 1
+    found = resumed.guarantee()
+    assert found is not None
+    assert found.rounds == 6
+
+
+def test_without_privacy_a_run_is_resumed_as_well(
+    triangle: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"mechanism": NoPrivacy(1.0), "delta": None}
+    with monkeypatch.context() as patched:
+        interrupt(patched, "cpsgd.learning.checkpoints.save", False, 3)
+        with pytest.raises(Crash):
+            finish(trainer(triangle, tmp_path, **options))
+    same(finish(trainer(triangle, tmp_path, resume=True, **options)), finish(trainer(triangle, **options)))
+
+
+SCRIPT = """
+import sys
+import torch
+from cpsgd.learning import Trainer, mlp
+from cpsgd.learning.datasets import load_digits
+from cpsgd.protocol import Protocol
+
+def make(folder, resume=True):
+    protocol = Protocol.rotated_binomial(clients=20, dim=650, clip_norm=1.0, levels=8, trials=250)
+    return Trainer(mlp(64, 10, (), seed=0), torch.nn.functional.cross_entropy, load_digits(), protocol, cohort=20,
+                   rounds=70, optimizer="adagrad", seed=5, delta=1e-3, dropout=0.1, run_dir=folder, resume=resume)
+
+if __name__ == "__main__":
+    run = make(sys.argv[1])
+    print(run.round, flush=True)
+    for _ in run.run():
+        pass
+"""
+
+
+def test_kill_minus_9_at_random_moments(tmp_path: Path) -> None:
+    # The moments differ from run to run on purpose: the claim is about every moment.
+    script, folder = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(textwrap.dedent(SCRIPT))
+    killed = 0
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, script, folder], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            begun = int(process.stdout.readline())
+            time.sleep(random.uniform(0.0, 0.25))
+            process.send_signal(signal.SIGKILL)
+        killed += process.returncode == -signal.SIGKILL
+        assert begun <= 70
+    assert killed >= 1
+    names: dict[str, Any] = {"__name__": "train"}
+    exec(script.read_text(), names)
+    resumed = names["make"](folder)
+    finish(resumed)
+    uninterrupted = finish(names["make"](None, resume=False))
+    same(resumed, uninterrupted)
+    assert charges(folder) == list(range(70))
+
+
+def test_bad_run_directories(triangle: ArrayDataset, tmp_path: Path) -> None:
+    finish(trainer(triangle, tmp_path, rounds=2))
+    with pytest.raises(CheckpointError, match="holds a run already"):
+        trainer(triangle, tmp_path)
+    with pytest.raises(CheckpointError, match="another learning_rate, seed"):
+        trainer(triangle, tmp_path, resume=True, seed=4, learning_rate=0.2)
+    with pytest.raises(InfeasibleError, match="buys"):
+        trainer(triangle, tmp_path, resume=True, epsilon=1e-3)
+    checkpoint, log = tmp_path / "checkpoint.bin", tmp_path / "charges.jsonl"
+    good, spent = checkpoint.read_bytes(), log.read_bytes()
+    checkpoint.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="damaged"):
+        trainer(triangle, tmp_path, resume=True)
+    checkpoint.write_bytes(good)
+    log.write_bytes(spent.splitlines(keepends=True)[0])
+    with pytest.raises(CheckpointError, match="does not hold all"):
+        trainer(triangle, tmp_path, resume=True)
+    log.write_bytes(spent)
+    checkpoint.unlink()
+    with pytest.raises(CheckpointError, match="charges but no checkpoint"):
+        trainer(triangle, tmp_path, resume=True)

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cpsgd.errors import InfeasibleError, ParameterError, VectorError
+from cpsgd.learning import NoPrivacy, RoundMetrics, Trainer, baselines, mlp
+from cpsgd.learning.datasets import ArrayDataset, Dataset, infinite_digits
+from cpsgd.learning.mechanisms import Mechanism
+from cpsgd.planner import Plan, plan
+from cpsgd.privacy import Adjacency, RoundsGuarantee, guarantee_over_rounds
+from cpsgd.privacy.participation import Scheme
+from cpsgd.protocol import Protocol
+
+LOSS = torch.nn.functional.cross_entropy
+DIM = 15  # 4 features and a bias, for 3 classes
+
+
+def model(seed: int = 0) -> torch.nn.Module:
+    return mlp(4, 3, (), seed=seed)
+
+
+def weights(of: torch.nn.Module) -> np.ndarray:
+    return np.concatenate([p.detach().numpy().reshape(-1) for p in of.parameters()])
+
+
+def run(data: Dataset, mechanism: Mechanism, start: torch.nn.Module | None = None, **options: Any) -> Trainer:
+    options = {"cohort": 100, "rounds": 3, "learning_rate": 0.5, "seed": 1, **options}
+    trainer = Trainer(start or model(), LOSS, data, mechanism, **options)
+    for _ in trainer.run():
+        pass
+    return trainer
+
+
+def spent(trainer: Trainer) -> RoundsGuarantee:
+    found = trainer.guarantee()
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def private() -> Plan:
+    return plan(clients=100, dim=DIM, epsilon=6.0, delta=1e-5, bits=10)
+
+
+def test_without_privacy_it_is_plain_sgd(triangle: ArrayDataset) -> None:
+    trainer = run(triangle, NoPrivacy(clip_norm=1e6), rounds=2)
+    expected = model()
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.5)
+    for number in range(2):
+        batch = triangle.batch(trainer._cohorts.clients(number))
+        loss = LOSS(expected(torch.from_numpy(batch.features)), torch.from_numpy(batch.labels))
+        slopes = torch.autograd.grad(loss, list(expected.parameters()))
+        for p, slope in zip(expected.parameters(), slopes, strict=True):
+            p.grad = slope
+        optimizer.step()
+    np.testing.assert_allclose(weights(trainer.model), weights(expected), atol=1e-6)
+    last = trainer.history[-1]
+    assert (last.epsilon, last.delta, last.method, last.noise_to_signal) == (None, None, None, 0.0)
+    assert (last.bytes_per_client, last.bytes_total) == (60, 2 * 100 * 60)
+    assert trainer.guarantee() is None
+
+
+def test_updates_are_clipped(triangle: ArrayDataset) -> None:
+    trainer = run(triangle, NoPrivacy(clip_norm=1e-3), rounds=1)
+    assert np.linalg.norm(weights(trainer.model) - weights(model())) <= 0.5 * 1e-3
+
+
+def test_fine_rounding_is_nearly_plain_sgd(triangle: ArrayDataset) -> None:
+    fine = Protocol.rotated_binomial(clients=100, dim=DIM, clip_norm=3.0, levels=2**16, trials=0, coordinate_range=3.0)
+    noisy = run(triangle, fine)
+    plain = run(triangle, NoPrivacy(clip_norm=3.0))
+    np.testing.assert_allclose(weights(noisy.model), weights(plain.model), atol=1e-3)
+
+
+def test_the_accounting_keeps_the_planners_promise(triangle: ArrayDataset, private: Plan) -> None:
+    trainer = run(triangle, private)
+    found = spent(trainer)
+    assert found.epsilon == private.guarantee.epsilon <= 6.0
+    assert [row.epsilon for row in trainer.history] == [found.epsilon] * 3
+    assert {row.method for row in trainer.history} == {private.guarantee.method}
+    every = plan(clients=600, dim=DIM, epsilon=6.0, delta=1e-5, bits=10, rounds=4, participation="every")
+    trainer = run(triangle, every, participation="every", cohort=600, rounds=4)
+    assert spent(trainer).epsilon == pytest.approx(every.guarantee.epsilon, rel=1e-9)
+    epsilons = [row.epsilon or 0.0 for row in trainer.history]
+    assert epsilons == sorted(epsilons)
+    assert epsilons[0] < 0.7 * epsilons[-1]
+
+
+def test_dropouts_are_accounted_by_the_noise_that_arrived(triangle: ArrayDataset) -> None:
+    private = plan(clients=200, dim=DIM, epsilon=6.0, delta=1e-5, bits=10, dropout=0.4)
+    trainer = run(triangle, private, cohort=200, dropout=0.2)
+    sizes = [row.survivors for row in trainer.history]
+    assert all(120 < size < 200 for size in sizes)
+    assert len(set(sizes)) > 1
+    expected = guarantee_over_rounds(private.protocol, 1e-5, surviving=sizes, participation="once")
+    assert spent(trainer).epsilon == expected.epsilon < 6.0
+    assert trainer.history[-1].bytes_total == sum(sizes) * private.protocol.message_bytes
+    # A plan without room for dropouts is refused: the noise that would arrive is not enough.
+    tight = plan(clients=200, dim=DIM, epsilon=6.0, delta=1e-5, bits=10)
+    with pytest.raises(InfeasibleError, match="buys 0"):
+        run(triangle, tight, cohort=200, dropout=0.2)
+
+
+def test_a_round_that_would_break_the_budget_is_abandoned(
+    triangle: ArrayDataset, private: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(model(), LOSS, triangle, private, cohort=100, rounds=2, seed=1)
+    trainer._dropout = 0.5
+    before = weights(trainer.model)
+    metrics = trainer.step()
+    assert not metrics.released
+    assert (metrics.epsilon, metrics.noise_to_signal) == (0.0, None)
+    np.testing.assert_array_equal(weights(trainer.model), before)
+    trainer._dropout = 0.0
+    assert trainer.step().released
+    assert spent(trainer).rounds == 1
+
+
+@pytest.mark.parametrize("scheme", ["poisson", "fixed-size"])
+def test_sampled_cohorts_learn_and_are_accounted(triangle: ArrayDataset, scheme: Scheme) -> None:
+    adjacency: Adjacency = "zero-out" if scheme == "poisson" else "replace-one"
+    sampled = plan(
+        clients=200,
+        dim=DIM,
+        epsilon=8.0,
+        delta=1e-4,
+        bits=10,
+        rounds=8,
+        participation=f"{scheme}:{200 / 600}",
+        adjacency=adjacency,
+    )
+    trainer = run(triangle, sampled, cohort=200, rounds=8, participation=scheme, evaluate_every=4, learning_rate=1.0)
+    found = spent(trainer)
+    assert found.epsilon <= 8.0
+    assert found.adjacency == adjacency
+    assert [row.epsilon is not None for row in trainer.history] == [False, False, False, True] * 2
+    assert (trainer.history[-1].accuracy or 0.0) > 0.6
+    if scheme == "poisson":
+        assert {row.survivors for row in trainer.history} == {trainer._cohorts.messages}
+
+
+def test_the_poisson_mean_is_over_the_expected_cohort(triangle: ArrayDataset) -> None:
+    fine = Protocol.rotated_binomial(
+        clients=200, dim=DIM, clip_norm=30.0, levels=2**16, trials=0, coordinate_range=30.0
+    )
+    trainer = run(triangle, fine, cohort=200, rounds=1, participation="poisson", learning_rate=1.0)
+    batch = triangle.batch(trainer._cohorts.clients(0))
+    start = model()
+    loss = LOSS(start(torch.from_numpy(batch.features)), torch.from_numpy(batch.labels), reduction="sum")
+    slopes = torch.autograd.grad(loss, list(start.parameters()))
+    expected = np.concatenate([slope.numpy().reshape(-1) for slope in slopes]) / 200
+    np.testing.assert_allclose(weights(model()) - weights(trainer.model), expected, atol=1e-3)
+
+
+def test_private_training_on_digits_learns_with_every_baseline() -> None:
+    data = infinite_digits(100_000)
+    dim = 64 * 10 + 10
+    private = plan(clients=2000, dim=dim, epsilon=4.0, delta=1e-6, bits=6)
+    accuracy: dict[str, float] = {}
+    start = mlp(64, 10, (), seed=0)
+    mechanisms: dict[str, Mechanism] = {"private": private, **baselines(private)}
+    for name, mechanism in mechanisms.items():
+        trainer = run(
+            data,
+            mechanism,
+            copy.deepcopy(start),
+            cohort=2000,
+            rounds=8,
+            optimizer="adagrad",
+            learning_rate=0.1,
+            delta=1e-6,
+            epsilon=4.001,
+            evaluate_every=8,
+        )
+        accuracy[name] = trainer.history[-1].accuracy or 0.0
+        if name in ("private", "gaussian"):
+            assert 3.5 < spent(trainer).epsilon <= 4.0 * (1 + 1e-6)
+        else:
+            assert trainer.guarantee() is None
+    assert accuracy["no privacy"] > 0.8
+    assert min(accuracy.values()) > accuracy["no privacy"] - 0.1
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_federated_averaging_with_other_optimizers(triangle: ArrayDataset, optimizer: str) -> None:
+    trainer = run(
+        triangle,
+        NoPrivacy(1.0),
+        cohort=60,
+        rounds=10,
+        local_steps=5,
+        local_learning_rate=0.2,
+        optimizer=optimizer,
+        learning_rate=0.2,
+    )
+    assert (trainer.history[-1].accuracy or 0.0) > 0.9
+
+
+def test_dropout_layers_train_and_rest_while_evaluated(triangle: ArrayDataset) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 3))
+    first = run(triangle, NoPrivacy(1.0), copy.deepcopy(net))
+    second = run(triangle, NoPrivacy(1.0), copy.deepcopy(net))
+    np.testing.assert_array_equal(weights(first.model), weights(second.model))
+    assert first.evaluate() == first.evaluate()
+
+
+def test_a_seed_repeats_everything_and_its_absence_nothing(triangle: ArrayDataset, private: Plan) -> None:
+    first, second = run(triangle, private), run(triangle, private)
+    np.testing.assert_array_equal(weights(first.model), weights(second.model))
+    assert first.history == second.history
+    others = [run(triangle, private, seed=seed) for seed in (2, None, None)]
+    assert len({weights(t.model).tobytes() for t in [first, *others]}) == 4
+
+
+def test_metrics_are_plain_data(triangle: ArrayDataset, private: Plan) -> None:
+    row = run(triangle, private, rounds=1).history[0]
+    assert RoundMetrics(**row.to_dict()) == row
+    assert row.released
+    assert row.noise_to_signal is not None
+    assert row.noise_to_signal > 0.0
+
+
+def test_bad_input(triangle: ArrayDataset, private: Plan) -> None:
+    def start(mechanism: Mechanism = private, net: torch.nn.Module | None = None, **options: Any) -> None:
+        Trainer(net or model(), LOSS, triangle, mechanism, **{"cohort": 100, "rounds": 3, **options})
+
+    with pytest.raises(ParameterError, match="Known are sgd, momentum, adagrad, adam"):
+        start(optimizer="nadam")
+    with pytest.raises(ParameterError, match="larger than the population of 600"):
+        start(cohort=601)
+    with pytest.raises(InfeasibleError, match="enough for 6 disjoint cohorts"):
+        start(rounds=7)
+    with pytest.raises(InfeasibleError, match=r"the budget ε=6 buys \d"):
+        start(rounds=20, participation="fixed-size")
+    with pytest.raises(ParameterError, match="15 trainable parameters, the protocol is for 16"):
+        start(Protocol.binomial(clients=9, dim=16, clip_norm=1.0, levels=2, trials=9), delta=1e-5)
+    with pytest.raises(ParameterError, match="give delta"):
+        start(private.protocol)
+    with pytest.raises(ParameterError, match="no trainable parameters"):
+        start(net=torch.nn.Flatten())
+    with pytest.raises(ParameterError, match="zero-out"):
+        start(participation="poisson")
+    with pytest.raises(ParameterError, match="dropout"):
+        start(dropout=1.0)
+    with pytest.raises(ParameterError, match="nothing to resume"):
+        start(resume=True)
+
+
+def test_a_diverging_model_is_not_charged(triangle: ArrayDataset, private: Plan) -> None:
+    trainer = Trainer(model(), LOSS, triangle, private, cohort=100, rounds=2, seed=1)
+    trainer.step()
+    with torch.no_grad():
+        next(trainer.model.parameters()).fill_(float("nan"))
+    with pytest.raises(VectorError, match="In round 1 a client's update is NaN"):
+        trainer.step()
+    assert spent(trainer).rounds == 1
+
+
+def test_without_torch_the_error_says_what_to_install() -> None:
+    code = (
+        "import sys\n"
+        "class NoTorch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch':\n            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, NoTorch())\n"
+        "import cpsgd.learning, cpsgd.learning.datasets\n"
+        "try:\n    cpsgd.learning.Trainer\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'cpsgd[torch]'" in found.stdout
