@@ -61,6 +61,21 @@ def promises(protocol: Protocol) -> dict[str, Any]:
     return {**sent(protocol), "error_bound": bound}
 
 
+def privacy(
+    protocol: Protocol, delta: float | None, surviving: int | None = None
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The ε proved for a round with this many messages (all, if None), as JSON and for people; nothing without a δ."""
+    if delta is None:
+        return {}, []
+    from cpsgd.cli import _render
+    from cpsgd.privacy import guarantee
+
+    found = guarantee(protocol, delta, surviving=surviving)
+    text = f"ε = {_render.rounded_up(found.epsilon)} at δ = {found.delta:g}, {found.adjacency} neighbours"
+    facts = {"epsilon": found.epsilon, "delta": found.delta, "method": found.method, "guarantee": found.to_dict()}
+    return facts, [("privacy", text), ("proved by", found.citation)]
+
+
 def sent(protocol: Protocol) -> dict[str, Any]:
     """What a client sends, as JSON values."""
     return {
