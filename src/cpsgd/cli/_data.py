@@ -7,8 +7,6 @@ No error quotes what stands in a file, only where.
 from __future__ import annotations
 
 import csv
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol as Interface
@@ -21,6 +19,8 @@ from cpsgd.errors import ParameterError, VectorError
 Array = NDArray[np.generic]
 
 _SUFFIXES = (".npy", ".npz", ".csv")
+# Rows looked at together.
+_POINTS = 1 << 16
 
 
 class Rows(Interface):
@@ -61,6 +61,24 @@ def open_rows(path: Path, key: str | None = None) -> Rows:
     return _ArrayRows(path, array)
 
 
+def read_points(rows: Rows) -> Array:
+    """All rows in memory, for algorithms that go over them several times.
+
+    Raises:
+        VectorError: A row is not finite; it is named.
+    """
+    blocks = []
+    for start, block in rows.blocks(_POINTS):
+        if not (finite := np.isfinite(block)).all():
+            row, coordinate = np.unravel_index(int(np.argmin(finite)), finite.shape)
+            raise VectorError(
+                f"{rows.where(start + int(row))}: NaN or infinite at coordinate {coordinate} (rows and coordinates "
+                "counted from 0). Repair or drop the row."
+            )
+        blocks.append(block)
+    return np.concatenate(blocks)
+
+
 def read_vector(path: Path, key: str | None = None) -> Array:
     """The one vector in a file: a one-dimensional array, or a table of one row.
 
@@ -96,8 +114,8 @@ def _open_array(path: Path, key: str | None) -> Array:
         array = _from_npz(path, key) if kind == ".npz" else np.lib.format.open_memmap(path, mode="r")
     except (ParameterError, OSError):
         raise
-    except (ValueError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, NotImplementedError):
-        # What NumPy says here is about its format, and may quote the file.
+    except Exception:
+        # NumPy lets all kinds of errors through from a damaged file; what they say may quote it.
         raise VectorError(
             f"{path}: not a readable {kind} file of numbers. It is damaged, cut short, of another format or holds "
             "Python objects."

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from cpsgd.privacy import Guarantee
     from cpsgd.protocol import Protocol
 
 _TITLES = {
@@ -30,8 +33,16 @@ def show(facts: Iterable[tuple[str, str]], *, stream: TextIO | None = None) -> N
 
 
 def show_json(data: dict[str, Any]) -> None:
-    """Prints one JSON object."""
-    typer.echo(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
+    """Prints one JSON object, with null for what is not a finite number."""
+    typer.echo(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def complain(text: str, *, style: str = "bold red") -> None:
@@ -47,6 +58,21 @@ def reason(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return f"Not enough memory. {error}".strip()
     return str(error)
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal while clients are heard; yields what is to be called with the number of those just heard."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done: None
+        return
+    columns = (TextColumn("clients"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("clients", total=total)
+        yield lambda done: bar.advance(task, done)
 
 
 def promises(protocol: Protocol) -> dict[str, Any]:
@@ -67,10 +93,15 @@ def privacy(
     """The ε proved for a round with this many messages (all, if None), as JSON and for people; nothing without a δ."""
     if delta is None:
         return {}, []
-    from cpsgd.cli import _render
     from cpsgd.privacy import guarantee
 
-    found = guarantee(protocol, delta, surviving=surviving)
+    return guaranteed(guarantee(protocol, delta, surviving=surviving))
+
+
+def guaranteed(found: Guarantee) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """A guarantee as JSON and for people."""
+    from cpsgd.cli import _render
+
     text = f"ε = {_render.rounded_up(found.epsilon)} at δ = {found.delta:g}, {found.adjacency} neighbours"
     facts = {"epsilon": found.epsilon, "delta": found.delta, "method": found.method, "guarantee": found.to_dict()}
     return facts, [("privacy", text), ("proved by", found.citation)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cpsgd.cli import _output, aggregate, encode, figures, mean, plan, privacy, protocol
+from cpsgd.cli import _output, aggregate, encode, figures, kmeans, mean, pca, plan, privacy, protocol
 from cpsgd.errors import CpsgdError
 
 
@@ -59,6 +59,8 @@ def _root(
 app.command("plan")(plan.run)
 app.add_typer(privacy.app, name="privacy")
 app.command("mean")(mean.run)
+app.command("kmeans")(kmeans.run)
+app.command("pca")(pca.run)
 app.command("protocol")(protocol.run)
 app.command("encode")(encode.run)
 app.command("aggregate")(aggregate.run)
