@@ -136,6 +136,7 @@ class Trainer:
         self.rounds = _validate.integer("rounds", rounds, low=1)
         self.round = 0
         self.history: list[RoundMetrics] = []
+        self._unfinished = False
         self._loss = loss
         self._dataset = dataset
         self._mechanism = mechanism
@@ -241,7 +242,12 @@ class Trainer:
 
         Raises:
             VectorError: A client's update is not finite. The round was not charged and the model not changed.
+            CheckpointError: The round before was interrupted after its charge, so that this object's state is unknown.
         """
+        if self._unfinished:
+            raise CheckpointError(
+                f"Round {self.round} was interrupted after its charge: make a new Trainer with resume=True."
+            )
         begun = time.perf_counter()
         number = self.round
         clients = self._cohorts.clients(number)
@@ -266,6 +272,7 @@ class Trainer:
         self.history.append(metrics)
         if self._folder is not None and (last or self.round % self._checkpoint_every == 0):
             self._save()
+        self._unfinished = False
         return metrics
 
     def evaluate(self) -> tuple[float, float]:
@@ -313,6 +320,7 @@ class Trainer:
                     "training has diverged. Lower the learning rate. The round was not charged."
                 ) from None
         engine.add_zeros(survivors - len(clients))
+        self._unfinished = True
         if self._spending is not None:
             self._charge(number, survivors)
         # A Poisson mean is over the clients drawn on average, which does not depend on the draw.
