@@ -65,12 +65,12 @@ def test_certificate_beats_the_theorem_wherever_that_applies(p: float, trials: i
     assert checks.certificate_epsilon(pair) < paper
 
 
-@pytest.mark.parametrize(("levels", "trials"), [(1001, 200_000), (2001, 200_000)])
-def test_the_theorem_fails_for_large_distances_and_the_guarantee_does_not_rest_on_it(levels: int, trials: int) -> None:
+@pytest.mark.parametrize("levels", [1001, 2001])
+def test_the_theorem_fails_for_large_distances_and_the_guarantee_does_not_rest_on_it(levels: int) -> None:
     # Neighbours 4.5 and 9 standard deviations apart: the theorem's condition holds, its ε does not.
-    protocol = Protocol.binomial(clients=1, dim=1, clip_norm=1.0, levels=levels, trials=trials)
+    protocol = Protocol.binomial(clients=1000, dim=1, clip_norm=1.0, levels=levels, trials=200)
     delta = 1e-5
-    pair = Pair(u=(levels - 1.0,), v=(0.0,), levels=levels, clients=1, trials=trials, p=0.5, delta=delta)
+    pair = Pair(u=(levels - 1.0,), v=(0.0,), levels=levels, clients=1000, trials=200, p=0.5, delta=delta)
     found = guarantee(protocol, delta)
     published = dict(found.alternatives)["paper-theorem"]
     assert isinstance(published, float)
