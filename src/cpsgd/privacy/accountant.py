@@ -183,9 +183,9 @@ def _profiles(rounds: Sequence[Rounds], participation: Participation, interval: 
         # jointly convex. The bound above does not know that when the rate is large.
         return [_renyi_profile(renyi), unsampled]
     renyi = RdpAccountant(all_orders, dp.NeighboringRelation.REPLACE_SPECIAL)
-    # Losses reach about μ²/2 + 15μ; no more than some 10^5 points of them are worth their time, 10^4 in searches.
+    # Losses reach about μ²/2 + 15μ; no more than 10^5 points of them are worth their time, a few thousand in searches.
     largest_mu = max(r.mu for r in rounds)
-    points = 2e5 if interval <= FINE else 2e4
+    points = 1e5 if interval <= FINE else 6e3
     interval = max(interval, (0.5 * largest_mu * largest_mu + 15.0 * largest_mu) / points)
     losses = PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL, interval)
     for r in rounds:
