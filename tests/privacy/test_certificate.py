@@ -19,6 +19,7 @@ from cpsgd.privacy import (
     gdp_delta,
     gdp_epsilon,
     lattice_sensitivity,
+    renyi_certificate,
 )
 from cpsgd.protocol import Protocol
 
@@ -153,6 +154,23 @@ def test_too_little_noise_names_enough() -> None:
 def test_range_at_the_upper_end_is_refused_too() -> None:
     with pytest.raises(ConditionError, match="No Gaussian certificate"):
         gaussian_certificate(noise_trials=200, p=0.95, dim=10, sensitivity=1.0, levels=2, tail=1e-6)
+
+
+@pytest.mark.parametrize("p", [0.9999999999999999, 1e-16, 5e-324])
+@pytest.mark.parametrize("trials", [1, 1_000, 10**9, 2**52])
+def test_a_coin_that_hardly_ever_lands_otherwise_is_refused(p: float, trials: int) -> None:
+    settings = {"noise_trials": trials, "dim": 10, "levels": 2}
+    with pytest.raises(ConditionError, match="p nearer to 1/2"):
+        gaussian_certificate(**settings, p=p, sensitivity=1.0, tail=1e-9)
+    with pytest.raises(ConditionError, match="must stay inside"):
+        renyi_certificate(**settings, p=p, sensitivity=1.0, delta=1e-9)
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-243])
+def test_a_delta_too_small_is_named(delta: float) -> None:
+    with pytest.raises(ParameterError, match=r"Expected delta >= 1.05e-241 for dim=1000, got delta=1e-") as caught:
+        certified_epsilon(noise_trials=10**4, p=0.5, dim=1_000, sensitivity=1.0, levels=2, delta=delta)
+    assert "tail=" not in str(caught.value)
 
 
 def test_too_much_noise_is_refused() -> None:

@@ -4,7 +4,8 @@ No special function is involved. The ratios f(j+1)/f(j) = (N-j) p / ((j+1)(1-p))
 products of them from the mode outwards give f up to a constant, and the sum of the window gives the constant. All
 terms are positive, so relative errors only add up: M steps of five roundings each, M additions and the division by
 the total keep every mass and every tail sum within 13 M 2^-53 (2·10^-10 at N = 10^8). What lies outside the window
-is bounded by a geometric series, because the ratios decrease away from the mode.
+is bounded by a geometric series, because the ratios decrease away from the mode. For p > 1/2 failures are counted
+instead of successes: 1 - p then has no rounding error, and points near N keep their distance to N.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from cpsgd.errors import ConditionError
 Array = NDArray[np.float64]
 
 MAX_POINTS = 2**24
+MAX_TRIALS = 2**52
+"""Up to here all integers involved are exact in floating point."""
+
 # Products stay clear of subnormal numbers, where relative accuracy is lost.
 _SMALLEST_WEIGHT = 1e-290
 _UNIT = 2.0**-53
@@ -59,8 +63,15 @@ def window(trials: int, p: float, nats: float, margin: int = 0) -> Window:
         margin: Additional points at both ends.
 
     Raises:
-        ConditionError: The window would have more than 2^24 points (N beyond about 10^12).
+        ConditionError: N > 2^52, or the window would have more than 2^24 points (N beyond about 10^12).
     """
+    if trials > MAX_TRIALS:
+        raise ConditionError(
+            f"Binomial({trials}, {p:g}) is not computed: at most N=2^52 trials are. "
+            "Account for fewer trials: noise left out of the account is only a loss, never a danger."
+        )
+    if p > 0.5:
+        return _mirrored(window(trials, 1.0 - p, nats, margin), trials)
     variance = trials * p * (1.0 - p)
     # Bernstein's inequality: this far from the mean only e^-nats is left on either side. It only has to be wide
     # enough; the bounds below do not rest on it.
@@ -98,6 +109,19 @@ def window(trials: int, p: float, nats: float, margin: int = 0) -> Window:
         outside_below=outside_below,
         outside_above=outside_above,
         error=error,
+    )
+
+
+def _mirrored(law: Window, trials: int) -> Window:
+    """The law of N - Z."""
+    return Window(
+        first=trials - law.last,
+        mass=law.mass[::-1],
+        below=np.append(1.0, law.above[:-1])[::-1],
+        above=np.append(0.0, law.below[:-1])[::-1],
+        outside_below=law.outside_above,
+        outside_above=law.outside_below,
+        error=law.error,
     )
 
 

@@ -121,6 +121,7 @@ def certified_epsilon(
 
     Raises:
         ConditionError: There is no certificate at any share of the tail.
+        ParameterError: δ is too small to compute with, or another parameter is outside its range.
 
     Example:
         >>> epsilon, certificate = certified_epsilon(
@@ -129,7 +130,7 @@ def certified_epsilon(
         >>> f"{epsilon:.3f}"
         '0.542'
     """
-    _validate.probability("delta", delta)
+    check_delta(delta, dim, _TAIL_SHARES[-1])
     profile = _Profile(noise_trials, p, dim, sensitivity, levels, delta * _TAIL_SHARES[-1])
     proved: list[tuple[float, GaussianCertificate]] = []
     for share in _TAIL_SHARES:
@@ -188,6 +189,16 @@ def check_parameters(
     return _validate.probability("p", p), math.ceil(min(levels - 1, sensitivity))
 
 
+def check_delta(delta: float, dim: int, share: float) -> None:
+    """Validates δ, of which `share` is to pay for the tails."""
+    smallest = SMALLEST_MASS * _validate.integer("dim", dim, low=1) / share
+    if _validate.probability("delta", delta) < smallest:
+        raise ParameterError(
+            f"Expected delta >= {smallest:.3g} for dim={dim}, got delta={delta!r}: with less, the tails of the noise "
+            "are too small for floating point."
+        )
+
+
 def central_range(law: _binomial.Window, mass: float) -> tuple[int, int, float]:
     """The narrowest [a, b] with P(Z < a) and P(Z > b) at most mass/2 each, and a bound on P(Z not in [a, b])."""
     left = law.below * (1.0 + law.error) + law.outside_below
@@ -231,8 +242,11 @@ def _remedy(noise_trials: int, p: float, dim: int, steps: int, tail: float) -> s
         return low - steps >= 1 and high + steps <= trials - 1
 
     enough = noise_trials
-    while not fits(enough):
-        enough *= 2
+    try:
+        while not fits(enough):
+            enough *= 2
+    except ConditionError:
+        return "Only far more noise than can be accounted for would do, or a p nearer to 1/2."
     short = noise_trials
     while enough - short > 1:
         middle = (short + enough) // 2

@@ -34,23 +34,36 @@ from scipy.optimize import minimize_scalar
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy import _binomial
-from cpsgd.privacy.certificate import central_range, check_parameters
+from cpsgd.privacy.certificate import central_range, check_delta, check_parameters
 
 Array = _binomial.Array
 
 # Share of δ that pays for the box. It moves ε by about TAIL_SHARE/(α - 1), and a wider box costs nearly nothing.
 TAIL_SHARE = 1e-3
 MAX_ORDER = 1e6
-MAX_WORK = 2**19
-"""Outputs times unit distances beyond which the certificate is not attempted: it would take many seconds."""
+MAX_SIZE = 2**19
+"""Outputs times unit distances beyond which moments are not computed at all."""
+MAX_WORK = 7.5e7
+"""Outputs times nodes, over all orders, beyond which the certificate is given up: two to three seconds of one core."""
 
 # κ is at most this factor over a value attained by some t.
 _TOLERANCE = 2e-5
+# The search for the best order tries nine or ten. So if the first one takes more than this share of the work, all of
+# them together would take too much.
+_FIRST_SHARE = 1.0 / 6.0
+# Outputs are summed in blocks that fit into a processor's cache (and are too small for malloc to map pages for each),
+# which is twice as fast.
+_BLOCK = 12_000
 _MAX_DEPTH = 12
 # Powers of likelihood ratios stay below e^600.
 _MAX_EXPONENT = 600.0
 # A likelihood ratio R is kept as R - 1, which is good to a relative 2^-53/R.
 _SMALLEST_RATIO = 1e-8
+# Rounding errors of powers are bounded to first order, with 1 % for the rest: errors times orders stay below this.
+_MAX_INEXACT = 1e-3
+# How much deeper than the box the window goes, in nats: the end cells hold all outputs from there on, and what is
+# outside the window is known only up to a bound.
+_DEPTH = 25.0
 _TOO_FAR = "No Rényi certificate: what one client can change is too large for this noise. Add noise."
 _UNIT = 2.0**-53
 
@@ -88,8 +101,9 @@ def renyi_certificate(
         delta: δ in total.
 
     Raises:
-        ConditionError: The box reaches 0 or N, or the computation would take long (very many levels and very
-            much noise, where the Gaussian certificate is the better one anyway).
+        ConditionError: The box reaches 0 or N, or the computation would take more than a few seconds (much noise,
+            where the Gaussian certificate is as good).
+        ParameterError: δ is too small to compute with, or another parameter is outside its range.
 
     Example:
         >>> certificate = renyi_certificate(
@@ -98,10 +112,16 @@ def renyi_certificate(
         >>> f"{certificate.epsilon:.2f}"
         '2.39'
     """
-    _validate.probability("delta", delta)
+    check_delta(delta, dim, TAIL_SHARE)
     moments = Moments(
-        noise_trials=noise_trials, p=p, dim=dim, sensitivity=sensitivity, levels=levels, tail=TAIL_SHARE * delta
+        noise_trials=noise_trials,
+        p=p,
+        dim=dim,
+        sensitivity=sensitivity,
+        levels=levels,
+        tail=TAIL_SHARE * delta,
     )
+    moments.meter.left = _FIRST_SHARE * MAX_WORK
     remaining = (delta - moments.tail_mass) * (1.0 - 2.0 * _UNIT)
 
     def at(x: float) -> RenyiCertificate:
@@ -116,6 +136,7 @@ def renyi_certificate(
     limit = math.log(moments.largest_order - 1.0)
     best = min(limit, 0.5 * math.log(math.log(1.0 / remaining) / slope))
     tried = {best: at(best)}
+    moments.meter.left += (1.0 - _FIRST_SHARE) * MAX_WORK
     step = 0.5
     while step > 0.1:
         for x in (best - step, best + step):
@@ -161,20 +182,22 @@ class Moments:
 
     Attributes:
         tail_mass: Upper bound on the probability, over all coordinates, of an output outside the box.
-        largest_order: Powers of likelihood ratios overflow for larger orders, which promise nothing useful.
+        largest_order: Powers of likelihood ratios overflow or lose their digits for larger orders, which promise
+            nothing useful.
+        meter: `kappa` raises `ConditionError` when this runs out. It is unlimited at first.
     """
 
     def __init__(self, *, noise_trials: int, p: float, dim: int, sensitivity: float, levels: int, tail: float) -> None:
         p, steps = check_parameters(noise_trials, p, dim, sensitivity, levels, tail)
         self._reach = min(float(levels - 1), sensitivity)
-        law = _binomial.window(noise_trials, p, math.log(2.0 * dim / tail) + 10.0, margin=2 * steps + 2)
+        nats = math.log(2.0 * dim / tail)
+        # The box is about as wide as Bernstein's inequality says. This is known before anything is computed.
+        points = 2.0 * (math.sqrt(2.0 * noise_trials * p * (1.0 - p) * nats) + nats) + steps
+        if min(points, float(noise_trials)) * steps > MAX_SIZE:
+            raise _too_long(points, f"{steps} distances")
+        law = _binomial.window(noise_trials, p, nats + _DEPTH, margin=2 * steps + 2)
         low, high, mass = central_range(law, tail / dim)
         self.tail_mass = dim * mass * (1.0 + 2.0 * _UNIT)
-        if (high - low) * steps > MAX_WORK:
-            raise ConditionError(
-                f"The Rényi certificate is not attempted for {high - low} outputs at {steps} distances: it would "
-                "take long, and with that much noise the Gaussian certificate is the better one."
-            )
         if low - steps < 1 or high + steps > noise_trials - 1:
             raise ConditionError(
                 f"No Rényi certificate for N={noise_trials}, p={p:g}: all but {tail:.3g} of the noise in {dim} "
@@ -184,8 +207,11 @@ class Moments:
         if low - steps - 2 < law.first or high + steps + 2 > law.last:
             raise ConditionError("No Rényi certificate: the noise is too small against the number of levels.")
         symmetric = p == 0.5 and low + high == noise_trials
-        self._sides = [_Side(law, noise_trials, p, low, high, steps, sign) for sign in ([1] if symmetric else [1, -1])]
-        self.largest_order = min(MAX_ORDER, *(_MAX_EXPONENT / side.largest_log - 3.0 for side in self._sides))
+        self.meter = _Meter()
+        self._sides = [
+            _Side(law, noise_trials, p, low, high, steps, sign, self.meter) for sign in ([1] if symmetric else [1, -1])
+        ]
+        self.largest_order = min(MAX_ORDER, *(side.largest_order for side in self._sides))
         if self.largest_order <= 3.0:
             raise ConditionError(_TOO_FAR)
 
@@ -201,6 +227,19 @@ class Moments:
         return largest / (order - 1.0) * (1.0 + 1e-12)
 
 
+class _Meter:
+    """How much work, in outputs times nodes, may still be done."""
+
+    def __init__(self) -> None:
+        self.left = math.inf
+
+    def spend(self, outputs: int) -> None:
+        """Counts one node."""
+        self.left -= outputs
+        if self.left < 0.0:
+            raise _too_long(outputs, "the many distances and orders that matter")
+
+
 class _Side:
     """Z_0 and its shifts by ±r, r = 0, ..., T, for positive or negative t.
 
@@ -208,20 +247,37 @@ class _Side:
     leave outside then is P(Z < low) + P(Z > high) at most.
 
     Attributes:
-        mass: Z_0, each within the factor 1 ± `error`.
+        mass: Z_0, each within the factor 1 ± `error`. The end cells hold everything beyond the box, what is outside
+            the window included, for which there is only an upper bound; that makes their `error` larger.
         excess: Z_r/Z_0 - 1 for every r; Z_r/Z_0 is within the factor 1 ± `inexact`[r].
-        largest_log: The largest |log(Z_r/Z_0)|.
+        largest_order: No larger order keeps powers of Z_r/Z_0 finite and their errors small.
     """
 
     def __init__(
-        self, law: _binomial.Window, trials: int, p: float, low: int, high: int, steps: int, sign: int
+        self,
+        law: _binomial.Window,
+        trials: int,
+        p: float,
+        low: int,
+        high: int,
+        steps: int,
+        sign: int,
+        meter: _Meter,
     ) -> None:
         first, last = (low, high + steps) if sign > 0 else (low - steps, high)
+        self._meter = meter
         self.mass = np.empty(last - first + 3)
-        self.mass[0] = law.below[first - 1 - law.first]
         self.mass[1:-1] = law.mass[first - law.first : last + 1 - law.first]
-        self.mass[-1] = law.above[last - law.first]
-        self.error = 2.0 * law.error
+        outside = np.array([law.outside_below, law.outside_above])
+
+        def ends(shift: int) -> Array:
+            """Upper bounds on the end cells of Z_r, `shift` = ±r, but for `law.error`."""
+            below, above = law.below[first - 1 - shift - law.first], law.above[last - shift - law.first]
+            return np.array([below + law.outside_below, above + law.outside_above])
+
+        self.mass[[0, -1]] = ends(0)
+        self.error = np.full_like(self.mass, 2.0 * law.error)
+        self.error[[0, -1]] += outside / ends(0)
         self.excess = [np.zeros_like(self.mass)]
         self.inexact = [np.zeros_like(self.mass)]
         points, mean = np.arange(first, last + 1, dtype=np.float64), (trials + 1.0) * p
@@ -237,26 +293,27 @@ class _Side:
                 step = (mean - (i + 1.0)) / denominator
             before, now = self.excess[r], np.empty_like(self.mass)
             now[1:-1] = before[1:-1] + (1.0 + before[1:-1]) * step
-            now[0] = law.below[first - 1 - sign * (r + 1) - law.first] / self.mass[0] - 1.0
-            now[-1] = law.above[last - sign * (r + 1) - law.first] / self.mass[-1] - 1.0
+            now[[0, -1]] = ends(sign * (r + 1)) / ends(0) - 1.0
             if now.min() < _SMALLEST_RATIO - 1.0:
                 raise ConditionError(_TOO_FAR)
             # Relative to the ratio 1 + step, the roundings of (N+1)p, of the difference and of the quotient are at most
             # ((N+1)p/denominator + 3)/(1 + step) + 3 units; adding up costs at most 4/R + 4 more.
             error = 4.0 * _UNIT / (1.0 + now)
             error[1:-1] += _UNIT * (8.0 + (mean / denominator + 3.0) / (1.0 + step))
-            error[[0, -1]] += 3.0 * law.error
+            error[[0, -1]] += 3.0 * law.error + 1.01 * outside * (1.0 / ends(0) + 1.0 / ends(sign * (r + 1)))
             self.excess.append(now)
             self.inexact.append(self.inexact[r] + error)
         # The likelihood ratio is monotone in the output and in the shift.
-        self.largest_log = float(np.max(np.abs(np.log1p(self.excess[steps][[0, -1]]))))
+        largest_log = float(np.max(np.abs(np.log1p(self.excess[steps][[0, -1]]))))
+        largest_error = max(float(np.max(self.error)), float(np.max(self.inexact[steps])))
+        self.largest_order = min(_MAX_EXPONENT / largest_log - 3.0, _MAX_INEXACT / largest_error)
 
     def growth(self, exponent: float, reach: float) -> float:
         """Upper bound on sup over 0 < t <= reach of log M(t) / t²."""
         attained = 0.0
         intervals: list[tuple[_Node, _Node, int]] = []
         for r in range(math.ceil(reach)):
-            left, right = _Node(self, exponent, r, 0.0), _Node(self, exponent, r, min(1.0, reach - r))
+            left, right = self._node(exponent, r, 0.0), self._node(exponent, r, min(1.0, reach - r))
             intervals.append((left, right, 0))
             attained = max(attained, left.value, right.value)
         bound = 0.0
@@ -264,12 +321,16 @@ class _Side:
             left, right, depth = intervals.pop()
             here = left.bound(right)
             if here > max(bound, attained * (1.0 + _TOLERANCE)) and depth < _MAX_DEPTH:
-                middle = _Node(self, exponent, left.r, 0.5 * (left.fraction + right.fraction))
+                middle = self._node(exponent, left.r, 0.5 * (left.fraction + right.fraction))
                 attained = max(attained, middle.value)
                 intervals += [(left, middle, depth + 1), (middle, right, depth + 1)]
             else:
                 bound = max(bound, here)
         return bound
+
+    def _node(self, exponent: float, r: int, fraction: float) -> _Node:
+        self._meter.spend(len(self.mass))
+        return _Node(self, exponent, r, fraction)
 
 
 class _Node:
@@ -277,28 +338,26 @@ class _Node:
 
     def __init__(self, side: _Side, exponent: float, r: int, fraction: float) -> None:
         self.r, self.fraction = r, fraction
-        mass, slope = side.mass, side.excess[r + 1] - side.excess[r]
-        excess = side.excess[r] + fraction * slope
-        log = np.log1p(excess)
-        power = np.expm1(exponent * log)
-        first = np.expm1((exponent - 1.0) * log)
-        second = np.exp((exponent - 2.0) * log) * slope
+        sums = np.zeros(6)
+        for start in range(0, len(side.mass), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            sums += _sums(
+                exponent,
+                fraction,
+                side.mass[block],
+                side.error[block],
+                side.excess[r][block],
+                side.excess[r + 1][block],
+                side.inexact[r + 1][block],
+            )
         # M - 1 >= 0, M' and M''
-        self.moment = max(0.0, _dot(mass, power - exponent * excess))
-        self.derivative = exponent * _dot(mass, slope * first)
-        self.curvature = exponent * (exponent - 1.0) * _dot(mass, second * slope)
-        # What rounding does to them, to first order: of the ratio R and its slope (`inexact`), of log1p, expm1 and
-        # exp (assumed good to two units), of sums and products.
-        e, inexact = abs(exponent), side.inexact[r + 1] + 8.0 * _UNIT * (1.0 + np.abs(log))
-        ratio, ratios = 1.0 + excess, 2.0 + side.excess[r] + side.excess[r + 1]
-        first, slope, second = np.abs(first), np.abs(slope), np.abs(second)
-        size = e * (inexact * ratio * first + 8.0 * _UNIT * (np.abs(log) * (1.0 + power) + np.abs(excess)))
-        size += 8.0 * _UNIT * np.abs(power)
-        self.moment_error = side.error * self.moment + 1.01 * _dot(mass, size)
-        size = side.error * slope * first + inexact * (ratios * first + (e + 2.0) * slope * (2.0 + first))
-        self.derivative_error = 1.01 * e * _dot(mass, size)
-        size = second * (((e + 4.0) * inexact + side.error) * slope + 2.0 * inexact * ratios)
-        self.curvature_error = 1.01 * e * (e + 1.0) * _dot(mass, size)
+        self.moment = max(0.0, float(sums[0]))
+        self.derivative = exponent * float(sums[1])
+        self.curvature = exponent * (exponent - 1.0) * float(sums[2])
+        e = abs(exponent)
+        self.moment_error = 1.01 * float(sums[3])
+        self.derivative_error = 1.01 * e * float(sums[4])
+        self.curvature_error = 1.01 * e * (e + 1.0) * float(sums[5])
         t = r + fraction
         self.value = math.log1p(self.moment) / (t * t) if t > 0.0 else 0.5 * self.curvature
 
@@ -318,6 +377,40 @@ class _Node:
         if lead < 0.0 and candidates[1] < (vertex := -linear / (2.0 * lead)) < candidates[0]:
             candidates.append(vertex)
         return max((lead * s + linear) * s + c for s in candidates) * (1.0 + 1e-12)
+
+
+def _sums(
+    exponent: float, fraction: float, mass: Array, mass_error: Array, near: Array, far: Array, inexact: Array
+) -> list[float]:
+    """The sums behind M - 1, M' and M'', and behind their rounding errors."""
+    slope = far - near
+    excess = near + fraction * slope
+    log = np.log1p(excess)
+    power = np.expm1(exponent * log)
+    first = np.expm1((exponent - 1.0) * log)
+    second = np.exp((exponent - 2.0) * log) * slope
+    term = power - exponent * excess
+    values = [_dot(mass, term), _dot(mass, slope * first), _dot(mass, second * slope)]
+    # What rounding does to them, to first order: of the mass, of the ratio R and its slope (`inexact`), of log1p,
+    # expm1 and exp (assumed good to two units), of sums and products.
+    size_of_log = np.abs(log)
+    e, inexact = abs(exponent), inexact + 8.0 * _UNIT * (1.0 + size_of_log)
+    ratio, ratios = 1.0 + excess, 2.0 + near + far
+    first, slope, second = np.abs(first), np.abs(slope), np.abs(second)
+    size = e * (inexact * ratio * first + 8.0 * _UNIT * (size_of_log * (1.0 + power) + np.abs(excess)))
+    size += 8.0 * _UNIT * np.abs(power) + mass_error * np.abs(term)
+    moment_error = _dot(mass, size)
+    size = mass_error * slope * first + inexact * (ratios * first + (e + 2.0) * slope * (2.0 + first))
+    derivative_error = _dot(mass, size)
+    size = second * (((e + 4.0) * inexact + mass_error) * slope + 2.0 * inexact * ratios)
+    return [*values, moment_error, derivative_error, _dot(mass, size)]
+
+
+def _too_long(outputs: float, distances: str) -> ConditionError:
+    return ConditionError(
+        f"The Rényi certificate is not computed for about {outputs:.0f} outputs at {distances}: it would take more "
+        "than a few seconds, and with that much noise the Gaussian certificate is as good."
+    )
 
 
 def _dot(first: Array, second: Array) -> float:
