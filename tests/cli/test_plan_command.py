@@ -78,3 +78,10 @@ def test_infeasible_wishes_name_the_nearest(cpsgd: Any) -> None:
 
 def test_unknown_adjacency_is_a_usage_error(cpsgd: Any) -> None:
     assert cpsgd("plan", *WISHES.split(), "--adjacency", "friends").exit_code == 2
+
+
+def test_a_picture_of_unknown_kind_is_refused_at_once(cpsgd: Any) -> None:
+    wishes = "--clients 1000 --dim 100 --epsilon 2 --delta 1e-6 --bits 4 --plot frontier.xyz"
+    failed = cpsgd("plan", *wishes.split())
+    assert failed.exit_code == 2
+    assert ".png" in failed.stderr

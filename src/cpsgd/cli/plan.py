@@ -10,9 +10,12 @@ import typer
 
 from cpsgd.cli import _options, _output, _render
 from cpsgd.cli.privacy import AdjacencyName, guarantee_rows
+from cpsgd.errors import ParameterError
 
 if TYPE_CHECKING:
     from cpsgd.planner import Plan
+
+_PICTURES = (".png", ".pdf", ".svg")
 
 
 def run(
@@ -44,6 +47,8 @@ def run(
     """The best protocol for what you want: k, m, X, its proved ε and its expected error."""
     from cpsgd.planner import plan
 
+    if plot is not None and plot.suffix.lower() not in _PICTURES:
+        raise ParameterError(f"Expected --plot to name a file ending in {', '.join(_PICTURES)}, got {plot}.")
     found = plan(
         clients,
         dim,

@@ -75,7 +75,14 @@ class GaussianCertificate:
 
 
 def gaussian_certificate(
-    *, noise_trials: int, p: float, dim: int, sensitivity: float, levels: int, tail: float
+    *,
+    noise_trials: int,
+    p: float,
+    dim: int,
+    sensitivity: float,
+    levels: int,
+    tail: float,
+    extra_steps: int = 0,
 ) -> GaussianCertificate:
     """The Gaussian certificate of a round whose sum carries Binomial(N, p) noise in every coordinate.
 
@@ -86,6 +93,7 @@ def gaussian_certificate(
         sensitivity: S, the largest Euclidean distance of neighbours in lattice units (`lattice_sensitivity`).
         levels: k. No coordinate of neighbours differs by more than k - 1.
         tail: Probability, over all coordinates together, that may be left outside the certified range.
+        extra_steps: Lattice units to widen the certified range by at both ends, beyond what two neighbours need.
 
     Returns:
         The certificate; all its numbers are upper bounds, also in floating point.
@@ -100,7 +108,7 @@ def gaussian_certificate(
         >>> round(certificate.unit_mu * 200, 4)  # 200 is the standard deviation: 2.3 % over a Gaussian
         1.0231
     """
-    return _Profile(noise_trials, p, dim, sensitivity, levels, tail).certificate(tail)
+    return _Profile(noise_trials, p, dim, sensitivity, levels, tail, extra_steps).certificate(tail)
 
 
 def certified_epsilon(
@@ -149,9 +157,17 @@ class _Profile:
     """How μ₁ grows with the range, computed once for all tails down to `smallest_tail`."""
 
     def __init__(
-        self, noise_trials: int, p: float, dim: int, sensitivity: float, levels: int, smallest_tail: float
+        self,
+        noise_trials: int,
+        p: float,
+        dim: int,
+        sensitivity: float,
+        levels: int,
+        smallest_tail: float,
+        extra_steps: int = 0,
     ) -> None:
-        self.p, self.steps = check_parameters(noise_trials, p, dim, sensitivity, levels, smallest_tail)
+        self.p, steps = check_parameters(noise_trials, p, dim, sensitivity, levels, smallest_tail)
+        self.steps = steps + extra_steps
         self.noise_trials, self.dim, self.sensitivity = noise_trials, dim, sensitivity
         nats = math.log(2.0 * dim / smallest_tail) + _DEPTH
         self.law = _binomial.window(noise_trials, self.p, nats, margin=self.steps)

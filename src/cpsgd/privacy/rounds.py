@@ -193,7 +193,7 @@ def _composed(
     for share in [0.0] if exact else [SAMPLED_TAIL_SHARE] if scheme.rate < 1.0 else _TAIL_SHARES:
         try:
             spent = [
-                _round_cost(protocol, adjacency, size, colluding, count, share * delta / sizes.total())
+                _round_cost(protocol, adjacency, size, colluding, count, share * delta / sizes.total(), scheme)
                 for size, count in sizes.items()
             ]
             epsilon = composed_epsilon(spent, delta=delta, participation=scheme)
@@ -213,7 +213,13 @@ def _composed(
 
 
 def _round_cost(
-    protocol: Protocol, adjacency: Adjacency, surviving: int, colluding: int, count: int, tail: float
+    protocol: Protocol,
+    adjacency: Adjacency,
+    surviving: int,
+    colluding: int,
+    count: int,
+    tail: float,
+    scheme: Participation,
 ) -> Rounds:
     """What `count` rounds with this many clients cost, each with a tail of this mass."""
     honest = surviving - colluding
@@ -227,6 +233,9 @@ def _round_cost(
         sensitivity=lattice_sensitivity(protocol, adjacency),
         levels=protocol.levels,
         tail=tail,
+        # The bound for fixed-size sampling compares three laws: the client's two vectors, and the client drawn instead.
+        # One range must do for all, and where the middle one is the integer, the others reach one unit further.
+        extra_steps=1 if scheme.scheme == "fixed-size" else 0,
     )
     variation = honest * protocol.dim * noise.total_variation(protocol.trials, protocol.p)
     return Rounds(certificate.mu, count, certificate.tail_mass, variation)
