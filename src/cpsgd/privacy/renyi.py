@@ -200,7 +200,7 @@ class Moments:
         self.tail_mass = dim * mass * (1.0 + 2.0 * _UNIT)
         if low - steps < 1 or high + steps > noise_trials - 1:
             raise ConditionError(
-                f"No Rényi certificate for N={noise_trials}, p={p:g}: all but {tail:.3g} of the noise in {dim} "
+                f"No Rényi certificate for N={noise_trials}, p={p!r}: all but {tail:.3g} of the noise in {dim} "
                 f"coordinates lies in [{low}, {high}], and that range, widened by {steps}, must stay inside "
                 "[1, N - 1]. More noise or a larger δ would do."
             )
