@@ -178,7 +178,7 @@ class _Profile:
         low, high, mass = central_range(self.law, tail / self.dim)
         if low - self.steps < 1 or high + self.steps > self.noise_trials - 1:
             raise ConditionError(
-                f"No Gaussian certificate for N={self.noise_trials}, p={self.p:g}: all but {tail:.3g} of the noise in "
+                f"No Gaussian certificate for N={self.noise_trials}, p={self.p!r}: all but {tail:.3g} of the noise in "
                 f"{self.dim} coordinates lies in [{low}, {high}], and that range, widened by the {self.steps} lattice "
                 "units two neighbours may differ by, must stay inside [1, N - 1]. "
                 + _remedy(self.noise_trials, self.p, self.dim, self.steps, tail)

@@ -102,7 +102,7 @@ def renyi_certificate(
 
     Raises:
         ConditionError: The box reaches 0 or N, or the computation would take more than a few seconds (much noise,
-            where the Gaussian certificate is as good).
+            where the Gaussian certificate is about as good or better).
         ParameterError: δ is too small to compute with, or another parameter is outside its range.
 
     Example:
@@ -200,7 +200,7 @@ class Moments:
         self.tail_mass = dim * mass * (1.0 + 2.0 * _UNIT)
         if low - steps < 1 or high + steps > noise_trials - 1:
             raise ConditionError(
-                f"No Rényi certificate for N={noise_trials}, p={p:g}: all but {tail:.3g} of the noise in {dim} "
+                f"No Rényi certificate for N={noise_trials}, p={p!r}: all but {tail:.3g} of the noise in {dim} "
                 f"coordinates lies in [{low}, {high}], and that range, widened by {steps}, must stay inside "
                 "[1, N - 1]. More noise or a larger δ would do."
             )
@@ -409,7 +409,7 @@ def _sums(
 def _too_long(outputs: float, distances: str) -> ConditionError:
     return ConditionError(
         f"The Rényi certificate is not computed for about {outputs:.0f} outputs at {distances}: it would take more "
-        "than a few seconds, and with that much noise the Gaussian certificate is as good."
+        "than a few seconds, and with that much noise the Gaussian certificate is about as good or better."
     )
 
 
