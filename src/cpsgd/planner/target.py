@@ -17,7 +17,7 @@ from cpsgd.privacy import accountant, gaussian
 from cpsgd.privacy.adjacency import Adjacency, distance
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.participation import Participation
-from cpsgd.privacy.renyi import Moments, rdp_epsilon, renyi_floor
+from cpsgd.privacy.renyi import MAX_WORK, Moments, rdp_epsilon, renyi_floor
 from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE
 
 _RENYI_TAIL_SHARE = 1e-3
@@ -142,6 +142,8 @@ class Target:
             )
         except ConditionError:
             return 0.0
+        # A plan has seconds, and this certificate is only worth them where there is little noise.
+        moments.meter.left = MAX_WORK / 2
         delta = (self.delta - moments.tail_mass) * (1.0 - 1e-12)
 
         def allowed(log_order: float) -> float:
@@ -149,7 +151,10 @@ class Target:
             if order > moments.largest_order:
                 return 0.0
             room = (self.epsilon - rdp_epsilon(0.0, order, delta)) * (1.0 - 1e-12)
-            return math.sqrt(room / moments.kappa(order)) if room > 0.0 else 0.0
+            try:
+                return math.sqrt(room / moments.kappa(order)) if room > 0.0 else 0.0
+            except ConditionError:
+                return 0.0
 
         # For a Gaussian ε ≈ √(2 L) μ and the best order is about 1 + 2L/ε, L = log(1/δ).
         centre, step = math.log(2.0 * math.log(1.0 / delta) / self.epsilon), 0.4
