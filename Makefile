@@ -39,7 +39,7 @@ sanitize: $(VENV)-sanitize/installed
 	ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	$(VENV)-sanitize/bin/python -m pytest -q -p no:cacheprovider -m "not slow" tests/codec tests/test_aggregator.py
 
-$(VENV)-sanitize/installed: $(SOURCES)
+$(VENV)-sanitize/installed: $(SOURCES) $(shell find src -name '*.py')
 	test -d $(VENV)-sanitize || $(PYTHON) -m venv $(VENV)-sanitize
 	$(VENV)-sanitize/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--config-settings=cmake.define.CPSGD_SANITIZE=ON --config-settings=build-dir=build/sanitize \

@@ -106,12 +106,14 @@ def test_bounds_cite_their_theorems_and_say_when_they_do_not_apply() -> None:
     common = {"clients": 10, "dim": 100, "clip_norm": 1.0, "levels": 4, "trials": 8}
     plain = Protocol.binomial(**common)
     # Theorem 3 by hand: d D²/(n (k-1)²) (1 + 4 m p (1-p)) = 100/(10·9)·(1 + 8).
-    assert plain.error_bound().squared_error == pytest.approx(10.0)
+    assert plain.error_bound().squared_error == pytest.approx(10.0, rel=1e-6)
     assert "Theorem 3" in plain.error_bound().theorem
     rotated = Protocol.rotated_binomial(**common, delta=1e-6)
-    # Theorem 4, as its proof has it: 4 log(2nd/δ) D² (1 + 4 m p (1-p))/(n (k-1)²) + 4 D² δ².
-    by_hand = 4 * np.log(2 * 10 * 100 / 1e-6) * 9 / 90 + 4e-12
-    assert rotated.error_bound().squared_error == pytest.approx(by_hand)
+    # Theorem 4 with the constants of Theorem 3: 4 log(2nd/δ) D² (1 + 4 m p (1-p))/(n (k-1)²) + D² δ.
+    by_hand = 4 * np.log(2 * 10 * 100 / 1e-6) * 9 / 90 + 1e-6
+    assert rotated.error_bound().squared_error == pytest.approx(by_hand, rel=1e-6)
+    likely_bad = Protocol.rotated_binomial(**{**common, "trials": 0, "levels": 1000}, delta=0.5)
+    assert likely_bad.error_bound().squared_error == pytest.approx(0.5, rel=0.01)
     assert "Theorem 4" in rotated.error_bound().theorem
     with pytest.raises(ConditionError, match="coordinate_range"):
         Protocol.binomial(**common, coordinate_range=0.5).error_bound()
@@ -122,3 +124,9 @@ def test_bounds_cite_their_theorems_and_say_when_they_do_not_apply() -> None:
 def test_no_vectors() -> None:
     with pytest.raises(EmptyError):
         Protocol.gaussian(clients=1, dim=3, clip_norm=1.0, sigma=1.0).expected_squared_error([], 0)
+
+
+def test_the_bound_covers_the_codec_itself() -> None:
+    # So fine a lattice that the margin of clipping is all the error there is.
+    protocol = Protocol.binomial(clients=1000, dim=1, clip_norm=1.0, levels=65_536, trials=0)
+    assert protocol.expected_squared_error([[1.0]] * 1000, 0).total <= protocol.error_bound().squared_error

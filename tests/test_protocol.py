@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,6 +75,14 @@ def test_the_fingerprint_is_fixed_for_ever() -> None:
     assert Protocol(**BASE).fingerprint.hex() == "62a524cc2b907105bbd1d0def316e08a"
 
 
+def test_equal_protocols_have_equal_fingerprints_whatever_the_types() -> None:
+    plain = Protocol(**BASE)
+    typed = Protocol(**{**BASE, "rotate": np.bool_(True), "levels": np.int64(4), "clip_norm": np.float32(1)})
+    assert typed == plain
+    assert typed.fingerprint == plain.fingerprint
+    assert Protocol.from_json(typed.to_json()) == plain
+
+
 def test_whole_numbers_given_as_int_or_float_mean_the_same() -> None:
     assert Protocol(**{**BASE, "clip_norm": 1}).fingerprint == Protocol(**BASE).fingerprint
 
@@ -104,9 +113,18 @@ def test_whole_numbers_given_as_int_or_float_mean_the_same() -> None:
         ("sigma", 1.0),
         ("rotation_seed", -1),
         ("rotation_seed", 2**64),
+        ("rotate", 1),
+        ("rotate", "no"),
+        ("clip_norm", 10**400),
+        ("clients", 10**400),
+        ("coordinate_range", 1e-19),
     ],
 )
 def test_bad_parameters_are_named(field: str, value: object) -> None:
+    if (field, value) == ("coordinate_range", 1e-19):
+        with pytest.raises(ParameterError, match="so small against"):
+            Protocol(**{**BASE, "clip_norm": 1e19, field: value})
+        return
     with pytest.raises(ParameterError, match="Gaussian" if field == "sigma" else field):
         Protocol(**{**BASE, field: value})
 

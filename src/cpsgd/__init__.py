@@ -1,12 +1,17 @@
 """cpsgd: learning from many people's data without seeing any of it, over thin links.
 
 A `Protocol` fixes the parameters of a round; `Protocol.encode` turns a client's vector into a private few-bit message;
-an `Aggregator` adds messages up and yields the unbiased mean.
+an `Aggregator` adds messages up and yields the unbiased mean. `plan` finds the best protocol for an (ε, δ) and a number
+of bits, `guarantee` says which ε is proved for a protocol, and by which theorem.
 """
 
 from cpsgd.aggregator import Aggregator as Aggregator
 from cpsgd.error import ErrorBound as ErrorBound
 from cpsgd.error import ExpectedError as ExpectedError
+from cpsgd.planner import Plan as Plan
+from cpsgd.planner import plan as plan
+from cpsgd.privacy import Guarantee as Guarantee
+from cpsgd.privacy import guarantee as guarantee
 from cpsgd.protocol import Protocol as Protocol
 from cpsgd.protocol import paper_coordinate_range as paper_coordinate_range
 

@@ -15,7 +15,8 @@ def integer(name: str, value: object, *, low: int, high: int | None = None) -> i
     result = int(value)
     if result < low or (high is not None and result > high):
         bound = f">= {low}" if high is None else f"in [{low}, {high}]"
-        raise ParameterError(f"Expected {name} {bound}, got {name}={result}.")
+        shown = str(result) if result.bit_length() < 200 else f"a number of {result.bit_length()} bits"
+        raise ParameterError(f"Expected {name} {bound}, got {name}={shown}.")
     return result
 
 
@@ -32,7 +33,10 @@ def finite(name: str, value: object) -> float:
     """Returns `value` as a finite float, or raises."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ParameterError(f"Expected {name} to be a number, got {value!r}.")
-    result = float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        raise ParameterError(f"Expected a finite {name}, got an integer that no float can hold.") from None
     if not math.isfinite(result):
         raise ParameterError(f"Expected a finite {name}, got {name}={result!r}.")
     return result

@@ -101,7 +101,8 @@ class Aggregator:
             WireError: The message is damaged, was made for another protocol or round, holds a value no honest client
                 sends, or was accepted before. The subclass says which; nothing was changed.
         """
-        parsed = wire.read(message, max_dim=self._max_dim)
+        # A copy of what the caller could still change while it is being checked and added.
+        parsed = wire.read(message if isinstance(message, bytes) else bytes(message), max_dim=self._max_dim)
         if parsed.fingerprint != self._fingerprint or parsed.radix != self.protocol.radix:
             raise FingerprintError("The message was made with other protocol parameters than this aggregator's.")
         if parsed.dim != self.protocol.dim:
@@ -148,6 +149,9 @@ class Aggregator:
     def mean(self) -> NDArray[np.float32]:
         """The unbiased estimate of the mean of the vectors behind the messages really received.
 
+        The noise in it is that of these messages alone: with fewer of them than planned, ask `cpsgd.guarantee` with
+        `surviving=aggregator.count` before releasing it.
+
         Raises:
             EmptyError: No message has been accepted.
         """
@@ -173,6 +177,7 @@ class Aggregator:
         Raises:
             WireError: The state is damaged or was saved for another protocol.
         """
+        state = bytes(state)
         if len(state) < _STATE.size + _DIGEST_BYTES:
             raise TruncatedError(f"A saved state has at least {_STATE.size + _DIGEST_BYTES} bytes, got {len(state)}.")
         magic, version, fingerprint, round, count = _STATE.unpack_from(state)
@@ -196,7 +201,11 @@ class Aggregator:
             raise WireError("The saved state repeats a message id.")
         start += count * _ID_BYTES
         if protocol.sigma is not None:
-            aggregator._sums = np.frombuffer(state, "<f8", protocol.dim, start).copy()
+            floats = np.frombuffer(state, "<f8", protocol.dim, start)
+            # The factor forgives the rounding of a sum of many messages.
+            if not bool(np.all(np.abs(floats) <= count * aggregator._largest_float * (1.0 + 1e-6))):
+                raise ValueRangeError("The saved state holds a sum that its messages cannot have.")
+            aggregator._sums = floats.copy()
         else:
             sums = np.frombuffer(state, "<u8", protocol.dim, start)
             if int(sums.max()) > count * (protocol.levels + protocol.trials - 1):
@@ -212,11 +221,14 @@ class Aggregator:
         if self._sums.dtype == np.uint32 and largest >= 2**32:
             self._sums = self._sums.astype(np.uint64)
 
+    @property
+    def _largest_float(self) -> float:
+        """D + 40 σ, beyond which no honest client's float lies."""
+        return self.protocol.clip_norm + _GAUSSIAN_REACH * (self.protocol.sigma or 0.0)
+
     def _checked_floats(self, payload: NDArray[np.uint8]) -> NDArray[np.float32]:
-        assert self.protocol.sigma is not None
         floats = np.frombuffer(payload, dtype="<f4")
-        reach = self.protocol.clip_norm + _GAUSSIAN_REACH * self.protocol.sigma
-        inside = np.abs(floats) <= reach
+        inside = np.abs(floats) <= self._largest_float
         if not inside.all():
             raise ValueRangeError(f"The float at position {int(np.argmin(inside))} is not within ±(D + 40 σ).")
         return floats

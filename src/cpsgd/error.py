@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cpsgd.codec import clip, pipeline, quantize, rotate
+from cpsgd import _validate
+from cpsgd.codec import clip, pipeline, quantize, rotate, wire
 from cpsgd.errors import ConditionError, EmptyError
 
 if TYPE_CHECKING:
@@ -61,13 +62,16 @@ def paper_bound(protocol: Protocol) -> ErrorBound:
     # With X^max for D, the bound of Theorem 3: (d X²/(n (k-1)²)) (1 + 4 m p (1-p)).
     variance = 4.0 * protocol.trials * protocol.p * (1.0 - protocol.p)
     spread = dim * protocol.coordinate_range**2 / (clients * (protocol.levels - 1) ** 2) * (1.0 + variance)
+    # What the codec itself may move a vector by: the margin of clipping and float32 on the way, and the grid.
+    grid_step = protocol.scale * 2.0 ** -quantize.fraction_bits(protocol.levels)
+    moved = clip_norm * 2.0**-18 + math.sqrt(dim) * grid_step
     if not protocol.rotate:
         if protocol.coordinate_range < clip_norm:
             raise ConditionError(
                 f"Theorem 3 needs coordinate_range >= clip_norm={clip_norm:g} (no coordinate is clipped), "
                 f"got {protocol.coordinate_range:g}. Widen the range, rotate, or use expected_squared_error."
             )
-        return ErrorBound(spread, "cpSGD, Theorem 3 (π_sk(Bin)): d X²/(n(k-1)²) + (d/n) 4mp(1-p) X²/(k-1)²")
+        return ErrorBound(spread + moved**2, "cpSGD, Theorem 3 (π_sk(Bin)): d X²/(n(k-1)²) + (d/n) 4mp(1-p) X²/(k-1)²")
     # X^max = 2 D √(log(2nd/δ)/d) solved for δ, the probability that the rotation leaves some coordinate outside.
     log_delta = math.log(2.0 * clients * dim) - dim * protocol.coordinate_range**2 / (4.0 * clip_norm**2)
     if log_delta >= 0.0:
@@ -76,11 +80,13 @@ def paper_bound(protocol: Protocol) -> ErrorBound:
             f"Theorem 4 needs coordinate_range > {smallest:g} (X^max = 2 D √(log(2nd/δ)/d) for a δ < 1), "
             f"got {protocol.coordinate_range:g}. Widen the range or use expected_squared_error."
         )
-    # The theorem prints 2 log(2nd/δ) D² for d X²/(k-1)² here; with its X^max that is 4 log(2nd/δ) D², as its own proof
-    # has it.
-    bias = 4.0 * clip_norm**2 * math.exp(2.0 * log_delta)
+    # The theorem prints 2 log(2nd/δ) D² where Theorem 3 gives d X² = 4 log(2nd/δ) D² for its X^max, and 4 D² δ² for the
+    # bad rotations. Here: Theorem 3's terms, and D² with probability δ, since clipping moves no vector by more than
+    # itself.
+    bias = math.exp(log_delta) * (clip_norm + moved) ** 2
     return ErrorBound(
-        spread + bias, "cpSGD, Theorem 4 (Rot(π_sk(Bin))), as proved: d X²(1 + 4mp(1-p))/(n(k-1)²) + 4 D² δ²"
+        spread + moved**2 + bias,
+        "cpSGD, Theorem 4 (Rot(π_sk(Bin))), constants corrected: d X²(1 + 4mp(1-p))/(n(k-1)²) + D² δ",
     )
 
 
@@ -105,7 +111,7 @@ class Expectation:
     def __init__(self, protocol: Protocol, round: int) -> None:
         """Starts with no vector."""
         self.protocol = protocol
-        self.round = round
+        self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
         self.count = 0
         self._true_sum = np.zeros(protocol.dim)
         # In grid units and still rotated; the Gaussian protocol has neither.

@@ -23,6 +23,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import numpy as np
+
 from cpsgd import _validate
 from cpsgd.codec import noise, pack, pipeline, quantize, wire
 from cpsgd.errors import ParameterError
@@ -34,10 +36,12 @@ if TYPE_CHECKING:
 
 ProtocolName = Literal["gaussian", "binomial", "rotated-binomial"]
 
+MAX_CLIENTS = 2**32 - 1
 MAX_DIM = 2**32 - 1
 MAX_RADIX = 2**32 - 1
 # Outside this interval float32 arithmetic could overflow or vanish on the way through the codec.
 _NORM_LIMITS = (1e-20, 1e20)
+_MAX_GRID_NORM = 1e25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +86,11 @@ class Protocol:
 
     def __post_init__(self) -> None:
         low, high = _NORM_LIMITS
-        normal = {
-            "clients": _validate.integer("clients", self.clients, low=1, high=2**32 - 1),
+        if not isinstance(self.rotate, bool | np.bool_):
+            raise ParameterError(f"Expected rotate to be True or False, got {self.rotate!r}.")
+        normal: dict[str, object] = {
+            "rotate": bool(self.rotate),
+            "clients": _validate.integer("clients", self.clients, low=1, high=MAX_CLIENTS),
             "dim": _validate.integer("dim", self.dim, low=1, high=MAX_DIM),
             "clip_norm": _validate.positive("clip_norm", self.clip_norm, low=low, high=high),
             "coordinate_range": _validate.positive("coordinate_range", self.coordinate_range, low=low, high=high),
@@ -99,12 +106,18 @@ class Protocol:
                 normal["modulus"] = _validate.integer("modulus", self.modulus, low=smallest, high=MAX_RADIX)
         else:
             normal["sigma"] = _validate.positive("sigma", self.sigma, low=low, high=high)
+            normal["levels"] = normal["trials"] = 0
             if (self.levels, self.trials, self.rotate, self.modulus) != (0, 0, False, None):
                 raise ParameterError(
                     "The Gaussian protocol has no levels, trials, rotation or modulus; use Protocol.gaussian(...)."
                 )
         for name, value in normal.items():
             object.__setattr__(self, name, value)
+        if self.sigma is None and self.clip_norm * quantize.unit(self.coordinate_range, self.levels) > _MAX_GRID_NORM:
+            raise ParameterError(
+                f"Expected coordinate_range={self.coordinate_range:g} not to be so small against "
+                f"clip_norm={self.clip_norm:g}: every coordinate would be clipped to nothing."
+            )
 
     # ------------------------------------------------------------------ the paper's protocols by name
 
@@ -215,8 +228,6 @@ class Protocol:
         missing = sorted({"clients", "dim", "clip_norm", "coordinate_range", "levels", "trials"} - data.keys())
         if missing:
             raise ParameterError(f"Missing protocol fields {missing}.")
-        if not isinstance(data.get("rotate", True), bool):
-            raise ParameterError(f"Expected rotate to be true or false, got {data['rotate']!r}.")
         return cls(**data)
 
     @classmethod
@@ -248,7 +259,8 @@ class Protocol:
             round: Number of the round, from 0; fixes the rotation and is checked by the aggregator.
 
         Returns:
-            The message, `message_bytes` long. Each call draws fresh noise from the operating system's generator.
+            The message, `message_bytes` long. Each call draws fresh noise from the operating system's generator: send
+            one message for a vector and a round, since the noise of several would average out.
 
         Raises:
             NonFiniteError: A coordinate is NaN or infinite.
@@ -272,7 +284,7 @@ class Protocol:
 
     @property
     def bits_per_coordinate(self) -> float:
-        """log2(k + m), what the paper counts; 32 for floats."""
+        """log2 of the radix, what the paper counts (k + m values without a modulus); 32 for floats."""
         return 32.0 if self.sigma is not None else math.log2(self.radix)
 
     @property
@@ -304,6 +316,7 @@ class Protocol:
 def paper_coordinate_range(*, clients: int, dim: int, clip_norm: float, delta: float) -> float:
     """X^max = 2 D √(log(2nd/δ)/d), the paper's range for Rot(π_sk(Bin(m, p)))."""
     _validate.probability("delta", delta)
-    _validate.integer("clients", clients, low=1)
-    _validate.integer("dim", dim, low=1)
+    _validate.integer("clients", clients, low=1, high=MAX_CLIENTS)
+    _validate.integer("dim", dim, low=1, high=MAX_DIM)
+    _validate.positive("clip_norm", clip_norm)
     return 2.0 * clip_norm * math.sqrt(math.log(2.0 * clients * dim / delta) / dim)

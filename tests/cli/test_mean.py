@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpsgd import Protocol
+from cpsgd import Protocol, guarantee
 from cpsgd.cli import mean
 
 Vectors = NDArray[np.float32]
@@ -294,3 +294,43 @@ def test_integers_and_a_single_client(cpsgd: Any) -> None:
     options = ("--clip-norm", 5, "--range", 5, "--levels", 65536, "--trials", 0)
     assert cpsgd("mean", "table.npy", *options).exit_code == 0
     np.testing.assert_allclose(np.load("mean.npy"), [3, 0, -4], atol=1e-3)
+
+
+def test_the_planner_chooses_what_keeps_epsilon(cpsgd: Any) -> None:
+    vectors = np.random.default_rng(1).standard_normal((1500, 300)) / 300**0.5
+    np.save("table.npy", vectors)
+    facts = json.loads(cpsgd("mean", "table.npy", "--epsilon", 2, "--delta", 1e-6, "--bits", 4, "--json").stdout)
+    assert 1.9 < facts["epsilon"] <= 2
+    assert facts["delta"] == 1e-6
+    assert facts["bits_per_coordinate"] <= 4
+    protocol = Protocol.from_dict(facts["protocol"])
+    assert facts["epsilon"] == guarantee(protocol, 1e-6).epsilon
+    text = cpsgd("mean", "table.npy", "--epsilon", 2, "--delta", 1e-6, "--seed", 3).stdout
+    assert "at δ = 1e-06, replace-one" in text
+    assert "proved by" in text
+
+
+def test_epsilon_is_for_the_rows_that_are_there(cpsgd: Any) -> None:
+    np.save("table.npy", np.zeros((500, 40)))
+    protocol = Protocol.rotated_binomial(clients=100_000, dim=40, clip_norm=1.0, levels=2, trials=14)
+    Path("p.json").write_text(protocol.to_json())
+    facts = json.loads(cpsgd("mean", "table.npy", "--protocol", "p.json", "--delta", 1e-6, "--json").stdout)
+    assert facts["epsilon"] == guarantee(protocol, 1e-6, surviving=500).epsilon > guarantee(protocol, 1e-6).epsilon
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--epsilon", 2), "--delta"),
+        (("--bits", 4), "--epsilon"),
+        (("--epsilon", 2, "--delta", 1e-6, "--levels", 3, "--range", 1), "--levels, --range"),
+        (("--epsilon", 2, "--delta", 1e-6, "--bits", 1), "bits"),
+        (("--trials", 0, "--delta", 1e-6), "no noise"),
+    ],
+)
+def test_wishes_that_cannot_be_met(cpsgd: Any, vectors: Vectors, options: tuple[object, ...], words: str) -> None:
+    np.save("table.npy", vectors)
+    result = cpsgd("mean", "table.npy", *options)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert not Path("mean.npy").exists()

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpsgd.codec import clip, quantize
-from cpsgd.codec._kernels import reference
-from cpsgd.errors import NonFiniteError
+from cpsgd.codec._kernels import _native, reference
+from cpsgd.errors import NonFiniteError, VectorError
 
 
 def test_a_short_vector_is_left_alone() -> None:
@@ -34,7 +34,7 @@ def test_the_first_bad_coordinate_is_named(bad: float, position: int, dtype: typ
     assert caught.value.coordinate == position
 
 
-@pytest.mark.parametrize("size", [1e150, 1e200, 1e300])
+@pytest.mark.parametrize("size", [1e150, 1e200, 1e300, 1.7e308])
 def test_squares_that_overflow_are_no_excuse(size: float) -> None:
     assert clip.norm(np.full(4, size)) == pytest.approx(2 * size)
     np.testing.assert_allclose(clip.forward(np.full(4, size), 1.0), 0.5, rtol=2e-6)
@@ -58,6 +58,23 @@ def test_after_enforcing_the_grid_point_is_within_the_norm(
     point = reference.to_grid(grid, levels, quantize.fraction_bits(levels))
     # Exact: Python integers against a limit rounded down to one.
     assert sum(int(v) ** 2 for v in point) <= norm_limit**2
+
+
+@pytest.mark.parametrize("norm_limit", [0.4, 1.0, 64.0, 32768.0])
+def test_enforcing_takes_few_passes(norm_limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A coordinate that rounds to just above the limit again and again must not take thousands of tiny steps.
+    passes: list[object] = []
+    scale = _native.scale
+    monkeypatch.setattr(_native, "scale", lambda *a: passes.append(scale(*a)))
+    grid = np.array([norm_limit + 0.5], np.float32)
+    clip.enforce(grid, norm_limit=norm_limit, coordinate_limit=32768.0 * 4)
+    assert abs(np.rint(grid[0])) <= norm_limit
+    assert len(passes) <= 24
+
+
+def test_a_vector_that_becomes_nan_on_the_way_is_refused() -> None:
+    with pytest.raises(VectorError, match="changed"):
+        clip.enforce(np.array([np.nan, 1.0], np.float32), norm_limit=10.0, coordinate_limit=10.0)
 
 
 def test_enforcing_changes_nothing_within_the_norm() -> None:

@@ -26,6 +26,8 @@ def p_value(sample: np.ndarray, trials: int, p: float) -> float:
     mass = stats.binom.pmf(np.arange(trials + 1), trials, p) * sample.size
     counts = np.bincount(sample, minlength=trials + 1).astype(float)
     assert counts.size == trials + 1, "an outcome above m"
+    if int((mass >= 20).sum()) == 1:  # all but certain: a single other outcome would be a wonder
+        return float(counts[mass >= 20].sum() == sample.size)
     big = mass >= 20
     observed = np.append(counts[big], counts[~big].sum())
     expected = np.append(mass[big], mass[~big].sum())
@@ -48,6 +50,9 @@ LAWS = [
     (1000, 0.3),
     (5, 1e-3),
     (10**6, 0.5),
+    (10, 1e-60),
+    (10, 1 - 2**-53),
+    (5000, 5e-324),
 ]
 
 

@@ -96,6 +96,23 @@ def test_wrong_vectors_are_refused(bad: object) -> None:
         make(10).encode(bad, 0)
 
 
+def test_masked_and_ragged_vectors_are_refused() -> None:
+    with pytest.raises(VectorError, match="masked"):
+        make(3).encode(np.ma.array([1.0, 2.0, 3.0], mask=[0, 1, 0]), 0)
+    with pytest.raises(VectorError, match="lengths"):
+        make(2).encode([[1.0], [1.0, 2.0]], 0)
+
+
+def test_a_misaligned_vector_is_copied() -> None:
+    protocol = make(100, levels=1000, trials=0)
+    x = gaussian_vector(100).astype(np.float32)
+    misaligned = np.frombuffer(b"-" + x.tobytes(), np.float32, 100, offset=1)
+    assert pipeline.as_vector(misaligned, 100).flags.aligned
+    np.testing.assert_array_equal(
+        pipeline.to_grid(protocol, pipeline.as_vector(misaligned, 100), 0), pipeline.to_grid(protocol, x, 0)
+    )
+
+
 @pytest.mark.parametrize("bad", [-1, 2**64, 1.5, "1", True])
 def test_wrong_rounds_are_refused(bad: object) -> None:
     with pytest.raises(ParameterError, match="round"):
@@ -137,9 +154,22 @@ def test_every_call_draws_fresh_noise() -> None:
     assert len({wire.read(message).message_id for message in messages}) == 50
 
 
+def test_noise_and_ids_come_from_the_operating_system_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.urandom", lambda size: bytes(range(size)))
+    for protocol in (make(100), make(100, p=0.3), Protocol.gaussian(clients=1, dim=100, clip_norm=1.0, sigma=1.0)):
+        first, second = (protocol.encode(np.ones(100), 0) for _ in range(2))
+        assert first == second
+        monkeypatch.setattr("os.urandom", lambda size: bytes(range(1, size + 1)))
+        third = protocol.encode(np.ones(100), 0)
+        assert third[64:] != first[64:]
+        assert third[36:52] != first[36:52]
+        monkeypatch.setattr("os.urandom", lambda size: bytes(range(size)))
+
+
+@pytest.mark.parametrize("gaussian", [False, True])
 @pytest.mark.parametrize("dim", [2**16, 2**20, 10**6 + 1])
-def test_memory_beside_the_output(dim: int) -> None:
-    protocol = make(dim)
+def test_memory_beside_the_output(dim: int, gaussian: bool) -> None:
+    protocol = Protocol.gaussian(clients=1, dim=dim, clip_norm=1.0, sigma=1.0) if gaussian else make(dim)
     x = np.zeros(dim, np.float32)
     protocol.encode(x, 0)  # tables and signs are made once
     tracemalloc.start()

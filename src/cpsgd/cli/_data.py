@@ -7,8 +7,6 @@ No error quotes what stands in a file, only where.
 from __future__ import annotations
 
 import csv
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol as Interface
@@ -96,8 +94,8 @@ def _open_array(path: Path, key: str | None) -> Array:
         array = _from_npz(path, key) if kind == ".npz" else np.lib.format.open_memmap(path, mode="r")
     except (ParameterError, OSError):
         raise
-    except (ValueError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, NotImplementedError):
-        # What NumPy says here is about its format, and may quote the file.
+    except Exception:
+        # NumPy lets all kinds of errors through from a damaged file; what they say may quote it.
         raise VectorError(
             f"{path}: not a readable {kind} file of numbers. It is damaged, cut short, of another format or holds "
             "Python objects."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,6 +89,28 @@ Seed = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+_WISH_PANEL = "Privacy"
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="ε the round may cost: the planner then chooses k, m and X. Needs --delta.", rich_help_panel=_WISH_PANEL
+    ),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(
+        help="δ of the guarantee: shows the ε proved for the round (replace-one neighbours).",
+        rich_help_panel=_WISH_PANEL,
+    ),
+]
+Bits = Annotated[
+    float | None,
+    typer.Option(
+        help="With --epsilon: bits a coordinate may take.",
+        show_default="the fewest within 10 % of the Gaussian's error",
+        rich_help_panel=_WISH_PANEL,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Key = Annotated[str | None, typer.Option(help="Name of the array in an .npz file that holds several.")]
 
@@ -106,6 +128,9 @@ class Parameters:
     rotate: bool | None = None
     sigma: float | None = None
     seed: int | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    bits: float | None = None
 
     def protocol(self, *, clients: int, dim: int) -> Protocol:
         """The protocol for this many clients and coordinates; one from a file stays as it is.
@@ -116,7 +141,7 @@ class Parameters:
         if self.file is not None:
             from cpsgd.cli import _files
 
-            if others := self._besides("file"):
+            if others := self._besides("file", "delta"):
                 raise ParameterError(
                     f"The protocol file already fixes every parameter; leave out {others}, or write a new file with "
                     "`cpsgd protocol`."
@@ -125,8 +150,12 @@ class Parameters:
         from cpsgd.protocol import Protocol
 
         clip_norm = DEFAULT_CLIP_NORM if self.clip_norm is None else self.clip_norm
+        if self.epsilon is not None:
+            return self._planned(clients, dim, clip_norm)
+        if self.bits is not None:
+            raise ParameterError("--bits is a wish to the planner; give --epsilon and --delta with it.")
         if self.sigma is not None:
-            if others := self._besides("sigma", "clip_norm"):
+            if others := self._besides("sigma", "clip_norm", "delta"):
                 raise ParameterError(f"The Gaussian protocol (--sigma) neither rounds nor rotates; leave out {others}.")
             return Protocol.gaussian(clients=clients, dim=dim, clip_norm=clip_norm, sigma=self.sigma)
         levels = DEFAULT_LEVELS if self.levels is None else self.levels
@@ -154,6 +183,17 @@ class Parameters:
             coordinate_range=self.coordinate_range,
             rotation_seed=0 if self.seed is None else self.seed,
         )
+
+    def _planned(self, clients: int, dim: int, clip_norm: float) -> Protocol:
+        from cpsgd.planner import plan
+
+        if self.delta is None:
+            raise ParameterError("Missing --delta: ε says nothing without it. It should be far below 1 / clients.")
+        if others := self._besides("clip_norm", "rotate", "seed", "epsilon", "delta", "bits"):
+            raise ParameterError(f"With --epsilon the planner chooses {others}; leave it out, or leave out --epsilon.")
+        rotate = self.rotate is not False
+        chosen = plan(clients, dim, float(self.epsilon or 0.0), self.delta, clip_norm, bits=self.bits, rotate=rotate)
+        return chosen.protocol if self.seed is None else replace(chosen.protocol, rotation_seed=self.seed)
 
     def _besides(self, *expected: str) -> str:
         """The options that were given and are not among `expected`, as they are written on the command line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -30,8 +31,16 @@ def show(facts: Iterable[tuple[str, str]], *, stream: TextIO | None = None) -> N
 
 
 def show_json(data: dict[str, Any]) -> None:
-    """Prints one JSON object."""
-    typer.echo(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
+    """Prints one JSON object, with null for what is not a finite number."""
+    typer.echo(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def complain(text: str, *, style: str = "bold red") -> None:
@@ -59,6 +68,21 @@ def promises(protocol: Protocol) -> dict[str, Any]:
     except ConditionError as error:
         bound["reason"] = str(error)
     return {**sent(protocol), "error_bound": bound}
+
+
+def privacy(
+    protocol: Protocol, delta: float | None, surviving: int | None = None
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The ε proved for a round with this many messages (all, if None), as JSON and for people; nothing without a δ."""
+    if delta is None:
+        return {}, []
+    from cpsgd.cli import _render
+    from cpsgd.privacy import guarantee
+
+    found = guarantee(protocol, delta, surviving=surviving)
+    text = f"ε = {_render.rounded_up(found.epsilon)} at δ = {found.delta:g}, {found.adjacency} neighbours"
+    facts = {"epsilon": found.epsilon, "delta": found.delta, "method": found.method, "guarantee": found.to_dict()}
+    return facts, [("privacy", text), ("proved by", found.citation)]
 
 
 def sent(protocol: Protocol) -> dict[str, Any]:

@@ -36,6 +36,9 @@ def run(
     rotate: _options.Rotate = None,
     sigma: _options.Sigma = None,
     seed: _options.Seed = None,
+    epsilon: _options.Epsilon = None,
+    delta: _options.Delta = None,
+    bits: _options.Bits = None,
     round: Annotated[int, typer.Option(min=0, help="Number of the round.")] = 0,
     key: _options.Key = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = Path("mean.npy"),
@@ -63,12 +66,17 @@ def run(
         rotate=rotate,
         sigma=sigma,
         seed=seed,
+        epsilon=epsilon,
+        delta=delta,
+        bits=bits,
     )
     _files.check_vector_output(out, file, *([] if protocol is None else [protocol]))
     rows = _data.open_rows(file, key)
     chosen = parameters.protocol(clients=rows.clients, dim=rows.dim)
     if chosen.dim != rows.dim:
         raise ParameterError(f"The protocol is for {chosen.dim} coordinates, the rows of {file} have {rows.dim}.")
+
+    privacy, privacy_facts = _output.privacy(chosen, delta, rows.clients)
 
     aggregator = Aggregator(chosen, round, max_dim=chosen.dim)
     expectation = Expectation(chosen, round)
@@ -90,6 +98,7 @@ def run(
                 "dim": chosen.dim,
                 "round": round,
                 **_output.sent(chosen),
+                **privacy,
                 "total_bytes": aggregator.count * chosen.message_bytes,
                 "squared_error": {
                     "measured": measured,
@@ -106,6 +115,7 @@ def run(
         [
             ("clients", f"{aggregator.count:,} of {chosen.dim:,} coordinates each, round {round}{planned}"),
             *_output.sent_facts(chosen),
+            *privacy_facts,
             ("sent in all", f"{aggregator.count * chosen.message_bytes:,} bytes"),
             ("squared error", f"{measured:.4g} measured, {expected.total:.4g} expected"),
             (

@@ -24,6 +24,9 @@ def run(
     rotate: _options.Rotate = None,
     sigma: _options.Sigma = None,
     seed: _options.Seed = None,
+    epsilon: _options.Epsilon = None,
+    delta: _options.Delta = None,
+    bits: _options.Bits = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where the protocol's JSON goes.", show_default="stdout")
     ] = None,
@@ -43,6 +46,9 @@ def run(
         rotate=rotate,
         sigma=sigma,
         seed=seed,
+        epsilon=epsilon,
+        delta=delta,
+        bits=bits,
     )
     if protocol is not None:
         if clients is not None or dim is not None:
@@ -55,7 +61,8 @@ def run(
     if out is not None:
         _files.check_output(out)
         _files.write_bytes(out, (chosen.to_json() + "\n").encode())
-    promises = _output.promises(chosen)
+    privacy, privacy_facts = _output.privacy(chosen, delta)
+    promises = {**_output.promises(chosen), **privacy}
     if json:
         _output.show_json({**promises, "out": None if out is None else str(out)})
         return
@@ -70,6 +77,7 @@ def run(
         [
             ("clients", f"{chosen.clients:,} of {chosen.dim:,} coordinates each"),
             *_output.sent_facts(chosen),
+            *privacy_facts,
             ("error bound", error),
             ("fingerprint", promises["fingerprint"]),
             *([] if out is None else [("written to", str(out))]),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.codec._kernels import _native
-from cpsgd.errors import NonFiniteError
+from cpsgd.errors import NonFiniteError, VectorError
 
 Vector = NDArray[np.float32] | NDArray[np.float64]
 
@@ -23,27 +23,32 @@ MARGIN = 2.0**-20
 
 
 def norm(vector: Vector) -> float:
-    """The Euclidean norm in float64.
+    """The Euclidean norm in float64; infinite where it exceeds the largest number.
 
     Raises:
         NonFiniteError: A coordinate is NaN or infinite.
     """
+    length, unit = _norm(vector)
+    return length * unit
+
+
+def _norm(vector: Vector) -> tuple[float, float]:
+    """The norm as a number of units, and the unit: 1, or the largest coordinate where squares overflow."""
     squared = _native.norm_squared(vector)
     if math.isfinite(squared):
-        return math.sqrt(squared)
+        return math.sqrt(squared), 1.0
     finite = np.isfinite(vector)
     if not finite.all():
         raise NonFiniteError(int(np.argmin(finite)))
-    # Every coordinate is finite but the squares overflowed: measure in units of the largest.
     largest = float(np.abs(vector).max())
-    return largest * math.sqrt(_native.norm_squared(vector / largest))
+    return math.sqrt(_native.norm_squared(vector / largest)), largest
 
 
 def factor(vector: Vector, clip_norm: float) -> float:
     """What `vector` is to be multiplied by to have norm at most `clip_norm` (D), less the margin; at most 1."""
-    length = norm(vector)
+    length, unit = _norm(vector)
     bound = clip_norm * (1.0 - MARGIN)
-    return 1.0 if length <= bound else bound / length
+    return 1.0 if length * unit <= bound else bound / unit / length
 
 
 def forward(vector: Vector, clip_norm: float, unit: float = 1.0) -> NDArray[np.float32]:
@@ -69,5 +74,10 @@ def enforce(grid: NDArray[np.float32], *, norm_limit: float, coordinate_limit: f
     # Integer squares summed in float64 are off by at most a relative (d + 1) 2^-53; the limit itself came out of a
     # handful of float64 operations. Both are covered twice over.
     slack = 1.0 + (grid.size + 16) * 2.0**-52
-    while (squared := _native.grid_norm_squared(grid, coordinate_limit) * slack) > norm_limit * norm_limit:
-        _native.scale(grid, norm_limit / math.sqrt(squared) * (1.0 - MARGIN), grid)
+    margin = MARGIN
+    while not (squared := _native.grid_norm_squared(grid, coordinate_limit) * slack) <= norm_limit * norm_limit:
+        if not math.isfinite(squared):
+            raise VectorError("The vector changed while it was being encoded.")
+        # A larger margin each time: where the grid is coarse, a little less may round to the same point again.
+        _native.scale(grid, norm_limit / math.sqrt(squared) * (1.0 - margin), grid)
+        margin = min(1.0, 2.0 * margin)

@@ -74,10 +74,11 @@ def table(trials: int, p: float) -> Table:
     base, weights = _weights(trials, p)
     total = sum(weights)
     high, low, cumulative = [], [], 0
-    # The last cumulative probability is 1 and needs no threshold.
+    # The last cumulative probability is 1 and needs no threshold. There are at least two outcomes, hence at least one
+    # threshold: the kernels take an empty table for coins.
     for weight in weights[:-1]:
         cumulative += weight
-        threshold = (cumulative << 128) // total
+        threshold = min((cumulative << 128) // total, 2**128 - 1)
         high.append(threshold >> 64)
         low.append(threshold & (2**64 - 1))
     return Table(np.array(high, np.uint64), np.array(low, np.uint64), base)
@@ -85,6 +86,8 @@ def table(trials: int, p: float) -> Table:
 
 def _weights(trials: int, p: float) -> tuple[int, list[int]]:
     """The first outcome kept, and integers proportional to the probabilities of the outcomes from there on.
+
+    The mode's neighbours are kept however rare they are.
 
     Uses P(j+1)/P(j) = (m-j) p / ((j+1) (1-p)) from the mode outwards, with p as the exact fraction that the float is.
     """
@@ -96,13 +99,13 @@ def _weights(trials: int, p: float) -> tuple[int, list[int]]:
     upper = [start]
     for j in range(mode, trials):
         weight = upper[-1] * (trials - j) * odds // ((j + 1) * failure)
-        if weight < smallest:
+        if weight < smallest and len(upper) > 1:
             break
         upper.append(weight)
     lower = [start]
     for j in range(mode, 0, -1):
         weight = lower[-1] * j * failure // ((trials - j + 1) * odds)
-        if weight < smallest:
+        if weight < smallest and len(lower) > 1:
             break
         lower.append(weight)
     return mode - len(lower) + 1, lower[:0:-1] + upper

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # Keystream is drawn in blocks of a quarter of the (float32) input's bytes, within these bounds: large enough to hide
 # the cost of a call, small enough for the second-level cache and for the memory it takes beside the input's.
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 18
+# Floats of the Gaussian protocol worked on at a time.
+_FLOAT_BLOCK = 1 << 12
 # float32 factors outside this interval would lose digits on their own; such vectors take the float64 kernels.
 _FLOAT32_FACTORS = (1e-30, 1e30)
 
@@ -80,14 +82,19 @@ def as_vector(vector: ArrayLike, dim: int) -> Vector:
     Raises:
         VectorError: It does not have `dim` real coordinates.
     """
-    array = np.asarray(vector)
+    try:
+        array = np.asanyarray(vector)
+    except ValueError:
+        raise VectorError(f"Expected a vector of {dim} coordinates, got rows of different lengths.") from None
+    if isinstance(array, np.ma.MaskedArray):
+        raise VectorError("A masked array has no numbers where it is masked; fill it first.")
     if array.shape != (dim,):
         raise VectorError(f"Expected a vector of {dim} coordinates, got an array of shape {array.shape}.")
     if array.dtype.kind not in "fiub":
         raise VectorError(f"Expected real numbers, got an array of {array.dtype}.")
-    if array.dtype in (np.float32, np.float16):
-        return np.ascontiguousarray(array, dtype=np.float32)
-    return np.ascontiguousarray(array, dtype=np.float64)
+    dtype = np.float32 if array.dtype in (np.float32, np.float16) else np.float64
+    # The kernels need native, contiguous and aligned numbers; only a vector that is not is copied.
+    return np.require(array, dtype, ["C", "ALIGNED"])
 
 
 def to_grid(protocol: Protocol, vector: Vector, round: int) -> NDArray[np.float32]:
@@ -150,12 +157,15 @@ def _encode_floats(protocol: Protocol, vector: Vector, stream: Keystream, payloa
     noise is only close to the law that is analysed.
     """
     assert protocol.sigma is not None
-    clipped = vector.astype(np.float64) * clip.factor(vector, protocol.clip_norm)
-    words = stream.take(16 * protocol.dim).view(np.uint64)
-    # Uniform in (0, 1], so that the logarithm is finite.
-    radius = np.sqrt(-2.0 * np.log(((words[: protocol.dim] >> np.uint64(11)) + np.uint64(1)) * 2.0**-53))
-    angle = (words[protocol.dim :] >> np.uint64(11)) * (2.0**-52 * math.pi)
-    payload[:] = (clipped + protocol.sigma * radius * np.cos(angle)).astype("<f4").view(np.uint8)
+    factor = clip.factor(vector, protocol.clip_norm)
+    floats = payload.view("<f4")
+    for start in range(0, protocol.dim, _FLOAT_BLOCK):
+        part = vector[start : start + _FLOAT_BLOCK].astype(np.float64)
+        words = stream.take(16 * part.size).view(np.uint64) >> np.uint64(11)
+        # Uniform in (0, 1], so that the logarithm is finite.
+        radius = np.sqrt(-2.0 * np.log((words[: part.size] + np.uint64(1)) * 2.0**-53))
+        angle = words[part.size :] * (2.0**-52 * math.pi)
+        floats[start : start + part.size] = part * factor + protocol.sigma * radius * np.cos(angle)
 
 
 def decode(

@@ -57,7 +57,11 @@ class GaussianCertificate:
     Attributes:
         mu: μ₁ S rounded up: the round is mu-GDP up to the tails.
         unit_mu: μ₁ rounded up, the same for a distance of one lattice unit.
-        tail_mass: Upper bound on the probability, over all coordinates, of an output outside the certified range.
+        tail_mass: Upper bound on the probability, over all coordinates, of an output outside the certified range. It is
+            what the tails add to δ, whatever ε is: let A and B be the output laws of two neighbours, A* and B* the
+            clamped ones and I the inside of the box. For any event E, A(E) <= A(E ∩ I) + A(not I), and on subsets of I
+            clamped and unclamped laws are the same, so A(E ∩ I) = A*(E ∩ I) <= e^ε B*(E ∩ I) + δ(ε) <= e^ε B(E) + δ(ε).
+            The usual argument by total variation, which would give tail_mass (1 + e^ε), is not needed.
     """
 
     mu: float
@@ -68,17 +72,6 @@ class GaussianCertificate:
     def noise_multiplier(self) -> float:
         """1/μ rounded down: standard deviation over sensitivity of the equivalent Gaussian mechanism."""
         return math.nextafter(1.0 / self.mu, 0.0)
-
-    def tail_delta(self, epsilon: float) -> float:
-        """What the tails add to δ at this ε: `tail_mass`, whatever ε is.
-
-        Let A and B be the output laws of two neighbours, A* and B* the clamped ones and I the inside of the box. For
-        any event E, A(E) <= A(E ∩ I) + A(not I), and on subsets of I clamped and unclamped laws are the same, so
-        A(E ∩ I) = A*(E ∩ I) <= e^ε B*(E ∩ I) + δ(ε) = e^ε B(E ∩ I) + δ(ε) <= e^ε B(E) + δ(ε). The usual argument by
-        total variation, which would give tail_mass (1 + e^ε), is not needed.
-        """
-        del epsilon
-        return self.tail_mass
 
 
 def gaussian_certificate(

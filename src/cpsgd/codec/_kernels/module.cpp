@@ -6,12 +6,15 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "checksum.h"
 #include "kernels.h"
 
 namespace nb = nanobind;
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "messages and keystream are read as little-endian words");
 
 namespace {
 
@@ -69,6 +72,14 @@ void require(bool condition, const char* message) {
   if (!condition) throw nb::value_error(message);
 }
 
+// The data of an array, which must be aligned for its type.
+template <typename Any>
+auto* aligned(const Any& array) {
+  auto* data = array.data();
+  require(reinterpret_cast<std::uintptr_t>(data) % alignof(std::remove_cv_t<std::remove_pointer_t<decltype(data)>>) == 0, "array is not aligned");
+  return data;
+}
+
 // Runs `body` without the interpreter lock and leaves the processor's registers as other code likes them.
 template <typename Body>
 auto unlocked(const Body& body) {
@@ -86,6 +97,7 @@ std::size_t packed_bytes(std::size_t n, const Grouping& grouping) {
 }
 
 std::size_t sign_bytes(std::size_t n) {
+  require(n >= 1 && n <= (std::size_t{1} << 40), "the number of coordinates is out of range");
   std::size_t size = 1;
   while (size * 2 <= n) size *= 2;
   const std::size_t rounded = (size + 15) / 16 * 16;
@@ -93,13 +105,14 @@ std::size_t sign_bytes(std::size_t n) {
 }
 
 Grouping make_grouping(std::uint64_t radix, std::size_t digits, int bits, int last_bits) {
-  require(radix >= 2 && radix <= 0xFFFFFFFFu && digits >= 1 && digits <= 64 && bits >= 1 && bits <= 64 && last_bits >= 0 && last_bits <= bits,
+  require(radix >= 2 && radix <= 0xFFFFFFFFu && digits >= 1 && digits <= 64 && bits >= 1 && bits <= 64 && last_bits >= 0 && last_bits <= bits &&
+              (digits > 1 || bits <= 32),
           "grouping is out of range");
   return Grouping{radix, digits, bits, last_bits};
 }
 
 Lattice make_lattice(std::uint32_t levels, int fraction_bits) {
-  require(levels >= 2 && fraction_bits >= 1 && fraction_bits <= 16 && ((std::uint64_t{levels} - 1) << fraction_bits) < (std::uint64_t{1} << 32),
+  require(levels >= 2 && levels <= (1u << 24) && fraction_bits >= 1 && fraction_bits <= 16 && ((std::uint64_t{levels} - 1) << fraction_bits) < (std::uint64_t{1} << 32),
           "lattice is out of range");
   const std::uint32_t offset = (levels - 1) << (fraction_bits - 1);
   return Lattice{static_cast<float>(offset), offset, fraction_bits};
@@ -112,8 +125,8 @@ class Rounder {
           std::uint32_t base)
       : levels_(levels),
         lattice_(make_lattice(levels, fraction_bits)),
-        high_(high.data(), high.data() + high.shape(0)),
-        low_(low.data(), low.data() + low.shape(0)) {
+        high_(aligned(high), aligned(high) + high.shape(0)),
+        low_(aligned(low), aligned(low) + low.shape(0)) {
     require(high_.size() == low_.size(), "threshold halves differ in length");
     require(!high_.empty() || trials <= 4096, "too many coins: use thresholds");
     require(high_.empty() || std::uint64_t{base} + high_.size() <= trials, "thresholds reach beyond the number of trials");
@@ -126,7 +139,7 @@ class Rounder {
   void values(const Input<float>& grid, const Input<std::uint8_t>& keystream, Array<std::uint32_t> values) const {
     require(values.shape(0) == grid.shape(0), "values has another length than the vector");
     const std::uint32_t* words = block_words(keystream, grid.shape(0));
-    unlocked([&] { kernels().round_block(grid.data(), words, lattice_, noise_, values.data(), grid.shape(0)); });
+    unlocked([&] { kernels().round_block(aligned(grid), words, lattice_, noise_, aligned(values), grid.shape(0)); });
   }
 
   void packed(const Input<float>& grid, const Input<std::uint8_t>& keystream, std::uint64_t radix, std::size_t digits, int bits, int last_bits,
@@ -135,7 +148,7 @@ class Rounder {
     require(out.shape(0) == packed_bytes(grid.shape(0), grouping), "out has the wrong length");
     require(std::uint64_t{levels_} + noise_.trials <= radix, "the radix is too small for the values");
     const std::uint32_t* words = block_words(keystream, grid.shape(0));
-    unlocked([&] { kernels().encode_block(grid.data(), words, lattice_, noise_, grouping, out.data(), grid.shape(0)); });
+    unlocked([&] { kernels().encode_block(aligned(grid), words, lattice_, noise_, grouping, aligned(out), grid.shape(0)); });
   }
 
  private:
@@ -156,7 +169,7 @@ class Rounder {
 
 template <typename T>
 double norm_squared(Input<T> x) {
-  const T* data = x.data();
+  const T* data = aligned(x);
   const std::size_t n = x.shape(0);
   return unlocked([=] {
     if constexpr (sizeof(T) == 4) return kernels().norm_squared_float(data, n);
@@ -168,8 +181,8 @@ template <typename T>
 void scale(Input<T> x, double factor, Array<float> out) {
   require(x.shape(0) == out.shape(0), "out has another length than the vector");
   unlocked([&] {
-    if constexpr (sizeof(T) == 4) kernels().scale_float(x.data(), factor, out.data(), x.shape(0));
-    else kernels().scale_double(x.data(), factor, out.data(), x.shape(0));
+    if constexpr (sizeof(T) == 4) kernels().scale_float(aligned(x), factor, aligned(out), x.shape(0));
+    else kernels().scale_double(aligned(x), factor, aligned(out), x.shape(0));
   });
 }
 
@@ -178,8 +191,8 @@ void rotate_forward(Input<T> x, double factor, Input<std::uint8_t> signs, Array<
   require(x.shape(0) == out.shape(0) && x.shape(0) >= 1, "out has another length than the vector");
   require(signs.shape(0) >= sign_bytes(x.shape(0)), "too few signs");
   unlocked([&] {
-    if constexpr (sizeof(T) == 4) kernels().rotate_forward_float(x.data(), factor, signs.data(), out.data(), x.shape(0));
-    else kernels().rotate_forward_double(x.data(), factor, signs.data(), out.data(), x.shape(0));
+    if constexpr (sizeof(T) == 4) kernels().rotate_forward_float(aligned(x), factor, aligned(signs), aligned(out), x.shape(0));
+    else kernels().rotate_forward_double(aligned(x), factor, aligned(signs), aligned(out), x.shape(0));
   });
 }
 
@@ -188,8 +201,8 @@ void add_packed(Input<std::uint8_t> payload, std::uint64_t radix, std::size_t di
   const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
   require(payload.shape(0) == packed_bytes(sums.shape(0), grouping), "payload has the wrong length");
   unlocked([&] {
-    if constexpr (sizeof(Sum) == 4) kernels().add_packed_32(payload.data(), grouping, sums.data(), sums.shape(0));
-    else kernels().add_packed_64(payload.data(), grouping, sums.data(), sums.shape(0));
+    if constexpr (sizeof(Sum) == 4) kernels().add_packed_32(aligned(payload), grouping, aligned(sums), sums.shape(0));
+    else kernels().add_packed_64(aligned(payload), grouping, aligned(sums), sums.shape(0));
   });
 }
 
@@ -197,8 +210,8 @@ template <typename Sum>
 void centre(Input<Sum> sums, double middle, double factor, Array<float> out) {
   require(sums.shape(0) == out.shape(0), "out has another length than the sums");
   unlocked([&] {
-    if constexpr (sizeof(Sum) == 4) kernels().centre_32(sums.data(), middle, factor, out.data(), sums.shape(0));
-    else kernels().centre_64(sums.data(), middle, factor, out.data(), sums.shape(0));
+    if constexpr (sizeof(Sum) == 4) kernels().centre_32(aligned(sums), middle, factor, aligned(out), sums.shape(0));
+    else kernels().centre_64(aligned(sums), middle, factor, aligned(out), sums.shape(0));
   });
 }
 
@@ -219,50 +232,50 @@ NB_MODULE(_native, m) {
   m.def("norm_squared", &norm_squared<float>, nb::arg("x").noconvert());
   m.def("norm_squared", &norm_squared<double>, nb::arg("x").noconvert());
   m.def("grid_norm_squared", [](Input<float> y, double limit) {
-    return unlocked([&] { return kernels().grid_norm_squared(y.data(), y.shape(0), static_cast<float>(limit)); });
+    return unlocked([&] { return kernels().grid_norm_squared(aligned(y), y.shape(0), static_cast<float>(limit)); });
   }, nb::arg("y").noconvert(), nb::arg("limit"));
   m.def("scale", &scale<float>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("out").noconvert());
   m.def("scale", &scale<double>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("out").noconvert());
 
-  m.def("sign_bytes", [](std::size_t n) { require(n >= 1, "a vector has at least one coordinate"); return sign_bytes(n); });
-  m.def("rotate_forward", &rotate_forward<float>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("signs"), nb::arg("out").noconvert());
-  m.def("rotate_forward", &rotate_forward<double>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("signs"), nb::arg("out").noconvert());
+  m.def("sign_bytes", &sign_bytes);
+  m.def("rotate_forward", &rotate_forward<float>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("signs").noconvert(), nb::arg("out").noconvert());
+  m.def("rotate_forward", &rotate_forward<double>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("signs").noconvert(), nb::arg("out").noconvert());
   m.def("rotate_backward", [](Array<float> data, Input<std::uint8_t> signs) {
     require(data.shape(0) >= 1 && signs.shape(0) >= sign_bytes(data.shape(0)), "too few signs");
-    unlocked([&] { kernels().rotate_backward(data.data(), signs.data(), data.shape(0)); });
-  }, nb::arg("data").noconvert(), nb::arg("signs"));
+    unlocked([&] { kernels().rotate_backward(aligned(data), aligned(signs), data.shape(0)); });
+  }, nb::arg("data").noconvert(), nb::arg("signs").noconvert());
 
   nb::class_<Rounder>(m, "Rounder")
       .def(nb::init<std::uint32_t, int, std::uint32_t, Input<std::uint64_t>, Input<std::uint64_t>, std::uint32_t>(), nb::arg("levels"),
-           nb::arg("fraction_bits"), nb::arg("trials"), nb::arg("high"), nb::arg("low"), nb::arg("base"))
-      .def("values", &Rounder::values, nb::arg("grid").noconvert(), nb::arg("keystream"), nb::arg("values").noconvert())
-      .def("packed", &Rounder::packed, nb::arg("grid").noconvert(), nb::arg("keystream"), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+           nb::arg("fraction_bits"), nb::arg("trials"), nb::arg("high").noconvert(), nb::arg("low").noconvert(), nb::arg("base"))
+      .def("values", &Rounder::values, nb::arg("grid").noconvert(), nb::arg("keystream").noconvert(), nb::arg("values").noconvert())
+      .def("packed", &Rounder::packed, nb::arg("grid").noconvert(), nb::arg("keystream").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
            nb::arg("last_bits"), nb::arg("out").noconvert());
 
   m.def("pack", [](Input<std::uint32_t> values, std::uint64_t radix, std::size_t digits, int bits, int last_bits, Array<std::uint8_t> out) {
     const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
     require(out.shape(0) == packed_bytes(values.shape(0), grouping), "out has the wrong length");
-    unlocked([&] { kernels().pack(values.data(), grouping, out.data(), values.shape(0)); });
+    unlocked([&] { kernels().pack(aligned(values), grouping, aligned(out), values.shape(0)); });
   }, nb::arg("values").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("out").noconvert());
   m.def("unpack", [](Input<std::uint8_t> payload, std::uint64_t radix, std::size_t digits, int bits, int last_bits, Array<std::uint32_t> values) {
     const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
     require(payload.shape(0) == packed_bytes(values.shape(0), grouping), "payload has the wrong length");
-    unlocked([&] { kernels().unpack(payload.data(), grouping, values.data(), values.shape(0)); });
-  }, nb::arg("payload"), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("values").noconvert());
+    unlocked([&] { kernels().unpack(aligned(payload), grouping, aligned(values), values.shape(0)); });
+  }, nb::arg("payload").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("values").noconvert());
   m.def("find_out_of_range", [](Input<std::uint8_t> payload, std::uint64_t radix, std::size_t digits, int bits, int last_bits,
                                 std::uint64_t limit, std::size_t n) {
     const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
     require(payload.shape(0) == packed_bytes(n, grouping), "payload has the wrong length");
-    return unlocked([&] { return kernels().find_out_of_range(payload.data(), grouping, limit, n); });
-  }, nb::arg("payload"), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("limit"), nb::arg("n"));
-  m.def("add_packed", &add_packed<std::uint32_t>, nb::arg("payload"), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+    return unlocked([&] { return kernels().find_out_of_range(aligned(payload), grouping, limit, n); });
+  }, nb::arg("payload").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("limit"), nb::arg("n"));
+  m.def("add_packed", &add_packed<std::uint32_t>, nb::arg("payload").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
         nb::arg("last_bits"), nb::arg("sums").noconvert());
-  m.def("add_packed", &add_packed<std::uint64_t>, nb::arg("payload"), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+  m.def("add_packed", &add_packed<std::uint64_t>, nb::arg("payload").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
         nb::arg("last_bits"), nb::arg("sums").noconvert());
   m.def("centre", &centre<std::uint32_t>, nb::arg("sums").noconvert(), nb::arg("middle"), nb::arg("factor"), nb::arg("out").noconvert());
   m.def("centre", &centre<std::uint64_t>, nb::arg("sums").noconvert(), nb::arg("middle"), nb::arg("factor"), nb::arg("out").noconvert());
 
   m.def("crc32c", [](Input<std::uint8_t> data, std::uint32_t prior) {
-    return unlocked([&] { return cpsgd::crc32c(data.data(), data.shape(0), prior); });
-  }, nb::arg("data"), nb::arg("prior") = 0);
+    return unlocked([&] { return cpsgd::crc32c(aligned(data), data.shape(0), prior); });
+  }, nb::arg("data").noconvert(), nb::arg("prior") = 0);
 }

@@ -70,7 +70,12 @@ static void leave() {
 
 template <int kDistance, std::size_t... kIndex>
 static inline Floats exchange_lanes(Floats v, std::index_sequence<kIndex...>) {
+#if defined(__clang__)
   return __builtin_shufflevector(v, v, static_cast<int>(kIndex ^ kDistance)...);
+#else
+  typedef int Indices __attribute__((vector_size(4 * CPSGD_LANES)));
+  return __builtin_shuffle(v, Indices{static_cast<int>(kIndex ^ kDistance)...});
+#endif
 }
 
 template <int kDistance, std::size_t... kIndex>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +50,7 @@ class ArrayDataset:
     @property
     def feature_dim(self) -> int:
         """Length of a feature vector."""
-        return int(np.prod(self.features.shape[1:]))
+        return math.prod(self.features.shape[1:])
 
     def batch(self, clients: ArrayLike) -> Batch:
         """The examples of these clients. Clients without examples have a count of 0."""
@@ -128,7 +129,7 @@ def from_arrays(
 
 
 def _flat(examples: NDArray[Any]) -> NDArray[np.float32]:
-    return np.ascontiguousarray(examples.reshape(len(examples), -1), dtype=np.float32)
+    return np.ascontiguousarray(examples.reshape(len(examples), math.prod(examples.shape[1:])), dtype=np.float32)
 
 
 def _check_finite(name: str, examples: NDArray[Any]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cpsgd.errors import ParameterError
+from cpsgd.errors import DataError, ParameterError
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,16 @@ class ImageDataset:
     test_labels: NDArray[np.uint8] = field(repr=False)
     classes: int = 10
 
+    def __post_init__(self) -> None:
+        side = self.images.shape[-1]
+        for images, labels in ((self.images, self.labels), (self.test_images, self.test_labels)):
+            if images.dtype != np.uint8 or images.shape[1:] != (side, side) or images.size == 0:
+                raise DataError(
+                    f"Expected square images of one size and type uint8, got {images.dtype} of shape {images.shape}."
+                )
+            if labels.shape != images.shape[:1] or labels.dtype != np.uint8 or labels.max() >= self.classes:
+                raise DataError(f"Expected a uint8 label below {self.classes} for each of {len(images)} images.")
+
     @property
     def size(self) -> int:
         """Number of clients."""
@@ -91,7 +102,7 @@ class ImageDataset:
     @property
     def feature_dim(self) -> int:
         """Pixels of an image."""
-        return int(np.prod(self.images.shape[1:]))
+        return math.prod(self.images.shape[1:])
 
     def batch(self, clients: ArrayLike) -> Batch:
         """The images of these clients, shades divided by 255."""
@@ -105,7 +116,8 @@ class ImageDataset:
 
 def one_each(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Batch:
     """A batch of clients with one image each."""
-    features = np.divide(images.reshape(len(images), -1), np.float32(255), dtype=np.float32)
+    pixels = images.reshape(len(images), math.prod(images.shape[1:]))
+    features = np.divide(pixels, np.float32(255), dtype=np.float32)
     return Batch(features, labels.astype(np.int64), np.ones(len(labels), dtype=np.int64))
 
 

@@ -89,14 +89,15 @@ class InfiniteDataset:
     shift: int = 1
     tangents: NDArray[np.float32] | None = field(default=None, repr=False)
     made_with: str = "cpsgd's own fields"
-    # Every image, test first, and every field, each with a column of zeros at its right and a row of zeros below.
+    # Labels and images, test first, and fields; images and fields have a column and a row of zeros more.
+    _labels: NDArray[np.uint8] = field(init=False, repr=False)
     _pixels: NDArray[np.uint8] = field(init=False, repr=False)
     _fields: NDArray[np.float32] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         first = len(self.base.test_images) + len(self.base.images)
         _validate.integer("size", self.size, low=1, high=INDEX_LIMIT - first)
-        # The column of zeros between rows hides what a longer move would show.
+        # One column of zeros between rows is enough for one pixel only.
         _validate.integer("shift", self.shift, low=0, high=1)
         side = self.base.images.shape[1]
         if self.fields.shape != (FIELD_COUNT, side, side):
@@ -107,7 +108,8 @@ class InfiniteDataset:
             )
         pixels = np.concatenate([_pad(self.base.test_images), _pad(self.base.images)])
         # A central difference is half of what the neighbours differ by. Halving a field instead changes no rounding.
-        fields = _pad(self.fields) * np.float32(1.0 if self.tangents is not None else 0.5)
+        fields = _pad(self.fields.astype(np.float32)) * np.float32(1.0 if self.tangents is not None else 0.5)
+        object.__setattr__(self, "_labels", np.concatenate([self.base.test_labels, self.base.labels]))
         object.__setattr__(self, "_pixels", pixels)
         object.__setattr__(self, "_fields", fields)
 
@@ -136,7 +138,7 @@ class InfiniteDataset:
         return self.base.test_set()
 
     def batch(self, clients: ArrayLike) -> Batch:
-        """The samples of these clients, pixels divided by 255."""
+        """The samples of these clients, shades divided by 255."""
         numbers = check_indices("clients", clients, self.size)
         labels, images = self.images(numbers + (len(self.base.test_images) + len(self.base.images)))
         return one_each(images, labels)
@@ -148,11 +150,10 @@ class InfiniteDataset:
         made = recipe(numbers, test=test, train=train)
         plain = numbers < test + train
         rows = np.where(plain, numbers, test + made.base)
-        labels = np.where(rows < test, self.base.test_labels[rows % test], self.base.labels[rows - test])
         images = np.empty((len(numbers), *self.base.images.shape[1:]), dtype=np.uint8)
         self._deform(rows, made, images)
         images[plain] = _inside(self._pixels[rows[plain]])
-        return labels, images
+        return self._labels[rows], images
 
     def _deform(self, rows: NDArray[np.int64], made: Recipe, images: NDArray[np.uint8]) -> None:
         """Writes the deformed images.
@@ -163,13 +164,13 @@ class InfiniteDataset:
         """
         side = images.shape[1]
         width, padded = side + 1, self._pixels.shape[1]
-        block = max(1, _BLOCK // padded)
+        block = max(1, min(_BLOCK // padded, len(rows)))
         # Zeros before the first image and after the last, for neighbours and moves.
         margin = width + 1
         moved = self.shift * _MOVES[made.move] @ np.array([width, 1])
         pixels = np.empty((block, padded), dtype=np.uint8)
         shades = np.zeros(margin + block * padded + margin, dtype=np.float32)
-        field, first, second = np.zeros((3, block, padded), dtype=np.float32)
+        displacement, first, second = np.zeros((3, block, padded), dtype=np.float32)
         deformed = np.zeros(margin + block * padded + margin, dtype=np.uint8)
         windows = sliding_window_view(deformed, side * width)
         for start in range(0, len(rows), block):
@@ -187,8 +188,8 @@ class InfiniteDataset:
                     np.subtract(after[:size], before[:size], out=term[:count].reshape(-1))
                 else:
                     _inside(term[:count])[...] = self.tangents[made.base[part], axis]
-                np.take(self._fields, k[part], axis=0, out=field[:count], mode="clip")
-                term[:count] *= field[:count]
+                np.take(self._fields, k[part], axis=0, out=displacement[:count], mode="clip")
+                term[:count] *= displacement[:count]
             value = first[:count]
             value -= second[:count]
             np.subtract(shades[here], value.reshape(-1), out=value.reshape(-1))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -129,17 +130,13 @@ def infinite_mnist(size: int = DEFAULT_SIZE, folder: Path | str | None = None) -
 
 
 def download(
-    folder: Path | str | None = None,
-    *,
-    mirrors: Sequence[str] = MIRRORS,
-    progress: Callable[[Part, int], None] = lambda part, done: None,
+    folder: Path | str | None = None, progress: Callable[[Part, int], None] = lambda part, done: None
 ) -> dict[Path, bool]:
     """Downloads the files that are missing or damaged into the data folder's subfolder `mnist`.
 
     Args:
         folder: The data folder, as in `load_mnist`.
-        mirrors: Addresses of folders that hold the files, tried in order.
-        progress: Called with a file and how many of its bytes are there.
+        progress: Called with a file and how many of its bytes have arrived.
 
     Returns:
         For each of the four files whether it had to be downloaded.
@@ -151,16 +148,10 @@ def download(
     downloaded = {}
     for part in PARTS:
         target = find_file(where, _SUBFOLDER, part.name) or where / _SUBFOLDER / part.name
-        needed = not (target.exists() and _is_intact(target, part))
+        needed = not _is_intact(target, part)
         if needed:
-            fetch(
-                [mirror.rstrip("/") + "/" + part.name for mirror in mirrors],
-                target,
-                size=part.packed_size,
-                sha256=part.packed_sha256,
-                progress=partial(progress, part),
-            )
-        progress(part, part.packed_size)
+            urls = [mirror + part.name for mirror in MIRRORS]
+            fetch(urls, target, size=part.packed_size, sha256=part.packed_sha256, progress=partial(progress, part))
         downloaded[target] = needed
     return downloaded
 
@@ -168,7 +159,7 @@ def download(
 def _is_intact(path: Path, part: Part) -> bool:
     try:
         _unpack(path, part)
-    except DataError:
+    except (DataError, FileNotFoundError):
         return False
     return True
 
@@ -205,7 +196,7 @@ def _map_floats(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.f
     path = find_file(folder, _ORIGINAL_SUBFOLDER, name)
     if path is None:
         return None
-    size, expected = path.stat().st_size, 4 * int(np.prod(shape))
+    size, expected = path.stat().st_size, 4 * math.prod(shape)
     if size != expected:
         raise DataError(f"{path} has {size:,} bytes instead of {expected:,}. Get it anew.")
     numbers = np.memmap(path, dtype="<f4", mode="r", shape=shape)

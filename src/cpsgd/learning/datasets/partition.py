@@ -84,7 +84,7 @@ def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int) -> Parti
     Args:
         labels: The examples' classes.
         clients: Number of clients.
-        alpha: α of the Dirichlet distribution.
+        alpha: α of the Dirichlet distribution, below 10^12.
         seed: Where the draws come from.
 
     >>> partition = dirichlet([0, 0, 0, 0, 1, 1, 1, 1], clients=2, alpha=0.1, seed=1)
@@ -93,7 +93,7 @@ def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int) -> Parti
     """
     classes = check_labels("labels", labels)
     _validate.integer("clients", clients, low=1)
-    _validate.positive("alpha", alpha)
+    _validate.positive("alpha", alpha, high=1e12)
     generator = _generator(seed)
     owners = np.empty(len(classes), dtype=np.int64)
     for label in np.unique(classes):
