@@ -41,8 +41,8 @@ from cpsgd.privacy.rounds import RoundsGuarantee
 
 _TEST_BATCH = 4096
 _EXAMPLES_BYTES = 1 << 26
-# Chance that any round of a run sees fewer messages than the budget was checked for, and may have to be abandoned.
-_UNLUCKY = 1e-3
+UNLUCKY = 1e-3
+"""Chance that any round sees fewer messages than the budget was checked for, and may have to be abandoned."""
 
 
 class Trainer:
@@ -273,7 +273,7 @@ class Trainer:
         messages = self._cohorts.messages
         if self._dropout <= 0.0:
             return messages
-        return max(1, int(binom.ppf(_UNLUCKY / self.rounds, messages, 1.0 - self._dropout)))
+        return max(1, int(binom.ppf(UNLUCKY / self.rounds, messages, 1.0 - self._dropout)))
 
     def _may_release(self, survivors: int) -> bool:
         if self._spending is None:
