@@ -27,6 +27,9 @@ from cpsgd.protocol import Protocol, paper_coordinate_range
 PRIVATE = "private"
 """Name of the run that the others are compared with."""
 
+NO_PRIVACY = "no privacy"
+"""Name of the baseline in floats."""
+
 
 @dataclass(frozen=True)
 class Result:

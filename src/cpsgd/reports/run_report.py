@@ -68,6 +68,7 @@ def _curves(axes: Axes, results: Sequence[Result], figure: str, factor: float) -
             if (value := getattr(metrics, figure)) is not None
         ]
         axes.plot(*zip(*points, strict=True), label=result.name, **_STYLES.get(result.name, {}))
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def page(summary: Mapping[str, Any], picture: bytes) -> str:
