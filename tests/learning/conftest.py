@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cpsgd.learning.datasets import ArrayDataset, from_arrays
-from cpsgd.learning.datasets.partition import Partition
+from cpsgd.learning.datasets.partition import Partition, iid
 
 
 def blobs(clients: int = 600, partition: Partition | None = None) -> ArrayDataset:
@@ -25,3 +25,9 @@ def blobs(clients: int = 600, partition: Partition | None = None) -> ArrayDatase
 @pytest.fixture(scope="session")
 def triangle() -> ArrayDataset:
     return blobs()
+
+
+@pytest.fixture(scope="session")
+def families() -> ArrayDataset:
+    """Clients with five points each."""
+    return blobs(3000, iid(3000, clients=600, seed=0))

@@ -154,6 +154,21 @@ def test_without_a_seed_a_charged_round_is_spent_and_not_repeated(
     assert found.rounds == 6
 
 
+def test_an_interrupted_trainer_does_not_go_on_by_itself(
+    triangle: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainer(triangle, tmp_path, seed=None)
+    run.step()
+    with monkeypatch.context() as patched:
+        interrupt(patched, "cpsgd.learning.sgd.Trainer._apply", False, 0)
+        with pytest.raises(Crash):
+            run.step()
+    with pytest.raises(CheckpointError, match="interrupted after its charge"):
+        run.step()
+    resumed = finish(trainer(triangle, tmp_path, seed=None, resume=True))
+    assert [row.released for row in resumed.history] == [True, False, True, True, True, True]
+
+
 def test_without_privacy_a_run_is_resumed_as_well(
     triangle: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

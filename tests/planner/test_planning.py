@@ -262,3 +262,9 @@ def test_clipping_everything_away_is_no_plan() -> None:
     assert found.gaussian_squared_error > 100.0
     assert found.protocol.coordinate_range >= 2.5 / 1_000**0.5 * (1 - 1e-9)
     assert found.error.clipping <= 0.002
+
+
+@pytest.mark.parametrize(("clients", "epsilon"), [(60, 0.05), (30, 0.1), (200, 0.05)])
+def test_little_noise_and_a_small_epsilon(clients: int, epsilon: float) -> None:
+    # The Rényi certificate ends at an order below the one that would be best here.
+    assert plan(clients, 44, epsilon, 1e-6).guarantee.epsilon <= epsilon

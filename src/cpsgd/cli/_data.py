@@ -19,6 +19,8 @@ from cpsgd.errors import ParameterError, VectorError
 Array = NDArray[np.generic]
 
 _SUFFIXES = (".npy", ".npz", ".csv")
+# Rows looked at together.
+_POINTS = 1 << 16
 
 
 class Rows(Interface):
@@ -57,6 +59,24 @@ def open_rows(path: Path, key: str | None = None) -> Rows:
     if 0 in array.shape:
         raise VectorError(f"{path}: the table is empty, its shape is {array.shape}.")
     return _ArrayRows(path, array)
+
+
+def read_points(rows: Rows) -> Array:
+    """All rows in memory, for algorithms that go over them several times.
+
+    Raises:
+        VectorError: A row is not finite; it is named.
+    """
+    blocks = []
+    for start, block in rows.blocks(_POINTS):
+        if not (finite := np.isfinite(block)).all():
+            row, coordinate = np.unravel_index(int(np.argmin(finite)), finite.shape)
+            raise VectorError(
+                f"{rows.where(start + int(row))}: NaN or infinite at coordinate {coordinate} (rows and coordinates "
+                "counted from 0). Repair or drop the row."
+            )
+        blocks.append(block)
+    return np.concatenate(blocks)
 
 
 def read_vector(path: Path, key: str | None = None) -> Array:

@@ -70,12 +70,12 @@ def check_vector_output(path: Path, *inputs: Path) -> None:
 
 
 def write_vector(path: Path, vector: NDArray[np.float32]) -> None:
-    """Writes a vector as .npy, or as the single line of a .csv."""
+    """Writes a vector as .npy, or as the single line of a .csv; a table as so many lines."""
     import numpy as np
 
     if path.suffix.lower() == ".csv":
         # Nine digits tell all float32 numbers apart.
-        write(path, lambda file: np.savetxt(file, vector[None], fmt="%.9g", delimiter=","))
+        write(path, lambda file: np.savetxt(file, np.atleast_2d(vector), fmt="%.9g", delimiter=","))
     else:
         write(path, lambda file: np.save(file, vector))
 

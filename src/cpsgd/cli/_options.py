@@ -111,6 +111,22 @@ Bits = Annotated[
         rich_help_panel=_WISH_PANEL,
     ),
 ]
+PointsFile = Annotated[Path, typer.Argument(metavar="FILE", help="An .npy, .npz or .csv table, one row a client.")]
+RequiredEpsilon = Annotated[float, typer.Option(help="ε that everything together may cost (replace-one neighbours).")]
+RequiredDelta = Annotated[float, typer.Option(help="δ of the guarantee.")]
+Radius = Annotated[
+    float,
+    typer.Option(
+        help="Public bound on a point's norm; points beyond are moved to the ball's surface. Choose it without looking "
+        "at the data."
+    ),
+]
+CoordinateBits = Annotated[
+    float | None,
+    typer.Option(
+        "--bits", help="Bits a coordinate may take.", show_default="the fewest within 10 % of the Gaussian's error"
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Key = Annotated[str | None, typer.Option(help="Name of the array in an .npz file that holds several.")]
 

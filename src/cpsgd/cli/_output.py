@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from cpsgd.privacy import Guarantee
     from cpsgd.protocol import Protocol
 
 _TITLES = {
@@ -58,6 +60,21 @@ def reason(error: BaseException) -> str:
     return str(error)
 
 
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal while clients are heard; yields what is to be called with the number of those just heard."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done: None
+        return
+    columns = (TextColumn("clients"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("clients", total=total)
+        yield lambda done: bar.advance(task, done)
+
+
 def promises(protocol: Protocol) -> dict[str, Any]:
     """What a round with this protocol sends and how wrong it can be, as JSON values."""
     from cpsgd.errors import ConditionError
@@ -76,10 +93,15 @@ def privacy(
     """The ε proved for a round with this many messages (all, if None), as JSON and for people; nothing without a δ."""
     if delta is None:
         return {}, []
-    from cpsgd.cli import _render
     from cpsgd.privacy import guarantee
 
-    found = guarantee(protocol, delta, surviving=surviving)
+    return guaranteed(guarantee(protocol, delta, surviving=surviving))
+
+
+def guaranteed(found: Guarantee) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """A guarantee as JSON and for people."""
+    from cpsgd.cli import _render
+
     text = f"ε = {_render.rounded_up(found.epsilon)} at δ = {found.delta:g}, {found.adjacency} neighbours"
     facts = {"epsilon": found.epsilon, "delta": found.delta, "method": found.method, "guarantee": found.to_dict()}
     return facts, [("privacy", text), ("proved by", found.citation)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cpsgd.cli import _output, aggregate, data, encode, figures, mean, plan, privacy, protocol, train
+from cpsgd.cli import _output, aggregate, data, encode, figures, kmeans, mean, pca, plan, privacy, protocol, train
 from cpsgd.errors import CpsgdError
 
 
@@ -60,6 +60,8 @@ app.command("train")(train.run)
 app.command("plan")(plan.run)
 app.add_typer(privacy.app, name="privacy")
 app.command("mean")(mean.run)
+app.command("kmeans")(kmeans.run)
+app.command("pca")(pca.run)
 app.command("protocol")(protocol.run)
 app.command("encode")(encode.run)
 app.command("aggregate")(aggregate.run)

@@ -130,8 +130,6 @@ def run(
 
 def _simulate(rows: Rows, aggregator: Aggregator, expectation: Expectation, threads: int) -> None:
     """Has every row encoded and added up, a few blocks at a time."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     def work(start: int, block: Array) -> int:
         for i, vector in enumerate(block):
@@ -145,15 +143,8 @@ def _simulate(rows: Rows, aggregator: Aggregator, expectation: Expectation, thre
             expectation.add(vector)
         return len(block)
 
-    console = Console(stderr=True)
-    block_rows = max(1, _BLOCK // rows.dim)
-    if not console.is_terminal:
-        _in_order(rows, block_rows, work, threads, lambda done: None)
-        return
-    columns = (TextColumn("clients"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("clients", total=rows.clients)
-        _in_order(rows, block_rows, work, threads, lambda done: progress.advance(task, done))
+    with _output.progress(rows.clients) as advance:
+        _in_order(rows, max(1, _BLOCK // rows.dim), work, threads, advance)
 
 
 def _in_order(

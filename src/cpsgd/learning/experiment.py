@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 from scipy.stats import binom
 
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.learning import mechanisms, models
+from cpsgd.learning import mechanisms, models, optimizers
 from cpsgd.learning._torch import torch
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import load
@@ -120,6 +120,7 @@ class Experiment:
             adjacency=self._adjacency if private else None,
             optimizer=settings.optimizer,
             learning_rate=settings.lr,
+            schedule=optimizers.check_schedule(settings.schedule),
             seed=settings.seed,
             dropout=settings.dropout,
             local_steps=settings.local_steps,

@@ -35,6 +35,7 @@ class Settings:
         clip_norm: D, bound on an update's Euclidean norm.
         optimizer: The server's.
         lr: The server's learning rate.
+        schedule: "constant", or "linear" towards 0 after the last round.
         participation: "once", "every", "poisson" or "fixed-size".
         dropout: Probability with which a message does not arrive.
         local_steps: Local SGD steps a client; 1 sends a gradient.
@@ -58,6 +59,7 @@ class Settings:
     clip_norm: float = 1.0
     optimizer: str = "sgd"
     lr: float
+    schedule: str = "constant"
     participation: str = "once"
     dropout: float = 0.0
     local_steps: int = 1
@@ -105,11 +107,23 @@ class Settings:
 
 
 _DIGITS = Settings(
-    preset="digits", dataset="infinite-digits", cohort=10_000, rounds=60, delta=1e-6, optimizer="adam", lr=0.01
+    preset="digits",
+    dataset="infinite-digits",
+    cohort=10_000,
+    rounds=80,
+    delta=1e-6,
+    optimizer="momentum",
+    lr=2.0,
 )
-# One epoch: 2,500 disjoint cohorts of 10,000 are all 25 million clients.
 _PAPER = Settings(
-    preset="paper", dataset="infinite-mnist", clients=25_000_000, cohort=10_000, rounds=2_500, delta=1e-9, lr=4.0
+    preset="paper",
+    dataset="infinite-mnist",
+    clients=25_000_000,
+    cohort=10_000,
+    rounds=2_500,  # one epoch: 2,500 disjoint cohorts of 10,000 are all clients
+    delta=1e-9,
+    lr=6.0,
+    schedule="linear",
 )
 
 PRESETS = {"digits": _DIGITS, "paper": _PAPER}
@@ -131,6 +145,7 @@ _KINDS: dict[str, type] = {
     "clip_norm": float,
     "optimizer": str,
     "lr": float,
+    "schedule": str,
     "participation": str,
     "dropout": float,
     "local_steps": int,

@@ -30,6 +30,7 @@ from cpsgd.learning._torch import torch
 from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.examples import ExampleSums, check_participation
 from cpsgd.learning.gradients import DEFAULT_MEMORY, ClientUpdates, Loss, trainable
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.metrics import RoundMetrics
@@ -85,10 +86,12 @@ class Trainer:
         adjacency: Adjacency | None = None,
         optimizer: str | optimizers.Factory = "sgd",
         learning_rate: float = 0.1,
+        schedule: optimizers.Schedule = "constant",
         seed: int | None = None,
         dropout: float = 0.0,
         local_steps: int = 1,
         local_learning_rate: float | None = None,
+        examples: int | None = None,
         evaluate_every: int = 1,
         memory_limit: int = DEFAULT_MEMORY,
         run_dir: Path | str | None = None,
@@ -101,7 +104,7 @@ class Trainer:
             model: Any module of float32 parameters on the CPU, except batch normalisation.
             loss: From outputs and labels to their mean loss.
             dataset: The clients and the test set.
-            mechanism: A `Plan`, a `Protocol`, or `NoPrivacy`. Privacy is for a client's whole update.
+            mechanism: A `Plan`, a `Protocol`, or `NoPrivacy`.
             cohort: Clients in a round; with Poisson sampling, on average.
             rounds: Number of rounds in all.
             participation: "once" (disjoint cohorts), "every" (all clients in every round), "poisson" or "fixed-size".
@@ -111,11 +114,16 @@ class Trainer:
             optimizer: The server's: "sgd", "momentum", "adagrad", "adam", or a function from parameters to any
                 optimizer of torch.optim.
             learning_rate: Of the named optimizers.
+            schedule: How the learning rate changes: "constant", or "linear" towards 0 after the last round, which
+                quietens the noise of the last steps.
             seed: None for noise from the operating system. A number makes the run repeatable, and a simulation that
                 protects nobody.
             dropout: Probability with which a message does not arrive.
             local_steps: τ local SGD steps a client; 1 means one gradient.
             local_learning_rate: Step size of the local steps.
+            examples: None for the privacy of clients: the whole update is clipped. A number E for the privacy of
+                examples: a client sends the sum of at most E gradients, each clipped to a share of the clip norm (see
+                `cpsgd.learning.examples`), and the step is along the mean of the sums divided by E.
             evaluate_every: The test set is looked at after every so many rounds, and after the last.
             memory_limit: Bytes that the clients computed together may take.
             run_dir: Where checkpoint, charges and metrics go; None keeps nothing.
@@ -131,6 +139,7 @@ class Trainer:
         self.rounds = _validate.integer("rounds", rounds, low=1)
         self.round = 0
         self.history: list[RoundMetrics] = []
+        self._unfinished = False
         self._loss = loss
         self._dataset = dataset
         self._mechanism = mechanism
@@ -145,6 +154,15 @@ class Trainer:
             local_learning_rate=local_learning_rate,
             memory_limit=memory_limit,
         )
+        self._rows: ClientUpdates | ExampleSums = self._updates
+        self._divisor = 1
+        if examples is not None:
+            if local_steps > 1:
+                raise ParameterError("Example-level privacy is for gradients: give examples or local_steps, not both.")
+            check_participation(participation)
+            whole = mechanism.protocol if isinstance(mechanism, Plan) else mechanism
+            self._rows = ExampleSums(self._updates, whole.clip_norm, examples)
+            self._divisor = examples
         # Clients whose examples are held at a time.
         self._slice = max(1, min(_EXAMPLES_BYTES, memory_limit // 8) // (4 * dataset.feature_dim))
         protocol = mechanisms.protocol_of(mechanism)
@@ -154,6 +172,8 @@ class Trainer:
                 "coordinates; plan with dim equal to the former."
             )
         self._optimizer = optimizers.make(optimizer, trainable(model).values(), learning_rate)
+        self._schedule = optimizers.check_schedule(schedule)
+        self._first_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         if isinstance(mechanism, Plan):
             epsilon = mechanism.wished_epsilon if epsilon is None else epsilon
             delta = mechanism.guarantee.delta if delta is None else delta
@@ -178,6 +198,7 @@ class Trainer:
                 cohorts=self._cohorts,
                 adjacency=adjacency,
                 colluding=mechanism.colluding if isinstance(mechanism, Plan) else 0,
+                examples=examples,
             )
         self.config: dict[str, Any] = {
             "mechanism": mechanisms.as_data(mechanism),
@@ -190,8 +211,10 @@ class Trainer:
             "dropout": self._dropout,
             "optimizer": optimizer if isinstance(optimizer, str) else type(self._optimizer).__name__,
             "learning_rate": learning_rate,
+            "schedule": schedule if schedule == "constant" else f"{schedule} over {self.rounds} rounds",
             "local_steps": local_steps,
             "local_learning_rate": local_learning_rate,
+            "examples": examples,
             "seed": self._seed,
             "parameters": {name: list(p.shape) for name, p in trainable(model).items()},
         }
@@ -225,7 +248,12 @@ class Trainer:
 
         Raises:
             VectorError: A client's update is not finite. The round was not charged and the model not changed.
+            CheckpointError: The round before was interrupted after its charge, so that this object's state is unknown.
         """
+        if self._unfinished:
+            raise CheckpointError(
+                f"Round {self.round} was interrupted after its charge: make a new Trainer with resume=True."
+            )
         begun = time.perf_counter()
         number = self.round
         clients = self._cohorts.clients(number)
@@ -238,7 +266,7 @@ class Trainer:
             mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
             norm = float(np.linalg.norm(mean.astype(np.float64)))
             signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
-            self._apply(mean)
+            self._apply(mean, number)
         self.round = number + 1
         last = self.round == self.rounds
         loss, accuracy = None, None
@@ -250,6 +278,7 @@ class Trainer:
         self.history.append(metrics)
         if self._folder is not None and (last or self.round % self._checkpoint_every == 0):
             self._save()
+        self._unfinished = False
         return metrics
 
     def evaluate(self) -> tuple[float, float]:
@@ -289,7 +318,7 @@ class Trainer:
             try:
                 for start in range(0, len(clients), self._slice):
                     batch = self._dataset.batch(clients[start : start + self._slice])
-                    for chunk in self._updates.chunks(batch):
+                    for chunk in self._rows.chunks(batch):
                         engine.add(chunk)
             except NonFiniteError as error:
                 raise VectorError(
@@ -297,13 +326,12 @@ class Trainer:
                     "training has diverged. Lower the learning rate. The round was not charged."
                 ) from None
         engine.add_zeros(survivors - len(clients))
+        self._unfinished = True
         if self._spending is not None:
             self._charge(number, survivors)
-        mean = engine.mean()
-        if self._cohorts.scheme == "poisson":
-            # Over the number of clients drawn on average, which does not depend on the draw.
-            mean = mean * np.float32(self._cohorts.messages / self._cohorts.cohort)
-        return mean, engine.noise_norm() * self._cohorts.messages / self._cohorts.cohort
+        # A Poisson mean is over the clients drawn on average, which does not depend on the draw.
+        factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
+        return engine.mean() * np.float32(factor), engine.noise_norm() * factor
 
     def _charge(self, number: int, survivors: int) -> None:
         assert self._spending is not None
@@ -315,7 +343,9 @@ class Trainer:
                 raise CheckpointError(f"Round {number} was charged with {known} messages and has {survivors} now.")
         self._spending.charge(survivors)
 
-    def _apply(self, mean: NDArray[np.float32]) -> None:
+    def _apply(self, mean: NDArray[np.float32], number: int) -> None:
+        for group, rate in zip(self._optimizer.param_groups, self._first_rates, strict=True):
+            group["lr"] = rate * optimizers.factor(self._schedule, number, self.rounds)
         start = 0
         vector = torch.from_numpy(mean)
         for p in trainable(self.model).values():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, InfeasibleError
 from cpsgd.learning.cohorts import Cohorts
+from cpsgd.learning.examples import example_protocol, without_theorem
 from cpsgd.privacy.adjacency import Adjacency
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
@@ -38,6 +39,7 @@ class Spending:
         cohorts: Cohorts,
         adjacency: Adjacency | None = None,
         colluding: int = 0,
+        examples: int | None = None,
     ) -> None:
         """Starts with nothing spent.
 
@@ -48,8 +50,10 @@ class Spending:
             cohorts: Who takes part.
             adjacency: Which data sets are neighbours; by default zero-out for Poisson and replace-one otherwise.
             colluding: Clients of a round whose noise does not count because they may tell it.
+            examples: None for the privacy of whole clients; the most examples of a client for that of one of them.
         """
-        self.protocol = protocol
+        self.protocol = protocol if examples is None else example_protocol(protocol, examples)
+        self._of_examples = examples is not None
         self.delta = _validate.probability("delta", delta)
         self.epsilon = None if epsilon is None else _validate.positive("epsilon", epsilon)
         self.participation = cohorts.participation
@@ -134,6 +138,8 @@ class Spending:
                 surviving=list(sizes),
                 colluding=self.colluding,
             )
+            if self._of_examples:
+                found = without_theorem(found)
             self._last = key, found
         assert self._last[1] is not None
         return self._last[1]

@@ -146,11 +146,15 @@ class Target:
 
         def allowed(log_order: float) -> float:
             order = 1.0 + math.exp(log_order)
+            if order > moments.largest_order:
+                return 0.0
             room = (self.epsilon - rdp_epsilon(0.0, order, delta)) * (1.0 - 1e-12)
             return math.sqrt(room / moments.kappa(order)) if room > 0.0 else 0.0
 
         # For a Gaussian ε ≈ √(2 L) μ and the best order is about 1 + 2L/ε, L = log(1/δ).
         centre, step = math.log(2.0 * math.log(1.0 / delta) / self.epsilon), 0.4
+        # With little noise and a small ε that may be an order at which nothing is bounded any more.
+        centre = min(centre, math.log(moments.largest_order - 1.0) - 1e-9)
         best = allowed(centre)
         while step > 0.15:
             left, right = allowed(centre - step), allowed(centre + step)

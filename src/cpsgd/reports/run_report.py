@@ -61,6 +61,8 @@ def draw(path: Path, results: Sequence[Result]) -> Path:
 
 
 def _curves(axes: Axes, results: Sequence[Result], figure: str, factor: float) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for result in results:
         points = [
             (metrics.round + 1, value * factor)
@@ -68,7 +70,7 @@ def _curves(axes: Axes, results: Sequence[Result], figure: str, factor: float) -
             if (value := getattr(metrics, figure)) is not None
         ]
         axes.plot(*zip(*points, strict=True), label=result.name, **_STYLES.get(result.name, {}))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def page(summary: Mapping[str, Any], picture: bytes) -> str:

@@ -1,0 +1,207 @@
+"""Example-level privacy: a client sums its examples' clipped gradients, and one example is what is protected.
+
+A client with at most E examples sends u = Σ_j clip_D(g_j). Its norm is at most B = E D, but replacing one example moves
+it by at most 2D (zeroing one, by D). The protocol's `clip_norm` C bounds the client's sum; the accounting needs the
+distance of two neighbours *on the grid that rounding starts from*. With `unit` grid points to 1 and F fractional bits:
+
+1. C = B (1 + 2^-10), so that the encoder neither clips the norm nor shrinks the grid point: both would be functions of
+   the whole sum. That the room suffices for the roundings below is checked (`example_protocol` refuses otherwise).
+2. The float32 operations from the exact sum to the rotated vector are at most 2 (j + 4) + 1 roundings deep, where
+   2^j <= d: the sum itself, then in each of two passes the factor and the normalisation (a cast and a product each)
+   and j stages of sums and differences. Stages are orthogonal up to a factor, so the result is off by at most
+   η = (1 + 2^-24)^(2j+9) - 1 relative to B, for each neighbour.
+3. Clipping coordinates to ±X^max is 1-Lipschitz. Rounding to the grid moves each coordinate of the difference by at
+   most 1, together √d.
+
+A gradient is taken to depend on its own example and the model only, as it does without layers that mix examples. So
+neighbours' grid points are within Δ unit + 2 η B unit + √d, Δ = 2D or D, and the certificates, which depend on that
+distance alone, hold for a client bound of
+
+    D' = D + 2 η B + √d / unit
+
+in place of C. The paper's own theorem is not used: its condition on X^max is about the norm of the whole vector.
+
+Sampling of clients is not combined with this: its amplification theorems compare the round with one in which the client
+is absent, or replaced by another, and that moves the sum by up to B and not by one example's share.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.codec import clip, quantize
+from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.learning.datasets.base import Batch
+from cpsgd.planner import plan
+from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
+from cpsgd.protocol import Protocol
+
+if TYPE_CHECKING:
+    from cpsgd.learning.gradients import ClientUpdates
+
+HEADROOM = 2.0**-10
+# Clients whose sums are held at a time.
+_CLIENTS = 64
+# How many times the planner is asked.
+_SEARCH = 5
+
+
+def example_norm(clip_norm: float, examples: int) -> float:
+    """D, what one example's gradient is clipped to so that `examples` of them stay within `clip_norm`, with room."""
+    return clip_norm / (_validate.integer("examples", examples, low=1) * (1.0 + HEADROOM)) * (1.0 - 2.0**-50)
+
+
+def example_protocol(protocol: Protocol, examples: int) -> Protocol:
+    """The protocol whose clients are as far apart as one example moves a sum; for the accounting only.
+
+    Raises:
+        ParameterError: The grid is too coarse for the proof.
+    """
+    bound = example_norm(protocol.clip_norm, examples)
+    total = bound * examples
+    stages = protocol.dim.bit_length() - 1
+    error = math.expm1((2 * stages + 9) * math.log1p(2.0**-24)) * (1.0 + 1e-9)
+    moved = 2.0 * error * total
+    if protocol.sigma is None:
+        unit = quantize.unit(protocol.coordinate_range, protocol.levels)
+        grid = math.sqrt(protocol.dim) * (1.0 + 1e-6)
+        slack = 1.0 + (protocol.dim + 16) * 2.0**-51
+        if (total * unit * (1.0 + error) + 0.5 * grid) * slack > protocol.clip_norm * unit * (1.0 - 2.0**-40):
+            raise ParameterError(
+                "The grid is too coarse to tell one example's share of a client's sum; use more levels or a smaller "
+                "coordinate_range."
+            )
+        moved += grid / unit
+    return replace(protocol, clip_norm=(bound + moved) * (1.0 + 1e-12))
+
+
+def without_theorem(found: RoundsGuarantee) -> RoundsGuarantee:
+    """The guarantee, without the paper's theorem among its methods.
+
+    Raises:
+        ConditionError: It rests on that theorem.
+    """
+    if found.method == "paper-theorem":
+        raise ConditionError("Only the certificates speak about examples, and they prove nothing here; add noise.")
+    kept = tuple(pair for pair in found.alternatives if not pair[0].startswith("paper-theorem"))
+    return RoundsGuarantee(**{**vars(found), "alternatives": kept})
+
+
+def plan_examples(
+    clients: int,
+    dim: int,
+    epsilon: float,
+    delta: float,
+    *,
+    examples: int,
+    clip_norm: float = 1.0,
+    rounds: int = 1,
+    participation: str = "once",
+    **wishes: Any,
+) -> Protocol:
+    """A protocol for clients who send sums of at most `examples` gradients, (epsilon, delta)-DP for one of them.
+
+    The planner is asked for protocols for whole clients, with the largest ε at which one example's is still kept.
+
+    Args:
+        clients: n.
+        dim: d.
+        epsilon: ε that all rounds may cost an example.
+        delta: δ of the guarantee.
+        examples: E, the most examples of a client.
+        clip_norm: D, what each example's gradient is clipped to.
+        rounds: Rounds that will be run.
+        participation: "once" or "every".
+        wishes: What else `cpsgd.planner.plan` takes, such as `bits`, `adjacency` or `dropout`.
+
+    Returns:
+        The protocol. Its `clip_norm` is that of a client's sum.
+
+    Raises:
+        InfeasibleError: No protocol does it.
+    """
+    check_participation(participation)
+    whole = clip_norm * examples * (1.0 + HEADROOM) * (1.0 + 2.0**-48)
+    best: Protocol | None = None
+    failure = ""
+    target = kept = epsilon
+    for _ in range(_SEARCH):
+        try:
+            found = plan(clients, dim, target, delta, whole, rounds=rounds, participation=participation, **wishes)
+            proved = without_theorem(
+                guarantee_over_rounds(
+                    example_protocol(found.protocol, examples),
+                    delta,
+                    rounds=rounds,
+                    participation=participation,
+                    adjacency=found.guarantee.adjacency,
+                    surviving=found.surviving,
+                    colluding=found.colluding,
+                )
+            )
+        except (ConditionError, InfeasibleError) as error:
+            failure = str(error)
+            if best is None:
+                break
+            target = math.sqrt(target * kept)
+            continue
+        if proved.epsilon <= epsilon:
+            best, kept = found.protocol, target
+            if proved.epsilon >= 0.99 * epsilon:
+                break
+        # An example's ε is nearly proportional to a client's. The planner takes ε < 500.
+        target = min(499.0, target * epsilon / proved.epsilon * 0.998)
+    if best is None:
+        raise InfeasibleError(f"No protocol keeps ε={epsilon:g} for an example among {examples}: {failure}")
+    return best
+
+
+def check_participation(scheme: str) -> None:
+    """Raises `ParameterError` where clients are sampled."""
+    if scheme not in ("once", "every"):
+        raise ParameterError(
+            f"Example-level privacy is proved for participation 'once' and 'every', not {scheme!r}: amplification by "
+            "sampling clients speaks of whole clients."
+        )
+
+
+class ExampleSums:
+    """Clients' sums of their examples' clipped gradients, as rows of float32.
+
+    Sums are taken in float64 and rounded once. Of a client with more than `examples` examples the first ones count.
+    """
+
+    def __init__(self, gradients: ClientUpdates, clip_norm: float, examples: int) -> None:
+        """Takes gradients of single examples from `gradients`; `clip_norm` is that of a client's sum."""
+        self.dim = gradients.dim
+        self._gradients = gradients
+        self._examples = examples
+        self._bound = example_norm(clip_norm, examples)
+
+    def chunks(self, batch: Batch) -> Iterator[NDArray[np.float32]]:
+        """The sums of the batch's clients in their order, some rows at a time."""
+        counts = np.minimum(batch.counts, self._examples)
+        # Places within clients, of which the first ones count.
+        places = np.arange(len(batch.labels)) - np.repeat(np.cumsum(batch.counts) - batch.counts, batch.counts)
+        kept = np.flatnonzero(places < self._examples)
+        gradients = self._each(Batch(batch.features[kept], batch.labels[kept], np.ones(len(kept), dtype=np.int64)))
+        size = max(1, min(_CLIENTS, self._gradients.memory_limit // (16 * self.dim)))
+        for start in range(0, len(counts), size):
+            part = counts[start : start + size]
+            sums = np.zeros((len(part), self.dim))
+            for client, count in enumerate(part):
+                for gradient in itertools.islice(gradients, int(count)):
+                    sums[client] += gradient * np.float64(clip.factor(gradient, self._bound))
+            yield sums.astype(np.float32)
+
+    def _each(self, singles: Batch) -> Iterator[NDArray[np.float32]]:
+        for chunk in self._gradients.chunks(singles):
+            yield from chunk

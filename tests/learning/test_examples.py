@@ -1,0 +1,139 @@
+"""One example's share of a client's sum: the distance the accounting relies on, and what is sent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cpsgd.codec import pipeline, quantize
+from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.learning import NoPrivacy, Trainer, mlp
+from cpsgd.learning.datasets import ArrayDataset
+from cpsgd.learning.datasets.base import Batch
+from cpsgd.learning.examples import ExampleSums, example_norm, example_protocol, plan_examples
+from cpsgd.learning.gradients import ClientUpdates
+from cpsgd.privacy import guarantee_over_rounds, lattice_sensitivity
+from cpsgd.protocol import Protocol
+
+LOSS = torch.nn.functional.cross_entropy
+
+
+def grid_point(protocol: Protocol, vector: np.ndarray) -> np.ndarray:
+    """Where rounding starts from."""
+    limit = quantize.coordinate_limit(protocol.levels)
+    return np.rint(np.clip(pipeline.to_grid(protocol, vector, 0), -limit, limit).astype(np.float64))
+
+
+@pytest.mark.parametrize("dim", [64, 100, 1000])
+@pytest.mark.parametrize("levels", [2, 3, 64, 2**18])
+@pytest.mark.parametrize("wide", [0.05, 0.5, 2.0])
+def test_neighbours_grid_points_are_within_the_sensitivity(dim: int, levels: int, wide: float) -> None:
+    examples = 20
+    protocol = Protocol.rotated_binomial(
+        clients=10, dim=dim, clip_norm=1.0, levels=levels, trials=10, coordinate_range=wide
+    )
+    bound = example_norm(1.0, examples)
+    stand_in = example_protocol(protocol, examples)
+    allowed = {
+        a: lattice_sensitivity(stand_in, a) * 2 ** quantize.fraction_bits(levels) for a in ("replace-one", "zero-out")
+    }
+    assert stand_in.clip_norm < 1.1 * bound
+    rng = np.random.default_rng(levels + dim)
+    largest = 0.0
+    for trial in range(40):
+        # All but one example pull the same way, which makes the longest sums; the last one turns round.
+        common = rng.normal(size=dim)
+        own = rng.normal(size=dim) if trial % 2 else common
+        common, own = common / np.linalg.norm(common), own / np.linalg.norm(own)
+        rest = common * bound * (examples - 1)
+        vectors = [(rest + share * bound * own).astype(np.float32) for share in (1.0, -1.0, 0.0)]
+        points = [grid_point(protocol, vector) for vector in vectors]
+        assert np.linalg.norm(points[0] - points[1]) <= allowed["replace-one"]
+        assert np.linalg.norm(points[0] - points[2]) <= allowed["zero-out"]
+        largest = max(largest, float(np.linalg.norm(points[0] - points[1])) / allowed["replace-one"])
+    if wide == 2.0 and levels > 3:
+        assert largest > 0.9  # the bound is not idle
+
+
+def test_the_encoder_leaves_the_longest_sums_alone() -> None:
+    protocol = Protocol.rotated_binomial(clients=10, dim=300, clip_norm=1.0, levels=16, trials=10, coordinate_range=2.0)
+    example_protocol(protocol, 7)
+    vector = np.full(300, example_norm(1.0, 7) * 7 / math.sqrt(300), dtype=np.float32)
+    unit = quantize.unit(2.0, 16)
+    point = grid_point(protocol, vector)
+    assert np.linalg.norm(point) / unit == pytest.approx(np.linalg.norm(vector.astype(np.float64)), abs=9.0 / unit)
+
+
+def test_a_grid_too_coarse_is_refused() -> None:
+    coarse = Protocol.rotated_binomial(
+        clients=10, dim=10**6, clip_norm=1.0, levels=2, trials=10, coordinate_range=100.0
+    )
+    with pytest.raises(ParameterError, match="too coarse"):
+        example_protocol(coarse, 5)
+
+
+def test_sums_of_clipped_gradients() -> None:
+    rng = np.random.default_rng(1)
+    counts = np.array([3, 0, 1, 6, 2])
+    batch = Batch(rng.normal(size=(12, 4)).astype(np.float32), rng.integers(0, 3, 12), counts)
+    model = mlp(4, 3, (), seed=2)
+    updates = ClientUpdates(model, LOSS)
+    single = Batch(batch.features, batch.labels, np.ones(12, dtype=np.int64))
+    gradients = np.concatenate([chunk.copy() for chunk in updates.chunks(single)]).astype(np.float64)
+    bound = example_norm(2.0, 4)
+    norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+    assert (norms > bound).any()
+    clipped = gradients * np.minimum(1.0, bound / norms)
+    owners = np.repeat(np.arange(5), counts)
+    # The client with six examples counts its first four.
+    expected = [clipped[owners == client][:4].sum(axis=0) for client in range(5)]
+    for limit in (1, 1 << 20):
+        sums = ExampleSums(ClientUpdates(model, LOSS, memory_limit=limit), 2.0, 4)
+        found = np.concatenate(list(sums.chunks(batch)))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert np.linalg.norm(found, axis=1).max() <= 2.0
+
+
+def run(data: ArrayDataset, mechanism: Any, **options: Any) -> Trainer:
+    settings: dict[str, Any] = {"cohort": 200, "rounds": 3, "learning_rate": 1.0, "seed": 1, "examples": 5, **options}
+    trainer = Trainer(mlp(4, 3, (), seed=0), LOSS, data, mechanism, **settings)
+    for _ in trainer.run():
+        pass
+    return trainer
+
+
+def test_training_with_the_privacy_of_examples(families: ArrayDataset) -> None:
+    protocol = plan_examples(200, 15, 3.0, 1e-5, examples=5, clip_norm=1.0, bits=10)
+    trainer = run(families, protocol, epsilon=3.0, delta=1e-5)
+    found = trainer.guarantee()
+    assert found is not None
+    assert 2.5 < found.epsilon <= 3.0
+    # Protecting whole clients with the same noise costs about five times as much.
+    assert guarantee_over_rounds(protocol, 1e-5, participation="once").epsilon > 4 * found.epsilon
+    assert not any(name.startswith("paper") for name, _ in found.alternatives)
+    assert (trainer.history[-1].accuracy or 0.0) > 0.8
+
+
+def test_without_privacy_it_is_sgd_on_the_examples(families: ArrayDataset) -> None:
+    trainer = run(families, NoPrivacy(1e6), rounds=1)
+    batch = families.batch(trainer._cohorts.clients(0))
+    start = mlp(4, 3, (), seed=0)
+    loss = LOSS(start(torch.from_numpy(batch.features)), torch.from_numpy(batch.labels))
+    slopes = torch.autograd.grad(loss, list(start.parameters()))
+    for before, after, slope in zip(start.parameters(), trainer.model.parameters(), slopes, strict=True):
+        np.testing.assert_allclose((before - after).detach().numpy(), slope.numpy(), atol=1e-5)
+
+
+def test_bad_input(families: ArrayDataset) -> None:
+    with pytest.raises(ParameterError, match="whole clients"):
+        run(families, NoPrivacy(1.0), participation="fixed-size")
+    with pytest.raises(ParameterError, match="examples or local_steps"):
+        run(families, NoPrivacy(1.0), local_steps=2, local_learning_rate=0.1)
+    with pytest.raises(ParameterError, match="whole clients"):
+        plan_examples(200, 15, 3.0, 1e-5, examples=5, participation="poisson:0.1")
+    with pytest.raises(InfeasibleError, match="example among 5"):
+        plan_examples(2, 15, 0.5, 1e-5, examples=5, bits=1.6)
