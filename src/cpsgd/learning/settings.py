@@ -122,7 +122,8 @@ _PAPER = Settings(
     cohort=10_000,
     rounds=2_500,  # one epoch: 2,500 disjoint cohorts of 10,000 are all clients
     delta=1e-9,
-    lr=6.0,
+    optimizer="momentum",
+    lr=0.6,
     schedule="linear",
 )
 
