@@ -146,7 +146,8 @@ def run(
 
 def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> None:
     try:
-        from cpsgd.learning.experiment import PRIVATE, Experiment, folder_of
+        from cpsgd.learning import checkpoints
+        from cpsgd.learning.experiment import Experiment, folder_of
     except ImportError as error:
         raise CpsgdError(str(error)) from None
     from rich.console import Console
@@ -169,13 +170,14 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         soft_wrap=True,
     )
     results: list[Result] = []
+    # Before anything can be charged, so that whatever was charged can be continued.
+    folder.mkdir(parents=True, exist_ok=True)
+    _files.write_bytes(folder / _CONFIG, (json_module.dumps(settings.to_dict(), indent=2) + "\n").encode())
     try:
         # All runs are checked before the first round of any is charged.
-        trainers = {}
-        for name in experiment.mechanisms:
-            trainers[name] = experiment.trainer(name, folder_of(folder, name), resume=resume)
-            if name == PRIVATE:
-                _files.write_bytes(folder / _CONFIG, (json_module.dumps(settings.to_dict(), indent=2) + "\n").encode())
+        trainers = {
+            name: experiment.trainer(name, folder_of(folder, name), resume=resume) for name in experiment.mechanisms
+        }
         console.print(f"folder: {folder}\n", markup=False, soft_wrap=True)
         with _training.Display(console) as display:
             for name, trainer in trainers.items():
@@ -183,6 +185,11 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
                 for metrics in trainer.run():
                     display.show(metrics)
                 results.append(experiment.result(name, trainer))
+    except CpsgdError:
+        if not (folder / checkpoints.CHECKPOINT).exists():
+            # Nothing was begun: the name is free again.
+            (folder / _CONFIG).unlink()
+        raise
     except KeyboardInterrupt:
         _output.complain(
             f"Interrupted; every complete round is kept. Continue with: cpsgd train --resume --run {folder.name}",

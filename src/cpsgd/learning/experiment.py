@@ -21,7 +21,8 @@ from cpsgd.learning.spending import OVERFLOW_SHARE, SAMPLED_SIZES
 from cpsgd.planner import Plan, plan
 from cpsgd.privacy.adjacency import Adjacency
 from cpsgd.privacy.participation import Scheme
-from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
+from cpsgd.privacy.rounds import RoundsGuarantee, paper_epsilon
+from cpsgd.privacy.theorem import theorem_epsilon
 from cpsgd.protocol import Protocol, paper_coordinate_range
 
 PRIVATE = "private"
@@ -151,37 +152,31 @@ class Experiment:
         Returns:
             `epsilon` and `epsilon_at_paper_range`, each a number or None, with the `reason` where there is none.
         """
+        if self._cohorts().participation.sampled:
+            return {"epsilon": None, "reason": "The paper has no bound for sampled cohorts."}
         protocol = self.protocol
         found: dict[str, Any] = {"epsilon": None, "reason": None}
         try:
-            found["epsilon"], found["reason"] = self._paper_epsilon(protocol, noise_clients)
-            if protocol.rotate:
-                wide = paper_coordinate_range(
-                    clients=protocol.clients,
-                    dim=protocol.dim,
-                    clip_norm=protocol.clip_norm,
-                    delta=self.settings.delta,
-                )
-                widened = replace(protocol, coordinate_range=max(wide, protocol.coordinate_range), modulus=None)
-                found["paper_range"] = widened.coordinate_range
-                found["epsilon_at_paper_range"], _ = self._paper_epsilon(widened, noise_clients)
+            found["epsilon"] = self._paper_epsilon(protocol, noise_clients)
         except ConditionError as error:
             found["reason"] = str(error)
+        wide = paper_coordinate_range(
+            clients=protocol.clients, dim=protocol.dim, clip_norm=protocol.clip_norm, delta=self.settings.delta
+        )
+        found["paper_range"] = max(wide, protocol.coordinate_range)
+        try:
+            widened = replace(protocol, coordinate_range=found["paper_range"], modulus=None)
+            found["epsilon_at_paper_range"] = self._paper_epsilon(widened, noise_clients)
+        except ConditionError:
+            found["epsilon_at_paper_range"] = None
         return found
 
-    def _paper_epsilon(self, protocol: Protocol, noise_clients: int) -> tuple[float | None, str | None]:
-        participation = self._cohorts().participation
-        guarantee = guarantee_over_rounds(
-            protocol,
-            self.settings.delta,
-            rounds=self.settings.rounds,
-            participation=participation,
-            adjacency=self._adjacency,
-            surviving=noise_clients,
-        )
-        routes = {**dict(guarantee.alternatives), guarantee.method: guarantee.epsilon}
-        value = next((value for method, value in routes.items() if method.startswith("paper")), "not computed")
-        return (None, value) if isinstance(value, str) else (value, None)
+    def _paper_epsilon(self, protocol: Protocol, noise_clients: int) -> float:
+        counted = self._cohorts().participation.counted_rounds(self.settings.rounds)
+        rule: dict[str, Any] = {"adjacency": self._adjacency, "noise_clients": noise_clients}
+        if counted == 1:
+            return theorem_epsilon(protocol, self.settings.delta, **rule)
+        return paper_epsilon(protocol, self.settings.delta, rounds=counted, **rule)
 
     def _model(self) -> torch.nn.Module:
         return models.by_name(

@@ -88,6 +88,8 @@ class Settings:
         changes: dict[str, Any] = {name: _checked(name, value) for name, value in values.items()}
         if ("levels" in changes or "trials" in changes or "range" in changes) and "bits" not in changes:
             changes["bits"] = None
+        if "dataset" in changes and "clients" not in changes:
+            changes["clients"] = None  # the preset's number belongs to its own data set
         settings = cls(**{**asdict(PRESETS[preset]), **changes})
         if settings.explicit:
             if settings.bits is not None:
