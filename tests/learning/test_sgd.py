@@ -61,7 +61,7 @@ def test_a_linear_schedule_shrinks_the_steps(triangle: ArrayDataset) -> None:
         slopes = torch.autograd.grad(loss, list(expected.parameters()))
         with torch.no_grad():
             for p, slope in zip(expected.parameters(), slopes, strict=True):
-                p -= rate * slope
+                p.sub_(rate * slope)
     np.testing.assert_allclose(weights(trainer.model), weights(expected), atol=1e-5)
 
 

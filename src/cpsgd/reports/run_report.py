@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 CURVES, REPORT = "curves.png", "report.html"
 
 _STYLES: dict[str, dict[str, Any]] = {
-    "private": {"color": _plotting.ACCENT, "linewidth": 2.2, "zorder": 5},
-    "no privacy": {"color": _plotting.INK, "linewidth": 1.6},
-    "gaussian": {"color": _plotting.SEQUENCE[1], "linewidth": 1.6, "linestyle": (0, (4, 2))},
-    "quantized": {"color": _plotting.SEQUENCE[3], "linewidth": 1.6, "linestyle": (0, (1, 1.5))},
+    # Broad and below the others: where all agree, all are seen.
+    "private": {"color": _plotting.ACCENT, "linewidth": 5.0, "alpha": 0.5, "solid_capstyle": "butt", "zorder": 1},
+    "no privacy": {"color": _plotting.INK, "linewidth": 1.4},
+    "gaussian": {"color": _plotting.SEQUENCE[1], "linewidth": 1.4, "linestyle": (0, (4, 2))},
+    "quantized": {"color": _plotting.SEQUENCE[3], "linewidth": 1.4, "linestyle": (0, (1, 1.5))},
 }
 
 
