@@ -131,11 +131,11 @@ privacy costs; it protects nobody by itself.</p>
 <th>MB in all</th><th>seconds</th></tr></thead>
 <tbody>{runs}</tbody>
 </table></div>
-<p class="note">Accuracy and loss on {escape(summary["source"])}, images that no client holds. A float32 update takes
-{floats / 1e6:.4f} MB.</p>
+<p class="note">Data: {escape(summary["source"])}. Accuracy and loss are on test images that no client holds. A float32
+update takes {floats / 1e6:.4f} MB.</p>
 <img alt="Test accuracy and loss of every run against rounds" src="data:image/png;base64,{encoded}">
 {_facts("Privacy", privacy)}
-{_facts("Protocol", [(key, _value(value)) for key, value in summary["protocol"].items()])}
+{_facts("Protocol", [(key, _value(value)) for key, value in summary["protocol"].items() if value is not None])}
 {_facts("Settings", [(key, _value(value)) for key, value in summary["settings"].items()])}
 </main>
 </body>
