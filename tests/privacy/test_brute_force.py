@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cpsgd import Protocol, guarantee, plan
 from cpsgd.errors import ConditionError
 
 from . import checks
@@ -62,3 +63,23 @@ def test_certificate_beats_the_theorem_wherever_that_applies(p: float, trials: i
     except ConditionError:
         pytest.skip("too little noise for Theorem 1")
     assert checks.certificate_epsilon(pair) < paper
+
+
+@pytest.mark.parametrize("levels", [1001, 2001])
+def test_the_theorem_fails_for_large_distances_and_the_guarantee_does_not_rest_on_it(levels: int) -> None:
+    # Neighbours 4.5 and 9 standard deviations apart: the theorem's condition holds, its ε does not.
+    protocol = Protocol.binomial(clients=1000, dim=1, clip_norm=1.0, levels=levels, trials=200)
+    delta = 1e-5
+    pair = Pair(u=(levels - 1.0,), v=(0.0,), levels=levels, clients=1000, trials=200, p=0.5, delta=delta)
+    found = guarantee(protocol, delta)
+    published = dict(found.alternatives)["paper-theorem"]
+    assert isinstance(published, float)
+    assert pair.delta_at(published) > 2 * delta
+    assert found.method != "paper-theorem"
+    assert found.epsilon > published
+    assert pair.delta_at(found.epsilon) <= delta
+
+
+@pytest.mark.parametrize("epsilon", [8.0, 20.0, 50.0])
+def test_no_plan_beats_the_gaussian_mechanism(epsilon: float) -> None:
+    assert plan(clients=160, dim=2, epsilon=epsilon, delta=0.01, bits=10, rotate=False).ratio >= 1.0

@@ -151,7 +151,7 @@ def test_no_noise_no_privacy() -> None:
 def test_too_little_noise_lists_every_reason() -> None:
     with pytest.raises(ConditionError) as caught:
         guarantee(Protocol.binomial(clients=10, dim=3, clip_norm=1.0, levels=2, trials=1), 1e-5)
-    for method in ("gaussian-certificate", "renyi-certificate", "paper-theorem"):
+    for method in ("gaussian-certificate", "renyi-certificate"):
         assert f"{method}: " in str(caught.value)
 
 

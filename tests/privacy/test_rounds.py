@@ -122,3 +122,29 @@ def test_prints_and_serialises() -> None:
         "per-round guarantee + optimal composition",
         "paper-theorem + optimal composition",
     }
+
+
+def test_rounds_that_cost_nothing() -> None:
+    tiny = Protocol(clients=1000, dim=10, clip_norm=1e-6, coordinate_range=1.0, levels=3, trials=10)
+    assert guarantee_over_rounds(tiny, 1e-2, rounds=2).epsilon == 0.0
+
+
+def test_the_smallest_of_the_proofs_is_returned() -> None:
+    # So little noise that the Rényi certificate of one round, composed, beats the Gaussian certificate of two.
+    few = Protocol(clients=5, dim=1, clip_norm=1.0, coordinate_range=1.0, levels=2, trials=10)
+    found = guarantee_over_rounds(few, 1e-6, rounds=2)
+    assert found.method == "per-round guarantee + optimal composition"
+    assert "Rényi" in found.citation
+    assert found.epsilon < min(e for _, e in found.alternatives if isinstance(e, float))
+
+
+@pytest.mark.parametrize("scheme", ["fixed-size", "poisson"])
+def test_sampling_never_costs_privacy(scheme: str) -> None:
+    protocol = Protocol(clients=1000, dim=10, clip_norm=1.0, coordinate_range=1.0, levels=3, trials=10)
+    adjacency = "replace-one" if scheme == "fixed-size" else "zero-out"
+    every = guarantee_over_rounds(protocol, 1e-9, rounds=10, adjacency=adjacency).epsilon
+    for rate in (0.999, 0.5, 0.05):
+        sampled = guarantee_over_rounds(
+            protocol, 1e-9, rounds=10, adjacency=adjacency, participation=f"{scheme}:{rate}"
+        )
+        assert sampled.epsilon <= 1.01 * every

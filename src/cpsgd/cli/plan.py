@@ -29,7 +29,7 @@ def run(
     rounds: Annotated[int, typer.Option(help="Rounds that will be run.")] = 1,
     participation: Annotated[
         str, typer.Option(help="Who is in which round: once, every, poisson:RATE or fixed-size:RATE.")
-    ] = "once",
+    ] = "every",
     adjacency: Annotated[
         AdjacencyName, typer.Option(help="Which data sets are neighbours.")
     ] = AdjacencyName.replace_one,

@@ -42,13 +42,16 @@ def theorem(
         noise_trials=trials, p=p, dim=dim, delta=delta, sensitivities=Sensitivities(l1, l2, linf), scale=scale
     )
     citation = "Agarwal, Suresh, Yu, Kumar, McMahan, “cpSGD”, NeurIPS 2018, Theorem 1"
+    note = "as published, for comparison; it fails for neighbours several standard deviations of the noise apart"
     if json:
-        _output.show_json({"epsilon": epsilon, "delta": delta, "method": "paper-theorem", "citation": citation})
+        facts = {"epsilon": epsilon, "delta": delta, "method": "paper-theorem", "citation": citation, "note": note}
+        _output.show_json(facts)
         return
     error = dim * scale * scale * trials * p * (1.0 - p)
     rows = [
         ("ε", f"[bold]{_render.rounded_up(epsilon, 7)}[/bold] at δ = {delta:g}"),
         ("by", citation),
+        ("note", note),
         ("error", f"d s² N p(1-p) = {_render.number(error)}"),
     ]
     _render.console().print(_render.facts(rows))

@@ -24,7 +24,7 @@ from cpsgd.randomness import Keystream
 
 # Rows a thread takes at a time: enough to hide the cost of handing them out.
 _ROWS = 16
-# The two draws that belong to no client, numbered after any client.
+# The draw that belongs to no client, numbered after any client.
 _NOISE = 2**64 - 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from cpsgd import _validate
@@ -101,10 +102,13 @@ class Spending:
         wished = self._with(rounds, survivors)
         found = self.guarantee(wished)
         if self.epsilon is not None and found is not None and found.epsilon > self.epsilon:
+            missing = self._messages - survivors
+            dropout = math.ceil(1e4 * missing / self._messages) / 1e4
+            remedy = f" Of {self._messages:,} messages {missing:,} may not arrive: plan with dropout={dropout:g}."
             raise InfeasibleError(
                 f"{rounds:,} rounds of {survivors:,} messages cost ε={found.epsilon:.4g} at δ={self.delta:g}; "
                 f"the budget ε={self.epsilon:g} buys {self._affordable(rounds, survivors):,}. "
-                "Run fewer rounds, plan with more noise, or allow more."
+                f"Run fewer rounds, plan with more noise, or allow more.{remedy if missing > 0 else ''}"
             )
         self._floor = survivors
 

@@ -25,7 +25,7 @@ def plan(
     bits: float | None = None,
     max_error: float | None = None,
     rounds: int = 1,
-    participation: str | Participation = "once",
+    participation: str | Participation = "every",
     adjacency: Adjacency = "replace-one",
     dropout: float = 0.0,
     colluding: int = 0,

@@ -58,7 +58,7 @@ _ORDERS = [*range(2, 64), 128, 256, 512, 1024]
 _COARSE_ORDERS = [*range(2, 13), 14, 16, 18, 21, 24, 28, 32, 40, 50, 63]
 
 # Where e^ε is still far from overflowing; nobody is protected by such an ε anyway.
-_LARGEST_EPSILON = 500.0
+LARGEST_EPSILON = 500.0
 _LARGEST_MULTIPLIER = 1e9
 
 Profile = Callable[[float], float]
@@ -129,7 +129,7 @@ def _composed_epsilon(rounds: Sequence[Rounds], delta: float, participation: Par
         def enough(epsilon: float, profile: Profile = profile) -> bool:
             return profile(epsilon) + tails(epsilon) <= delta
 
-        found = min(found, _smallest(enough, start=1.0, limit=_LARGEST_EPSILON))
+        found = min(found, _smallest(enough, start=1.0, limit=LARGEST_EPSILON))
     return found
 
 
@@ -156,9 +156,13 @@ def _tails(rounds: Sequence[Rounds]) -> Profile:
 
 def _profiles(rounds: Sequence[Rounds], participation: Participation, interval: float) -> list[Profile]:
     """Each an upper bound on δ as a function of ε, tails not included."""
+    total = math.sqrt(math.fsum(r.count * r.mu * r.mu for r in rounds)) * (1.0 + 1e-14)
+
+    def unsampled(epsilon: float) -> float:
+        return gaussian.gdp_delta(total, epsilon)
+
     if participation.rate == 1.0:
-        total = math.sqrt(math.fsum(r.count * r.mu * r.mu for r in rounds)) * (1.0 + 1e-14)
-        return [lambda epsilon: gaussian.gdp_delta(total, epsilon)]
+        return [unsampled]
     import dp_accounting as dp
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
@@ -175,7 +179,9 @@ def _profiles(rounds: Sequence[Rounds], participation: Participation, interval: 
         for r in rounds:
             event = dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(_multiplier(r.mu, rate)))
             renyi.compose(event, r.count)
-        return [_renyi_profile(renyi)]
+        # Sampling never costs privacy: given who was drawn, a client is in some of the rounds only, and divergences are
+        # jointly convex. The bound above does not know that when the rate is large.
+        return [_renyi_profile(renyi), unsampled]
     renyi = RdpAccountant(all_orders, dp.NeighboringRelation.REPLACE_SPECIAL)
     # Losses reach about μ²/2 + 15μ; no more than some 10^5 points of them are worth their time, 10^4 in searches.
     largest_mu = max(r.mu for r in rounds)
@@ -187,7 +193,11 @@ def _profiles(rounds: Sequence[Rounds], participation: Participation, interval: 
         renyi.compose(event, r.count)
         losses.compose(event, r.count)
     allowance = _FFT_ERROR * sum(r.count + 8 for r in rounds)
-    return [lambda epsilon: max(0.0, float(losses.get_delta(epsilon))) + allowance, _renyi_profile(renyi)]
+    return [
+        lambda epsilon: max(0.0, float(losses.get_delta(epsilon))) + allowance,
+        _renyi_profile(renyi),
+        unsampled,
+    ]
 
 
 def _multiplier(mu: float, rate: float) -> float:

@@ -65,7 +65,7 @@ def optimal_composition(*, epsilon: float, delta: float, rounds: int, target_del
         >>> round(optimal_composition(epsilon=0.1, delta=1e-9, rounds=100, target_delta=1e-6), 3)
         4.788
     """
-    epsilon = _validate.positive("epsilon", epsilon)
+    epsilon = _validate.positive("epsilon", epsilon, low=-1e-300)
     delta = _validate.finite("delta", delta)
     rounds = _validate.integer("rounds", rounds, low=1)
     target_delta = _validate.probability("target_delta", target_delta)
@@ -78,7 +78,7 @@ def optimal_composition(*, epsilon: float, delta: float, rounds: int, target_del
             f"use at most δ={target_delta / rounds:.3g} a round or fewer rounds."
         )
     low, high = 0.0, rounds * epsilon  # basic composition always holds
-    if randomized_response_delta(epsilon=epsilon, rounds=rounds, target_epsilon=0.0) <= left:
+    if epsilon == 0.0 or randomized_response_delta(epsilon=epsilon, rounds=rounds, target_epsilon=0.0) <= left:
         return 0.0
     while high - low > 1e-9 * high:
         middle = 0.5 * (low + high)

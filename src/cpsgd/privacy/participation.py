@@ -11,6 +11,9 @@ from cpsgd.privacy.adjacency import Adjacency
 
 Scheme = Literal["once", "every", "poisson", "fixed-size"]
 
+# dp_accounting's arithmetic fails for much smaller ones. Accounting for a larger rate than the real one is safe.
+_SMALLEST_RATE = 1e-7
+
 
 @dataclass(frozen=True)
 class Participation:
@@ -47,7 +50,7 @@ class Participation:
     def __post_init__(self) -> None:
         if self.scheme not in get_args(Scheme):
             raise ParameterError(f"Expected scheme to be one of {list(get_args(Scheme))}, got {self.scheme!r}.")
-        rate = _validate.positive("rate", self.rate, high=1.0 + 1e-12)
+        rate = _validate.positive("rate", self.rate, low=_SMALLEST_RATE, high=1.0 + 1e-12)
         if rate > 1.0 or (rate != 1.0 and not self.sampled):
             raise ParameterError(f"Expected rate=1 for scheme {self.scheme!r} and rate <= 1 always, got rate={rate!r}.")
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from cpsgd import _validate
 from cpsgd.codec import noise
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy import composition
-from cpsgd.privacy.accountant import Rounds, composed_epsilon
+from cpsgd.privacy.accountant import LARGEST_EPSILON, Rounds, composed_epsilon
 from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance, lattice_sensitivity
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.guarantee import CITATIONS, Guarantee, guarantee
@@ -21,6 +23,9 @@ from cpsgd.privacy.theorem import theorem_epsilon
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
+
+_PER_ROUND = "per-round guarantee + optimal composition"
+_PAPER = "paper-theorem + optimal composition"
 
 SAMPLED_TAIL_SHARE = 0.01
 """Share of δ that pays for the certificate's tails under sampling, where trying several would take too long."""
@@ -112,25 +117,48 @@ def guarantee_over_rounds(
         raise ConditionError(
             f"A round ended with {fewest} clients of whom {colluding} may collude: it protects nobody; refuse it."
         )
-    epsilon, tail = _composed(protocol, delta, sizes, scheme, adjacency, colluding)
     method = "gaussian-analytic" if protocol.sigma is not None else "gaussian-certificate"
+    citation = f"{CITATIONS[method]}; {_COMPOSED[scheme.scheme]}"
+    found = {
+        method: _attempt(lambda: (*_composed(protocol, delta, sizes, scheme, adjacency, colluding), citation)),
+        _PER_ROUND: _attempt(lambda: _per_round(protocol, delta, count, scheme, adjacency, fewest, colluding)),
+    }
+    proved = {name: result for name, result in found.items() if not isinstance(result, str)}
+    if not proved:
+        raise ConditionError(str(found[method]))
+    best = min(proved, key=lambda name: proved[name][0])
+    epsilon, tail, citation = proved[best]
+    others = [(name, r if isinstance(r, str) else r[0]) for name, r in found.items() if name != best]
+    if protocol.sigma is None:
+        others.append((_PAPER, _paper_alternative(protocol, delta, count, scheme, adjacency, fewest - colluding)))
     return RoundsGuarantee(
         epsilon=epsilon,
         delta=delta,
         adjacency=adjacency,
-        method=method,
-        citation=f"{CITATIONS[method]}; {_COMPOSED[scheme.scheme]}",
+        method=best,
+        citation=citation,
         tail=tail,
-        alternatives=tuple(_alternatives(protocol, delta, count, scheme, adjacency, fewest, colluding)),
+        alternatives=tuple(others),
         noise_clients=fewest - colluding,
         rounds=count,
         participation=scheme,
     )
 
 
+Result = tuple[float, float, str] | str
+"""ε, the part of δ spent on tails and the citation, or the reason why there is none."""
+
+
+def _attempt(prove: Callable[[], tuple[float, float, str]]) -> Result:
+    try:
+        return prove()
+    except ConditionError as reason:
+        return str(reason)
+
+
 def _sizes(protocol: Protocol, rounds: int | None, surviving: int | Sequence[int] | None) -> Counter[int]:
     """How many rounds ended with how many clients; sizes rounded down where there are very many of them."""
-    if surviving is None or isinstance(surviving, int):
+    if surviving is None or isinstance(surviving, int | np.integer):
         arrived = protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=1)
         return Counter({arrived: _validate.integer("rounds", 1 if rounds is None else rounds, low=1)})
     sizes = Counter(_validate.integer("surviving", size, low=1) for size in surviving)
@@ -214,6 +242,8 @@ def paper_epsilon(
 ) -> float:
     """ε by the paper's route: its theorem for each round, then optimal composition of the (ε, δ) it gives.
 
+    For comparison only: see `cpsgd.privacy.guarantee.COMPARISONS` for where the theorem fails.
+
     Raises:
         ConditionError: The paper's theorem does not apply to the protocol.
     """
@@ -226,7 +256,7 @@ def paper_epsilon(
     return found
 
 
-def _alternatives(
+def _per_round(
     protocol: Protocol,
     delta: float,
     rounds: int,
@@ -234,23 +264,24 @@ def _alternatives(
     adjacency: Adjacency,
     surviving: int,
     colluding: int,
-) -> list[tuple[str, float | str]]:
-    """Each round's (ε, δ) alone, composed optimally: by the certificates, and by the paper's theorem."""
+) -> tuple[float, float, str]:
+    """Each round's (ε, δ) alone, by whichever certificate is best for one round, composed optimally."""
     if scheme.sampled:
-        reason = "composes rounds without sampling only"
-        return [("per-round guarantee + optimal composition", reason), ("paper-theorem + optimal composition", reason)]
-    found: list[tuple[str, float | str]] = []
+        raise ConditionError("composes rounds without sampling only")
     each = 0.5 * delta / rounds
     single = guarantee(protocol, each, adjacency=adjacency, surviving=surviving, colluding=colluding)
     composed = composition.optimal_composition(epsilon=single.epsilon, delta=each, rounds=rounds, target_delta=delta)
-    found.append(("per-round guarantee + optimal composition", composed))
-    if protocol.sigma is None:
-        name = "paper-theorem + optimal composition"
-        try:
-            honest = surviving - colluding
-            found.append(
-                (name, paper_epsilon(protocol, delta, rounds=rounds, adjacency=adjacency, noise_clients=honest))
-            )
-        except ConditionError as error:
-            found.append((name, str(error)))
-    return found
+    if composed > LARGEST_EPSILON:
+        raise ConditionError(f"Nothing worth the name is proved about {rounds} such rounds; run fewer or add noise.")
+    return composed, rounds * single.tail, f"{single.citation}; {composition.CITATION}"
+
+
+def _paper_alternative(
+    protocol: Protocol, delta: float, rounds: int, scheme: Participation, adjacency: Adjacency, honest: int
+) -> float | str:
+    if scheme.sampled:
+        return "composes rounds without sampling only"
+    try:
+        return paper_epsilon(protocol, delta, rounds=rounds, adjacency=adjacency, noise_clients=honest)
+    except ConditionError as error:
+        return str(error)

@@ -3,6 +3,9 @@
 Agarwal, Suresh, Yu, Kumar, McMahan: "cpSGD: Communication-efficient and differentially-private distributed SGD",
 NeurIPS 2018. This is the baseline; the certificates of this package are several times smaller. Numbers are rounded
 up, and where a condition of the theorem fails, `ConditionError` says what would satisfy it.
+
+For comparison only: the theorem is false for neighbours several standard deviations of the noise apart
+(docs/accounting.md, section 2), so no guarantee of this package rests on it.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def write_figure(out: Path, *, dim: int = 1024, delta: float = 1e-9) -> ErrorFig
     figure = _plotting.new_figure(10.4, 4.6)
     data = compute(dim=dim, delta=delta, epsilons=EPSILONS)
     left, right = figure.subplots(1, 2, sharey=True)
-    _panel(left, data, "paper-theorem", "By the paper's Theorem 1", "expected squared error, Δ₂ = 1")
+    _panel(left, data, "paper-theorem", "By the paper's Theorem 1, as published", "expected squared error, Δ₂ = 1")
     _panel(right, data, "certificate", "By the certificates", None)
     figure.suptitle(
         f"Error against privacy of the Gaussian and Binomial mechanisms, d = {dim:,}, δ = {_plotting.power(delta)}",
