@@ -124,9 +124,7 @@ _PAPER = Settings(
     cohort=10_000,
     rounds=2_500,  # one epoch: 2,500 disjoint cohorts of 10,000 are all clients
     delta=1e-9,
-    optimizer="momentum",
-    lr=0.6,
-    schedule="linear",
+    lr=4.0,
 )
 
 PRESETS = {"digits": _DIGITS, "paper": _PAPER}
