@@ -1,13 +1,14 @@
-# Everything a newcomer needs: `make test` on a fresh clone installs what it needs and runs the tests.
+# Everything a newcomer needs: on a fresh clone `make train` and `make test` install what they need first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml constraints.txt
 
-.PHONY: help install test lint bench sanitize clean
+.PHONY: help install train test lint bench sanitize clean
 
 help:
+	@echo "make train     install into $(VENV) and train privately on simulated clients (3 minutes)"
 	@echo "make test      install into $(VENV) and run all tests"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     speed of every stage beside memcpy and NumPy"
@@ -20,6 +21,9 @@ $(VENV)/installed: $(SOURCES)
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[dev]'
 	touch $@
+
+train: install
+	$(BIN)/cpsgd train
 
 test: install
 	$(BIN)/python -m pytest -n auto

@@ -42,3 +42,8 @@ def test_other_optimizers() -> None:
         optimizers.make("lion", [weight], 0.1)
     with pytest.raises(ParameterError, match="learning_rate"):
         optimizers.make("sgd", [weight], 0.0)
+
+
+def test_unknown_schedules_are_refused() -> None:
+    with pytest.raises(ParameterError, match="Known are constant, linear"):
+        optimizers.check_schedule("cosine")

@@ -49,6 +49,22 @@ def private() -> Plan:
     return plan(clients=100, dim=DIM, epsilon=6.0, delta=1e-5, bits=10)
 
 
+def test_a_linear_schedule_shrinks_the_steps(triangle: ArrayDataset) -> None:
+    trainer = Trainer(
+        model(), LOSS, triangle, NoPrivacy(1e6), cohort=100, rounds=2, learning_rate=0.5, schedule="linear", seed=1
+    )
+    expected = model()
+    for number, rate in enumerate((0.5, 0.25)):
+        trainer.step()
+        batch = triangle.batch(trainer._cohorts.clients(number))
+        loss = LOSS(expected(torch.from_numpy(batch.features)), torch.from_numpy(batch.labels))
+        slopes = torch.autograd.grad(loss, list(expected.parameters()))
+        with torch.no_grad():
+            for p, slope in zip(expected.parameters(), slopes, strict=True):
+                p.sub_(rate * slope)
+    np.testing.assert_allclose(weights(trainer.model), weights(expected), atol=1e-5)
+
+
 def test_without_privacy_it_is_plain_sgd(triangle: ArrayDataset) -> None:
     trainer = run(triangle, NoPrivacy(clip_norm=1e6), rounds=2)
     expected = model()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from decimal import ROUND_CEILING, Context
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from cpsgd.reports._numbers import rounded_up as rounded_up
 
 
 def console() -> Console:
@@ -39,8 +40,3 @@ def grid(columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | Non
 def number(value: float, digits: int = 4) -> str:
     """Few digits, without an exponent where that reads well."""
     return f"{value:.{digits}g}"
-
-
-def rounded_up(value: float, digits: int = 4) -> str:
-    """The same for ε: never shown smaller than it is."""
-    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value).normalize():f}"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cpsgd.cli import _output, aggregate, encode, figures, kmeans, mean, pca, plan, privacy, protocol
+from cpsgd.cli import _output, aggregate, data, encode, figures, kmeans, mean, pca, plan, privacy, protocol, train
 from cpsgd.errors import CpsgdError
 
 
@@ -56,6 +56,7 @@ def _root(
     """Private means of many people's vectors, over thin links."""
 
 
+app.command("train")(train.run)
 app.command("plan")(plan.run)
 app.add_typer(privacy.app, name="privacy")
 app.command("mean")(mean.run)
@@ -64,6 +65,7 @@ app.command("pca")(pca.run)
 app.command("protocol")(protocol.run)
 app.command("encode")(encode.run)
 app.command("aggregate")(aggregate.run)
+app.add_typer(data.app, name="data")
 app.add_typer(figures.app, name="figures")
 
 

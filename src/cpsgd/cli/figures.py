@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from cpsgd.cli import _options, _output, _render
+from cpsgd.cli import _options, _output, _render, _training
+from cpsgd.errors import CpsgdError
+
+if TYPE_CHECKING:
+    from cpsgd.learning.metrics import RoundMetrics
 
 app = typer.Typer(help="Draw the paper's figures.", no_args_is_help=True)
 
@@ -29,6 +33,53 @@ def error_vs_epsilon(
     from cpsgd.reports.error_vs_epsilon import write_figure
 
     figure = write_figure(out, dim=dim, delta=delta)
+    if json:
+        _output.show_json(figure.to_dict())
+        return
+    _render.console().print(_render.facts([("written", escape(str(file))) for file in figure.files]))
+
+
+@app.command("accuracy")
+def accuracy(
+    out: Annotated[Path, typer.Option(help="Folder to write the figure and its data into.")],
+    preset: Annotated[str, typer.Option(help="Which experiment: paper or digits.")] = "paper",
+    dataset: Annotated[str | None, typer.Option(help="Another data set than the preset's.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds; the preset's, one epoch, if not given.")] = None,
+    cohort: Annotated[int | None, typer.Option(help="Clients in a round.")] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="ε of a panel; may be given several times.", show_default="4 and 2")
+    ] = None,
+    bits: Annotated[
+        list[float] | None,
+        typer.Option(help="Bits a coordinate of a line; may be given several times.", show_default="2, 3, 4 and 8"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="First weights, cohorts and noise follow from it.")] = None,
+    json: _options.Json = False,
+) -> None:
+    """The paper's Figure 2: accuracy against communication for several (k, m), ε = 4 and 2, and the baseline.
+
+    One training for each ε and number of bits, and one without privacy.
+    """
+    from rich.console import Console
+
+    from cpsgd.learning.settings import Settings
+    from cpsgd.reports.accuracy import BITS, EPSILONS, write_figure
+
+    given: dict[str, Any] = {"dataset": dataset, "rounds": rounds, "cohort": cohort, "seed": seed}
+    settings = Settings.of({"preset": preset, **{key: value for key, value in given.items() if value is not None}})
+    with _training.Display(Console(stderr=True, highlight=False)) as display:
+        current: list[str] = []
+
+        def show(name: str, rounds: int, metrics: RoundMetrics) -> None:
+            if current != [name]:
+                current[:] = [name]
+                display.start(name, rounds, 0)
+            display.show(metrics)
+
+        try:
+            figure = write_figure(out, settings, epsilons=epsilon or EPSILONS, bits=bits or BITS, progress=show)
+        except ImportError as error:
+            raise CpsgdError(str(error)) from None
     if json:
         _output.show_json(figure.to_dict())
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Literal, cast, get_args
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
@@ -11,6 +12,9 @@ from cpsgd.learning._torch import torch
 
 Factory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 """Makes an optimizer for some parameters, such as `functools.partial(torch.optim.RMSprop, lr=0.01)`."""
+
+Schedule = Literal["constant", "linear"]
+"""How the learning rate changes over a run."""
 
 _KNOWN: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -41,3 +45,20 @@ def make(
             "a function from parameters to the optimizer."
         )
     return _KNOWN[optimizer](parameters, lr=_validate.positive("learning_rate", learning_rate))
+
+
+def check_schedule(name: str) -> Schedule:
+    """The name, if it is known."""
+    if name not in get_args(Schedule):
+        raise ParameterError(f"Unknown schedule {name!r}. Known are {', '.join(get_args(Schedule))}.")
+    return cast(Schedule, name)
+
+
+def factor(schedule: Schedule, round: int, rounds: int) -> float:
+    """What the learning rate is multiplied by in a round, a pure function of its number so that runs can be resumed.
+
+    Example:
+        >>> [factor("linear", round, 4) for round in range(4)]
+        [1.0, 0.75, 0.5, 0.25]
+    """
+    return 1.0 if schedule == "constant" else 1.0 - round / rounds

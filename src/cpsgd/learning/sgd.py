@@ -42,8 +42,8 @@ from cpsgd.privacy.rounds import RoundsGuarantee
 
 _TEST_BATCH = 4096
 _EXAMPLES_BYTES = 1 << 26
-# Chance that any round of a run sees fewer messages than the budget was checked for, and may have to be abandoned.
-_UNLUCKY = 1e-3
+UNLUCKY = 1e-3
+"""Chance that any round sees fewer messages than the budget was checked for, and may have to be abandoned."""
 
 
 class Trainer:
@@ -86,6 +86,7 @@ class Trainer:
         adjacency: Adjacency | None = None,
         optimizer: str | optimizers.Factory = "sgd",
         learning_rate: float = 0.1,
+        schedule: optimizers.Schedule = "constant",
         seed: int | None = None,
         dropout: float = 0.0,
         local_steps: int = 1,
@@ -113,6 +114,8 @@ class Trainer:
             optimizer: The server's: "sgd", "momentum", "adagrad", "adam", or a function from parameters to any
                 optimizer of torch.optim.
             learning_rate: Of the named optimizers.
+            schedule: How the learning rate changes: "constant", or "linear" towards 0 after the last round, which
+                quietens the noise of the last steps.
             seed: None for noise from the operating system. A number makes the run repeatable, and a simulation that
                 protects nobody.
             dropout: Probability with which a message does not arrive.
@@ -169,6 +172,8 @@ class Trainer:
                 "coordinates; plan with dim equal to the former."
             )
         self._optimizer = optimizers.make(optimizer, trainable(model).values(), learning_rate)
+        self._schedule = optimizers.check_schedule(schedule)
+        self._first_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         if isinstance(mechanism, Plan):
             epsilon = mechanism.wished_epsilon if epsilon is None else epsilon
             delta = mechanism.guarantee.delta if delta is None else delta
@@ -206,6 +211,7 @@ class Trainer:
             "dropout": self._dropout,
             "optimizer": optimizer if isinstance(optimizer, str) else type(self._optimizer).__name__,
             "learning_rate": learning_rate,
+            "schedule": schedule if schedule == "constant" else f"{schedule} over {self.rounds} rounds",
             "local_steps": local_steps,
             "local_learning_rate": local_learning_rate,
             "examples": examples,
@@ -260,7 +266,7 @@ class Trainer:
             mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
             norm = float(np.linalg.norm(mean.astype(np.float64)))
             signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
-            self._apply(mean)
+            self._apply(mean, number)
         self.round = number + 1
         last = self.round == self.rounds
         loss, accuracy = None, None
@@ -296,7 +302,7 @@ class Trainer:
         messages = self._cohorts.messages
         if self._dropout <= 0.0:
             return messages
-        return max(1, int(binom.ppf(_UNLUCKY / self.rounds, messages, 1.0 - self._dropout)))
+        return max(1, int(binom.ppf(UNLUCKY / self.rounds, messages, 1.0 - self._dropout)))
 
     def _may_release(self, survivors: int) -> bool:
         if self._spending is None:
@@ -337,7 +343,9 @@ class Trainer:
                 raise CheckpointError(f"Round {number} was charged with {known} messages and has {survivors} now.")
         self._spending.charge(survivors)
 
-    def _apply(self, mean: NDArray[np.float32]) -> None:
+    def _apply(self, mean: NDArray[np.float32], number: int) -> None:
+        for group, rate in zip(self._optimizer.param_groups, self._first_rates, strict=True):
+            group["lr"] = rate * optimizers.factor(self._schedule, number, self.rounds)
         start = 0
         vector = torch.from_numpy(mean)
         for p in trainable(self.model).values():

@@ -15,8 +15,8 @@ from cpsgd.protocol import Protocol
 
 # Share of δ that pays for Poisson rounds that draw more clients than there is room for.
 OVERFLOW_SHARE = 1e-3
-# With sampling, sizes of rounds are told apart in steps of the planned size over this.
-_SAMPLED_SIZES = 50
+SAMPLED_SIZES = 50
+"""With sampling, sizes of rounds are told apart in steps of the planned size over this."""
 
 
 class Spending:
@@ -150,7 +150,7 @@ class Spending:
 
     def _rounded_down(self, survivors: int) -> int:
         """With sampling, one of few sizes: accounting takes seconds for each, and fewer messages never cost less."""
-        step = max(1, self._messages // _SAMPLED_SIZES) if self.participation.sampled else 1
+        step = max(1, self._messages // SAMPLED_SIZES) if self.participation.sampled else 1
         missing = self._messages - survivors
         return max(1, self._messages - -(-missing // step) * step)
 

@@ -1,0 +1,181 @@
+"""What a training run is made of, as plain values: presets, TOML files and the command line all end here.
+
+Nothing heavy is imported, so that settings can be read and refused before PyTorch is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from cpsgd.errors import ParameterError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A run's settings. Checked where they are used: by the data set, the planner and the trainer.
+
+    Attributes:
+        preset: Name of the preset the others started from.
+        dataset: Name of the data set.
+        clients: Size of the population; the data set's own if None.
+        model: Name of the model, as "mlp-60-60" or "linear".
+        cohort: Clients in a round.
+        rounds: Number of rounds.
+        epsilon: ε that all rounds together may cost.
+        delta: δ of the guarantee.
+        bits: Bits a coordinate may take; the planner picks k, m and X.
+        levels: k, with `trials` instead of a plan.
+        trials: m, with `levels` instead of a plan.
+        range: X, with `levels` and `trials`; the paper's choice if None.
+        clip_norm: D, bound on an update's Euclidean norm.
+        optimizer: The server's.
+        lr: The server's learning rate.
+        schedule: "constant", or "linear" towards 0 after the last round.
+        participation: "once", "every", "poisson" or "fixed-size".
+        dropout: Probability with which a message does not arrive.
+        local_steps: Local SGD steps a client; 1 sends a gradient.
+        local_lr: Learning rate of the local steps.
+        seed: What the model's first weights, cohorts and noise follow from.
+        baselines: Whether the baselines are run, too.
+    """
+
+    preset: str
+    dataset: str
+    clients: int | None = None
+    model: str = "mlp-60-60"
+    cohort: int
+    rounds: int
+    epsilon: float = 2.0
+    delta: float
+    bits: float | None = 4.0
+    levels: int | None = None
+    trials: int | None = None
+    range: float | None = None
+    clip_norm: float = 1.0
+    optimizer: str = "sgd"
+    lr: float
+    schedule: str = "constant"
+    participation: str = "once"
+    dropout: float = 0.0
+    local_steps: int = 1
+    local_lr: float | None = None
+    seed: int = 0
+    baselines: bool = True
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """A preset ("digits" unless `values` names another) with some values changed.
+
+        Raises:
+            ParameterError: An unknown preset or setting, or a value of the wrong kind.
+
+        Example:
+            >>> Settings.of({"preset": "paper", "rounds": 250}).cohort
+            10000
+        """
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise ParameterError(f"Unknown setting {name!r}. Known are {', '.join(known)}.")
+        preset = values.get("preset", "digits")
+        if preset not in PRESETS:
+            raise ParameterError(f"Unknown preset {preset!r}. Known are {', '.join(PRESETS)}.")
+        changes: dict[str, Any] = {name: _checked(name, value) for name, value in values.items()}
+        if ("levels" in changes or "trials" in changes or "range" in changes) and "bits" not in changes:
+            changes["bits"] = None
+        if "dataset" in changes and "clients" not in changes:
+            changes["clients"] = None  # the preset's number belongs to its own data set
+        settings = cls(**{**asdict(PRESETS[preset]), **changes})
+        if settings.explicit:
+            if settings.bits is not None:
+                raise ParameterError("Give bits, or levels and trials, not both: bits are what the planner is given.")
+            if settings.levels is None or settings.trials is None:
+                raise ParameterError("An explicit protocol needs both levels and trials (range is optional).")
+        return settings
+
+    @property
+    def explicit(self) -> bool:
+        """Whether k and m are given, instead of being planned."""
+        return self.levels is not None or self.trials is not None or self.range is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, without those left open."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+_DIGITS = Settings(
+    preset="digits",
+    dataset="infinite-digits",
+    cohort=10_000,
+    rounds=80,
+    delta=1e-6,
+    optimizer="momentum",
+    lr=2.0,
+)
+_PAPER = Settings(
+    preset="paper",
+    dataset="infinite-mnist",
+    clients=25_000_000,
+    cohort=10_000,
+    rounds=2_500,  # one epoch: 2,500 disjoint cohorts of 10,000 are all clients
+    delta=1e-9,
+    lr=4.0,
+)
+
+PRESETS = {"digits": _DIGITS, "paper": _PAPER}
+"""Runs that have a name."""
+
+_KINDS: dict[str, type] = {
+    "preset": str,
+    "dataset": str,
+    "clients": int,
+    "model": str,
+    "cohort": int,
+    "rounds": int,
+    "epsilon": float,
+    "delta": float,
+    "bits": float,
+    "levels": int,
+    "trials": int,
+    "range": float,
+    "clip_norm": float,
+    "optimizer": str,
+    "lr": float,
+    "schedule": str,
+    "participation": str,
+    "dropout": float,
+    "local_steps": int,
+    "local_lr": float,
+    "seed": int,
+    "baselines": bool,
+}
+
+
+def _checked(name: str, value: object) -> object:
+    kind = _KINDS[name]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ParameterError(f"Expected {name} to be of type {kind.__name__}, got {value!r}.")
+    return value
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The values in a TOML file, or in the JSON of a run directory.
+
+    Raises:
+        ParameterError: It is not such a file.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{path} cannot be read as {path.suffix[1:].upper() or 'TOML'}: {error}.") from None
+    if not isinstance(values, dict):
+        raise ParameterError(f"{path} does not hold settings.")
+    return values

@@ -1,0 +1,191 @@
+"""`cpsgd train`: a run from end to end, its folder, resuming, and what is refused before anything is charged."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = ("--cohort", 400, "--rounds", 4, "--model", "linear", "--bits", 6)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a whole run with its baselines."""
+    folder = tmp_path_factory.mktemp("finished")
+    result = subprocess.run(command(*SMALL, "--run", "whole", "--json"), **process(folder), check=True)
+    (folder / "printed.json").write_text(result.stdout)
+    return folder
+
+
+def command(*options: object) -> list[str]:
+    return [sys.executable, "-m", "cpsgd", "train", *map(str, options)]
+
+
+def process(folder: Path) -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+
+
+def test_a_run_leaves_everything_a_reader_needs(finished: Path) -> None:
+    run = finished / "runs" / "whole"
+    printed = json.loads((finished / "printed.json").read_text())
+    assert [result["name"] for result in printed["results"]] == ["private", "no privacy", "gaussian", "quantized"]
+    private, floats, gaussian, quantized = printed["results"]
+    assert 1.0 < private["epsilon"] <= 2.0
+    assert 1.9 < gaussian["epsilon"] <= 2.0
+    assert floats["epsilon"] is None
+    assert quantized["epsilon"] is None
+    assert private["bits_per_coordinate"] <= 6.0
+    assert private["bytes_per_client"] < printed["float32_bytes"] == floats["bytes_per_client"]
+    # Noise of ε = 2 from 400 clients costs accuracy; without it four rounds learn something.
+    assert floats["accuracy"] > 0.3
+    assert printed["guarantee"]["rounds"] == 4
+    assert printed["paper_bound"]["epsilon_at_paper_range"] > 2.0
+    assert json.loads((run / "config.json").read_text())["cohort"] == 400
+    assert [row["round"] for row in rows(run)] == [0, 1, 2, 3]
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "checkpoint.bin").exists()
+    assert len(rows(run / "baselines" / "no-privacy")) == 4
+
+
+def test_the_report_needs_nothing_from_outside(finished: Path) -> None:
+    page = (finished / "runs" / "whole" / "report.html").read_text()
+    links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')\s>]+)""", page)
+    assert links
+    assert all(link.startswith("data:image/png;base64,") for link in links)
+    for word in ("no privacy", "gaussian", "quantized", "proved by", "a client and round"):
+        assert word in page
+
+
+def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_path: Path) -> None:
+    with subprocess.Popen(command(*SMALL, "--run", "whole"), **process(tmp_path)) as victim:
+        run = tmp_path / "runs" / "whole"
+        deadline = time.monotonic() + 60
+        while not ((run / "metrics.jsonl").exists() and rows(run)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        victim.send_signal(signal.SIGKILL)
+    assert victim.returncode == -signal.SIGKILL
+    assert not (run / "report.html").exists()
+    subprocess.run(command("--resume"), **process(tmp_path), check=True)
+    assert rows(run) == rows(finished / "runs" / "whole")
+    for baseline in ("no-privacy", "gaussian", "quantized"):
+        assert rows(run / "baselines" / baseline) == rows(finished / "runs" / "whole" / "baselines" / baseline)
+    assert (run / "report.html").exists()
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    options = ("--cohort", 400, "--rounds", 20_000, "--model", "linear", "--no-baselines", "--run", "long")
+    with subprocess.Popen(command(*options), **process(tmp_path)) as victim:
+        run = tmp_path / "runs" / "long"
+        deadline = time.monotonic() + 60
+        while not ((run / "metrics.jsonl").exists() and rows(run)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        victim.send_signal(signal.SIGINT)
+        _, complaint = victim.communicate(timeout=60)
+    assert victim.returncode == 130
+    assert "cpsgd train --resume --run long" in complaint
+    assert "Traceback" not in complaint
+
+
+def test_settings_from_a_file_and_flags_on_top(cpsgd: Any) -> None:
+    Path("run.toml").write_text('model = "linear"\ncohort = 300\nrounds = 9\nbits = 6\nbaselines = false\n')
+    result = cpsgd("train", "--config", "run.toml", "--rounds", 2, "--json")
+    assert result.exit_code == 0, result.stderr
+    printed = json.loads(result.stdout)
+    assert (printed["settings"]["cohort"], printed["settings"]["rounds"]) == (300, 2)
+    assert [result["name"] for result in printed["results"]] == ["private"]
+    assert printed["run"] == "digits-1"
+
+
+def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
+    explicit = ("--levels", 16, "--trials", 200, "--epsilon", 60)
+    result = cpsgd("train", "--cohort", 400, "--rounds", 1, "--model", "linear", "--no-baselines", *explicit)
+    assert result.exit_code == 0, result.stderr
+    assert "k = 16, m = 200" in result.stdout
+    for word in ("test accuracy", "proved by", "paper's bound", "float32", "report.html"):
+        assert word in result.stdout
+
+
+@pytest.mark.parametrize("participation", ["fixed-size", pytest.param("poisson", marks=pytest.mark.slow)])
+def test_sampled_rounds_with_dropouts_keep_their_budget(cpsgd: Any, participation: str) -> None:
+    sampled = ("--participation", participation, "--dropout", 0.1, "--clients", 20_000)
+    result = cpsgd("train", *SMALL, *sampled, "--no-baselines", "--json")
+    assert result.exit_code == 0, result.stderr
+    printed = json.loads(result.stdout)
+    assert 0.5 < printed["results"][0]["epsilon"] <= 2.0
+    assert printed["guarantee"]["participation"] == f"{participation}:0.02"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--preset", "papers"), "Known are digits, paper"),
+        (("--optimizer", "sdg"), "Known are sgd, momentum, adagrad, adam"),
+        (("--dataset", "letters"), "Known are digits, infinite-digits"),
+        (("--model", "cnn"), "Known are 'linear'"),
+        (("--participation", "twice"), "Known are once, every"),
+        (("--clients", 100), "larger than the population"),
+        (("--levels", 4), "both levels and trials"),
+        (("--levels", 4, "--trials", 9, "--bits", 4), "not both"),
+        (("--levels", 64, "--trials", 200), "the budget ε=2 buys 0"),
+        (("--resume",), "no run under runs/"),
+        (("--resume", "--run", "none"), "There is no run in runs/none"),
+        (("--run", "../x"), "name of a folder under runs/"),
+    ],
+)
+def test_what_is_refused_before_anything_is_charged(cpsgd: Any, options: tuple[object, ...], text: str) -> None:
+    small = () if "--resume" in options else ("--cohort", 400, "--rounds", 2, "--model", "linear", "--no-baselines")
+    result = cpsgd("train", *small, *options)
+    assert result.exit_code == 2
+    assert text in result.stderr
+    assert not list(Path().glob("runs/*/checkpoint.bin"))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"), [("round = 3", "Known are preset"), ('rounds = "3"', "type int"), ("=", "TOML")]
+)
+def test_bad_files(cpsgd: Any, text: str, answer: str) -> None:
+    Path("run.toml").write_text(text)
+    result = cpsgd("train", "--config", "run.toml")
+    assert result.exit_code == 2
+    assert answer in result.stderr
+
+
+def test_a_run_is_not_overwritten_nor_resumed_with_other_settings(
+    finished: Path, cpsgd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(finished)
+    result = cpsgd("train", *SMALL, "--run", "whole")
+    assert result.exit_code == 2
+    assert "--resume --run whole" in result.stderr
+    result = cpsgd("train", "--resume", "--run", "whole", "--lr", 3.0)
+    assert result.exit_code == 2
+    assert "another lr" in result.stderr
+
+
+def test_the_accuracy_figure(cpsgd: Any) -> None:
+    small = ("--preset", "digits", "--rounds", 2, "--cohort", 500, "--bits", 6, "--epsilon", 4, "--epsilon", 2)
+    result = cpsgd("figures", "accuracy", "--out", "figures", *small, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert [panel["epsilon"] for panel in data["panels"]] == [4.0, 2.0]
+    for panel in data["panels"]:
+        (line,) = panel["lines"]
+        assert line["epsilon"] <= panel["epsilon"]
+        assert line["megabytes"][-1] < data["baseline"]["megabytes"][-1]
+    assert Path("figures/accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(Path("figures/accuracy.json").read_text()) == data
