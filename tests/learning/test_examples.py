@@ -137,3 +137,10 @@ def test_bad_input(families: ArrayDataset) -> None:
         plan_examples(200, 15, 3.0, 1e-5, examples=5, participation="poisson:0.1")
     with pytest.raises(InfeasibleError, match="example among 5"):
         plan_examples(2, 15, 0.5, 1e-5, examples=5, bits=1.6)
+
+
+def test_a_range_that_one_example_fills_is_refused() -> None:
+    # Two sums may lie in opposite corners of so small a cube, twice as far apart as a zero-out account would have it.
+    tiny = Protocol.binomial(clients=1000, dim=4, clip_norm=2.002, levels=16, trials=200, coordinate_range=0.1)
+    with pytest.raises(ParameterError, match="too small for the proof"):
+        example_protocol(tiny, 2)

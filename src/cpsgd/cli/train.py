@@ -186,7 +186,8 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
                     display.show(metrics)
                 results.append(experiment.result(name, trainer))
     except CpsgdError:
-        if not (folder / checkpoints.CHECKPOINT).exists():
+        charged = (folder / checkpoints.CHARGES).exists() and (folder / checkpoints.CHARGES).stat().st_size > 0
+        if not charged and not (folder / checkpoints.CHECKPOINT).exists():
             # Nothing was begun: the name is free again.
             (folder / _CONFIG).unlink()
         raise

@@ -207,12 +207,13 @@ def clipped_sum(vectors: NDArray[np.float32], clip_norm: float) -> NDArray[np.fl
         NonFiniteError: A coordinate is NaN or infinite.
     """
     # A row at a time: a matrix product would wake BLAS's threads, which fight with PyTorch's over the processor.
-    sums = np.zeros(vectors.shape[1], dtype=np.float32)
-    scaled = np.empty_like(sums)
+    # In float64, so that what one row adds does not depend on the others by more than the last digits.
+    sums = np.zeros(vectors.shape[1])
+    scaled = np.empty(vectors.shape[1], dtype=np.float32)
     for row in vectors:
         np.multiply(row, np.float32(clip.factor(row, clip_norm)), out=scaled)
         sums += scaled
-    return sums.astype(np.float64)
+    return sums
 
 
 def noise_norm(protocol: Protocol, count: int) -> float:

@@ -78,6 +78,8 @@ class ChargeLog:
                 if zlib.crc32(text) != int(checksum, 16):
                     raise ValueError("checksum")
                 charge = json.loads(text)
+                if int(charge["round"]) in self.survivors:
+                    raise ValueError("a round charged twice")
                 self.survivors[int(charge["round"])] = int(charge["survivors"])
             except (ValueError, KeyError, TypeError):
                 raise CheckpointError(
@@ -86,6 +88,14 @@ class ChargeLog:
         if complete < len(data):
             os.truncate(path, complete)
         self._size = complete
+        if not path.exists():
+            # The file's own entry must be on the disk before anything that is written to it can count.
+            path.touch()
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def append(self, round: int, survivors: int) -> None:
         """Writes a charge and waits until it is on the disk.

@@ -80,6 +80,13 @@ def example_protocol(protocol: Protocol, examples: int) -> Protocol:
                 "coordinate_range."
             )
         moved += grid / unit
+        # The accounting also bounds distances by the cube the coordinates are clipped to, for zero-out by half of its
+        # diagonal. Two sums may lie in opposite corners, so that bound must not be the smaller one.
+        if bound + moved > 0.999 * math.sqrt(protocol.dim) * protocol.coordinate_range:
+            raise ParameterError(
+                f"coordinate_range={protocol.coordinate_range:g} is too small for the proof: one example's share may "
+                f"fill it. Use at least {1.01 * (bound + moved) / math.sqrt(protocol.dim):.4g}."
+            )
     return replace(protocol, clip_norm=(bound + moved) * (1.0 + 1e-12))
 
 

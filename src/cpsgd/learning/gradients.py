@@ -6,6 +6,7 @@ on memory allows, so that a cohort may have any size.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +126,9 @@ class ClientUpdates:
     def _chunk_size(self, batch: Batch, count: int) -> int:
         """How many clients with `count` examples each are computed together."""
         if self._activations is None and len(batch.features):
-            self._activations = _activations(self._model, torch.from_numpy(batch.features[:1]))
+            # Zeros in a copy: whatever a layer might remember of its input, it is nobody's.
+            nothing = torch.zeros_like(torch.from_numpy(batch.features[:1]))
+            self._activations = _activations(copy.deepcopy(self._model), nothing)
         # An update and its copy to a row; with local steps the client's own model, its gradient and the next model.
         vectors = 2 if self.local_steps == 1 else 5
         # Layers' outputs, their gradients and one temporary, for each example.
@@ -150,10 +153,11 @@ def check_model(model: torch.nn.Module) -> None:
         if not bool(torch.isfinite(p).all()):
             raise ParameterError(f"The model's parameter {name} holds NaN or infinity; start from finite numbers.")
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+        mixes = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+        if mixes or getattr(module, "track_running_stats", False):
             raise ParameterError(
-                f"The model's layer {name} is a batch normalisation, which mixes examples and keeps statistics of them "
-                "outside of any privacy guarantee; use GroupNorm or LayerNorm."
+                f"The model's layer {name} normalises by statistics of several examples or keeps them, outside of any "
+                "privacy guarantee; use GroupNorm or LayerNorm."
             )
 
 

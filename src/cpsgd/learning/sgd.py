@@ -84,6 +84,7 @@ class Trainer:
         epsilon: float | None = None,
         delta: float | None = None,
         adjacency: Adjacency | None = None,
+        colluding: int | None = None,
         optimizer: str | optimizers.Factory = "sgd",
         learning_rate: float = 0.1,
         schedule: optimizers.Schedule = "constant",
@@ -111,6 +112,7 @@ class Trainer:
             epsilon: The most that may be spent; a plan's own by default, otherwise no limit.
             delta: δ of the guarantee; a plan's own by default.
             adjacency: "replace-one" or "zero-out"; a plan's own, or the one the participation is accounted for.
+            colluding: Clients of a round whose noise does not count because they may tell it; a plan's own, or none.
             optimizer: The server's: "sgd", "momentum", "adagrad", "adam", or a function from parameters to any
                 optimizer of torch.optim.
             learning_rate: Of the named optimizers.
@@ -178,6 +180,7 @@ class Trainer:
             epsilon = mechanism.wished_epsilon if epsilon is None else epsilon
             delta = mechanism.guarantee.delta if delta is None else delta
             adjacency = mechanism.guarantee.adjacency if adjacency is None else adjacency
+            colluding = mechanism.colluding if colluding is None else colluding
         private = mechanisms.is_private(mechanism)
         if private and delta is None:
             raise ParameterError("A private protocol is accounted at some delta: give delta, or a plan, which has one.")
@@ -197,12 +200,14 @@ class Trainer:
                 epsilon=epsilon,
                 cohorts=self._cohorts,
                 adjacency=adjacency,
-                colluding=mechanism.colluding if isinstance(mechanism, Plan) else 0,
+                colluding=colluding or 0,
                 examples=examples,
             )
         self.config: dict[str, Any] = {
             "mechanism": mechanisms.as_data(mechanism),
             "delta": delta if private else None,
+            "adjacency": self._spending.adjacency if self._spending is not None else None,
+            "colluding": self._spending.colluding if self._spending is not None else None,
             "dataset": dataset.name,
             "population": dataset.size,
             "cohort": cohort,
@@ -391,9 +396,10 @@ class Trainer:
         """Starts a run directory, or continues the run in it."""
         folder.mkdir(parents=True, exist_ok=True)
         path, charges = folder / checkpoints.CHECKPOINT, folder / checkpoints.CHARGES
-        if not resume and (path.exists() or charges.exists()):
+        charged = charges.exists() and charges.stat().st_size > 0
+        if not resume and (path.exists() or charged):
             raise CheckpointError(f"{folder} holds a run already; resume it, or choose another directory.")
-        if not path.exists() and charges.exists():
+        if not path.exists() and charged:
             raise CheckpointError(f"{folder} has charges but no checkpoint: the run cannot be continued.")
         self._charges = ChargeLog(charges)
         if path.exists():
