@@ -35,6 +35,7 @@ lint: install
 
 bench: install
 	$(BIN)/python benchmarks/codec.py
+	$(BIN)/python benchmarks/datasets.py
 	$(BIN)/python benchmarks/training.py
 
 # A second environment whose kernels are instrumented; Python itself is not, so the runtime is preloaded.

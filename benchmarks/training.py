@@ -35,7 +35,7 @@ def population() -> Dataset:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--largest", type=int, default=10_000, help="largest cohort; 100000 takes a few minutes")
+    arguments.add_argument("--largest", type=int, default=100_000, help="largest cohort")
     arguments.add_argument("--rounds", type=int, default=3, help="rounds of each kind, of which the best counts")
     options = arguments.parse_args()
     data = population()
