@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -92,3 +97,28 @@ def size(count: float) -> str:
             break
         count /= 1000.0
     return f"{count:.3g} {unit}"
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Within, Ctrl-C asks for an end after the current round (the yielded function tells); a second one ends at once.
+
+    An exception thrown wherever the interpreter happens to be can be swallowed there, by a destructor for one.
+    """
+    asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        os.write(2, b"\nFinishing this round. Press Ctrl-C again to stop at once.\n")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False  # only the main thread hears signals
+        return
+    previous = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -179,11 +179,13 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
             name: experiment.trainer(name, folder_of(folder, name), resume=resume) for name in experiment.mechanisms
         }
         console.print(f"folder: {folder}\n", markup=False, soft_wrap=True)
-        with _training.Display(console) as display:
+        with _training.interrupts() as asked, _training.Display(console) as display:
             for name, trainer in trainers.items():
                 display.start(name, trainer.rounds, trainer.round)
                 for metrics in trainer.run():
                     display.show(metrics)
+                    if asked():
+                        raise KeyboardInterrupt
                 results.append(experiment.result(name, trainer))
     except CpsgdError:
         charged = (folder / checkpoints.CHARGES).exists() and (folder / checkpoints.CHARGES).stat().st_size > 0
