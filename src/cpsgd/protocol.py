@@ -27,10 +27,10 @@ import numpy as np
 
 from cpsgd import _validate
 from cpsgd.codec import noise, pack, pipeline, quantize, wire
-from cpsgd.errors import ParameterError
+from cpsgd.errors import ParameterError, VectorError
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
     from cpsgd.error import ErrorBound, ExpectedError
 
@@ -267,6 +267,34 @@ class Protocol:
             VectorError: The vector does not have `dim` coordinates.
         """
         return pipeline.encode(self, vector, round)
+
+    def encode_integers(self, vector: ArrayLike, round: int) -> NDArray[np.uint32]:
+        """One client's integers, for carriers that add them up themselves: secure aggregation, an all-reduce.
+
+        What `encode` would pack into a message: numbers 0..k+m-1, one a coordinate, with fresh noise in each call.
+
+        Raises:
+            NonFiniteError: A coordinate is NaN or infinite.
+            VectorError: The vector does not have `dim` coordinates.
+        """
+        return pipeline.integers(self, vector, round)
+
+    def decode_sum(self, sums: NDArray[np.uint32] | NDArray[np.uint64], count: int, round: int) -> NDArray[np.float32]:
+        """The mean of `count` clients' vectors from the sum of their integers, taken modulo `modulus` if there is one.
+
+        Example:
+            >>> protocol = Protocol.rotated_binomial(clients=2, dim=3, clip_norm=1.0, levels=4096, trials=16)
+            >>> sums = sum(protocol.encode_integers([0.5, 0.0, -0.3], round=0) for _ in range(2))
+            >>> bool(np.allclose(protocol.decode_sum(sums, 2, round=0), [0.5, 0.0, -0.3], atol=0.05))
+            True
+        """
+        if self.sigma is not None:
+            raise ParameterError("The Gaussian protocol sends floats: there are no sums of integers to decode.")
+        _validate.integer("count", count, low=1)
+        _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
+        if sums.shape != (self.dim,) or sums.dtype not in (np.uint32, np.uint64):
+            raise VectorError(f"Expected {self.dim} sums of uint32 or uint64, got {sums.dtype} of shape {sums.shape}.")
+        return pipeline.decode(self, sums, count, round)
 
     # ------------------------------------------------------------------ promises
 

@@ -189,3 +189,28 @@ def test_the_gaussian_protocol_adds_its_noise() -> None:
 
     assert stats.kstest(values, "norm").statistic * dim**0.5 < 2.9
     assert stats.kstest(values * 1.03, "norm").statistic * dim**0.5 > 2.9
+
+
+@pytest.mark.parametrize(("dim", "levels", "trials", "p", "rotated"), CASES)
+def test_integers_are_what_a_message_packs(dim: int, levels: int, trials: int, p: float, rotated: bool) -> None:
+    protocol = make(dim, levels, trials, p, rotated)
+    x = gaussian_vector(dim)
+    message = pipeline.encode(protocol, x, 6, Keystream(bytes(16)))
+    payload = np.frombuffer(message, dtype=np.uint8)[wire.HEADER_BYTES :]
+    found = pipeline.integers(protocol, x, 6, Keystream(bytes(16)))
+    np.testing.assert_array_equal(found, pack.backward(payload, dim, protocol.radix))
+
+
+def test_integers_and_sums_refuse_what_they_cannot_hold() -> None:
+    gaussian = Protocol.gaussian(clients=3, dim=2, clip_norm=1.0, sigma=1.0)
+    sums = np.zeros(2, dtype=np.uint64)
+    with pytest.raises(ParameterError, match="no integers"):
+        gaussian.encode_integers([0.0, 0.0], round=0)
+    with pytest.raises(ParameterError, match="no sums"):
+        gaussian.decode_sum(sums, 1, round=0)
+    protocol = make(2)
+    for wrong in (sums[:1], sums.astype(np.int64)):
+        with pytest.raises(VectorError, match="Expected 2 sums"):
+            protocol.decode_sum(wrong, 1, round=0)
+    with pytest.raises(ParameterError, match="count"):
+        protocol.decode_sum(sums, 0, round=0)

@@ -19,7 +19,7 @@ from cpsgd import _validate
 from cpsgd.codec import clip, noise, pack, quantize, rotate, wire
 from cpsgd.codec._kernels import _native
 from cpsgd.codec.clip import Vector
-from cpsgd.errors import VectorError
+from cpsgd.errors import ParameterError, VectorError
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
@@ -148,6 +148,28 @@ def _encode_integers(
         words = stream.fill(buffer, part.size * stages.keystream_bytes)
         packed = payload[number * block_bytes : (number + 1) * block_bytes]
         stages.rounder.packed(part, words, groups.radix, groups.digits, groups.bits, stages.last_bits, packed)
+
+
+def integers(
+    protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystream | None = None
+) -> NDArray[np.uint32]:
+    """One client's integers 0..k+m-1, unpacked, for carriers that add them up themselves.
+
+    `keystream` is for tests; the same one yields the integers that `encode` packs.
+    """
+    if protocol.sigma is not None:
+        raise ParameterError("The Gaussian protocol sends floats: it has no integers to add up.")
+    _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
+    stages = _stages(protocol)
+    grid = to_grid(protocol, as_vector(vector, protocol.dim), round)
+    stream = Keystream() if keystream is None else keystream
+    buffer = stream.buffer(min(stages.block, grid.size) * stages.keystream_bytes)
+    values = np.empty(protocol.dim, dtype=np.uint32)
+    for start in range(0, grid.size, stages.block):
+        part = grid[start : start + stages.block]
+        words = stream.fill(buffer, part.size * stages.keystream_bytes)
+        stages.rounder.values(part, words, values[start : start + stages.block])
+    return values
 
 
 def _encode_floats(protocol: Protocol, vector: Vector, stream: Keystream, payload: NDArray[np.uint8]) -> None:
