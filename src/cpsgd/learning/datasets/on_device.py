@@ -1,0 +1,104 @@
+"""Data sets whose examples are made, or kept, on a PyTorch device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.learning._torch import torch
+from cpsgd.learning.datasets.base import Batch, Dataset
+from cpsgd.learning.datasets.infinite import FIELD_COUNT, MOVES, InfiniteDataset
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """A `Batch` on a device; `counts`, which decide how clients are grouped, stay on the CPU."""
+
+    features: torch.Tensor
+    labels: torch.Tensor
+    counts: NDArray[np.int64]
+
+
+class DeviceData:
+    """The examples of any data set, carried to a device."""
+
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        """Takes the data set's test examples along at once."""
+        self._dataset = dataset
+        self._device = device
+        self.test = self._carried(dataset.test_set())
+
+    def batch(self, clients: NDArray[np.int64]) -> DeviceBatch:
+        """The examples of these clients."""
+        return self._carried(self._dataset.batch(clients))
+
+    def _carried(self, batch: Batch) -> DeviceBatch:
+        features = torch.tensor(batch.features, device=self._device)
+        return DeviceBatch(features, torch.tensor(batch.labels, device=self._device), batch.counts)
+
+
+class DeviceInfinite(DeviceData):
+    """An infinite data set whose samples are made on the device, bit for bit those of `InfiniteDataset`.
+
+    The images behind it and the displacement fields are on the device; a round brings only its clients' numbers.
+    """
+
+    def __init__(self, dataset: InfiniteDataset, device: torch.device) -> None:
+        """Carries images and fields to the device."""
+        super().__init__(dataset, device)
+        base = dataset.base
+        self._side = base.images.shape[1]
+        self._shift = dataset.shift
+        self._first = len(base.test_images) + len(base.images)
+        self._test = len(base.test_images)
+        self._images = torch.tensor(base.images, device=device)
+        self._train_labels = torch.tensor(base.labels.astype(np.int64), device=device)
+        fields = torch.tensor(dataset.fields.astype(np.float32), device=device)
+        # Central differences are halved in the fields, as `InfiniteDataset` does.
+        self._fields = fields if dataset.tangents is not None else fields * 0.5
+        self._tangents = None if dataset.tangents is None else torch.tensor(dataset.tangents, device=device)
+        self._moves = torch.tensor(MOVES, device=device)
+
+    def batch(self, clients: NDArray[np.int64]) -> DeviceBatch:
+        """The samples of these clients, shades divided by 255."""
+        numbers = torch.tensor(clients, device=self._device) + self._first
+        base = (numbers - self._test) % len(self._images)
+        # As `recipe`: 64 bits that wrap around still hold the product modulo 2^32.
+        k1 = ((numbers * 131071) & 0xFFFFFFFF) % 1521
+        k2 = (k1 + 1 + 2 * numbers) % FIELD_COUNT
+        images = self._moved(self._deformed(base, k1, k2), k1 % len(self._moves))
+        features = images.flatten(1) / 255.0
+        return DeviceBatch(features, self._train_labels[base], np.ones(len(clients), dtype=np.int64))
+
+    def _deformed(self, base: torch.Tensor, k1: torch.Tensor, k2: torch.Tensor) -> torch.Tensor:
+        """The deformed images before they are moved, whole numbers as float32."""
+        shades = self._images[base].to(torch.float32)
+        if self._tangents is None:
+            around = torch.nn.functional.pad(shades, (1, 1, 1, 1))
+            right = around[:, 1:-1, 2:] - around[:, 1:-1, :-2]
+            down = around[:, 2:, 1:-1] - around[:, :-2, 1:-1]
+        else:
+            right, down = self._tangents[base].unbind(1)
+        value = shades - (right * self._fields[k1] - down * self._fields[k2])
+        return value.clamp_(0.0, 255.0).trunc_()
+
+    def _moved(self, images: torch.Tensor, moves: torch.Tensor) -> torch.Tensor:
+        """Images moved by a pixel as their number says; what comes in from outside is zero."""
+        if self._shift == 0:
+            return images
+        around = torch.nn.functional.pad(images, (1, 1, 1, 1))
+        rows, columns = self._moves[moves].unbind(1)
+        width = self._side + 2
+        inside = torch.arange(self._side, device=images.device)
+        places = (1 + inside)[:, None] * width + (1 + inside)[None, :]
+        begin = rows * width + columns
+        chosen = (places[None] - begin[:, None, None]).flatten(1)
+        return around.flatten(1).gather(1, chosen).unflatten(1, (self._side, self._side))
+
+
+def on_device(dataset: Dataset, device: torch.device) -> DeviceData:
+    """The data set on a device, made there where that is possible."""
+    kind = DeviceInfinite if isinstance(dataset, InfiniteDataset) else DeviceData
+    return kind(dataset, device)  # type: ignore[arg-type]
