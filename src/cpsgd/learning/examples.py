@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.codec import clip, quantize
-from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.errors import ConditionError, InfeasibleError, NonFiniteError, ParameterError
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.planner import plan
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
@@ -183,7 +183,8 @@ def check_participation(scheme: str) -> None:
 class ExampleSums:
     """Clients' sums of their examples' clipped gradients, as rows of float32.
 
-    Sums are taken in float64 and rounded once. Of a client with more than `examples` examples the first ones count.
+    Sums are taken in float64 and rounded once. Of a client with more than `examples` examples the first ones count. A
+    gradient with NaN or infinity counts as zero: whatever an example is, it moves the sum by at most D.
     """
 
     def __init__(self, gradients: ClientUpdates, clip_norm: float, examples: int) -> None:
@@ -206,7 +207,11 @@ class ExampleSums:
             sums = np.zeros((len(part), self.dim))
             for client, count in enumerate(part):
                 for gradient in itertools.islice(gradients, int(count)):
-                    sums[client] += gradient * np.float64(clip.factor(gradient, self._bound))
+                    try:
+                        factor = clip.factor(gradient, self._bound)
+                    except NonFiniteError:
+                        continue
+                    sums[client] += gradient * np.float64(factor)
             yield sums.astype(np.float32)
 
     def _each(self, singles: Batch) -> Iterator[NDArray[np.float32]]:
