@@ -225,6 +225,7 @@ class Trainer:
         }
         self._folder = None if run_dir is None else Path(run_dir)
         self._charges: ChargeLog | None = None
+        self._data: str | None = None
         if self._folder is not None:
             self._open(self._folder, resume)
         elif resume:
@@ -406,19 +407,23 @@ class Trainer:
     def _open(self, folder: Path, resume: bool) -> None:
         """Starts a run directory, or continues the run in it."""
         folder.mkdir(parents=True, exist_ok=True)
-        path, charges = folder / checkpoints.CHECKPOINT, folder / checkpoints.CHARGES
-        charged = charges.exists() and charges.stat().st_size > 0
-        if not resume and (path.exists() or charged):
+        path = folder / checkpoints.CHECKPOINT
+        # Kept apart from `config`, which may be shown: it follows from everybody's data without noise.
+        self._data = getattr(self._dataset, "fingerprint", None)
+        # From here on no other process can open the run.
+        self._charges = ChargeLog(folder / checkpoints.CHARGES)
+        if not resume and (path.exists() or self._charges.survivors):
             raise CheckpointError(f"{folder} holds a run already; resume it, or choose another directory.")
-        if not path.exists() and charged:
+        if not path.exists() and self._charges.survivors:
             raise CheckpointError(f"{folder} has charges but no checkpoint: the run cannot be continued.")
-        self._charges = ChargeLog(charges)
         if path.exists():
             self._restore(checkpoints.load(path))
 
     def _restore(self, state: dict[str, Any]) -> None:
         assert self._charges is not None
         different = sorted(name for name, value in self.config.items() if state["config"].get(name) != value)
+        if state["data"] != self._data:
+            different.append("content of the data set")
         if different:
             raise CheckpointError(
                 f"The run was started with another {', '.join(different)}; resume it with the same settings."
@@ -455,6 +460,7 @@ class Trainer:
             self._folder / checkpoints.CHECKPOINT,
             {
                 "config": self.config,
+                "data": self._data,
                 "round": self.round,
                 "history": rows,
                 "model": self.model.state_dict(),
