@@ -56,7 +56,7 @@ def load(path: Path) -> dict[str, Any]:
             f"The checkpoint {path} is damaged: its checksum does not match. Restore it from a copy, or start a new "
             "run; the cost of the old one stays spent."
         )
-    state: dict[str, Any] = torch.load(io.BytesIO(data[start:]), weights_only=True)
+    state: dict[str, Any] = torch.load(io.BytesIO(data[start:]), weights_only=True, map_location="cpu")
     return state
 
 

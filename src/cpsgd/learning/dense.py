@@ -45,7 +45,7 @@ def write_gradients(
     for layer, incoming in zip(reversed(layers), reversed(inputs), strict=True):
         width, depth = layer.weight.shape
         out[:, end - width : end] = back
-        weights = out[:, end - width - width * depth : end - width].unflatten(1, (width, depth))
+        weights = out[:, end - width - width * depth : end - width].view(-1, width, depth)
         torch.mul(back[:, :, None], incoming[:, None, :], out=weights)
         end -= width + width * depth
         if layer is not layers[0]:

@@ -40,3 +40,8 @@ def resolve(name: str | torch.device) -> torch.device:
     if index >= torch.cuda.device_count():
         raise ParameterError(f"There is no GPU number {index}; there are {torch.cuda.device_count()}, counted from 0.")
     return torch.device("cuda", index)
+
+
+def has_engine(device: torch.device) -> bool:
+    """Whether rounds are computed on the device itself (`cpsgd.engines.device`) and not by the CPU's own kernels."""
+    return device.type != "cpu"

@@ -126,6 +126,9 @@ class Experiment:
             dropout=settings.dropout,
             local_steps=settings.local_steps,
             local_learning_rate=settings.local_lr,
+            device=settings.device,
+            evaluate_every=settings.evaluate_every,
+            checkpoint_every=settings.evaluate_every,
             run_dir=folder,
             resume=resume,
         )

@@ -25,6 +25,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From a model's outputs and the labels to their mean loss, such as `torch.nn.functional.cross_entropy`."""
 
 DEFAULT_MEMORY = 1 << 30
+DEVICE_MEMORY = 4 << 30
 # On a CPU: past this many bytes of updates a larger chunk is no faster, and leaves the processor's caches.
 _CHUNK_BYTES = 1 << 24
 # Rows on a GPU begin at multiples of this many numbers.

@@ -42,6 +42,8 @@ class Settings:
         local_lr: Learning rate of the local steps.
         seed: What the model's first weights, cohorts and noise follow from.
         baselines: Whether the baselines are run, too.
+        device: Where it is computed: cpu, cuda or auto.
+        evaluate_every: The test set is looked at, and a checkpoint written, after every so many rounds.
     """
 
     preset: str
@@ -66,6 +68,8 @@ class Settings:
     local_lr: float | None = None
     seed: int = 0
     baselines: bool = True
+    device: str = "cpu"
+    evaluate_every: int = 1
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -153,6 +157,8 @@ _KINDS: dict[str, type] = {
     "local_lr": float,
     "seed": int,
     "baselines": bool,
+    "device": str,
+    "evaluate_every": int,
 }
 
 

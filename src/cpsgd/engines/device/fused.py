@@ -34,7 +34,7 @@ _COINS = tl.constexpr(plain.COINS)
 
 
 @triton.jit
-def _butterflies(x, SIZE: tl.constexpr, FIRST: tl.constexpr, STAGES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _butterflies(x, SIZE: tl.constexpr, FIRST: tl.constexpr, STAGES: tl.constexpr):
     """Stages of the transform over the flat tensor x, of distances 2^FIRST, 2^(FIRST+1), ..."""
     for stage in tl.static_range(FIRST, FIRST + STAGES):
         pairs = tl.permute(tl.reshape(x, [SIZE >> (stage + 1), 2, 1 << stage]), (0, 2, 1))
@@ -44,14 +44,14 @@ def _butterflies(x, SIZE: tl.constexpr, FIRST: tl.constexpr, STAGES: tl.constexp
 
 
 @triton.jit
-def _signed(x, signs, first, normalise, offsets):  # type: ignore[no-untyped-def]
+def _signed(x, signs, first, normalise, offsets):
     """x times ±normalise; the signs are bits from number `first` on, a multiple of 8."""
     bits = tl.load(signs + (first + offsets) // 8) >> (offsets % 8).to(tl.uint8)
     return x * tl.where((bits & 1) == 1, -normalise, normalise)
 
 
 @triton.jit
-def _rotate_rows(  # type: ignore[no-untyped-def]
+def _rotate_rows(
     rows, stride, signs, limits, normalise, rest, SIZE: tl.constexpr, STAGES: tl.constexpr, TWICE: tl.constexpr
 ):
     base = rows + tl.program_id(0).to(tl.int64) * stride
@@ -78,7 +78,7 @@ def _rotate_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _pass(rows, stride, FIRST: tl.constexpr, STAGES: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pass(rows, stride, FIRST: tl.constexpr, STAGES: tl.constexpr, COLUMNS: tl.constexpr):
     """Stages FIRST, FIRST+1, ... of a long transform, for 2^COLUMNS neighbouring columns of a row."""
     SIZE: tl.constexpr = 1 << (STAGES + COLUMNS)
     base = rows + tl.program_id(1).to(tl.int64) * stride
@@ -91,8 +91,18 @@ def _pass(rows, stride, FIRST: tl.constexpr, STAGES: tl.constexpr, COLUMNS: tl.c
 
 
 @triton.jit(do_not_specialize=["count", "key", "first"])
-def _round_and_sum(  # type: ignore[no-untyped-def]
-    rows, stride, sums, dim, count, key, first, LIMIT: tl.constexpr, FRACTION: tl.constexpr, SIZE: tl.constexpr, CLIENTS: tl.constexpr
+def _round_and_sum(
+    rows,
+    stride,
+    sums,
+    dim,
+    count,
+    key,
+    first,
+    LIMIT: tl.constexpr,
+    FRACTION: tl.constexpr,
+    SIZE: tl.constexpr,
+    CLIENTS: tl.constexpr,
 ):
     columns = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     counters = (tl.program_id(0) * (SIZE // 4) + tl.arange(0, SIZE // 4)).to(tl.uint32)
@@ -118,7 +128,7 @@ def _round_and_sum(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _ones(words):  # type: ignore[no-untyped-def]
+def _ones(words):
     words = words - ((words >> 1) & 0x55555555)
     words = (words & 0x33333333) + ((words >> 2) & 0x33333333)
     words = (words + (words >> 4)) & 0x0F0F0F0F
@@ -126,14 +136,14 @@ def _ones(words):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _kept(words, left):  # type: ignore[no-untyped-def]
+def _kept(words, left):
     """The first `left` bits of each word; all from 32 on, none below 1."""
     few = (tl.full([1], 1, tl.uint32) << tl.minimum(tl.maximum(left, 0), 31).to(tl.uint32)) - 1
     return tl.where(left >= 32, words, words & few)
 
 
 @triton.jit(do_not_specialize=["key", "trials"])
-def _add_coins(sums, dim, key, trials, SIZE: tl.constexpr, COUNTERS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_coins(sums, dim, key, trials, SIZE: tl.constexpr, COUNTERS: tl.constexpr):
     columns = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     total = tl.zeros([SIZE], tl.uint32)
     start = tl.program_id(1) * COUNTERS

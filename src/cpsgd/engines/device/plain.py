@@ -35,8 +35,8 @@ def philox(key: int, c0: torch.Tensor, c1: torch.Tensor, c2: int) -> tuple[torch
         >>> [f"{int(word):08x}" for word in philox(0, zero, zero, 0)]
         ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
-    c0, c1 = torch.broadcast_tensors(c0, c1)
-    words = c0, c1, torch.full_like(c0, c2), torch.zeros_like(c0)
+    zero = torch.zeros_like(c0 + c1)
+    words = c0 + zero, c1 + zero, zero + c2, zero
     keys = key & _WORD, key >> 32
     for _ in range(_ROUNDS):
         low0, high0 = _product(_MULTIPLIERS[0], words[0])
@@ -62,7 +62,7 @@ def hadamard(rows: torch.Tensor) -> None:
     """The unnormalised Walsh–Hadamard transform of each row, in place. Rows have a power of two of coordinates."""
     distance = 1
     while distance < rows.shape[1]:
-        pairs = rows.unflatten(1, (-1, 2, distance))
+        pairs = rows.view(len(rows), -1, 2, distance)
         first, second = pairs[:, :, 0], pairs[:, :, 1]
         difference = first - second
         first += second

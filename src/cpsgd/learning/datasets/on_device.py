@@ -95,7 +95,7 @@ class DeviceInfinite(DeviceData):
         places = (1 + inside)[:, None] * width + (1 + inside)[None, :]
         begin = rows * width + columns
         chosen = (places[None] - begin[:, None, None]).flatten(1)
-        return around.flatten(1).gather(1, chosen).unflatten(1, (self._side, self._side))
+        return around.flatten(1).gather(1, chosen).reshape(images.shape)
 
 
 def on_device(dataset: Dataset, device: torch.device) -> DeviceData:
