@@ -22,7 +22,7 @@ from cpsgd.engines.device.rounds import kernels_for
 from cpsgd.learning import dense
 from cpsgd.learning.cohorts import permuted
 from cpsgd.learning.datasets import load
-from cpsgd.learning.datasets.on_device import on_device
+from cpsgd.learning.datasets.on_device import fused_kernels, on_device
 from cpsgd.learning.models import mlp
 
 DEVICE = torch.device("cuda", 0)
@@ -32,9 +32,9 @@ GIGA = 1e9
 
 def milliseconds(work: Callable[[], object], repeats: int = 11) -> float:
     """Median time of `work` on the device, after two rounds of warm-up."""
-    times = []
+    times: list[float] = []
     for number in range(repeats + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         work()
         end.record()
@@ -69,7 +69,11 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
     signs = torch.from_numpy(rotate.signs(dim, 0, 0).copy()).to(DEVICE)
     sums = torch.zeros(dim, dtype=torch.int64, device=DEVICE)
     unit = quantize.unit(protocol.coordinate_range, LEVELS)
-    dense.write_gradients(layers, batch.features, batch.labels, rows)
+
+    def gradients() -> None:
+        dense.write_gradients(layers, batch.features, batch.labels, rows, fused_kernels(DEVICE))
+
+    gradients()
     matrix = COHORT * dim * 4
 
     def finish() -> None:
@@ -79,7 +83,7 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
 
     found = [
         ("samples", milliseconds(lambda: source.batch(clients)), COHORT * 784 * (1 + 4 + 4 + 4)),
-        ("gradients", milliseconds(lambda: dense.write_gradients(layers, batch.features, batch.labels, rows)), matrix),
+        ("gradients", milliseconds(gradients), matrix),
         ("clip and rotate", milliseconds(lambda: kernels.scale_and_rotate(rows, signs, 1.0, unit)), 2 * matrix),
         (
             "round and sum",
@@ -135,7 +139,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     json_only = parser.parse_args().json
     bandwidth = copy_bandwidth()
-    report = {
+    report: dict[str, Any] = {
         "device": torch.cuda.get_device_name(DEVICE),
         "torch": torch.__version__,
         "copy GB/s": bandwidth * 1e3 / GIGA,

@@ -7,6 +7,7 @@ output and what came in. `torch.func` computes the same but stores it several ti
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 from cpsgd.learning._torch import torch
 
@@ -31,12 +32,24 @@ def layers_of(
 
 @torch.no_grad()
 def write_gradients(
-    layers: list[torch.nn.Linear], features: torch.Tensor, labels: torch.Tensor, out: torch.Tensor
+    layers: list[torch.nn.Linear],
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    out: torch.Tensor,
+    kernels: ModuleType | None = None,
 ) -> None:
-    """Writes each example's gradient to a row of `out`, in the order of the model's parameters."""
+    """Writes each example's gradient to a row of `out`, in the order of the model's parameters.
+
+    Args:
+        layers: What `layers_of` found.
+        features: One row an example.
+        labels: Their classes.
+        out: One row an example.
+        kernels: `cpsgd.learning.fused`, where it runs.
+    """
     inputs = [features.flatten(1)]
     for layer in layers[:-1]:
-        inputs.append(torch.relu(torch.addmm(layer.bias, inputs[-1], layer.weight.t())))
+        inputs.append(torch.addmm(layer.bias, inputs[-1], layer.weight.t()).relu_())
     outputs = torch.addmm(layers[-1].bias, inputs[-1], layers[-1].weight.t())
     # The gradient of cross-entropy: probabilities less 1 at the label.
     back = torch.softmax(outputs, dim=1)
@@ -44,9 +57,12 @@ def write_gradients(
     end = out.shape[1]
     for layer, incoming in zip(reversed(layers), reversed(inputs), strict=True):
         width, depth = layer.weight.shape
-        out[:, end - width : end] = back
-        weights = out[:, end - width - width * depth : end - width].view(-1, width, depth)
-        torch.mul(back[:, :, None], incoming[:, None, :], out=weights)
+        own = out[:, end - width * depth - width : end]
+        if kernels is not None:
+            kernels.layer_gradients(back, incoming, own)
+        else:
+            torch.mul(back[:, :, None], incoming[:, None, :], out=own[:, :-width].view(-1, width, depth))
+            own[:, -width:] = back
         end -= width + width * depth
         if layer is not layers[0]:
             back = (back @ layer.weight) * (incoming > 0)

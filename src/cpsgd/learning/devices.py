@@ -34,7 +34,7 @@ def resolve(name: str | torch.device) -> torch.device:
     if not torch.cuda.is_available():
         built = "PyTorch sees no NVIDIA GPU" if torch.version.cuda else "this PyTorch was built without CUDA"
         raise ParameterError(
-            f"There is no CUDA device: {built}. Use device cpu or auto, or install a driver and a CUDA build of PyTorch."
+            f"There is no CUDA device: {built}. Use device cpu or auto, or install a driver and a CUDA PyTorch."
         )
     index = device.index or 0
     if index >= torch.cuda.device_count():

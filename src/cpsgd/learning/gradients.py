@@ -17,6 +17,7 @@ from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.learning import dense
 from cpsgd.learning._torch import torch
+from cpsgd.learning.datasets.on_device import fused_kernels
 
 if TYPE_CHECKING:
     from cpsgd.learning.datasets.base import Batch
@@ -96,10 +97,13 @@ class ClientUpdates:
         starts = np.cumsum(counts) - counts
         # Rows begin at multiples of 128 bytes, which a GPU reads faster; on a CPU they follow each other.
         stride = self.dim if features.device.type == "cpu" else -(-self.dim // _ALIGNED) * _ALIGNED
-        for count in np.unique(counts):
+        # NumPy's unique takes a while, and nearly always all clients have equally many.
+        for count in counts[:1] if (counts == counts[:1]).all() else np.unique(counts):
             members = np.flatnonzero(counts == count)
             size = min(self._chunk_size(features, int(count)), len(members))
-            rows = torch.zeros((size, stride), device=features.device)[:, : self.dim]
+            # Without examples an update is zero; otherwise every coordinate is written.
+            make = torch.zeros if count == 0 else torch.empty
+            rows = make((size, stride), device=features.device)[:, : self.dim]
             for start in range(0, len(members), size):
                 chosen = members[start : start + size]
                 chunk = rows[: len(chosen)]
@@ -118,7 +122,7 @@ class ClientUpdates:
     def _write(self, features: torch.Tensor, labels: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the updates of clients with equally many examples, [clients, examples, ...], to the rows of `out`."""
         if self._layers is not None and features.shape[1] == 1:
-            dense.write_gradients(self._layers, features[:, 0], labels[:, 0], out)
+            dense.write_gradients(self._layers, features[:, 0], labels[:, 0], out, fused_kernels(out.device))
             return
         parameters = {name: p.detach() for name, p in self._parameters.items()}
 

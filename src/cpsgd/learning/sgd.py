@@ -15,6 +15,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,8 @@ class Trainer:
         self.round = 0
         self.history: list[RoundMetrics] = []
         self._unfinished = False
-        self._ahead: tuple[int, NDArray[np.int64]] | None = None
+        self._ahead: dict[int, Future[NDArray[np.int64]]] = {}
+        self._drawing = ThreadPoolExecutor(1)
         self._loss = loss
         self._dataset = dataset
         self._mechanism = mechanism
@@ -279,7 +281,8 @@ class Trainer:
             raise CheckpointError(
                 f"Round {self.round} was interrupted after its charge: make a new Trainer with resume=True."
             )
-        self._check_finite()
+        if self._on_device is None or self.round % self._evaluate_every == 0:
+            self._check_finite()
         begun = time.perf_counter()
         number = self.round
         clients = self._cohort(number)
@@ -287,19 +290,19 @@ class Trainer:
         arrived = self._cohorts.generator("dropout", number).random(messages) >= self._dropout
         survivors = int(arrived.sum())
         signal_ratio = None
+        last = number + 1 == self.rounds
+        evaluated = last or (number + 1) % self._evaluate_every == 0
         released = self._may_release(survivors)
         if released:
             mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
-            if self._on_device is not None and number + 1 < self.rounds:
-                # The device is still at work: a good moment to draw the next cohort.
-                self._cohort(number + 1)
-            norm = float(torch.linalg.vector_norm(mean, dtype=torch.float64))
-            signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
+            if self._on_device is None or evaluated:
+                # To look at a number means to wait for the device.
+                norm = float(torch.linalg.vector_norm(mean, dtype=torch.float64))
+                signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
             self._apply(mean, number)
         self.round = number + 1
-        last = self.round == self.rounds
         loss, accuracy = None, None
-        if (last or self.round % self._evaluate_every == 0) and self._is_finite():
+        if evaluated and self._is_finite():
             loss, accuracy = self.evaluate()
         metrics = self._metrics(
             number, released, survivors, loss, accuracy, signal_ratio, seconds=time.perf_counter() - begun
@@ -344,16 +347,19 @@ class Trainer:
         return self._spending.affords(survivors, self.rounds - self.round - 1)
 
     def _cohort(self, number: int) -> NDArray[np.int64]:
-        """A round's clients, drawn ahead where there was time for it."""
-        if self._ahead is None or self._ahead[0] != number:
-            self._ahead = number, self._cohorts.clients(number)
-        return self._ahead[1]
+        """A round's clients. For a device, which computes a round in the time it takes to draw one, drawn ahead."""
+        if self._on_device is None:
+            return self._cohorts.clients(number)
+        clients = self._ahead.pop(number, None)
+        if number + 1 < self.rounds:
+            self._ahead = {number + 1: self._drawing.submit(self._cohorts.clients, number + 1)}
+        return self._cohorts.clients(number) if clients is None else clients.result()
 
     def _mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[torch.Tensor, float]:
         """The round's mean, charged before it is known, and the norm of its noise."""
         self.model.train()
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []), _one_thread():
-            torch.manual_seed(int(self._cohorts.generator("torch", number).integers(2**63)))
+            self._seed_layers(int(self._cohorts.generator("torch", number).integers(2**63)))
             summed = self._summed if self._on_device is None else self._summed_on_device
             engine = summed(number, clients)
         engine.add_zeros(survivors - len(clients))
@@ -363,6 +369,12 @@ class Trainer:
         # A Poisson mean is over the clients drawn on average, which does not depend on the draw.
         factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
         return torch.as_tensor(engine.mean()) * factor, engine.noise_norm() * factor
+
+    def _seed_layers(self, seed: int) -> None:
+        """Fixes what layers such as dropout draw. (`torch.manual_seed` also queues work for devices nobody uses.)"""
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.default_generators[self._device.index].manual_seed(seed)
 
     def _summed(self, number: int, clients: NDArray[np.int64]) -> RoundSimulator | FloatMean:
         engine = mechanisms.start_round(self._mechanism, self.dim, number, self._seed)
@@ -412,7 +424,7 @@ class Trainer:
             group["lr"] = rate * optimizers.factor(self._schedule, number, self.rounds)
         start = 0
         for p in trainable(self.model).values():
-            p.grad = mean[start : start + p.numel()].reshape(p.shape).clone()
+            p.grad = mean[start : start + p.numel()].view(p.shape)
             start += p.numel()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

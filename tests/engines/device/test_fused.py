@@ -36,6 +36,18 @@ def test_scaling_and_rotation(dim: int, count: int, device: torch.device) -> Non
     assert bool((found[1] == 0.0).all())
 
 
+@pytest.mark.parametrize(
+    "dim", [5, 64, 100, 1000, *[pytest.param(dim, marks=pytest.mark.gpu) for dim in (51_370, 65_535, 300_000)]]
+)
+def test_rotation_back(dim: int, device: torch.device) -> None:
+    found = rows_of(1, dim, device)[0].clone()
+    expected = found.clone()
+    signs = torch.from_numpy(rotate.signs(dim, 3, 4).copy()).to(device)
+    fused.rotate_back(found, signs)
+    plain.rotate_back(expected, signs)
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("stages", [3, 6, 11, 16, pytest.param(20, marks=pytest.mark.gpu)])
 def test_transform(stages: int, device: torch.device) -> None:
     x = rows_of(2, 1 << stages, device)

@@ -11,6 +11,7 @@ Products are not contracted with the sums that follow them (`enable_fp_fusion=Fa
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import triton
@@ -22,7 +23,7 @@ from cpsgd.engines.device._torch import torch
 # Largest transform that one program holds in registers, and the smallest that is worth a kernel.
 _LARGEST, _SMALLEST = 15, 6
 # Larger transforms: stages of the first pass, over neighbours, and of the later ones, over columns of this width.
-_FIRST_STAGES, _LATER_STAGES, _COLUMN_BITS = 13, 9, 5
+_FIRST_STAGES, _LATER_STAGES, _COLUMN_BITS = 13, 10, 5
 # Rounding: coordinates and clients of a program.
 _COORDINATES, _CLIENTS = 512, 128
 # Coins: coordinates of a program, and counters it draws.
@@ -57,24 +58,47 @@ def _rotate_rows(
     base = rows + tl.program_id(0).to(tl.int64) * stride
     offsets = tl.arange(0, SIZE)
     head = tl.load(base + offsets)
-    squares = tl.sum(head.to(tl.float64) * head.to(tl.float64))
-    tail = tl.zeros_like(head)
+    squares = tl.sum(head * head)
     if TWICE:
         tail = tl.load(base + SIZE + offsets, mask=offsets < rest, other=0.0)
-        squares += tl.sum(tail.to(tl.float64) * tail.to(tl.float64))
+        squares += tl.sum(tail * tail)
+    norm = tl.sqrt(squares.to(tl.float64))
+    if not squares < float("inf"):
+        # Too long for squares, or not finite: in units of the largest coordinate.
+        largest = tl.max(tl.abs(head))
+        squares = tl.sum((head / largest) * (head / largest))
+        if TWICE:
+            tail = tl.load(base + SIZE + offsets, mask=offsets < rest, other=0.0)
+            largest = tl.maximum(largest, tl.max(tl.abs(tail)))
+            squares = tl.sum((head / largest) * (head / largest)) + tl.sum((tail / largest) * (tail / largest))
+        norm = tl.sqrt(squares.to(tl.float64)) * largest.to(tl.float64)
     # A kernel's arguments are float32 numbers; these two are not.
     bound, unit = tl.load(limits), tl.load(limits + 1)
-    norm = tl.sqrt(squares)
     finite = norm < float("inf")
     factor = (tl.where(norm > bound, bound / norm, 1.0) * unit).to(tl.float32)
     head = tl.where(finite, head * factor, 0.0)
     head = _butterflies(_signed(head, signs, 0, normalise, offsets), SIZE, 0, STAGES)
     if TWICE:
+        # Read again rather than kept: registers are what limits this kernel.
+        tail = tl.load(base + SIZE + offsets, mask=offsets < rest, other=0.0)
         tl.store(base + SIZE + offsets, head, mask=offsets < rest)
         tail = tl.where(finite, tail * factor, 0.0)
         head = tl.where(offsets < rest, tail, head)
         head = _butterflies(_signed(head, signs, max(16, SIZE), normalise, offsets), SIZE, 0, STAGES)
     tl.store(base + offsets, head)
+
+
+@triton.jit
+def _rotate_back(vector, signs, normalise, rest, SIZE: tl.constexpr, STAGES: tl.constexpr, TWICE: tl.constexpr):
+    offsets = tl.arange(0, SIZE)
+    head = tl.load(vector + offsets)
+    if TWICE:
+        head = _signed(_butterflies(head, SIZE, 0, STAGES) * normalise, signs, max(16, SIZE), 1.0, offsets)
+        tail = tl.load(vector + SIZE + offsets, mask=offsets < rest, other=0.0)
+        tl.store(vector + SIZE + offsets, head, mask=offsets < rest)
+        head = tl.where(offsets < rest, tail, head)
+    head = _signed(_butterflies(head, SIZE, 0, STAGES) * normalise, signs, 0, 1.0, offsets)
+    tl.store(vector + offsets, head)
 
 
 @triton.jit
@@ -185,7 +209,7 @@ def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit
         rows,
         rows.stride(0),
         signs,
-        torch.tensor([bound, unit], dtype=torch.float64, device=rows.device),
+        _limits(bound, unit, rows.device),
         normalise,
         rest,
         size,
@@ -194,6 +218,21 @@ def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit
         num_warps=_warps(stages),
         **_EXACT,
     )
+
+
+def rotate_back(vector: torch.Tensor, signs: torch.Tensor) -> None:
+    """The inverse rotation of one vector, in place."""
+    size, rest, normalise = plain.split(len(vector))
+    stages = size.bit_length() - 1
+    if not _SMALLEST <= stages <= _LARGEST:
+        plain.rotate_back(vector, signs, hadamard)
+        return
+    _rotate_back[(1,)](vector, signs, normalise, rest, size, stages, rest > 0, num_warps=_warps(stages), **_EXACT)
+
+
+@lru_cache(maxsize=16)
+def _limits(bound: float, unit: float, device: torch.device) -> torch.Tensor:
+    return torch.tensor([bound, unit], dtype=torch.float64, device=device)
 
 
 def round_and_sum(

@@ -104,10 +104,11 @@ def rotate(rows: torch.Tensor, signs: torch.Tensor, transform: Transform | None 
         transform(head)
 
 
-def rotate_back(rows: torch.Tensor, signs: torch.Tensor, transform: Transform | None = None) -> None:
-    """The inverse of `rotate`."""
+def rotate_back(vector: torch.Tensor, signs: torch.Tensor, transform: Transform | None = None) -> None:
+    """The inverse rotation of one vector, in place."""
     transform = transform or hadamard
-    size, rest, normalise = split(rows.shape[1])
+    size, rest, normalise = split(len(vector))
+    rows = vector[None]
     head = rows[:, :size]
     if rest:
         transform(head)

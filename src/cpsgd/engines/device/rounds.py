@@ -18,8 +18,10 @@ import math
 import os
 import struct
 from types import ModuleType
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.codec import clip, noise, quantize, rotate, wire
@@ -34,9 +36,20 @@ from cpsgd.randomness import Keystream
 _MAX_COINS = 1 << 24
 
 
+def carried(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A copy of an array on a device, without waiting for the work the device still has to do."""
+    tensor = torch.tensor(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels run on a device: on a GPU, where Triton is installed."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
 def kernels_for(device: torch.device) -> ModuleType:
-    """The fastest kernels that run on a device: Triton's on a GPU where it is installed, otherwise plain PyTorch's."""
-    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+    """The fastest kernels that run on a device: Triton's, or plain PyTorch's."""
+    if has_triton(device):
         from cpsgd.engines.device import fused
 
         return fused
@@ -85,8 +98,7 @@ class DeviceRound:
         if protocol.sigma is None:
             self._unit = quantize.unit(protocol.coordinate_range, protocol.levels)
             if protocol.rotate:
-                self._signs = torch.from_numpy(rotate.signs(protocol.dim, protocol.rotation_seed, round).copy())
-                self._signs = self._signs.to(self.device, non_blocking=True)
+                self._signs = carried(rotate.signs(protocol.dim, protocol.rotation_seed, round), self.device)
 
     def add(self, vectors: torch.Tensor) -> None:
         """Adds the messages of some clients, a row each. The rows are overwritten.
@@ -152,8 +164,7 @@ class DeviceRound:
         factor = 2.0 ** quantize.fraction_bits(protocol.levels) / self._unit / self.count
         mean = ((sums.to(torch.float64) - middle) * factor).to(torch.float32)
         if protocol.rotate:
-            transform = getattr(self._kernels, "hadamard")  # noqa: B009 - a module's attribute, unknown to mypy
-            plain.rotate_back(mean[None], self._signs, transform)
+            self._kernels.rotate_back(mean, self._signs)
         return mean
 
     def _add_noise(self) -> None:
