@@ -74,6 +74,7 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
         dense.write_gradients(layers, batch.features, batch.labels, rows, fused_kernels(DEVICE))
 
     gradients()
+    columns = kernels.scale_and_rotate(rows, signs, 1.0, unit)
     matrix = COHORT * dim * 4
 
     def finish() -> None:
@@ -87,7 +88,7 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
         ("clip and rotate", milliseconds(lambda: kernels.scale_and_rotate(rows, signs, 1.0, unit)), 2 * matrix),
         (
             "round and sum",
-            milliseconds(lambda: kernels.round_and_sum(rows, sums, key=3, first=0, levels=LEVELS, fraction_bits=16)),
+            milliseconds(lambda: kernels.round_and_sum(columns, sums, key=3, first=0, levels=LEVELS, fraction_bits=16)),
             matrix,
         ),
         ("noise of the sum", milliseconds(lambda: kernels.add_coins(sums, key=3, trials=COHORT * TRIALS)), 16 * dim),

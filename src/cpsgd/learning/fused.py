@@ -11,7 +11,7 @@ import triton.language as tl
 from cpsgd.learning._torch import torch
 
 # Coordinates of an outer product that a program writes.
-_BLOCK = 2048
+_BLOCK = 4096
 
 
 @triton.jit

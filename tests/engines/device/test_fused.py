@@ -28,7 +28,7 @@ def test_scaling_and_rotation(dim: int, count: int, device: torch.device) -> Non
     x[1, dim // 2] = float("nan")
     found, expected = x.clone(), x.clone()
     signs = torch.from_numpy(rotate.signs(dim, 3, 4).copy()).to(device)
-    fused.scale_and_rotate(found, signs, 0.5 * dim**0.5, 1234.567)
+    found = torch.cat([part for _, part in fused.scale_and_rotate(found, signs, 0.5 * dim**0.5, 1234.567)], dim=1)
     plain.scale_and_rotate(expected, signs, 0.5 * dim**0.5, 1234.567)
     # The norms of rows are summed in another order, which may move the last digit of a clipped row's factor.
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-3)
@@ -67,8 +67,21 @@ def test_rounding(levels: int, dim: int, count: int, device: torch.device) -> No
     found = torch.zeros(dim, dtype=torch.int64, device=device)
     expected = torch.zeros_like(found)
     options = {"key": 2**62 + 12345, "first": 7, "levels": levels, "fraction_bits": bits}
-    fused.round_and_sum(rows, found, **options)
-    plain.round_and_sum(rows, expected, **options)
+    fused.round_and_sum([(0, rows)], found, **options)
+    plain.round_and_sum([(0, rows)], expected, **options)
+    assert torch.equal(found, expected)
+
+
+def test_rounding_of_columns_apart(device: torch.device) -> None:
+    rows = rows_of(5, 300, device) * 40_000.0
+    found = torch.zeros(300, dtype=torch.int64, device=device)
+    expected = torch.zeros_like(found)
+    options = {"key": 3, "first": 0, "levels": 3, "fraction_bits": 16}
+    parts = [(0, rows[:, :64]), (64, rows[:, 64:])]
+    fused.round_and_sum(parts, found, **options)
+    plain.round_and_sum([(0, rows)], expected, **options)
+    assert torch.equal(found, expected)
+    plain.round_and_sum(parts, expected.zero_(), **options)
     assert torch.equal(found, expected)
 
 

@@ -53,37 +53,42 @@ def _signed(x, signs, first, normalise, offsets):
 
 @triton.jit
 def _rotate_rows(
-    rows, stride, signs, limits, normalise, rest, SIZE: tl.constexpr, STAGES: tl.constexpr, TWICE: tl.constexpr
+    rows,
+    stride,
+    spare,
+    spare_stride,
+    signs,
+    limits,
+    normalise,
+    rest,
+    LONGEST: tl.constexpr,
+    SIZE: tl.constexpr,
+    STAGES: tl.constexpr,
+    TWICE: tl.constexpr,
 ):
+    """Registers limit this kernel: never more than one vector of SIZE numbers is held."""
     base = rows + tl.program_id(0).to(tl.int64) * stride
     offsets = tl.arange(0, SIZE)
-    head = tl.load(base + offsets)
-    squares = tl.sum(head * head)
-    if TWICE:
-        tail = tl.load(base + SIZE + offsets, mask=offsets < rest, other=0.0)
-        squares += tl.sum(tail * tail)
-    norm = tl.sqrt(squares.to(tl.float64))
-    if not squares < float("inf"):
-        # Too long for squares, or not finite: in units of the largest coordinate.
-        largest = tl.max(tl.abs(head))
-        squares = tl.sum((head / largest) * (head / largest))
-        if TWICE:
-            tail = tl.load(base + SIZE + offsets, mask=offsets < rest, other=0.0)
-            largest = tl.maximum(largest, tl.max(tl.abs(tail)))
-            squares = tl.sum((head / largest) * (head / largest)) + tl.sum((tail / largest) * (tail / largest))
-        norm = tl.sqrt(squares.to(tl.float64)) * largest.to(tl.float64)
     # A kernel's arguments are float32 numbers; these two are not.
     bound, unit = tl.load(limits), tl.load(limits + 1)
-    finite = norm < float("inf")
-    factor = (tl.where(norm > bound, bound / norm, 1.0) * unit).to(tl.float32)
+    inverse = (1.0 / bound).to(tl.float32)
+    squares = 0.0
+    if TWICE:
+        tail = tl.load(base + SIZE + offsets, mask=offsets < rest, other=0.0) * inverse
+        squares = tl.sum(tail * tail)
+        tl.debug_barrier()
+    head = tl.load(base + offsets)
+    squares += tl.sum((head * inverse) * (head * inverse))
+    length = tl.sqrt(squares.to(tl.float64))
+    finite = length < LONGEST
+    factor = tl.where(length > 1.0, unit / length, unit).to(tl.float32)
     head = tl.where(finite, head * factor, 0.0)
     head = _butterflies(_signed(head, signs, 0, normalise, offsets), SIZE, 0, STAGES)
     if TWICE:
-        # Read again rather than kept: registers are what limits this kernel.
-        tail = tl.load(base + SIZE + offsets, mask=offsets < rest, other=0.0)
-        tl.store(base + SIZE + offsets, head, mask=offsets < rest)
-        tail = tl.where(finite, tail * factor, 0.0)
-        head = tl.where(offsets < rest, tail, head)
+        keep = spare + tl.program_id(0).to(tl.int64) * spare_stride
+        tl.store(keep + offsets, head, mask=offsets < rest)
+        head = tl.load(base + SIZE + offsets, mask=offsets < rest, other=head)
+        head = tl.where(offsets < rest, tl.where(finite, head * factor, 0.0), head)
         head = _butterflies(_signed(head, signs, max(16, SIZE), normalise, offsets), SIZE, 0, STAGES)
     tl.store(base + offsets, head)
 
@@ -114,7 +119,7 @@ def _pass(rows, stride, FIRST: tl.constexpr, STAGES: tl.constexpr, COLUMNS: tl.c
     tl.store(base + place, _butterflies(tl.load(base + place), SIZE, COLUMNS, STAGES))
 
 
-@triton.jit(do_not_specialize=["count", "key", "first"])
+@triton.jit(do_not_specialize=["count", "key", "first", "counter"])
 def _round_and_sum(
     rows,
     stride,
@@ -123,13 +128,14 @@ def _round_and_sum(
     count,
     key,
     first,
+    counter,
     LIMIT: tl.constexpr,
     FRACTION: tl.constexpr,
     SIZE: tl.constexpr,
     CLIENTS: tl.constexpr,
 ):
     columns = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    counters = (tl.program_id(0) * (SIZE // 4) + tl.arange(0, SIZE // 4)).to(tl.uint32)
+    counters = (counter + tl.program_id(0) * (SIZE // 4) + tl.arange(0, SIZE // 4)).to(tl.uint32)
     inside = columns < dim
     total = tl.zeros([SIZE], tl.int32)
     start = tl.program_id(1) * CLIENTS
@@ -197,27 +203,36 @@ def hadamard(rows: torch.Tensor) -> None:
         first += step
 
 
-def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> None:
-    """Clips rows to norm `bound`, multiplies them by `unit` and rotates them, in place; see `plain`."""
+def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> plain.Columns:
+    """Clips rows to norm `bound`, multiplies them by `unit` and rotates them; see `plain.scale_and_rotate`.
+
+    The last r coordinates of the result come in a tensor of their own: their place in `rows` still holds the input when
+    they are known.
+    """
     size, rest, normalise = plain.split(rows.shape[1])
     stages = size.bit_length() - 1
     if not _SMALLEST <= stages <= _LARGEST:
         plain.scale(rows, bound, unit)
         plain.rotate(rows, signs, hadamard)
-        return
+        return [(0, rows)]
+    spare = torch.empty((len(rows), -(-rest // 32) * 32), device=rows.device)
     _rotate_rows[(len(rows),)](
         rows,
         rows.stride(0),
+        spare,
+        spare.stride(0),
         signs,
         _limits(bound, unit, rows.device),
         normalise,
         rest,
+        plain.LONGEST,
         size,
         stages,
         rest > 0,
         num_warps=_warps(stages),
         **_EXACT,
     )
+    return [(0, rows[:, :size]), (size, spare[:, :rest])] if rest else [(0, rows)]
 
 
 def rotate_back(vector: torch.Tensor, signs: torch.Tensor) -> None:
@@ -236,9 +251,16 @@ def _limits(bound: float, unit: float, device: torch.device) -> torch.Tensor:
 
 
 def round_and_sum(
-    rows: torch.Tensor, sums: torch.Tensor, *, key: int, first: int, levels: int, fraction_bits: int
+    columns: plain.Columns, sums: torch.Tensor, *, key: int, first: int, levels: int, fraction_bits: int
 ) -> None:
     """Rounds rows in grid units stochastically to levels 0..k-1 and adds them to `sums`; see `plain.round_and_sum`."""
+    for start, rows in columns:
+        _round_part(rows, sums[start:], start // 4, key, first, levels, fraction_bits)
+
+
+def _round_part(
+    rows: torch.Tensor, sums: torch.Tensor, counter: int, key: int, first: int, levels: int, fraction_bits: int
+) -> None:
     count, dim = rows.shape
     limit = (levels - 1) << (fraction_bits - 1)
     clients = min(_CLIENTS, (2**31 - 1) // (levels - 1))
@@ -251,6 +273,7 @@ def round_and_sum(
         count,
         key,
         first,
+        counter,
         limit,
         fraction_bits,
         _COORDINATES,
@@ -267,5 +290,5 @@ def add_coins(sums: torch.Tensor, *, key: int, trials: int) -> None:
 
 
 def _warps(stages: int) -> int:
-    """Enough threads that each holds at most 64 of 2^stages numbers."""
-    return max(1, min(16, 1 << max(0, stages - 11)))
+    """Enough threads that each holds at most 32 of 2^stages numbers."""
+    return max(1, min(32, 1 << max(0, stages - 10)))

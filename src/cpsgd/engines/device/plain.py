@@ -20,6 +20,12 @@ _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
 
+Columns = list[tuple[int, torch.Tensor]]
+"""Rows in pieces: some of their columns each, and the number of the first of these, a multiple of 4."""
+
+LONGEST = 1e18
+"""Rows that are longer than this many times the norm they are clipped to count as zero."""
+
 ROUNDING, COINS = 0, 1
 """What random words are for: the third word of a counter."""
 
@@ -77,18 +83,28 @@ def split(dim: int) -> tuple[int, int, float]:
 
 
 def scale(rows: torch.Tensor, bound: float, unit: float) -> None:
-    """Clips rows to norm `bound` and multiplies them by `unit`, in place. A row that is not finite becomes zero."""
-    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    factors = torch.where(norms > bound, bound / norms, 1.0) * unit
-    finite = torch.isfinite(norms)
-    rows.masked_fill_(~finite[:, None], 0.0)
-    rows *= torch.where(finite, factors, 0.0).to(torch.float32)[:, None]
+    """Clips rows to norm `bound` and multiplies them by `unit`, in place. See `clip_factors`."""
+    factors = clip_factors(rows, bound) * unit
+    rows *= factors.to(torch.float32)[:, None]
 
 
-def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> None:
-    """Clips rows to norm `bound`, multiplies them by `unit` and rotates them, in place."""
+def clip_factors(rows: torch.Tensor, bound: float) -> torch.Tensor:
+    """What rows are multiplied by to have norm at most `bound`; rows that are broken become zero, in place.
+
+    Broken are rows that are not finite, or so long that the squares of their coordinates would not be.
+    """
+    lengths = torch.linalg.vector_norm(rows / bound, dim=1).to(torch.float64)
+    # A comparison with NaN is false.
+    whole = lengths < LONGEST
+    rows.masked_fill_(~whole[:, None], 0.0)
+    return torch.where(whole & (lengths > 1.0), 1.0 / lengths, 1.0)
+
+
+def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> Columns:
+    """Clips rows to norm `bound`, multiplies them by `unit` and rotates them. The rows are overwritten."""
     scale(rows, bound, unit)
     rotate(rows, signs)
+    return [(0, rows)]
 
 
 def rotate(rows: torch.Tensor, signs: torch.Tensor, transform: Transform | None = None) -> None:
@@ -127,15 +143,22 @@ def _swap(rows: torch.Tensor, size: int, rest: int) -> None:
 
 
 def round_and_sum(
-    rows: torch.Tensor, sums: torch.Tensor, *, key: int, first: int, levels: int, fraction_bits: int
+    columns: Columns, sums: torch.Tensor, *, key: int, first: int, levels: int, fraction_bits: int
 ) -> None:
     """Rounds rows in grid units stochastically to levels 0..k-1 and adds them to `sums` (int64).
 
     The word of client `first` + i and coordinate c is number c mod 4 of counter (c div 4, client).
     """
+    for start, rows in columns:
+        _round_part(rows, sums[start : start + rows.shape[1]], start // 4, key, first, levels, fraction_bits)
+
+
+def _round_part(
+    rows: torch.Tensor, sums: torch.Tensor, counter: int, key: int, first: int, levels: int, fraction_bits: int
+) -> None:
     dim = rows.shape[1]
     limit = (levels - 1) << (fraction_bits - 1)
-    columns = torch.arange(-(-dim // 4), device=rows.device)
+    columns = torch.arange(counter, counter - (-dim // 4), device=rows.device)
     step = max(1, _COUNTERS // len(columns))
     for start in range(0, len(rows), step):
         part = rows[start : start + step]

@@ -7,7 +7,7 @@ rotated and rounded, the noise of the sum is drawn once as Binomial(nm, p). Thre
   can be predicted protects nobody.
 * The second look at a vector's norm after the rotation (`cpsgd.codec.clip.enforce`) is left out. It makes the bound a
   fact where float32 arithmetic might leave it by a millionth, and changes nothing else.
-* A vector that is not finite counts as zero: to look for one would mean to wait for the device.
+* A vector that is more than 10^18 times too long counts as zero, as one that is not finite does everywhere.
 """
 
 from __future__ import annotations
@@ -114,12 +114,13 @@ class DeviceRound:
             self._sums += _clipped_sum(vectors, protocol.clip_norm)
         else:
             bound = protocol.clip_norm * (1.0 - clip.MARGIN)
+            columns: plain.Columns = [(0, vectors)]
             if protocol.rotate:
-                self._kernels.scale_and_rotate(vectors, self._signs, bound, self._unit)
+                columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, self._unit)
             else:
                 plain.scale(vectors, bound, self._unit)
             self._kernels.round_and_sum(
-                vectors,
+                columns,
                 self._sums,
                 key=self._key("rounding"),
                 first=self.count,
@@ -243,9 +244,6 @@ def _check(vectors: torch.Tensor, dim: int, device: torch.device) -> None:
 
 
 def _clipped_sum(vectors: torch.Tensor, clip_norm: float) -> torch.Tensor:
-    """The sum of the rows, longer ones scaled down to norm `clip_norm`, those that are not finite left out."""
-    norms = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
-    bound = clip_norm * (1.0 - clip.MARGIN)
-    finite = torch.isfinite(norms)
-    factors = torch.where(norms > bound, bound / norms, 1.0).masked_fill(~finite, 0.0)
-    return factors.to(torch.float32) @ vectors.masked_fill_(~finite[:, None], 0.0)
+    """The sum of the rows, longer ones scaled down to norm `clip_norm`; those that are broken are left out."""
+    factors = plain.clip_factors(vectors, clip_norm * (1.0 - clip.MARGIN))
+    return factors.to(torch.float32) @ vectors
