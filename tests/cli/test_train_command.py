@@ -118,6 +118,60 @@ def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
     assert "k = 16, m = 200" in result.stdout
     for word in ("test accuracy", "proved by", "paper's bound", "float32", "report.html"):
         assert word in result.stdout
+    assert "protects all that one client holds" in " ".join(result.stdout.split())
+    assert "protects nobody, since its noise follows from seed 0" in " ".join(result.stdout.split())
+
+
+def test_an_explicit_protocol_is_not_planned_and_its_own_privacy_sets_the_gaussian(cpsgd: Any) -> None:
+    # The planner takes no ε so large. Here it is but a budget.
+    explicit = ("--levels", 16, "--trials", 200, "--epsilon", 600, "--dropout", 0.05)
+    result = cpsgd("train", "--cohort", 400, "--rounds", 2, "--model", "linear", *explicit, "--json")
+    assert result.exit_code == 0, result.stderr
+    private, _, gaussian, quantized = json.loads(result.stdout)["results"]
+    assert 1.0 < private["epsilon"] < 1.2
+    # The trainer's smallest round may be a little larger than the one the Gaussian's noise was chosen for.
+    assert gaussian["epsilon"] == pytest.approx(private["epsilon"], rel=0.05)
+    assert quantized["bits_per_coordinate"] == 4.0
+
+
+@pytest.mark.parametrize("protocol", [("--bits", 6), ("--levels", 40, "--trials", 200, "--epsilon", 60)])
+def test_examples_neighbours_and_colluding_clients_can_be_chosen(cpsgd: Any, protocol: tuple[object, ...]) -> None:
+    options = ("--examples", 3, "--adjacency", "zero-out", "--colluding", 20)
+    result = cpsgd("train", "--cohort", 300, "--rounds", 1, "--model", "linear", *protocol, *options, "--json")
+    assert result.exit_code == 0, result.stderr
+    printed = json.loads(result.stdout)
+    assert (printed["unit"], printed["seeded"]) == ("example", True)
+    assert (printed["guarantee"]["adjacency"], printed["guarantee"]["noise_clients"]) == ("zero-out", 280)
+    private, _, gaussian, _ = printed["results"]
+    if "--bits" in protocol:
+        assert 1.95 < private["epsilon"] <= 2.0
+        assert 1.999 < gaussian["epsilon"] <= 2.0
+    else:
+        assert gaussian["epsilon"] == pytest.approx(private["epsilon"], rel=1e-3)
+    assert printed["paper_bound"]["reason"] == "The paper has no bound for single examples."
+    page = Path("runs/digits-1/report.html").read_text()
+    assert "one example of a client, who sends at most 3" in page
+    assert "zero-out" in page
+
+
+def test_without_a_seed_no_two_runs_are_alike(cpsgd: Any) -> None:
+    Path("run.toml").write_text('seed = "none"\n')
+    printed = []
+    for options in (("--seed", "none"), ("--config", "run.toml")):
+        result = cpsgd("train", *SMALL, "--no-baselines", *options, "--json")
+        assert result.exit_code == 0, result.stderr
+        printed.append(json.loads(result.stdout))
+    for run in printed:
+        assert (run["seeded"], run["settings"]["seed"]) == (False, "none")
+    assert printed[0]["results"][0]["loss"] != printed[1]["results"][0]["loss"]
+    assert "the noise came from the operating system" in Path("runs/digits-1/report.html").read_text()
+    assert "protects nobody" not in Path("runs/digits-1/report.html").read_text()
+    # Such a run is continued as what it is, and a finished one has nothing more to do.
+    result = cpsgd("train", "--resume", "--run", "digits-1", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["results"] == printed[0]["results"]
+    result = cpsgd("train", "--resume", "--run", "digits-1", "--seed", 0)
+    assert "another seed" in result.stderr
 
 
 @pytest.mark.parametrize("participation", ["fixed-size", pytest.param("poisson", marks=pytest.mark.slow)])
@@ -142,6 +196,14 @@ def test_sampled_rounds_with_dropouts_keep_their_budget(cpsgd: Any, participatio
         (("--levels", 4), "both levels and trials"),
         (("--levels", 4, "--trials", 9, "--bits", 4), "not both"),
         (("--levels", 64, "--trials", 200), "the budget ε=2 buys 0"),
+        (("--seed", "-1"), "a number from 0 on, or none"),
+        (("--seed", "null"), "a number from 0 on, or none"),
+        (("--adjacency", "remove"), "replace-one"),
+        (("--adjacency", "replace-one", "--participation", "poisson"), "zero-out"),
+        (("--examples", 0), "examples"),
+        (("--examples", 2, "--participation", "fixed-size"), "whole clients"),
+        (("--examples", 2, "--local-steps", 2, "--local-lr", 0.1), "examples or local_steps"),
+        (("--colluding", 400), "nobody is left whose noise protects"),
         (("--resume",), "no run under runs/"),
         (("--resume", "--run", "none"), "There is no run in runs/none"),
         (("--run", "../x"), "name of a folder under runs/"),
