@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -239,9 +241,11 @@ def test_a_run_is_not_overwritten_nor_resumed_with_other_settings(
     assert "another lr" in result.stderr
 
 
-def test_the_accuracy_figure(cpsgd: Any) -> None:
-    small = ("--preset", "digits", "--rounds", 2, "--cohort", 500, "--bits", 6, "--epsilon", 4, "--epsilon", 2)
-    result = cpsgd("figures", "accuracy", "--out", "figures", *small, "--json")
+def test_the_accuracy_figure(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ("--rounds", 2, "--cohort", 300, "--bits", 6, "--epsilon", 4, "--epsilon", 2, "--seed", 0, "--seed", 1)
+    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
+    command = ("figures", "accuracy", "--out", "figures", "--config", "run.toml", *small, "--json")
+    result = cpsgd(*command)
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
     assert [panel["epsilon"] for panel in data["panels"]] == [4.0, 2.0]
@@ -249,5 +253,41 @@ def test_the_accuracy_figure(cpsgd: Any) -> None:
         (line,) = panel["lines"]
         assert line["epsilon"] <= panel["epsilon"]
         assert line["megabytes"][-1] < data["baseline"]["megabytes"][-1]
-    assert Path("figures/accuracy.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads(Path("figures/accuracy.json").read_text()) == data
+        first, second = line["accuracy"]
+        assert len(first) == len(second) == 2
+        assert first != second
+    table = list(csv.DictReader(Path("figures/accuracy.csv").read_text().splitlines()))
+    assert len(table) == 3 * 2 * 2
+    assert (table[0]["k"], table[0]["epsilon"], table[0]["bits_per_coordinate"]) == ("", "", "32.0")
+    assert table[-1]["panel_epsilon"] == "2"
+    assert float(table[-1]["accuracy"]) == data["panels"][1]["lines"][0]["accuracy"][1][-1]
+
+    # The trainings are kept: with the same command nothing is trained again, and with --redraw they are not needed.
+    def refuse(self: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr("cpsgd.learning.sgd.Trainer.step", refuse)
+    shutil.copytree("figures", "copy", ignore=shutil.ignore_patterns("runs", "*.png", "*.csv"))
+    again = cpsgd(*command)
+    assert again.exit_code == 0, again.stderr
+    assert json.loads(again.stdout) == data
+    redrawn = cpsgd("figures", "accuracy", "--out", "copy", "--redraw", "--json")
+    assert redrawn.exit_code == 0, redrawn.stderr
+    assert {**json.loads(redrawn.stdout), "files": data["files"]} == data
+    assert Path("copy/accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("copy/accuracy.csv").read_bytes() == Path("figures/accuracy.csv").read_bytes()
+    # Other settings need a folder of their own.
+    other = cpsgd(*command, "--cohort", 301)
+    assert other.exit_code == 2
+    assert "another cohort" in other.stderr
+
+
+@pytest.mark.parametrize("text", [None, "[]", "{}", "nonsense"])
+def test_a_figure_is_not_redrawn_from_nothing(cpsgd: Any, text: str | None) -> None:
+    Path("figures").mkdir()
+    if text is not None:
+        Path("figures/accuracy.json").write_text(text)
+    result = cpsgd("figures", "accuracy", "--out", "figures", "--redraw")
+    assert result.exit_code == 2
+    assert "accuracy.json" in result.stderr
+    assert not Path("figures/accuracy.png").exists()

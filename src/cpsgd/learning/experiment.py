@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.learning import mechanisms, models, optimizers
 from cpsgd.learning._torch import torch
 from cpsgd.learning.cohorts import Cohorts
-from cpsgd.learning.datasets import load
+from cpsgd.learning.datasets import Dataset, load
 from cpsgd.learning.examples import example_protocol, plan_examples, sum_norm
 from cpsgd.learning.mechanisms import Mechanism, NoPrivacy
 from cpsgd.learning.metrics import RoundMetrics
@@ -88,13 +89,18 @@ class Experiment:
         mechanisms: The private mechanism and the baselines, by name.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Loads the data, builds the model once to count its parameters, and plans the protocol."""
+    def __init__(self, settings: Settings, dataset: Dataset | None = None) -> None:
+        """Loads the data, builds the model once to count its parameters, and plans the protocol.
+
+        Args:
+            settings: The settings.
+            dataset: The settings' data set where it was loaded before, to have it in memory once.
+        """
         if settings.participation not in get_args(Scheme):
             known = ", ".join(get_args(Scheme))
             raise ParameterError(f"Unknown participation {settings.participation!r}. Known are {known}.")
         self.settings = settings
-        self.dataset = load(settings.dataset, clients=settings.clients)
+        self.dataset = load(settings.dataset, clients=settings.clients) if dataset is None else dataset
         # Without a seed the runs still begin with the same weights, if they begin in the same process.
         self._first_weights = secrets.randbits(63) if settings.seed is None else settings.seed
         self.dim = sum(p.numel() for p in self._model().parameters())
@@ -110,6 +116,13 @@ class Experiment:
         found = mechanisms.protocol_of(self.mechanisms[PRIVATE])
         assert found is not None
         return found
+
+    def with_seed(self, seed: int) -> Experiment:
+        """The same with another seed: nothing is loaded or planned again."""
+        other = copy.copy(self)
+        other.settings = replace(self.settings, seed=seed)
+        other._first_weights = seed
+        return other
 
     def trainer(self, name: str, folder: Path | None, *, resume: bool) -> Trainer:
         """The trainer of one of the runs, which lives in a folder of its own."""
