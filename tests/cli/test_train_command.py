@@ -89,15 +89,18 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_pat
     assert (run / "report.html").exists()
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     options = ("--cohort", 400, "--rounds", 20_000, "--model", "linear", "--no-baselines", "--run", "long")
     with subprocess.Popen(command(*options), **process(tmp_path)) as victim:
         run = tmp_path / "runs" / "long"
         deadline = time.monotonic() + 60
         while not ((run / "metrics.jsonl").exists() and rows(run)) and time.monotonic() < deadline:
             time.sleep(0.005)
+        second = subprocess.run(command("--resume", "--run", "long"), **process(tmp_path), check=False)
         victim.send_signal(signal.SIGINT)
         _, complaint = victim.communicate(timeout=60)
+    assert second.returncode == 2
+    assert "Another process is at work on the run in runs/long" in " ".join(second.stderr.split())
     assert victim.returncode == 130
     assert "cpsgd train --resume --run long" in complaint
     assert "Traceback" not in complaint

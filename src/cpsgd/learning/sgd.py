@@ -128,14 +128,15 @@ class Trainer:
                 `cpsgd.learning.examples`), and the step is along the mean of the sums divided by E.
             evaluate_every: The test set is looked at after every so many rounds, and after the last.
             memory_limit: Bytes that the clients computed together may take.
-            run_dir: Where checkpoint, charges and metrics go; None keeps nothing.
+            run_dir: Where checkpoint, charges and metrics go; None keeps nothing. Other processes are kept out of it
+                while this object lives. It holds the cohorts' key, which must stay private for sampling to count.
             resume: Continue the run in `run_dir` from its last complete round, if there is one.
             checkpoint_every: A checkpoint is written after every so many rounds, and after the last.
 
         Raises:
             ParameterError: Something cannot be trained or run as described.
             InfeasibleError: There are too few clients, or the budget is too small for so many rounds.
-            CheckpointError: The run directory is damaged, in use for another run, or not empty.
+            CheckpointError: The run directory is damaged, in use by another process, of another run, or not empty.
         """
         self.model = model
         self.rounds = _validate.integer("rounds", rounds, low=1)
