@@ -279,6 +279,10 @@ def test_the_accuracy_figure(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert {**json.loads(redrawn.stdout), "files": data["files"]} == data
     assert Path("copy/accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert Path("copy/accuracy.csv").read_bytes() == Path("figures/accuracy.csv").read_bytes()
+    Path("explicit.toml").write_text("levels = 3\ntrials = 13\n")
+    explicit = cpsgd("figures", "accuracy", "--out", "figures", "--config", "explicit.toml")
+    assert explicit.exit_code == 2
+    assert "leave levels, trials and range out" in explicit.stderr
     # Other settings need a folder of their own.
     other = cpsgd(*command, "--cohort", 301)
     assert other.exit_code == 2

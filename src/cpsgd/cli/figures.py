@@ -107,7 +107,7 @@ def accuracy(
                     settings,
                     epsilons=epsilon or report.EPSILONS,
                     bits=bits or report.BITS,
-                    seeds=seed or (0,),
+                    seeds=seed or (settings.seed or 0,),
                     progress=show,
                 )
         except ImportError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
-from cpsgd.errors import DataError
+from cpsgd.errors import DataError, ParameterError
 from cpsgd.reports import _plotting
 
 if TYPE_CHECKING:
@@ -142,6 +142,10 @@ def compute(
             accuracy=tuple(tuple(metrics.accuracy or 0.0 for metrics in history) for history in histories),
         )
 
+    if settings.explicit:
+        raise ParameterError(
+            "The figure's protocols are planned for its ε and bits: leave levels, trials and range out."
+        )
     # All are planned before any is trained, so that an impossible one is known at once.
     dataset = load(settings.dataset, clients=settings.clients)
     planned = {
