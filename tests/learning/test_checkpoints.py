@@ -127,8 +127,7 @@ def test_another_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
     log = ChargeLog(path)
     assert log.survivors == {0: 100}
     # The lock is on the open log: once it is closed the file is free.
-    script = "import sys; from pathlib import Path; from cpsgd.learning.checkpoints import ChargeLog; ChargeLog(Path(sys.argv[1]))"
-    command = [sys.executable, "-c", script, path]
+    command = [sys.executable, "-c", HOLD.split("log.append")[0], path]
     assert b"Another process" in subprocess.run(command, capture_output=True, env=environment, check=False).stderr
     del log
     subprocess.run(command, check=True, env=environment)

@@ -276,7 +276,7 @@ def test_a_diverged_model_ends_the_run_and_costs_nothing_more(triangle: ArrayDat
     trainer.step()
     with torch.no_grad():
         next(trainer.model.parameters()).fill_(float("nan"))
-    with pytest.raises(DivergedError, match="After 1 rounds .* lower learning rate"):
+    with pytest.raises(DivergedError, match=r"After 1 rounds .* lower learning rate"):
         trainer.step()
     assert spent(trainer).rounds == 1
 

@@ -135,14 +135,15 @@ class Trainer:
             device: Where everything is computed: "cpu", "cuda" (an NVIDIA GPU; see `cpsgd.engines.device` for what
                 differs) or "auto".
             memory_limit: Bytes that the clients computed together may take; 1 GiB by default, 4 GiB on a GPU.
-            run_dir: Where checkpoint, charges and metrics go; None keeps nothing.
+            run_dir: Where checkpoint, charges and metrics go; None keeps nothing. Other processes are kept out of it
+                while this object lives. It holds the cohorts' key, which must stay private for sampling to count.
             resume: Continue the run in `run_dir` from its last complete round, if there is one.
             checkpoint_every: A checkpoint is written after every so many rounds, and after the last.
 
         Raises:
             ParameterError: Something cannot be trained or run as described.
             InfeasibleError: There are too few clients, or the budget is too small for so many rounds.
-            CheckpointError: The run directory is damaged, in use for another run, or not empty.
+            CheckpointError: The run directory is damaged, in use by another process, of another run, or not empty.
         """
         self.model = model
         self.rounds = _validate.integer("rounds", rounds, low=1)

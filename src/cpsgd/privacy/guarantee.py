@@ -231,7 +231,7 @@ def _attempt(prove: Proof, delta: float, moved: float) -> Result:
 
     If both neighbours' output laws are within `moved` of the ones the proof is about, (1 + e^ε) `moved` must be left
     over from δ. A share is put aside first, and ε is accepted if the share turns out to be enough. A larger share only
-    makes ε larger, so where the largest would not pay for the ε known so far (0 at first), the proof is not asked again.
+    makes ε larger: where the largest would not pay for the ε known so far (0 at first), the proof is not asked again.
     """
     epsilon, spent = 0.0, 2.0 * moved
     try:
