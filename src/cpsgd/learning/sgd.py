@@ -372,7 +372,8 @@ class Trainer:
         return torch.as_tensor(engine.mean()) * factor, engine.noise_norm() * factor
 
     def _seed_layers(self, seed: int) -> None:
-        """Fixes what layers such as dropout draw. (`torch.manual_seed` also queues work for devices nobody uses.)"""
+        """Fixes what layers such as dropout draw."""
+        # Not torch.manual_seed, which also queues work for kinds of devices that nobody uses.
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.default_generators[self._device.index].manual_seed(seed)

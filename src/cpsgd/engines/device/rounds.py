@@ -33,7 +33,7 @@ from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 
 # From so many coin tosses on, the exact sampler on the CPU is faster.
-_MAX_COINS = 1 << 24
+_MAX_COINS = 1 << 22
 
 
 def carried(array: NDArray[Any], device: torch.device) -> torch.Tensor:
