@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+from typing import Self
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from rich.table import Table
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import load
 from cpsgd.learning.datasets.infinite import InfiniteDataset
-from cpsgd.learning.optimizers import Schedule
+from cpsgd.learning.optimizers import Schedule, check_schedule
 from cpsgd.planner import plan
 
 EPSILON, BITS = 2.0, 4
@@ -39,14 +40,21 @@ HELD_BACK = 5
 
 @dataclass(frozen=True)
 class Setting:
-    """What is chosen: the server's optimizer, its rate and how the rate changes."""
+    """What is chosen: the server's optimizer, its rate and how the rate changes, and what updates are clipped to."""
 
     optimizer: str
     rate: float
     schedule: Schedule
+    clip_norm: float = 1.0
 
     def __str__(self) -> str:
-        return f"{self.optimizer}, rate {self.rate:g}, {self.schedule}"
+        return f"{self.optimizer}, rate {self.rate:g}, {self.schedule}, clipped to {self.clip_norm:g}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From "sgd:8:constant:0.5"."""
+        optimizer, rate, schedule, clip_norm = text.split(":")
+        return cls(optimizer, float(rate), check_schedule(schedule), float(clip_norm))
 
 
 @dataclass(frozen=True)
@@ -99,9 +107,9 @@ class Trainings:
             model,
             torch.nn.functional.cross_entropy,
             data,
-            plan(cohort, dim, EPSILON, self._delta, bits=BITS, rounds=rounds, participation="once")
+            plan(cohort, dim, EPSILON, self._delta, setting.clip_norm, bits=BITS, rounds=rounds, participation="once")
             if private
-            else NoPrivacy(1.0),
+            else NoPrivacy(setting.clip_norm),
             cohort=cohort,
             rounds=rounds,
             optimizer=setting.optimizer,
@@ -135,9 +143,9 @@ def with_validation(data: InfiniteDataset) -> InfiniteDataset:
     )
 
 
-def grid(optimizers: list[str]) -> Iterator[Setting]:
-    for optimizer in optimizers:
-        yield from (Setting(optimizer, rate, schedule) for rate, schedule in product(RATES[optimizer], SCHEDULES))
+def grid() -> Iterator[Setting]:
+    for optimizer, rates in RATES.items():
+        yield from (Setting(optimizer, rate, schedule) for rate, schedule in product(rates, SCHEDULES))
 
 
 def mean_and_range(trainings: list[Training]) -> str:
@@ -150,7 +158,7 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, default=Path("selection.jsonl"), help="where trainings are kept")
     arguments.add_argument("--dataset", choices=list(DELTA), default="infinite-digits")
     arguments.add_argument("--device", default="cpu", help="cpu or cuda")
-    arguments.add_argument("--optimizers", nargs="+", choices=list(RATES), default=list(RATES))
+    arguments.add_argument("--grid", nargs="+", type=Setting.parse, help="settings such as sgd:8:constant:0.5")
     arguments.add_argument("--cohort", type=int, default=10_000)
     arguments.add_argument("--rounds", type=int, default=80)
     arguments.add_argument("--select-seeds", type=int, default=2, help="trainings of each setting, seeds 100, 101, ...")
@@ -161,7 +169,7 @@ def main() -> None:
 
     table = Table("setting", "private", "no privacy", title="Accuracy on the training images held back")
     best: dict[bool, tuple[tuple[float, float], Setting]] = {}
-    for setting in grid(options.optimizers):
+    for setting in options.grid or grid():
         shown = []
         for private in (True, False):
             done = [trainings.train("validation", private, setting, 100 + i) for i in range(options.select_seeds)]
