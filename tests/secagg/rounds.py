@@ -44,7 +44,9 @@ class Round:
             twin = new_client(number, self.server.parameters, self.signed)
             twin._state = copy.deepcopy(client._state, _shared(client._state))
             clients.append(twin)
-        return Round(copy.deepcopy(self.server, _shared(self.server)), clients, self.values, dict(self.waiting), self.signed)
+        return Round(
+            copy.deepcopy(self.server, _shared(self.server)), clients, self.values, dict(self.waiting), self.signed
+        )
 
     def answer(self, client: int, message: bytes | None = None) -> bytes:
         """What a client answers to its waiting message (or another one) in the stage the server is in."""
