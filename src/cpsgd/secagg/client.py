@@ -198,7 +198,7 @@ class SecureClient:
         state.received = received
         state.channel_private = state.mask_private = state.seed = b""
         state.stage = Stage.CONFIRM if session.signed else Stage.UNMASK
-        return session.write(Kind.UPLOAD, me, masks.to_bytes(words, parameters.bits))
+        return session.write(Kind.UPLOAD, me, *masks.to_planes(words, parameters.bits))
 
     def confirm(self, survivors: bytes) -> bytes:
         """With a roster, between `mask` and `unmask`: signs the set of survivors the server announces."""

@@ -22,7 +22,7 @@ from cpsgd.errors import MessageError, ParameterError, ValueRangeError
 from cpsgd.randomness import Keystream
 
 # Sums and keystream of one block stay in the processor's cache while all masks are added to it.
-_BLOCK_BYTES = 1 << 17
+_BLOCK_BYTES = 1 << 18
 
 
 def word(bits: int) -> np.dtype[Any]:
@@ -55,17 +55,18 @@ def to_words(values: NDArray[np.uint32], dim: int, bits: int) -> NDArray[Any]:
     return values.astype(word(bits))
 
 
-def to_bytes(words: NDArray[Any], bits: int) -> bytes:
-    """The low `bits` bits of each word, packed without gaps."""
-    parts, done = [], 0
+def to_planes(words: NDArray[Any], bits: int) -> list[bytes | memoryview]:
+    """The low `bits` bits of each word, packed without gaps: planes, to be joined. A plane of all bits is a view."""
+    planes: list[bytes | memoryview] = []
+    done = 0
     for width in _planes(bits):
-        part = words.view(word(width))[done // width :: words.itemsize * 8 // width]
-        parts.append(part.tobytes())
+        plane = words.view(word(width))[done // width :: words.itemsize * 8 // width]
+        planes.append(np.ascontiguousarray(plane).data.cast("B"))
         done += width
     if done < bits:
         rest = (words >> words.dtype.type(done)).astype(np.uint32) & np.uint32((1 << bits - done) - 1)
-        parts.append(pack.forward(rest, 1 << bits - done))
-    return b"".join(parts)
+        planes.append(pack.forward(rest, 1 << bits - done))
+    return planes
 
 
 def _planes(bits: int) -> list[int]:
@@ -74,7 +75,7 @@ def _planes(bits: int) -> list[int]:
 
 
 def from_bytes(payload: bytes | memoryview, dim: int, bits: int) -> NDArray[Any]:
-    """What `to_bytes` packed, as words.
+    """What `to_planes` packed, as words.
 
     Raises:
         MessageError: The length is wrong, or a bit after the last integer is set.
