@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,22 +224,8 @@ class SecureServer:
 
     def _close_revelations(self) -> dict[int, bytes]:
         self._check_holders(self._survivors, frozenset(self._answered))
-        removed = []
-        for client in sorted(self._delivered):
-            if client in self._survivors:
-                seed = self._recover(client, self._fits_commitment(client))
-                removed.append((keys.self_mask_key(seed, self._context, client), -1))
-                continue
-            partners = [other for other in self._delivered[client] if other in self._survivors]
-            if not partners:
-                continue
-            private = X25519PrivateKey.from_private_bytes(self._recover(client, self._fits_advert(client)))
-            for other in partners:
-                key = keys.pair_mask_key(private, self._adverts[other].mask_key, self._context, client, other)
-                # The survivor with the smaller number added the mask, the one with the larger subtracted it.
-                removed.append((key, -1 if other < client else 1))
         words = self._words.copy()
-        masks.apply(words, removed)
+        masks.apply(words, self._masks_to_remove())
         sums = words.astype(np.uint32)
         if self.parameters.bits < 32:
             sums &= np.uint32((1 << self.parameters.bits) - 1)
@@ -282,6 +268,22 @@ class SecureServer:
 
     def _announced(self) -> bytes:
         return wire.write_set(self._survivors, self.parameters.clients)
+
+    def _masks_to_remove(self) -> Iterator[tuple[bytes, int]]:
+        """The keys of the survivors' own masks and of those they share with dropped clients, with opposite signs."""
+        for client in sorted(self._delivered):
+            if client in self._survivors:
+                seed = self._recover(client, self._fits_commitment(client))
+                yield keys.self_mask_key(seed, self._context, client), -1
+                continue
+            partners = [other for other in self._delivered[client] if other in self._survivors]
+            if not partners:
+                continue
+            private = X25519PrivateKey.from_private_bytes(self._recover(client, self._fits_advert(client)))
+            for other in partners:
+                key = keys.pair_mask_key(private, self._adverts[other].mask_key, self._context, client, other)
+                # The survivor with the smaller number added the mask, the one with the larger subtracted it.
+                yield key, -1 if other < client else 1
 
     def _fits_commitment(self, client: int) -> Callable[[bytes], bool]:
         expected = self._commitments[client]
