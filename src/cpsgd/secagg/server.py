@@ -204,7 +204,7 @@ class SecureServer:
             raise ThresholdError(
                 f"{len(survivors)} clients contributed; the sum of fewer than {self.parameters.surviving} stays hidden."
             )
-        self._check_holders(survivors, survivors)
+        self._check_holders(survivors)
         self._survivors = survivors
         self._sealed.clear()
         self._stage = Stage.CONFIRM if self._session.signed else Stage.UNMASK
@@ -213,7 +213,7 @@ class SecureServer:
 
     def _close_confirmations(self) -> dict[int, bytes]:
         confirmed = frozenset(self._answered)
-        self._check_holders(self._survivors, confirmed)
+        self._check_holders(confirmed)
         self._stage = Stage.UNMASK
         messages = {}
         for client in sorted(confirmed):
@@ -223,7 +223,7 @@ class SecureServer:
         return messages
 
     def _close_revelations(self) -> dict[int, bytes]:
-        self._check_holders(self._survivors, frozenset(self._answered))
+        self._check_holders(frozenset(self._answered))
         words = self._words.copy()
         masks.apply(words, self._masks_to_remove())
         sums = words.astype(np.uint32)
@@ -252,11 +252,14 @@ class SecureServer:
             )
         return members
 
-    def _check_holders(self, survivors: frozenset[int], holders: frozenset[int]) -> None:
-        """Refuses to go on if the shares of some needed secret cannot be enough."""
+    def _check_holders(self, holders: frozenset[int]) -> None:
+        """Refuses to go on if the shares of a secret cannot be enough.
+
+        The secret of a dropped client without surviving neighbours would not be needed. But on the way along the circle
+        from it to the survivors there is either a dropped client with survivors on one side only, which are k/2 at most
+        and fewer than t, or a gap so wide that the graph has fallen apart: reason enough to stop, both of them.
+        """
         for client, delivered in self._delivered.items():
-            if client not in survivors and survivors.isdisjoint(delivered):
-                continue
             left = sum(other in holders for other in (*delivered, client))
             if left < self.parameters.threshold:
                 raise ThresholdError(
@@ -276,11 +279,8 @@ class SecureServer:
                 seed = self._recover(client, self._fits_commitment(client))
                 yield keys.self_mask_key(seed, self._context, client), -1
                 continue
-            partners = [other for other in self._delivered[client] if other in self._survivors]
-            if not partners:
-                continue
             private = X25519PrivateKey.from_private_bytes(self._recover(client, self._fits_advert(client)))
-            for other in partners:
+            for other in self._within(client, self._survivors):
                 key = keys.pair_mask_key(private, self._adverts[other].mask_key, self._context, client, other)
                 # The survivor with the smaller number added the mask, the one with the larger subtracted it.
                 yield key, -1 if other < client else 1
