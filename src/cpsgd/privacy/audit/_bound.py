@@ -1,0 +1,86 @@
+"""From how often an attacker is right to a lower bound on ε.
+
+**The experiment.** Every round a fair coin B decides which of two neighbours is played; the attacker looks at what is
+released and says "one", or says nothing. Let p₁ and p₀ be the probabilities of "one" in the two worlds. If the round is
+(ε, δ)-private, p₁ <= e^ε p₀ + δ.
+
+**The bound.** Suppose so. Colour a right answer red with probability max(0, 1 - e^ε p₀/p₁), a number that is at most
+δ/p₁. In T rounds the red answers are dominated by Binomial(T, δ/2). Of the others, each is right with probability at
+most q = e^ε/(1 + e^ε), independently. With w right and f wrong answers, let r be a number that Binomial(T, δ/2) exceeds
+with probability at most γ/2. Then, but for probability γ, at least w - r answers are right and not red, and
+P(Binomial(w - r + f, q) >= w - r) > γ/2, because that tail falls as w grows for the same f. Solved for q, this is the
+lower end of Clopper and Pearson's interval, and ε is its log odds. Both error rates enter one interval through their
+ratio, so nothing is lost to two intervals that have to hold at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import beta, binom
+
+Array = NDArray[np.float64]
+
+# Shares of the rounds in which an attacker may answer.
+_SHARES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002)
+
+
+def epsilon_lower_bound(right: float, wrong: float, rounds: int, delta: float, error: float) -> float:
+    """ε that the attack proves, but for probability `error`; 0.0 where it proves nothing.
+
+    Args:
+        right: w, answers "one" when it was one.
+        wrong: f, answers "one" when it was the other.
+        rounds: T, all rounds, those without an answer too.
+        delta: δ.
+        error: γ, the probability with which the bound may be wrong.
+
+    Example:
+        >>> round(epsilon_lower_bound(900, 100, 10_000, 1e-6, 0.05), 3)
+        1.997
+    """
+    kept = right - float(binom.isf(0.5 * error, rounds, 0.5 * delta))
+    if kept <= 0.0:
+        return 0.0
+    rate = float(beta.ppf(0.5 * error, kept, wrong + 1.0))
+    return max(0.0, math.log(rate / (1.0 - rate))) if rate > 0.0 else 0.0
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """Answers where sign · score > threshold; `sign` also says which world counts as "one"."""
+
+    sign: int
+    threshold: float
+
+    def counts(self, scores: Array, worlds: NDArray[np.bool_]) -> tuple[int, int]:
+        """Right and wrong answers."""
+        answered = self.sign * scores > self.threshold
+        right = int(np.count_nonzero(answered & (worlds == (self.sign > 0))))
+        return right, int(np.count_nonzero(answered)) - right
+
+    def lower_bound(self, scores: Array, worlds: NDArray[np.bool_], delta: float, error: float) -> float:
+        """ε that it proves on these rounds."""
+        return epsilon_lower_bound(*self.counts(scores, worlds), len(scores), delta, error)
+
+
+def strongest(
+    scores: Array, worlds: NDArray[np.bool_], *, rounds: int, delta: float, error: float
+) -> tuple[float, Attacker]:
+    """The attacker who promises most on `rounds` fresh rounds, judged by rounds to explore with, and what it promises.
+
+    The rounds to explore with prove nothing any more; the promise is only a guess.
+    """
+    growth = rounds / len(scores)
+    found: list[tuple[float, Attacker]] = []
+    for sign in (1, -1):
+        for threshold in np.unique(np.quantile(sign * scores, 1.0 - np.array(_SHARES), method="lower")):
+            attacker = Attacker(sign, float(threshold))
+            right, wrong = attacker.counts(scores, worlds)
+            # One wrong answer more, so that rare answers that were all right by chance do not win.
+            promise = epsilon_lower_bound(growth * right, growth * (wrong + 1), rounds, delta, error)
+            found.append((promise, attacker))
+    return max(found, key=lambda pair: pair[0])
