@@ -13,7 +13,7 @@ from cpsgd.privacy.audit._lattice import Array, Lattice
 # Canaries are this many clip norms long. An honest client shortens them; one that forgets to is found out.
 _LENGTH = 8.0
 # Where the rounding is looked at, clients lie this far above a level: any rounding but the random one moves the mean.
-_OFFSET = 0.25
+_OFFSET = 0.45
 
 
 @dataclass(frozen=True, eq=False)

@@ -95,7 +95,9 @@ def unbiased(batches: Sequence[Batch], false_alarm: float) -> Check:
         apart = np.abs(deviations) / [bernstein(rounds * v, 1.0, each / dim) + slack for v in batch.law.variance]
         together = bernstein(rounds * float(batch.law.variance.sum()), 1.0, each) + dim * slack
         worst = max(worst, float(apart.max()), abs(float(deviations.sum())) / together)
-    return Check("unbiased", "largest deviation of an average from its expectation, over what chance allows", worst, 1.0)
+    return Check(
+        "unbiased", "largest deviation of an average from its expectation, in units of what chance allows", worst, 1.0
+    )
 
 
 def distribution(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: float) -> Check:
@@ -107,12 +109,12 @@ def distribution(batches: Sequence[Batch], uniforms: Sequence[Array], false_alar
         gap = float(max(np.max(steps[1:] - ordered), np.max(ordered - steps[:-1])))
         limit = math.sqrt(math.log(2.0 * len(batches) / false_alarm) / (2.0 * ordered.size))
         worst = max(worst, gap / (limit + batch.slack * float(batch.law.mass.max())))
-    return Check("law", "largest gap between distribution functions, over what chance allows", worst, 1.0)
+    return Check("law", "largest gap to the exact distribution function, in units of what chance allows", worst, 1.0)
 
 
 def coordinates(uniforms: Array, false_alarm: float) -> Check:
     """Whether the noise of any two coordinates is uncorrelated."""
-    question = "largest correlation of two coordinates, over what chance allows"
+    question = "largest correlation of two coordinates, in units of what chance allows"
     rounds, dim = uniforms.shape
     if dim == 1:
         return Check("coordinates", question, 0.0, None)
@@ -128,7 +130,7 @@ def successive(uniforms: Array, false_alarm: float) -> Check:
     centred = uniforms[: len(uniforms) // 2 * 2] - 0.5
     products = centred[::2] * centred[1::2]
     limit = bernstein(products.size / 144.0, 0.25, false_alarm)
-    question = "correlation of a round with the next, over what chance allows"
+    question = "correlation of a round with the next, in units of what chance allows"
     return Check("rounds", question, abs(float(products.sum())) / limit, 1.0)
 
 
@@ -140,7 +142,9 @@ def repeats(batches: Sequence[Batch], false_alarm: float) -> Check:
         expected += 0.5 * rounds * (rounds - 1) * batch.law.coincidence
         found += rounds - len(np.unique(batch.sums, axis=0))
     # With few coordinates honest rounds coincide too, and nothing can be concluded.
-    return Check("repeats", "rounds whose noise was there before", float(found), 0.0 if expected <= false_alarm else None)
+    return Check(
+        "repeats", "rounds whose noise was there before", float(found), 0.0 if expected <= false_alarm else None
+    )
 
 
 def in_order(batches: Sequence[Batch], uniforms: Sequence[Array]) -> NDArray[np.float64]:

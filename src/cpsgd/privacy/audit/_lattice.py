@@ -1,6 +1,6 @@
 """Between vectors and the lattice, computed apart from the code under audit: plain NumPy, in float64.
 
-A released mean is taken back to the integers whose sum it is, because that is where the protocol's law is known exactly.
+A released mean is taken back to the integers whose sum it is: that is where the protocol's law is known exactly.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Lattice:
         return (np.clip(clipped @ self._rotation, -reach, reach) + reach) / self.protocol.scale
 
     def sums(self, means: NDArray[np.float32], count: int) -> Array:
-        """The sums of `count` clients' integers behind released means, a row each; integers up to float32's rounding."""
+        """The sums of `count` clients' integers behind released means, a row each; integers but for float32."""
         protocol = self.protocol
         middle = count * (protocol.trials * protocol.p + 0.5 * (protocol.levels - 1))
         return means.astype(np.float64) @ self._rotation * (count / protocol.scale) + middle

@@ -48,15 +48,15 @@ class Law:
         width = len(noise.mass) + count
         if protocol.dim * width > _MAX_ENTRIES:
             raise ParameterError(
-                f"The exact law of {protocol.dim} coordinates with {width} outcomes each is too large to compute; audit "
-                "a protocol of fewer coordinates, or with fewer surviving messages."
+                f"The exact law of {protocol.dim} coordinates with {width} outcomes each is too large to compute; "
+                "audit a protocol of fewer coordinates, or with fewer surviving messages."
             )
         self.first = np.full(protocol.dim, noise.first)
         roundings = np.ones((protocol.dim, 1))
         for points, clients in groups:
             below = np.floor(points)
             self.first = self.first + clients * below.astype(np.int64)
-            ups = binom.pmf(np.arange(clients + 1), clients, (points - below)[:, None])
+            ups: Array = np.asarray(binom.pmf(np.arange(clients + 1), clients, (points - below)[:, None]))
             roundings = np.array([np.convolve(*rows) for rows in zip(roundings, ups, strict=True)])
         self.mass = np.array([np.convolve(noise.mass, rounding) for rounding in roundings])
         outcomes = np.arange(self.mass.shape[1])
@@ -105,9 +105,11 @@ class LikelihoodRatio:
         inside = np.clip(sums, self._first, self._last)
         rows = np.arange(sums.shape[1])
         ratios = self._table[rows, inside - self._first] + (sums - inside) * self._slope
-        return np.asarray(ratios.sum(axis=1))
+        scores: Array = ratios.sum(axis=1)
+        return scores
 
 
 def _log_mass(law: Law, outcomes: Integers) -> Array:
     index = np.clip(outcomes - law.first[:, None], 0, law.mass.shape[1] - 1)
-    return np.log(np.maximum(np.take_along_axis(law.mass, index, axis=1), 1e-300))
+    masses: Array = np.maximum(np.take_along_axis(law.mass, index, axis=1), 1e-300)
+    return np.log(masses)
