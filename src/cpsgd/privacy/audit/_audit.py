@@ -17,7 +17,7 @@ from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.adjacency import Adjacency, check_adjacency
 from cpsgd.privacy.audit import _checks
-from cpsgd.privacy.audit._bound import strongest
+from cpsgd.privacy.audit._bound import Attacker, strongest
 from cpsgd.privacy.audit._canaries import Canary, canaries, resting, rounded
 from cpsgd.privacy.audit._checks import Batch, Check
 from cpsgd.privacy.audit._lattice import Array, Lattice
@@ -43,6 +43,8 @@ _EXPLORING, _ROUNDING, _FEW = 0.2, 0.1, 0.1
 # The checks that chance can fail.
 _RANDOM_CHECKS = 6
 _CURVE_POINTS = 200
+# Rounds to prepare an attack with, drawn from the law.
+_SIMULATED, _MAX_SIMULATED_NUMBERS = 100_000, 2**23
 # Rounds between two calls to say how far it is.
 _REPORTED = 100
 
@@ -195,28 +197,25 @@ def audit(
     share = FALSE_ALARM / _RANDOM_CHECKS
     error = share / len(claims)
 
-    # Which canary, and which answers, promise most.
+    # Which canary, and which attacker, promises most.
     choices = canaries(stage.lattice, adjacency)
     attacked = rounds - int(_EXPLORING * rounds) - int(_ROUNDING * rounds) - int(_FEW * rounds)
-    each = int(_EXPLORING * rounds) // len(choices)
-    batches: list[Batch] = []
-    explored: list[tuple[float, Canary, Array, NDArray[np.bool_]]] = []
-    for canary in choices:
-        played, scores, worlds = _attack(stage, canary, count, each)
-        promise = _excess(
-            Claim(delta_, epsilon, strongest(scores, worlds, rounds=attacked, delta=delta_, error=error)[0])
-            for delta_, epsilon in claims
+    explored = [_explore(stage, canary, count, int(_EXPLORING * rounds) // len(choices)) for canary in choices]
+    batches = [batch for lesson in explored for batch in lesson.batches]
+
+    def promised(lesson: _Lesson) -> float:
+        return _excess(
+            Claim(delta_, epsilon, lesson.strongest(attacked, delta_, error)[0]) for delta_, epsilon in claims
         )
-        batches += played
-        explored.append((promise, canary, scores, worlds))
-    _, canary, known, known_worlds = max(explored, key=lambda entry: entry[0])
+
+    best = max(explored, key=promised)
 
     # Fresh rounds decide.
-    played, scores, worlds = _attack(stage, canary, count, attacked)
+    played, scores, worlds = _attack(stage, best.canary, count, attacked)
     batches += played
 
     def proved(delta: float, error: float) -> float:
-        attacker = strongest(known, known_worlds, rounds=attacked, delta=delta, error=error)[1]
+        attacker = best.strongest(attacked, delta, error)[1]
         return attacker.lower_bound(scores, worlds, delta, error)
 
     found = tuple(Claim(delta_, epsilon, proved(delta_, error)) for delta_, epsilon in claims)
@@ -228,10 +227,9 @@ def audit(
         lower_bound=proved(delta, 1.0 - CONFIDENCE),
         confidence=CONFIDENCE,
         claims=found,
-        canary=canary.name,
+        canary=best.canary.name,
         promises=tuple(
-            (entry.name, strongest(s, w, rounds=attacked, delta=delta, error=1.0 - CONFIDENCE)[0])
-            for _, entry, s, w in explored
+            (lesson.canary.name, lesson.strongest(attacked, delta, 1.0 - CONFIDENCE)[0]) for lesson in explored
         ),
         rounds=stage.played,
         attacked_rounds=attacked,
@@ -284,6 +282,33 @@ class _Stage:
         count = sum(number for _, number in clients)
         exact = self.lattice.sums(self.means([clients] * rounds), count)
         return Batch(name, self.law(clients), self.lattice.slack(count), exact, times)
+
+
+@dataclass(frozen=True)
+class _Lesson:
+    """What is known about a canary before the attack: scores and worlds of real rounds, and of simulated honest ones.
+
+    The simulated ones, of which there are many, show how an honest carrier is best attacked; the real ones how this
+    carrier may be worse.
+    """
+
+    canary: Canary
+    batches: Sequence[Batch]
+    samples: Sequence[tuple[Array, NDArray[np.bool_]]]
+
+    def strongest(self, rounds: int, delta: float, error: float) -> tuple[float, Attacker]:
+        """The attacker who promises most, and the promise."""
+        found = [strongest(*sample, rounds=rounds, delta=delta, error=error) for sample in self.samples]
+        return max(found, key=lambda pair: pair[0])
+
+
+def _explore(stage: _Stage, canary: Canary, count: int, rounds: int) -> _Lesson:
+    batches, scores, worlds = _attack(stage, canary, count, rounds)
+    laws = [batch.law for batch in batches]
+    size = min(_SIMULATED, _MAX_SIMULATED_NUMBERS // stage.lattice.protocol.dim) // 2
+    ratio = LikelihoodRatio(*laws)
+    simulated = np.concatenate([ratio.score(law.sample(size, stage.generator)) for law in laws])
+    return _Lesson(canary, batches, [(scores, worlds), (simulated, np.repeat([False, True], size))])
 
 
 def _attack(stage: _Stage, canary: Canary, count: int, rounds: int) -> tuple[list[Batch], Array, NDArray[np.bool_]]:

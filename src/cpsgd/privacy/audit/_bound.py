@@ -70,9 +70,10 @@ class Attacker:
 def strongest(
     scores: Array, worlds: NDArray[np.bool_], *, rounds: int, delta: float, error: float
 ) -> tuple[float, Attacker]:
-    """The attacker who promises most on `rounds` fresh rounds, judged by rounds to explore with, and what it promises.
+    """The attacker who promises most on `rounds` fresh rounds, judged by rounds to learn from, and what it promises.
 
-    The rounds to explore with prove nothing any more; the promise is only a guess.
+    The rounds to learn from prove nothing any more; the promise is only a guess. It is a careful one, two standard
+    deviations to the safe side, so that rare answers that were right by chance do not win.
     """
     growth = rounds / len(scores)
     found: list[tuple[float, Attacker]] = []
@@ -80,7 +81,6 @@ def strongest(
         for threshold in np.unique(np.quantile(sign * scores, 1.0 - np.array(_SHARES), method="lower")):
             attacker = Attacker(sign, float(threshold))
             right, wrong = attacker.counts(scores, worlds)
-            # One wrong answer more, so that rare answers that were all right by chance do not win.
-            promise = epsilon_lower_bound(growth * right, growth * (wrong + 1), rounds, delta, error)
-            found.append((promise, attacker))
+            fewer, more = max(0.0, right - 2.0 * math.sqrt(right)), wrong + 1.0 + 2.0 * math.sqrt(wrong + 1.0)
+            found.append((epsilon_lower_bound(growth * fewer, growth * more, rounds, delta, error), attacker))
     return max(found, key=lambda pair: pair[0])

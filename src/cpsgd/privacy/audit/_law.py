@@ -69,6 +69,12 @@ class Law:
         """The probability that two rounds have the same sums in all coordinates."""
         return float(np.exp(np.sum(np.log(np.sum(self.mass**2, axis=1)))))
 
+    def sample(self, rounds: int, generator: np.random.Generator) -> Integers:
+        """Sums of honest rounds, a row each, to prepare an attack with; no noise that protects anybody."""
+        uniform = generator.random((self.mass.shape[0], rounds))
+        drawn = [np.searchsorted(below, row, side="right") - 1 for below, row in zip(self._below, uniform, strict=True)]
+        return self.first + np.array(drawn).T
+
     def uniform(self, sums: Integers, generator: np.random.Generator) -> Array:
         """Sums, a row a round, as numbers that are independent and uniform on [0, 1] if the sums have this law.
 
