@@ -49,8 +49,11 @@ def test_json_of_a_protocol_file(cpsgd: Any, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("fixed_seed")
 def test_a_broken_encoder_is_exit_code_1(cpsgd: Any, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]) -> None:
     real = pipeline.encode
-    # Every message has the same noise.
-    monkeypatch.setattr(pipeline, "encode", lambda *arguments: real(*arguments, Keystream(bytes(16))))
+
+    def repeating(protocol: Protocol, vector: Any, round: int) -> bytes:
+        return real(protocol, vector, round, Keystream(bytes(16)))
+
+    monkeypatch.setattr(pipeline, "encode", repeating)
     result = cpsgd("audit", *FEW, "--clients", "2", "--dim", "8", *form)
     assert result.exit_code == 1
     assert "FAIL" in result.stdout or json.loads(result.stdout)["passed"] is False

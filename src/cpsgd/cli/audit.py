@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # A round small enough to be played many times, and an ε and δ that so many rounds can see.
 _CLIENTS, _DIM, _EPSILON, _DELTA = 4, 16, 2.0, 1e-3
-_ROUNDS = 100_000
+_ROUNDS = 120_000
 _PICTURES = (".png", ".pdf", ".svg")
 
 

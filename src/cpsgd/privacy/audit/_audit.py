@@ -34,7 +34,7 @@ CONFIDENCE = 0.95
 SMALLEST_ROUNDS = 1_000
 _MAX_DIM = 2048
 _MAX_NUMBERS = 2**27
-# Half of the range of float32's integers, less what a rotation may add to a rounding error.
+# Further from the middle, a released float32 might no longer tell one integer from the next.
 _MAX_SUM = 2.0**17
 # Besides the δ asked for: claims are tested where samples can see something.
 _DELTAS = (1e-4, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
@@ -44,7 +44,7 @@ _EXPLORING, _ROUNDING, _FEW = 0.2, 0.1, 0.1
 _RANDOM_CHECKS = 6
 _CURVE_POINTS = 200
 # Rounds to prepare an attack with, drawn from the law.
-_SIMULATED, _MAX_SIMULATED_NUMBERS = 100_000, 2**23
+_SIMULATED, _MAX_SIMULATED_NUMBERS = 40_000, 2**23
 # Rounds between two calls to say how far it is.
 _REPORTED = 100
 
@@ -184,8 +184,8 @@ def audit(
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=2, dim=8, clip_norm=1.0, levels=8, trials=250)
         >>> report = audit(protocol, delta=1e-3, rounds=1_000, seed=1)
-        >>> report.passed, report.lower_bound < report.claimed.epsilon
-        (True, True)
+        >>> report.passed, [check.name for check in report.checks][:3]
+        (True, ['privacy', 'integers', 'unbiased'])
     """
     count = protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=1)
     _check_size(protocol, count, _validate.integer("rounds", rounds, low=SMALLEST_ROUNDS))

@@ -73,7 +73,8 @@ class Law:
         """Sums of honest rounds, a row each, to prepare an attack with; no noise that protects anybody."""
         uniform = generator.random((self.mass.shape[0], rounds))
         drawn = [np.searchsorted(below, row, side="right") - 1 for below, row in zip(self._below, uniform, strict=True)]
-        return self.first + np.array(drawn).T
+        sums: Integers = self.first + np.array(drawn, dtype=np.int64).T
+        return sums
 
     def uniform(self, sums: Integers, generator: np.random.Generator) -> Array:
         """Sums, a row a round, as numbers that are independent and uniform on [0, 1] if the sums have this law.
