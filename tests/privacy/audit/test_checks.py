@@ -88,6 +88,19 @@ def test_a_shift_is_found_in_one_coordinate_and_in_all() -> None:
     assert not _checks.unbiased([batch(many)], FALSE_ALARM).passed
 
 
+def test_what_pushes_outwards_is_found_though_it_cancels_out() -> None:
+    law = Law(PROTOCOL, [(np.where(np.arange(DIM) % 2, 3.0, 0.0), 1)])
+    exact = np.where(np.arange(DIM) % 2, 3.0, 0.0) + np.random.default_rng(4).binomial(100, 0.5, size=(1_000, DIM))
+    for push, passed in ((0.0, True), (0.5, False)):
+        pushed = exact.copy()
+        pushed[: int(push * 1_000)] += law.outward
+        played = Batch("test", law, 0.0, pushed, np.arange(1_000))
+        assert _checks.unbiased([played], FALSE_ALARM).passed is passed
+    pushed = exact + law.outward
+    played = Batch("test", law, 0.0, pushed, np.arange(1_000))
+    assert not _checks.distribution([played], [law.uniform(played.sums, np.random.default_rng(5))], FALSE_ALARM).passed
+
+
 def test_resolution_is_forgiven() -> None:
     exact = honest(2_000)
     exact[:, 3] += 1.0

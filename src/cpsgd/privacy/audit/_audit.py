@@ -17,7 +17,7 @@ from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.adjacency import Adjacency, check_adjacency
 from cpsgd.privacy.audit import _checks
-from cpsgd.privacy.audit._bound import Attacker, strongest
+from cpsgd.privacy.audit._bound import Attacker, Promise, best_promise
 from cpsgd.privacy.audit._canaries import Canary, canaries, resting, rounded
 from cpsgd.privacy.audit._checks import Batch, Check
 from cpsgd.privacy.audit._lattice import Array, Lattice
@@ -205,7 +205,7 @@ def audit(
 
     def promised(lesson: _Lesson) -> float:
         return _excess(
-            Claim(delta_, epsilon, lesson.strongest(attacked, delta_, error)[0]) for delta_, epsilon in claims
+            Claim(delta_, epsilon, lesson.promise(attacked, delta_, error).epsilon) for delta_, epsilon in claims
         )
 
     best = max(explored, key=promised)
@@ -215,8 +215,7 @@ def audit(
     batches += played
 
     def proved(delta: float, error: float) -> float:
-        attacker = best.strongest(attacked, delta, error)[1]
-        return attacker.lower_bound(scores, worlds, delta, error)
+        return best.attacker(attacked, delta, error).lower_bound(scores, worlds, delta, error)
 
     found = tuple(Claim(delta_, epsilon, proved(delta_, error)) for delta_, epsilon in claims)
     vector = rounded(stage.lattice)
@@ -229,7 +228,7 @@ def audit(
         claims=found,
         canary=best.canary.name,
         promises=tuple(
-            (lesson.canary.name, lesson.strongest(attacked, delta, 1.0 - CONFIDENCE)[0]) for lesson in explored
+            (lesson.canary.name, lesson.promise(attacked, delta, 1.0 - CONFIDENCE).epsilon) for lesson in explored
         ),
         rounds=stage.played,
         attacked_rounds=attacked,
@@ -294,12 +293,20 @@ class _Lesson:
 
     canary: Canary
     batches: Sequence[Batch]
-    samples: Sequence[tuple[Array, NDArray[np.bool_]]]
+    real: tuple[Array, NDArray[np.bool_]]
+    simulated: tuple[Array, NDArray[np.bool_]]
 
-    def strongest(self, rounds: int, delta: float, error: float) -> tuple[float, Attacker]:
-        """The attacker who promises most, and the promise."""
-        found = [strongest(*sample, rounds=rounds, delta=delta, error=error) for sample in self.samples]
-        return max(found, key=lambda pair: pair[0])
+    def promise(self, rounds: int, delta: float, error: float) -> Promise:
+        """The attack that promises most."""
+        promises = [
+            best_promise(*sample, rounds=rounds, delta=delta, error=error) for sample in (self.real, self.simulated)
+        ]
+        return max(promises, key=lambda promise: promise.epsilon)
+
+    def attacker(self, rounds: int, delta: float, error: float) -> Attacker:
+        """Who makes that promise. Its threshold always comes from real rounds, whatever law these have."""
+        best = self.promise(rounds, delta, error)
+        return Attacker.answering(self.real[0], best.sign, best.share)
 
 
 def _explore(stage: _Stage, canary: Canary, count: int, rounds: int) -> _Lesson:
@@ -308,7 +315,7 @@ def _explore(stage: _Stage, canary: Canary, count: int, rounds: int) -> _Lesson:
     size = min(_SIMULATED, _MAX_SIMULATED_NUMBERS // stage.lattice.protocol.dim) // 2
     ratio = LikelihoodRatio(*laws)
     simulated = np.concatenate([ratio.score(law.sample(size, stage.generator)) for law in laws])
-    return _Lesson(canary, batches, [(scores, worlds), (simulated, np.repeat([False, True], size))])
+    return _Lesson(canary, batches, (scores, worlds), (simulated, np.repeat([False, True], size)))
 
 
 def _attack(stage: _Stage, canary: Canary, count: int, rounds: int) -> tuple[list[Batch], Array, NDArray[np.bool_]]:

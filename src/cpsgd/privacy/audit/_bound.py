@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,7 @@ def epsilon_lower_bound(right: float, wrong: float, rounds: int, delta: float, e
 
     Example:
         >>> round(epsilon_lower_bound(900, 100, 10_000, 1e-6, 0.05), 3)
-        1.997
+        1.99
     """
     kept = right - float(binom.isf(0.5 * error, rounds, 0.5 * delta))
     if kept <= 0.0:
@@ -56,6 +57,11 @@ class Attacker:
     sign: int
     threshold: float
 
+    @classmethod
+    def answering(cls, scores: Array, sign: int, share: float) -> Self:
+        """The attacker who would answer in this share of these rounds."""
+        return cls(sign, float(np.quantile(sign * scores, 1.0 - share, method="lower")))
+
     def counts(self, scores: Array, worlds: NDArray[np.bool_]) -> tuple[int, int]:
         """Right and wrong answers."""
         answered = self.sign * scores > self.threshold
@@ -67,20 +73,27 @@ class Attacker:
         return epsilon_lower_bound(*self.counts(scores, worlds), len(scores), delta, error)
 
 
-def strongest(
-    scores: Array, worlds: NDArray[np.bool_], *, rounds: int, delta: float, error: float
-) -> tuple[float, Attacker]:
-    """The attacker who promises most on `rounds` fresh rounds, judged by rounds to learn from, and what it promises.
+@dataclass(frozen=True)
+class Promise:
+    """What an attacker who answers on this side, in this share of the rounds, is likely to prove."""
+
+    epsilon: float
+    sign: int
+    share: float
+
+
+def best_promise(scores: Array, worlds: NDArray[np.bool_], *, rounds: int, delta: float, error: float) -> Promise:
+    """The attacker who promises most on `rounds` fresh rounds, judged by rounds to learn from.
 
     The rounds to learn from prove nothing any more; the promise is only a guess. It is a careful one, two standard
     deviations to the safe side, so that rare answers that were right by chance do not win.
     """
     growth = rounds / len(scores)
-    found: list[tuple[float, Attacker]] = []
+    promises: list[Promise] = []
     for sign in (1, -1):
-        for threshold in np.unique(np.quantile(sign * scores, 1.0 - np.array(_SHARES), method="lower")):
-            attacker = Attacker(sign, float(threshold))
-            right, wrong = attacker.counts(scores, worlds)
+        for share in _SHARES:
+            right, wrong = Attacker.answering(scores, sign, share).counts(scores, worlds)
             fewer, more = max(0.0, right - 2.0 * math.sqrt(right)), wrong + 1.0 + 2.0 * math.sqrt(wrong + 1.0)
-            found.append((epsilon_lower_bound(growth * fewer, growth * more, rounds, delta, error), attacker))
-    return max(found, key=lambda pair: pair[0])
+            epsilon = epsilon_lower_bound(growth * fewer, growth * more, rounds, delta, error)
+            promises.append(Promise(epsilon, sign, share))
+    return max(promises, key=lambda promise: promise.epsilon)

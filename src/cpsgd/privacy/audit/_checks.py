@@ -82,34 +82,43 @@ def integers(batches: Sequence[Batch]) -> Check:
 
 
 def unbiased(batches: Sequence[Batch], false_alarm: float) -> Check:
-    """Whether the means are right on average: in every coordinate, and in all together.
+    """Whether the means are right on average: in every coordinate, and in all together, upwards and outwards.
 
     A sum's deviation from its expectation is a sum of independent coins, those of the noise and of the rounding.
     """
     worst = 0.0
-    each = false_alarm / len(batches) / 2.0
+    each = false_alarm / len(batches) / 3.0
     for batch in batches:
         rounds, dim = batch.exact.shape
         deviations = np.sum(batch.sums - batch.law.mean, axis=0)
         slack = rounds * batch.slack
         apart = np.abs(deviations) / [bernstein(rounds * v, 1.0, each / dim) + slack for v in batch.law.variance]
         together = bernstein(rounds * float(batch.law.variance.sum()), 1.0, each) + dim * slack
-        worst = max(worst, float(apart.max()), abs(float(deviations.sum())) / together)
+        pushed = max(abs(float(deviations.sum())), abs(float(deviations @ batch.law.outward)))
+        worst = max(worst, float(apart.max()), pushed / together)
     return Check(
         "unbiased", "largest deviation of an average from its expectation, in units of what chance allows", worst, 1.0
     )
 
 
 def distribution(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: float) -> Check:
-    """Whether the sums have the protocol's law: the distribution function of all coordinates at once."""
+    """Whether the sums have the protocol's law: the distribution function of all coordinates at once.
+
+    Once as they are, and once turned outwards: too long a vector moves coordinates apart, which would cancel out.
+    """
     worst = 0.0
     for batch, uniform in zip(batches, uniforms, strict=True):
-        ordered = np.sort(uniform, axis=None)
-        steps = np.arange(ordered.size + 1) / ordered.size
-        gap = float(max(np.max(steps[1:] - ordered), np.max(ordered - steps[:-1])))
-        limit = math.sqrt(math.log(2.0 * len(batches) / false_alarm) / (2.0 * ordered.size))
+        limit = math.sqrt(math.log(4.0 * len(batches) / false_alarm) / (2.0 * uniform.size))
+        gap = max(_gap(uniform), _gap(np.where(batch.law.outward > 0.0, uniform, 1.0 - uniform)))
         worst = max(worst, gap / (limit + batch.slack * float(batch.law.mass.max())))
     return Check("law", "largest gap to the exact distribution function, in units of what chance allows", worst, 1.0)
+
+
+def _gap(uniform: Array) -> float:
+    """The largest distance of the empirical distribution function from the uniform one."""
+    ordered = np.sort(uniform, axis=None)
+    steps = np.arange(ordered.size + 1) / ordered.size
+    return float(max(np.max(steps[1:] - ordered), np.max(ordered - steps[:-1])))
 
 
 def coordinates(uniforms: Array, false_alarm: float) -> Check:

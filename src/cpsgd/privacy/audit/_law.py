@@ -31,6 +31,7 @@ class Law:
         mass: A row of masses for each coordinate, from `first` on.
         mean: Expected sums.
         variance: Their variances.
+        outward: 1 or -1, the side of the middle that an expected sum is on. Vectors that are too long push this way.
     """
 
     def __init__(self, protocol: Protocol, groups: Sequence[tuple[Array, int]]) -> None:
@@ -62,6 +63,8 @@ class Law:
         outcomes = np.arange(self.mass.shape[1])
         self.mean = self.first + self.mass @ outcomes
         self.variance = self.mass @ outcomes**2 - (self.mass @ outcomes) ** 2
+        middle = count * (protocol.trials * protocol.p + 0.5 * (protocol.levels - 1))
+        self.outward = np.where(self.mean >= middle, 1.0, -1.0)
         self._below = np.cumsum(self.mass, axis=1) - self.mass
 
     @property
