@@ -21,7 +21,7 @@ def test_coverage_by_enumeration(epsilon: float, delta: float, alarms: float, er
     # As much as (ε, δ)-privacy allows: p₁ = e^ε p₀ + δ.
     hits = min(1.0, math.exp(epsilon) * alarms + delta)
     true = math.log((hits - delta) / alarms)
-    rounds = 50
+    rounds = 30
     wrong_probability = 0.0
     shares = multinomial(rounds, [0.5 * hits, 0.5 * alarms, 1.0 - 0.5 * (hits + alarms)])
     for right, wrong in itertools.product(range(rounds + 1), repeat=2):
