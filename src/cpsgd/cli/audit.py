@@ -86,21 +86,22 @@ def run(
     chosen = parameters.protocol(clients=_CLIENTS if clients is None else clients, dim=_DIM if dim is None else dim)
     with _output.progress(rounds, "rounds") as advance:
         report = audit(chosen, delta, adjacency=adjacency.value, rounds=rounds, surviving=surviving, progress=advance)
-    if plot is not None:
-        from cpsgd.reports.audit import draw_audit
-
-        draw_audit(report, plot)
     if json:
         _output.show_json(
             {**report.to_dict(), "protocol": chosen.to_dict(), "plot": None if plot is None else str(plot)}
         )
     else:
-        _show(report, chosen, plot)
+        _show(report, chosen)
+    # Last, so that a picture that cannot be drawn does not take the findings with it.
+    if plot is not None:
+        from cpsgd.reports.audit import draw_audit
+
+        draw_audit(report, plot)
     if not report.passed:
         raise typer.Exit(1)
 
 
-def _show(report: AuditReport, protocol: Protocol, plot: Path | None) -> None:
+def _show(report: AuditReport, protocol: Protocol) -> None:
     claimed = report.claimed
     verdict = "[bold green]PASS[/bold green]" if report.passed else "[bold red]FAIL[/bold red]"
     rows = [
@@ -123,8 +124,6 @@ def _show(report: AuditReport, protocol: Protocol, plot: Path | None) -> None:
         ),
         *((name, escape(fact)) for name, fact in _output.sent_facts(protocol)[:2]),
     ]
-    if plot is not None:
-        rows.append(("drawn into", escape(str(plot))))
     console = _render.console()
     console.print(_render.facts(rows))
     claims = [(f"{claim.delta:g}", _render.rounded_up(claim.claimed), _below(claim.found)) for claim in report.claims]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from typing import Protocol as Interface
@@ -205,7 +205,7 @@ def audit(
 
     def promised(lesson: _Lesson) -> float:
         return _excess(
-            Claim(delta_, epsilon, lesson.promise(attacked, delta_, error).epsilon) for delta_, epsilon in claims
+            [Claim(delta_, epsilon, lesson.promise(attacked, delta_, error).epsilon) for delta_, epsilon in claims]
         )
 
     best = max(explored, key=promised)
@@ -357,9 +357,11 @@ def _privacy(claims: Sequence[Claim]) -> Check:
     return Check("privacy", "largest excess of the ε found over the ε claimed", _excess(claims), 0.0)
 
 
-def _excess(claims: Iterable[Claim]) -> float:
-    """How far the attack goes beyond a claim at most; below zero where it stays within. Nothing found is no excess."""
-    return max((claim.found - claim.claimed for claim in claims if claim.found > 0.0), default=-math.inf)
+def _excess(claims: Sequence[Claim]) -> float:
+    """How far the attack goes beyond a claim at most; below zero where it stays within all."""
+    # Nothing found where nothing is claimed is no near miss.
+    excesses = [claim.found - claim.claimed for claim in claims if claim.found > 0.0]
+    return max(excesses, default=-claims[0].claimed)
 
 
 def _law_checks(batches: Sequence[Batch], generator: np.random.Generator, share: float) -> list[Check]:
