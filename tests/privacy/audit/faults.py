@@ -27,7 +27,7 @@ def message(protocol: Protocol, values: Values, round: int) -> bytes:
     wire.write_header(
         out,
         radix=protocol.radix,
-        fingerprint=protocol.fingerprint,
+        fingerprint=pipeline._fingerprint(protocol),
         round=round,
         message_id=os.urandom(16),
         dim=protocol.dim,
