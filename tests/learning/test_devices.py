@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from cpsgd.planner import plan
 LOSS = torch.nn.functional.cross_entropy
 
 
+data_set = cache(infinite_digits)
+
+
 def trainer(mechanism: Any, **options: Any) -> Trainer:
-    data = infinite_digits()
+    data = data_set()
     model = mlp(data.feature_dim, data.classes, (), seed=0)
     settings: dict[str, Any] = {"cohort": 200, "rounds": 4, "learning_rate": 2.0, "seed": 3, "evaluate_every": 2}
     return Trainer(model, LOSS, data, mechanism, **{**settings, **options})
@@ -30,6 +34,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "has_engine", lambda device: True)
 
 
+@cache
 def private() -> Any:
     return plan(200, 650, 20.0, 1e-6, bits=6, rounds=4, participation="once")
 
@@ -106,7 +111,7 @@ def test_too_little_memory_says_what_to_do(engine: None, monkeypatch: pytest.Mon
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu() -> None:
     assert devices.resolve("auto") == torch.device("cpu")
-    with pytest.raises(ParameterError, match="There is no CUDA device.*Use device cpu or auto"):
+    with pytest.raises(ParameterError, match=r"There is no CUDA device.*Use device cpu or auto"):
         devices.resolve("cuda")
 
 
@@ -126,7 +131,7 @@ def test_training_on_a_gpu_learns_and_repeats() -> None:
 
 
 def test_unsupported_numbers_are_refused() -> None:
-    data = infinite_digits()
+    data = data_set()
     model = mlp(data.feature_dim, data.classes, (), seed=0).double()
     with pytest.raises(ParameterError, match="float32"):
         Trainer(model, LOSS, data, NoPrivacy(1.0), cohort=10, rounds=1)
