@@ -38,7 +38,7 @@ def shared() -> torch.nn.Module:
 
 def hooked() -> torch.nn.Module:
     model = mlp(4, 2, (3,), seed=0)
-    model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    next(model.children()).register_forward_hook(lambda module, inputs, output: 2 * output)
     return model
 
 

@@ -36,7 +36,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def private() -> Any:
-    return plan(200, 650, 20.0, 1e-6, bits=6, rounds=4, participation="once")
+    # Few trials: the plain way to toss coins, one by one, is slow on a CPU.
+    return plan(200, 650, 20.0, 1e-6, bits=4, rounds=4, participation="once")
 
 
 def test_without_privacy_the_engine_trains_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
