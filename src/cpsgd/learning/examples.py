@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd import _validate
 from cpsgd.codec import clip
-from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.errors import ConditionError, InfeasibleError, NonFiniteError, ParameterError
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.planner import plan
 from cpsgd.privacy.examples import HEADROOM
 from cpsgd.privacy.examples import example_norm as example_norm
 from cpsgd.privacy.examples import example_protocol as example_protocol
-from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
+from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
+from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -28,20 +30,9 @@ if TYPE_CHECKING:
 
 # Clients whose sums are held at a time.
 _CLIENTS = 64
-# How many times the planner is asked.
+# How many times the planner is asked, and the largest ε it takes.
 _SEARCH = 5
-
-
-def without_theorem(found: RoundsGuarantee) -> RoundsGuarantee:
-    """The guarantee, without the paper's theorem among its methods.
-
-    Raises:
-        ConditionError: It rests on that theorem.
-    """
-    if found.method == "paper-theorem":
-        raise ConditionError("Only the certificates speak about examples, and they prove nothing here; add noise.")
-    kept = tuple(pair for pair in found.alternatives if not pair[0].startswith("paper-theorem"))
-    return RoundsGuarantee(**{**vars(found), "alternatives": kept})
+_LARGEST = 499.0
 
 
 def plan_examples(
@@ -58,7 +49,7 @@ def plan_examples(
 ) -> Protocol:
     """A protocol for clients who send sums of at most `examples` gradients, (epsilon, delta)-DP for one of them.
 
-    The planner is asked for protocols for whole clients, with the largest ε at which one example's is still kept.
+    The planner is asked for protocols for whole clients, with nearly the largest ε at which one example's is kept.
 
     Args:
         clients: n.
@@ -78,39 +69,56 @@ def plan_examples(
         InfeasibleError: No protocol does it.
     """
     check_participation(participation)
-    whole = clip_norm * examples * (1.0 + HEADROOM) * (1.0 + 2.0**-48)
+    _validate.positive("epsilon", epsilon, high=_LARGEST)
+    whole = sum_norm(clip_norm, examples)
+    # A certificate's μ is proportional to the distance of neighbours, and an example's is D' >= D = `clip_norm` where a
+    # client's is `whole`. So the client's μ may be `ratio` times what the example's ε allows, less if D' > D. As ε/μ
+    # grows with μ, this first target is at least ε E: from the wish itself one would begin with E times the noise that
+    # is needed, and find a range so wide that the grid is too coarse for the proof, or nothing at all.
+    allowed, ratio = gdp_mu(epsilon, delta), whole / clip_norm
+    target, kept = min(_LARGEST, gdp_epsilon(allowed * ratio, delta)), epsilon
     best: Protocol | None = None
     failure = ""
-    target = kept = epsilon
     for _ in range(_SEARCH):
         try:
             found = plan(clients, dim, target, delta, whole, rounds=rounds, participation=participation, **wishes)
-            proved = without_theorem(
-                guarantee_over_rounds(
-                    example_protocol(found.protocol, examples),
-                    delta,
-                    rounds=rounds,
-                    participation=participation,
-                    adjacency=found.guarantee.adjacency,
-                    surviving=found.surviving,
-                    colluding=found.colluding,
-                )
+            proved = guarantee_over_rounds(
+                _accounted(found.protocol, examples),
+                delta,
+                rounds=rounds,
+                participation=participation,
+                adjacency=found.guarantee.adjacency,
+                surviving=found.surviving,
+                colluding=found.colluding,
             )
         except (ConditionError, InfeasibleError) as error:
             failure = str(error)
-            if best is None:
-                break
             target = math.sqrt(target * kept)
             continue
         if proved.epsilon <= epsilon:
             best, kept = found.protocol, target
-            if proved.epsilon >= 0.99 * epsilon:
+            if proved.epsilon >= 0.99 * epsilon or target >= _LARGEST:
                 break
-        # An example's ε is nearly proportional to a client's. The planner takes ε < 500.
-        target = min(499.0, target * epsilon / proved.epsilon * 0.998)
+        # What the ratio really is, with the distance of examples on the grid, which depends on the protocol.
+        if proved.epsilon > 0.0:
+            ratio = gdp_mu(target, delta) / gdp_mu(proved.epsilon, delta)
+        target = min(_LARGEST, gdp_epsilon(0.999 * allowed * ratio, delta))
     if best is None:
         raise InfeasibleError(f"No protocol keeps ε={epsilon:g} for an example among {examples}: {failure}")
     return best
+
+
+def sum_norm(clip_norm: float, examples: int) -> float:
+    """The `clip_norm` of a protocol for sums of so many gradients, each clipped to `clip_norm`; see `example_norm`."""
+    return clip_norm * _validate.integer("examples", examples, low=1) * (1.0 + HEADROOM) * (1.0 + 2.0**-48)
+
+
+def _accounted(protocol: Protocol, examples: int) -> Protocol:
+    """`example_protocol`, where a protocol that it refuses is one more that does not do."""
+    try:
+        return example_protocol(protocol, examples)
+    except ParameterError as error:
+        raise ConditionError(str(error)) from None
 
 
 def check_participation(scheme: str) -> None:
@@ -125,7 +133,8 @@ def check_participation(scheme: str) -> None:
 class ExampleSums:
     """Clients' sums of their examples' clipped gradients, as rows of float32.
 
-    Sums are taken in float64 and rounded once. Of a client with more than `examples` examples the first ones count.
+    Sums are taken in float64 and rounded once. Of a client with more than `examples` examples the first ones count. A
+    gradient with NaN or infinity counts as zero: whatever an example is, it moves the sum by at most D.
     """
 
     def __init__(self, gradients: ClientUpdates, clip_norm: float, examples: int) -> None:
@@ -148,7 +157,11 @@ class ExampleSums:
             sums = np.zeros((len(part), self.dim))
             for client, count in enumerate(part):
                 for gradient in itertools.islice(gradients, int(count)):
-                    sums[client] += gradient * np.float64(clip.factor(gradient, self._bound))
+                    try:
+                        factor = clip.factor(gradient, self._bound)
+                    except NonFiniteError:
+                        continue
+                    sums[client] += gradient * np.float64(factor)
             yield sums.astype(np.float32)
 
     def _each(self, singles: Batch) -> Iterator[NDArray[np.float32]]:
