@@ -50,6 +50,8 @@ class Settings:
         seed: What the model's first weights, cohorts and noise follow from; None (in files "none") for randomness from
             the operating system.
         baselines: Whether the baselines are run, too.
+        ledger: File of the privacy ledger that the rounds are charged to; None for none.
+        population: With a ledger: whose budget pays.
     """
 
     preset: str
@@ -77,6 +79,8 @@ class Settings:
     local_lr: float | None = None
     seed: int | None = 0
     baselines: bool = True
+    ledger: str | None = None
+    population: str | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -107,6 +111,13 @@ class Settings:
                 raise ParameterError("Give bits, or levels and trials, not both: bits are what the planner is given.")
             if settings.levels is None or settings.trials is None:
                 raise ParameterError("An explicit protocol needs both levels and trials (range is optional).")
+        if (settings.ledger is None) != (settings.population is None):
+            raise ParameterError("Give both ledger and population: a ledger may hold several budgets.")
+        if settings.ledger is not None and settings.baselines:
+            raise ParameterError(
+                "Baselines look at the same people without a budget that would cover it; with a ledger, set baselines "
+                "to false (--no-baselines)."
+            )
         return settings
 
     @property
@@ -168,6 +179,8 @@ _KINDS: dict[str, type] = {
     "local_lr": float,
     "seed": int,
     "baselines": bool,
+    "ledger": str,
+    "population": str,
 }
 
 
