@@ -159,3 +159,40 @@ def test_create(budget: Any) -> None:
     assert budget("budget", "create", "c.ledger", "--population", "p", "--epsilon", 0, "--delta", 1e-6).exit_code == 2
     assert not Path("c.ledger").exists()
     assert "[x]" in budget("budget", "show", "b.ledger").stdout
+
+
+def test_training_is_charged_and_refused(budget: Any) -> None:
+    budget("budget", "create", "b.ledger", "--population", "digits", "--epsilon", 2.5, "--delta", 1e-6)
+    options = (
+        "--cohort",
+        400,
+        "--rounds",
+        3,
+        "--model",
+        "linear",
+        "--bits",
+        6,
+        "--no-baselines",
+        "--ledger",
+        "b.ledger",
+    )
+    result = budget("train", *options, "--population", "digits", "--run", "one", "--json")
+    assert result.exit_code == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert facts["budget"]["epsilon"] == facts["guarantee"]["epsilon"] <= 2.0
+    assert facts["budget"]["rounds"] == 3
+    # The run goes on with its ledger, which it knows by itself, and a second run costs as much again.
+    assert budget("train", "--resume", "--run", "one").exit_code == 0
+    result = budget("train", *options, "--population", "digits", "--run", "two")
+    assert result.exit_code == 2
+    assert "is left; this would bring it to" in result.stderr
+    assert Ledger("b.ledger").total("digits").rounds == 3
+    for wrong, words in (
+        (("--population", "nobody"), "no budget"),
+        ((), "population"),
+        (("--population", "digits", "--baselines"), "baselines"),
+    ):
+        result = budget("train", *options, *wrong, "--run", "three")
+        assert result.exit_code == 2
+        assert words in result.stderr
+    assert "digits: ε = " in budget("train", "--resume", "--run", "one").stdout
