@@ -96,9 +96,7 @@ class Store:
         if mode == "rw" and not self.path.exists():
             raise LedgerAccessError(f"There is no ledger at {self.path}; `cpsgd budget create` makes one.")
         name = quote(os.fsencode(self.path.absolute()))
-        connection = sqlite3.connect(
-            f"file:{name}?mode={mode}", uri=True, timeout=self._timeout, isolation_level=None, check_same_thread=False
-        )
+        connection = sqlite3.connect(f"file:{name}?mode={mode}", uri=True, timeout=self._timeout, isolation_level=None)
         try:
             # A file from elsewhere is data: nothing in its schema is run that could do more than SQL, and no value in
             # it is larger than a record.

@@ -219,6 +219,17 @@ def _alike(groups: _Groups) -> bool:
     )
 
 
+def _ordered(groups: _Groups) -> list[tuple[frozenset[_Kind], int]]:
+    """In an order that is the same in every process, so that roundings are, too: what one reserves, others verify."""
+    return sorted(groups, key=lambda group: (sorted(map(_sort_key, group[0])), group[1]))
+
+
+@lru_cache(maxsize=4096)
+def _sort_key(kind: _Kind) -> tuple[bytes, int, str, float, float]:
+    participation = kind.participation
+    return kind.protocol.fingerprint, kind.honest, participation.scheme, participation.rate, kind.overflow
+
+
 def _sampled(groups: _Groups) -> bool:
     return any(kind.participation.rate < 1.0 for kinds, _ in groups for kind in kinds)
 
@@ -231,7 +242,7 @@ def _of_one_kind(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:
             raise ConditionError("There are several partitions of several kinds each.")
         proofs = [_of_one_kind(frozenset([(frozenset([kind]), 1)]), delta, adjacency) for kind in kinds]
         return max(proofs, key=lambda proof: proof.epsilon)
-    pairs = [(kind, count) for kinds, count in groups for kind in kinds]
+    pairs = [(kind, count) for kinds, count in _ordered(groups) for kind in kinds]
     found = guarantee_over_rounds(
         pairs[0][0].protocol,
         delta,
@@ -251,7 +262,7 @@ def _of_gaussians(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof
     failure: ConditionError | None = None
     for share in [SAMPLED_TAIL_SHARE] if _sampled(groups) else TAIL_SHARES:
         try:
-            parts = [_part(kinds, count, share * delta / rounded, adjacency) for kinds, count in groups]
+            parts = [_part(kinds, count, share * delta / rounded, adjacency) for kinds, count in _ordered(groups)]
             epsilon = mixed_epsilon(parts, delta=delta)
         except ConditionError as error:
             failure = error
