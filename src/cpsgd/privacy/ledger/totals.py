@@ -151,9 +151,7 @@ def _worst(kinds: set[_Kind]) -> frozenset[_Kind]:
     return frozenset(replace(rest, honest=honest) for rest, honest in fewest.items())
 
 
-@lru_cache(maxsize=4096)
 def _kind(event: RoundEvent, survivors: int) -> _Kind:
-    protocol = event.protocol if event.examples is None else example_protocol(event.protocol, event.examples)
     honest = survivors - event.colluding
     taking_part = event.taking_part
     sampled = taking_part.sampled and taking_part.rate < 1.0
@@ -161,10 +159,17 @@ def _kind(event: RoundEvent, survivors: int) -> _Kind:
     # rounded down; but not below what was reserved, or a release could raise the total.
     step = 1 << max(0, honest.bit_length() - (6 if sampled else 10))
     honest = max(honest // step * step, event.survivors - event.colluding)
+    protocol = _accounted(event.protocol, event.examples)
+    return _Kind(protocol, honest, taking_part if sampled else _EVERY, event.overflow)
+
+
+@lru_cache(maxsize=256)
+def _accounted(protocol: Protocol, examples: int | None) -> Protocol:
+    """The protocol the accounting is about."""
+    if examples is not None:
+        protocol = example_protocol(protocol, examples)
     # Privacy depends on neither the rotation's seed nor a modulus (sums modulo something are post-processing).
-    return _Kind(
-        replace(protocol, rotation_seed=0, modulus=None), honest, taking_part if sampled else _EVERY, event.overflow
-    )
+    return replace(protocol, rotation_seed=0, modulus=None)
 
 
 # ------------------------------------------------------------------ what they cost
