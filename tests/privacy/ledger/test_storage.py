@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cpsgd.errors import (
@@ -192,6 +192,7 @@ def test_a_newer_release_is_told(spent: Ledger) -> None:
     damage=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=20),
     cut=st.none() | st.integers(0, 2**15),
 )
+@example(damage=[(3595, 128)], cut=None)  # a schema that is not text
 def test_damaged_files_raise_errors_of_our_own(spent: Ledger, damage: list[tuple[int, int]], cut: int | None) -> None:
     content = bytearray(spent.path.read_bytes())
     for place, value in damage:
