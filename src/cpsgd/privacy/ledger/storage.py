@@ -157,6 +157,13 @@ def rows_after(connection: sqlite3.Connection, number: int) -> Iterator[Row]:
     return connection.execute("SELECT number, body, hash FROM records WHERE number >= ? ORDER BY number", (number,))
 
 
+def check_pages(connection: sqlite3.Connection) -> None:
+    """Raises `LedgerFormatError` where the file's pages do not fit together, by which the last records could vanish."""
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise LedgerFormatError("The ledger's file is damaged; restore it from a copy.")
+
+
 def append(connection: sqlite3.Connection, number: int, text: str, digest: str) -> None:
     """Adds a record."""
     connection.execute("INSERT INTO records (number, body, hash) VALUES (?, ?, ?)", (number, text, digest))
