@@ -12,6 +12,7 @@ from cpsgd.cli import (
     _output,
     aggregate,
     audit,
+    budget,
     data,
     encode,
     figures,
@@ -80,6 +81,7 @@ app.command("protocol")(protocol.run)
 app.command("encode")(encode.run)
 app.command("aggregate")(aggregate.run)
 app.command("audit")(audit.run)
+app.add_typer(budget.app, name="budget")
 app.add_typer(data.app, name="data")
 app.add_typer(figures.app, name="figures")
 

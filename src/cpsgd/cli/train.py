@@ -131,6 +131,8 @@ def run(
         bool,
         typer.Option("--resume", help="Continue --run NAME, or the latest, where it stopped.", rich_help_panel=_RUN),
     ] = False,
+    ledger: _options.LedgerFile = None,
+    population: _options.Population = None,
     json: _options.Json = False,
 ) -> None:
     """Train a model from many simulated clients through a private mean, beside its baselines.
@@ -166,6 +168,8 @@ def run(
         "device": device,
         "evaluate_every": evaluate_every,
         "seed": _seed(seed),
+        "ledger": None if ledger is None else str(ledger),
+        "population": population,
     }
     given = {key: value for key, value in given.items() if value is not None}
     if config is not None:
@@ -332,9 +336,19 @@ def _summary(experiment: Experiment, folder: Path, results: list[Result]) -> dic
         "protocol": experiment.protocol.to_dict(),
         "guarantee": None if guarantee is None else guarantee.to_dict(),
         "paper_bound": None if guarantee is None else experiment.paper_bound(guarantee.noise_clients),
+        "budget": _budget(experiment.settings),
         "float32_bytes": 4 * experiment.dim,
         "results": [result.to_dict() for result in results],
     }
+
+
+def _budget(settings: Settings) -> dict[str, Any] | None:
+    """What is spent of the population's budget, all runs together."""
+    if settings.ledger is None or settings.population is None:
+        return None
+    from cpsgd.privacy.ledger import Ledger
+
+    return {"ledger": settings.ledger, **Ledger(settings.ledger).total(settings.population).to_dict()}
 
 
 def _table(results: list[Result]) -> object:
@@ -377,7 +391,17 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
             f"{private.bytes_per_client / 1e6:.4f} MB a client and round, {private.bits_per_coordinate:.4g} bits a "
             f"coordinate; float32 {floats / 1e6:.4f} MB ({floats / private.bytes_per_client:.1f}×)",
         ),
+        *_budget_facts(summary["budget"]),
         ("note", run_report.seed_text(summary)),
         *[("written", escape(path)) for path in summary["files"]],
     ]
     return facts
+
+
+def _budget_facts(budget: dict[str, Any] | None) -> list[tuple[str, str]]:
+    from rich.markup import escape
+
+    if budget is None:
+        return []
+    spent, limit = _render.rounded_up(budget["epsilon"]), budget["limit"]
+    return [("budget", escape(f"{budget['population']}: ε = {spent} of {limit:g} at δ = {budget['delta']:g} spent"))]

@@ -25,6 +25,7 @@ from cpsgd.learning.spending import OVERFLOW_SHARE, SAMPLED_SIZES
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.target import Target
 from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance
+from cpsgd.privacy.ledger import Ledger
 from cpsgd.privacy.participation import Scheme
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds, paper_epsilon
 from cpsgd.privacy.theorem import theorem_epsilon
@@ -154,6 +155,8 @@ class Experiment:
             checkpoint_every=settings.evaluate_every,
             run_dir=folder,
             resume=resume,
+            ledger=None if settings.ledger is None else Ledger(settings.ledger),
+            population=settings.population,
         )
 
     def result(self, name: str, trainer: Trainer) -> Result:

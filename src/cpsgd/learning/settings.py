@@ -52,6 +52,8 @@ class Settings:
         baselines: Whether the baselines are run, too.
         device: Where it is computed: cpu, cuda or auto.
         evaluate_every: The test set is looked at, and a checkpoint written, after every so many rounds.
+        ledger: File of the privacy ledger that the rounds are charged to; None for none.
+        population: With a ledger: whose budget pays.
     """
 
     preset: str
@@ -81,6 +83,8 @@ class Settings:
     baselines: bool = True
     device: str = "cpu"
     evaluate_every: int = 1
+    ledger: str | None = None
+    population: str | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -111,6 +115,13 @@ class Settings:
                 raise ParameterError("Give bits, or levels and trials, not both: bits are what the planner is given.")
             if settings.levels is None or settings.trials is None:
                 raise ParameterError("An explicit protocol needs both levels and trials (range is optional).")
+        if (settings.ledger is None) != (settings.population is None):
+            raise ParameterError("Give both ledger and population: a ledger may hold several budgets.")
+        if settings.ledger is not None and settings.baselines:
+            raise ParameterError(
+                "Baselines look at the same people without a budget that would cover it; with a ledger, set baselines "
+                "to false (--no-baselines)."
+            )
         return settings
 
     @property
@@ -174,6 +185,8 @@ _KINDS: dict[str, type] = {
     "baselines": bool,
     "device": str,
     "evaluate_every": int,
+    "ledger": str,
+    "population": str,
 }
 
 

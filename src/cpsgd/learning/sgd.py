@@ -30,6 +30,7 @@ from cpsgd.engines.simulate import FloatMean, RoundSimulator
 from cpsgd.errors import CheckpointError, DivergedError, ParameterError
 from cpsgd.learning import checkpoints, devices, mechanisms, optimizers
 from cpsgd.learning._torch import torch
+from cpsgd.learning.charging import RunCharges
 from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
@@ -41,6 +42,7 @@ from cpsgd.learning.metrics import RoundMetrics
 from cpsgd.learning.spending import OVERFLOW_SHARE, Spending
 from cpsgd.planner.result import Plan
 from cpsgd.privacy.adjacency import Adjacency
+from cpsgd.privacy.ledger import Ledger
 from cpsgd.privacy.participation import Scheme
 from cpsgd.privacy.rounds import RoundsGuarantee
 
@@ -103,6 +105,8 @@ class Trainer:
         run_dir: Path | str | None = None,
         resume: bool = False,
         checkpoint_every: int = 1,
+        ledger: Ledger | None = None,
+        population: str | None = None,
     ) -> None:
         """Checks everything there is to check before a round is charged.
 
@@ -139,8 +143,11 @@ class Trainer:
                 while this object lives. It holds the cohorts' key, which must stay private for sampling to count.
             resume: Continue the run in `run_dir` from its last complete round, if there is one.
             checkpoint_every: A checkpoint is written after every so many rounds, and after the last.
+            ledger: Where every round is charged before its mean is computed; None for no ledger.
+            population: With a ledger: whose budget pays.
 
         Raises:
+            BudgetExceededError: The ledger's budget is too small for so many rounds.
             ParameterError: Something cannot be trained or run as described.
             InfeasibleError: There are too few clients, or the budget is too small for so many rounds.
             CheckpointError: The run directory is damaged, in use by another process, of another run, or not empty.
@@ -220,6 +227,13 @@ class Trainer:
                 colluding=colluding or 0,
                 examples=examples,
             )
+        self._ledger: RunCharges | None = None
+        if ledger is not None or population is not None:
+            if ledger is None or population is None or self._spending is None or protocol is None:
+                raise ParameterError("A run is charged to a ledger *and* a population, if it is private at all.")
+            self._ledger = RunCharges(
+                ledger, population, protocol, self._spending, examples=examples, repeatable=self._seed is not None
+            )
         self.config: dict[str, Any] = {
             "mechanism": mechanisms.as_data(mechanism),
             "delta": delta if private else None,
@@ -227,6 +241,7 @@ class Trainer:
             "colluding": self._spending.colluding if self._spending is not None else None,
             "dataset": dataset.name,
             "population": dataset.size,
+            "budget": population,
             "cohort": cohort,
             "messages": self._cohorts.messages,
             "participation": participation,
@@ -250,6 +265,10 @@ class Trainer:
             raise ParameterError("There is nothing to resume from: give the run_dir of the run to continue.")
         if self._spending is not None:
             self._spending.check(self.rounds, self._fewest_survivors())
+        if self._ledger is not None:
+            charged = () if self._charges is None else self._charges.survivors.keys()
+            left = range(self.round, self.rounds)
+            self._ledger.check(self._cohorts, charged=charged, rounds=left, survivors=self._fewest_survivors())
         if self._folder is not None and self.round == 0:
             self._save()
 
@@ -364,6 +383,8 @@ class Trainer:
             summed = self._summed if self._on_device is None else self._summed_on_device
             engine = summed(number, clients)
         engine.add_zeros(survivors - len(clients))
+        if self._ledger is not None:
+            self._ledger.reserve(self._cohorts, number, survivors)
         self._unfinished = True
         if self._spending is not None:
             self._charge(number, survivors)
@@ -419,6 +440,8 @@ class Trainer:
                 self._charges.append(number, survivors)
             elif known != survivors:
                 raise CheckpointError(f"Round {number} was charged with {known} messages and has {survivors} now.")
+        if self._ledger is not None:
+            self._ledger.release(survivors)
         self._spending.charge(survivors)
 
     def _apply(self, mean: torch.Tensor, number: int) -> None:
@@ -488,6 +511,8 @@ class Trainer:
             raise CheckpointError(
                 f"The run was started with another {', '.join(different)}; resume it with the same settings."
             )
+        if self._ledger is not None:
+            self._ledger.run = state["run"]
         self.round = int(state["round"])
         self.history = [RoundMetrics(**row) for row in state["history"]]
         self.model.load_state_dict(state["model"])
@@ -521,6 +546,7 @@ class Trainer:
             {
                 "config": self.config,
                 "data": self._data,
+                "run": None if self._ledger is None else self._ledger.run,
                 "round": self.round,
                 "history": rows,
                 "model": self.model.state_dict(),
