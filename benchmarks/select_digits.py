@@ -31,7 +31,7 @@ from cpsgd.learning.optimizers import Schedule
 from cpsgd.planner import plan
 
 EPSILON, DELTA, BITS = 2.0, 1e-6, 4
-RATES = {"sgd": (2.0, 4.0, 8.0), "momentum": (1.0, 2.0), "adam": (0.01,)}
+RATES = {"sgd": (2.0, 4.0, 8.0), "momentum": (1.0, 2.0, 4.0), "adam": (0.01,)}
 SCHEDULES: tuple[Schedule, ...] = ("constant", "linear")
 HELD_BACK = 5
 
