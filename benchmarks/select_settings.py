@@ -33,7 +33,7 @@ from cpsgd.planner import plan
 
 EPSILON, BITS = 2.0, 4
 DELTA = {"infinite-digits": 1e-6, "infinite-mnist": 1e-9}
-RATES = {"sgd": (2.0, 4.0, 8.0), "momentum": (1.0, 2.0), "adam": (0.01,)}
+RATES = {"sgd": (2.0, 4.0, 8.0), "momentum": (1.0, 2.0, 4.0), "adam": (0.01,)}
 SCHEDULES: tuple[Schedule, ...] = ("constant", "linear")
 HELD_BACK = 5
 

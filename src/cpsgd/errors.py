@@ -97,8 +97,6 @@ class CheckpointError(CpsgdError):
 class DivergedError(CpsgdError):
     """The model has become NaN or infinite, so that no client could say anything about it."""
 
-    """A run's saved state is damaged, or belongs to a run with other settings."""
-
 
 class SecureAggregationError(CpsgdError):
     """A round of secure aggregation, or one message in it, is refused. Nothing was changed and nothing revealed."""

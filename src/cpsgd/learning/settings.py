@@ -142,7 +142,7 @@ _DIGITS = Settings(
     rounds=80,
     delta=1e-6,
     optimizer="momentum",
-    lr=2.0,
+    lr=4.0,
 )
 _PAPER = Settings(
     preset="paper",
