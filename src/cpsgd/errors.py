@@ -92,3 +92,14 @@ class DataError(CpsgdError):
 
 class CheckpointError(CpsgdError):
     """A run's saved state is damaged, or belongs to a run with other settings."""
+
+
+# ------------------------------------------------------------------ workers of a collective
+
+
+class WorkerError(CpsgdError):
+    """Workers of one round do not agree, or one of them has no vector to give. Nothing was added up."""
+
+
+class CarrierError(CpsgdError):
+    """What carries the integers failed on the way: a worker is gone, or took too long."""
