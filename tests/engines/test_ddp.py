@@ -32,7 +32,7 @@ Run = Callable[[str, int], Results]
 def launch(folder: Path, count: int, names: list[str], expected: int) -> list[dict[str, Any]]:
     """Runs scenarios on `count` workers; returns what each of the `expected` ones that finish saw."""
     command = [sys.executable, str(WORKERS), str(folder), str(count), *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ}, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found = [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.pickle"))]
     assert len(found) == expected
@@ -169,3 +169,14 @@ def test_it_learns_the_digits(tmp_path: Path, count: int) -> None:
     assert found[0]["accuracy"] > 0.85
     assert found[0]["epsilon"] < 4.0
     assert found[0]["bits"] == pytest.approx(12.8)
+
+
+@pytest.mark.slow
+def test_the_example_runs() -> None:
+    example = Path(__file__).parents[2] / "examples" / "ddp_digits.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "at ε = 1.94" in done.stdout
+    assert "12.8 bits a coordinate" in done.stdout
