@@ -1,0 +1,145 @@
+"""Fuzzes every parser: `python -m tests.fuzz.driver [--inputs N] [--seed S] [TARGET...]`.
+
+With `atheris` installed the search is guided by coverage (libFuzzer), each target in a process of its own; without,
+valid inputs are changed at random. Either way a finding is an error that is not a `CpsgdError`, or memory beyond
+`MEMORY`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import random
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cpsgd.errors import CpsgdError
+
+from .mutations import LONGEST, mutate
+from .targets import TARGETS, Target, folder
+
+MEMORY = 192 << 20
+"""Bytes that a parser may take beyond what the process has before, for inputs of at most `LONGEST` bytes."""
+
+
+class FindingError(AssertionError):
+    """A parser did not return, or not in one of the ways it may."""
+
+
+def check(target: Target, data: bytes) -> bool:
+    """Whether the parser accepted an input.
+
+    Raises:
+        FindingError: It neither did nor refused it properly.
+    """
+    try:
+        target.parse(data)
+    except CpsgdError:
+        return False
+    except Exception as error:
+        raise FindingError(f"{target.name}: {type(error).__name__}: {error}\n  input {data[:2000]!r}") from error
+    return True
+
+
+def fuzz(target: Target, inputs: int, seed: int) -> int:
+    """Runs a parser on so many changed inputs; returns how many it accepted.
+
+    Raises:
+        FindingError: Something was found.
+    """
+    rng = random.Random(f"{target.name} {seed}")
+    seeds = target.seeds()
+    for data in seeds:
+        check(target, data)
+    with limited_memory():
+        accepted = 0
+        for _ in range(inputs):
+            data = mutate(rng.choice(seeds), seeds, target.tokens, rng)
+            accepted += check(target, target.seal(data) if rng.random() < 0.5 else data)
+    return accepted
+
+
+class limited_memory:  # noqa: N801  # reads as a statement
+    """Address space is limited to `MEMORY` beyond what is in use: a parser that wants more gets a `MemoryError`."""
+
+    def __enter__(self) -> None:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        self._before = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, self._before[1]))
+
+    def __exit__(self, *_: object) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, self._before)
+
+
+def guided(target: Target, inputs: int, seed: int) -> None:
+    """The same in this process by libFuzzer, which ends the process."""
+    import atheris  # type: ignore[import-untyped]
+
+    atheris.instrument_all()
+    corpus = folder() / "corpus"
+    corpus.mkdir()
+    for number, data in enumerate(target.seeds()):
+        (corpus / str(number)).write_bytes(data)
+    words = folder() / "words"
+    lines = ["".join(f"\\x{byte:02x}" for byte in token) for token in target.tokens]
+    words.write_text("".join(f'"{line}"\n' for line in lines))
+
+    def change(data: bytes, longest: int, seed: int) -> bytes:
+        changed: bytes = atheris.Mutate(data, len(data)) if len(data) >= longest else atheris.Mutate(data, longest)
+        return target.seal(changed)[:longest] if seed % 2 else changed
+
+    options = [
+        *(f"-runs={inputs}", f"-seed={seed + 1}", f"-max_len={LONGEST}", f"-malloc_limit_mb={MEMORY >> 20}"),
+        *("-timeout=10", "-print_final_stats=1", "-verbosity=0", f"-artifact_prefix={folder()}/", str(corpus)),
+    ]
+    if target.tokens:
+        options.append(f"-dict={words}")
+    atheris.Setup([sys.argv[0], *options], lambda data: check(target, data), custom_mutator=change)
+    atheris.Fuzz()
+
+
+def main() -> None:
+    """Shares the inputs out among the targets and reports."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(t.name for t in TARGETS))
+    parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--guided", action="store_true", help=argparse.SUPPRESS)  # what this program calls itself with
+    options = parser.parse_args()
+    chosen = [target for target in TARGETS if not options.targets or target.name in options.targets]
+    if options.guided:
+        guided(chosen[0], options.inputs, options.seed)
+    with_coverage = importlib.util.find_spec("atheris") is not None
+    print("guided by coverage" if with_coverage else "not guided by coverage: pip install atheris", flush=True)
+    everything = sum(target.share for target in chosen)
+    total = failed = 0
+    began = time.monotonic()
+    for target in chosen:
+        inputs = max(1, round(options.inputs * target.share / everything))
+        start = time.monotonic()
+        if with_coverage:
+            command = [sys.executable, "-m", "tests.fuzz.driver", "--guided", target.name]
+            command += ["--inputs", str(inputs), "--seed", str(options.seed)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            trouble = "" if done.returncode == 0 else done.stderr[-6000:]
+        else:
+            try:
+                fuzz(target, inputs, options.seed)
+                trouble = ""
+            except FindingError as finding:
+                trouble = str(finding)
+        seconds = time.monotonic() - start
+        total += inputs
+        print(f"{target.name:<14}{inputs:>10,} inputs  {seconds:7.1f} s  {'FOUND' if trouble else 'ok'}", flush=True)
+        if trouble:
+            failed += 1
+            print(trouble, flush=True)
+    print(f"{total:,} inputs in {time.monotonic() - began:.0f} s, {failed} targets with findings")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
