@@ -18,8 +18,8 @@ from pathlib import Path
 
 from cpsgd.errors import CpsgdError
 
-from .mutations import LONGEST, mutate
-from .targets import TARGETS, Target, folder
+from .mutations import mutate
+from .targets import TARGETS, Target
 
 MEMORY = 192 << 20
 """Bytes that a parser may take beyond what the process has before, for inputs of at most `LONGEST` bytes."""
@@ -74,44 +74,14 @@ class limited_memory:  # noqa: N801  # reads as a statement
         resource.setrlimit(resource.RLIMIT_AS, self._before)
 
 
-def guided(target: Target, inputs: int, seed: int) -> None:
-    """The same in this process by libFuzzer, which ends the process."""
-    import atheris  # type: ignore[import-untyped]
-
-    atheris.instrument_all()
-    corpus = folder() / "corpus"
-    corpus.mkdir()
-    for number, data in enumerate(target.seeds()):
-        (corpus / str(number)).write_bytes(data)
-    words = folder() / "words"
-    lines = ["".join(f"\\x{byte:02x}" for byte in token) for token in target.tokens]
-    words.write_text("".join(f'"{line}"\n' for line in lines))
-
-    def change(data: bytes, longest: int, seed: int) -> bytes:
-        changed: bytes = atheris.Mutate(data, len(data)) if len(data) >= longest else atheris.Mutate(data, longest)
-        return target.seal(changed)[:longest] if seed % 2 else changed
-
-    options = [
-        *(f"-runs={inputs}", f"-seed={seed + 1}", f"-max_len={LONGEST}", f"-malloc_limit_mb={MEMORY >> 20}"),
-        *("-timeout=10", "-print_final_stats=1", "-verbosity=0", f"-artifact_prefix={folder()}/", str(corpus)),
-    ]
-    if target.tokens:
-        options.append(f"-dict={words}")
-    atheris.Setup([sys.argv[0], *options], lambda data: check(target, data), custom_mutator=change)
-    atheris.Fuzz()
-
-
 def main() -> None:
     """Shares the inputs out among the targets and reports."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(t.name for t in TARGETS))
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--guided", action="store_true", help=argparse.SUPPRESS)  # what this program calls itself with
     options = parser.parse_args()
     chosen = [target for target in TARGETS if not options.targets or target.name in options.targets]
-    if options.guided:
-        guided(chosen[0], options.inputs, options.seed)
     with_coverage = importlib.util.find_spec("atheris") is not None
     print("guided by coverage" if with_coverage else "not guided by coverage: pip install atheris", flush=True)
     everything = sum(target.share for target in chosen)
@@ -121,8 +91,7 @@ def main() -> None:
         inputs = max(1, round(options.inputs * target.share / everything))
         start = time.monotonic()
         if with_coverage:
-            command = [sys.executable, "-m", "tests.fuzz.driver", "--guided", target.name]
-            command += ["--inputs", str(inputs), "--seed", str(options.seed)]
+            command = [sys.executable, "-m", "tests.fuzz.guided", target.name, str(inputs), str(options.seed)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             trouble = "" if done.returncode == 0 else done.stderr[-6000:]
         else:
