@@ -93,7 +93,9 @@ def main() -> None:
         if with_coverage:
             command = [sys.executable, "-m", "tests.fuzz.guided", target.name, str(inputs), str(options.seed)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            trouble = "" if done.returncode == 0 else done.stderr[-6000:]
+            said = [line for line in done.stderr.splitlines() if not line.startswith("INFO: Instrumenting")]
+            really = next((int(line.split()[-1]) for line in said if "number_of_executed_units" in line), 0)
+            trouble = "" if done.returncode == 0 and really >= inputs else "\n".join(said)[-6000:]
         else:
             try:
                 fuzz(target, inputs, options.seed)

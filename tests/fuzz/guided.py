@@ -8,7 +8,7 @@ import atheris  # type: ignore[import-untyped]
 
 # Only our own code is watched: instrumenting PyTorch would take minutes and lead the search astray.
 with atheris.instrument_imports(include=["cpsgd"]):
-    from .driver import MEMORY, check
+    from .driver import check, limited_memory
     from .mutations import LONGEST
     from .targets import TARGETS, folder
 
@@ -29,11 +29,14 @@ def main() -> None:
         return target.seal(changed)[:longest] if seed % 2 else changed
 
     options = [
-        *(f"-runs={inputs}", f"-seed={seed + 1}", f"-max_len={LONGEST}", f"-malloc_limit_mb={MEMORY >> 20}"),
-        *("-timeout=10", "-print_final_stats=1", f"-artifact_prefix={folder()}/", f"-dict={words}", str(corpus)),
+        *(f"-runs={inputs}", f"-seed={seed + 1}", f"-max_len={LONGEST}", "-timeout=10", "-print_final_stats=1"),
+        *(f"-artifact_prefix={folder()}/", str(corpus)),
     ]
+    if target.tokens:
+        options.append(f"-dict={words}")
     atheris.Setup([sys.argv[0], *options], lambda data: check(target, data), custom_mutator=change)
-    atheris.Fuzz()
+    with limited_memory():
+        atheris.Fuzz()
 
 
 if __name__ == "__main__":
