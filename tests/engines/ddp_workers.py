@@ -167,9 +167,23 @@ def not_finite(rank: int) -> dict[str, Any]:
 def not_finite_gradient(rank: int) -> dict[str, Any]:
     model = DistributedDataParallel(torch.nn.Linear(19, 1, bias=True))
     private = WorkerGradients(model, small())
-    model(torch.full((1, 19), float("inf") if rank == 0 else 1.0)).sum().backward()
+    model(torch.full((1, 19), float("inf") if rank == 0 else 1.0)).sum().backward()  # type: ignore[no-untyped-call]
     before = flat_gradient(model)
     return {"error": attempt(private.synchronise), "before": before, "after": flat_gradient(model)}
+
+
+def other_types(rank: int) -> dict[str, Any]:
+    layer = torch.nn.Linear(19, 1, dtype=torch.bfloat16)
+    model = DistributedDataParallel(layer)
+    private = WorkerGradients(model, small())
+    model(torch.full((1, 19), float(rank), dtype=torch.bfloat16)).sum().backward()  # type: ignore[no-untyped-call]
+    layer.bias.grad = None  # as of a parameter that took no part
+    private.synchronise()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return {
+        "types": [str(gradient.dtype) for gradient in gradients],
+        "gradient": b"".join(gradient.float().numpy().tobytes() for gradient in gradients),
+    }
 
 
 def too_many_examples(rank: int) -> dict[str, Any]:

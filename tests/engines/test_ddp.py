@@ -20,7 +20,7 @@ WORKERS = Path(__file__).with_name("ddp_workers.py")
 SCENARIOS = {
     2: [
         *("mean", "workers", "not_finite", "not_finite_gradient", "too_many_examples"),
-        *("other_protocol", "other_budget", "other_round", "budget", "wrong_model"),
+        *("other_types", "other_protocol", "other_budget", "other_round", "budget", "wrong_model"),
     ],
     4: ["mean", "workers", "not_finite", "other_protocol", "other_round"],
 }
@@ -115,6 +115,12 @@ def test_a_gradient_that_is_not_finite_changes_nothing(run: Run) -> None:
     assert [worker["error"][0] for worker in found] == ["NonFiniteError", "WorkerError"]
     for worker in found:
         np.testing.assert_array_equal(worker["before"], worker["after"])
+
+
+def test_other_types_and_missing_gradients(run: Run) -> None:
+    found = run("other_types", 2)
+    assert found[0]["types"] == found[1]["types"] == ["torch.bfloat16"] * 2
+    assert found[0]["gradient"] == found[1]["gradient"]
 
 
 def test_too_many_examples_stop_everybody(run: Run) -> None:

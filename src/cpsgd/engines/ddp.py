@@ -40,7 +40,8 @@ class WorkerGradients:
         """Takes over the model's exchange of gradients.
 
         Args:
-            model: The replica on this worker, in any floating-point type and on any device.
+            model: The replica on this worker. Its gradients are taken to the CPU as float32, and the mean back to
+                where and what they were.
             mean: The exchange, for the privacy of workers.
 
         Raises:
