@@ -1,28 +1,6 @@
 """Example-level privacy: a client sums its examples' clipped gradients, and one example is what is protected.
 
-A client with at most E examples sends u = Σ_j clip_D(g_j). Its norm is at most B = E D, but replacing one example moves
-it by at most 2D (zeroing one, by D). The protocol's `clip_norm` C bounds the client's sum; the accounting needs the
-distance of two neighbours *on the grid that rounding starts from*. With `unit` grid points to 1 and F fractional bits:
-
-1. C = B (1 + 2^-10), so that the encoder neither clips the norm nor shrinks the grid point: both would be functions of
-   the whole sum. That the room suffices for the roundings below is checked (`example_protocol` refuses otherwise).
-2. The float32 operations from the exact sum to the rotated vector are at most 2 (j + 4) + 1 roundings deep, where
-   2^j <= d: the sum itself, then in each of two passes the factor and the normalisation (a cast and a product each)
-   and j stages of sums and differences. Stages are orthogonal up to a factor, so the result is off by at most
-   η = (1 + 2^-24)^(2j+9) - 1 relative to B, for each neighbour.
-3. Clipping coordinates to ±X^max is 1-Lipschitz. Rounding to the grid moves each coordinate of the difference by at
-   most 1, together √d.
-
-A gradient is taken to depend on its own example and the model only, as it does without layers that mix examples. So
-neighbours' grid points are within Δ unit + 2 η B unit + √d, Δ = 2D or D, and the certificates, which depend on that
-distance alone, hold for a client bound of
-
-    D' = D + 2 η B + √d / unit
-
-in place of C. The paper's own theorem is not used: its condition on X^max is about the norm of the whole vector.
-
-Sampling of clients is not combined with this: its amplification theorems compare the round with one in which the client
-is absent, or replaced by another, and that moves the sum by up to B and not by one example's share.
+What that protects, and why, is in `cpsgd.privacy.examples`. Here are the sums, and the protocols for them.
 """
 
 from __future__ import annotations
@@ -30,76 +8,31 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.codec import clip, quantize
-from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.codec import clip
+from cpsgd.errors import ConditionError, InfeasibleError, NonFiniteError, ParameterError
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.planner import plan
-from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
+from cpsgd.privacy.examples import HEADROOM
+from cpsgd.privacy.examples import example_norm as example_norm
+from cpsgd.privacy.examples import example_protocol as example_protocol
+from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
+from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 if TYPE_CHECKING:
     from cpsgd.learning.gradients import ClientUpdates
 
-HEADROOM = 2.0**-10
 # Clients whose sums are held at a time.
 _CLIENTS = 64
-# How many times the planner is asked.
+# How many times the planner is asked, and the largest ε it takes.
 _SEARCH = 5
-
-
-def example_norm(clip_norm: float, examples: int) -> float:
-    """D, what one example's gradient is clipped to so that `examples` of them stay within `clip_norm`, with room."""
-    return clip_norm / (_validate.integer("examples", examples, low=1) * (1.0 + HEADROOM)) * (1.0 - 2.0**-50)
-
-
-def example_protocol(protocol: Protocol, examples: int) -> Protocol:
-    """The protocol whose clients are as far apart as one example moves a sum; for the accounting only.
-
-    Raises:
-        ParameterError: The grid is too coarse for the proof.
-    """
-    bound = example_norm(protocol.clip_norm, examples)
-    total = bound * examples
-    stages = protocol.dim.bit_length() - 1
-    error = math.expm1((2 * stages + 9) * math.log1p(2.0**-24)) * (1.0 + 1e-9)
-    moved = 2.0 * error * total
-    if protocol.sigma is None:
-        unit = quantize.unit(protocol.coordinate_range, protocol.levels)
-        grid = math.sqrt(protocol.dim) * (1.0 + 1e-6)
-        slack = 1.0 + (protocol.dim + 16) * 2.0**-51
-        if (total * unit * (1.0 + error) + 0.5 * grid) * slack > protocol.clip_norm * unit * (1.0 - 2.0**-40):
-            raise ParameterError(
-                "The grid is too coarse to tell one example's share of a client's sum; use more levels or a smaller "
-                "coordinate_range."
-            )
-        moved += grid / unit
-        # The accounting also bounds distances by the cube the coordinates are clipped to, for zero-out by half of its
-        # diagonal. Two sums may lie in opposite corners, so that bound must not be the smaller one.
-        if bound + moved > 0.999 * math.sqrt(protocol.dim) * protocol.coordinate_range:
-            raise ParameterError(
-                f"coordinate_range={protocol.coordinate_range:g} is too small for the proof: one example's share may "
-                f"fill it. Use at least {1.01 * (bound + moved) / math.sqrt(protocol.dim):.4g}."
-            )
-    return replace(protocol, clip_norm=(bound + moved) * (1.0 + 1e-12))
-
-
-def without_theorem(found: RoundsGuarantee) -> RoundsGuarantee:
-    """The guarantee, without the paper's theorem among its methods.
-
-    Raises:
-        ConditionError: It rests on that theorem.
-    """
-    if found.method == "paper-theorem":
-        raise ConditionError("Only the certificates speak about examples, and they prove nothing here; add noise.")
-    kept = tuple(pair for pair in found.alternatives if not pair[0].startswith("paper-theorem"))
-    return RoundsGuarantee(**{**vars(found), "alternatives": kept})
+_LARGEST = 499.0
 
 
 def plan_examples(
@@ -116,7 +49,7 @@ def plan_examples(
 ) -> Protocol:
     """A protocol for clients who send sums of at most `examples` gradients, (epsilon, delta)-DP for one of them.
 
-    The planner is asked for protocols for whole clients, with the largest ε at which one example's is still kept.
+    The planner is asked for protocols for whole clients, with nearly the largest ε at which one example's is kept.
 
     Args:
         clients: n.
@@ -136,39 +69,56 @@ def plan_examples(
         InfeasibleError: No protocol does it.
     """
     check_participation(participation)
-    whole = clip_norm * examples * (1.0 + HEADROOM) * (1.0 + 2.0**-48)
+    _validate.positive("epsilon", epsilon, high=_LARGEST)
+    whole = sum_norm(clip_norm, examples)
+    # A certificate's μ is proportional to the distance of neighbours, and an example's is D' >= D = `clip_norm` where a
+    # client's is `whole`. So the client's μ may be `ratio` times what the example's ε allows, less if D' > D. As ε/μ
+    # grows with μ, this first target is at least ε E: from the wish itself one would begin with E times the noise that
+    # is needed, and find a range so wide that the grid is too coarse for the proof, or nothing at all.
+    allowed, ratio = gdp_mu(epsilon, delta), whole / clip_norm
+    target, kept = min(_LARGEST, gdp_epsilon(allowed * ratio, delta)), epsilon
     best: Protocol | None = None
     failure = ""
-    target = kept = epsilon
     for _ in range(_SEARCH):
         try:
             found = plan(clients, dim, target, delta, whole, rounds=rounds, participation=participation, **wishes)
-            proved = without_theorem(
-                guarantee_over_rounds(
-                    example_protocol(found.protocol, examples),
-                    delta,
-                    rounds=rounds,
-                    participation=participation,
-                    adjacency=found.guarantee.adjacency,
-                    surviving=found.surviving,
-                    colluding=found.colluding,
-                )
+            proved = guarantee_over_rounds(
+                _accounted(found.protocol, examples),
+                delta,
+                rounds=rounds,
+                participation=participation,
+                adjacency=found.guarantee.adjacency,
+                surviving=found.surviving,
+                colluding=found.colluding,
             )
         except (ConditionError, InfeasibleError) as error:
             failure = str(error)
-            if best is None:
-                break
             target = math.sqrt(target * kept)
             continue
         if proved.epsilon <= epsilon:
             best, kept = found.protocol, target
-            if proved.epsilon >= 0.99 * epsilon:
+            if proved.epsilon >= 0.99 * epsilon or target >= _LARGEST:
                 break
-        # An example's ε is nearly proportional to a client's. The planner takes ε < 500.
-        target = min(499.0, target * epsilon / proved.epsilon * 0.998)
+        # What the ratio really is, with the distance of examples on the grid, which depends on the protocol.
+        if proved.epsilon > 0.0:
+            ratio = gdp_mu(target, delta) / gdp_mu(proved.epsilon, delta)
+        target = min(_LARGEST, gdp_epsilon(0.999 * allowed * ratio, delta))
     if best is None:
         raise InfeasibleError(f"No protocol keeps ε={epsilon:g} for an example among {examples}: {failure}")
     return best
+
+
+def sum_norm(clip_norm: float, examples: int) -> float:
+    """The `clip_norm` of a protocol for sums of so many gradients, each clipped to `clip_norm`; see `example_norm`."""
+    return clip_norm * _validate.integer("examples", examples, low=1) * (1.0 + HEADROOM) * (1.0 + 2.0**-48)
+
+
+def _accounted(protocol: Protocol, examples: int) -> Protocol:
+    """`example_protocol`, where a protocol that it refuses is one more that does not do."""
+    try:
+        return example_protocol(protocol, examples)
+    except ParameterError as error:
+        raise ConditionError(str(error)) from None
 
 
 def check_participation(scheme: str) -> None:
@@ -183,7 +133,8 @@ def check_participation(scheme: str) -> None:
 class ExampleSums:
     """Clients' sums of their examples' clipped gradients, as rows of float32.
 
-    Sums are taken in float64 and rounded once. Of a client with more than `examples` examples the first ones count.
+    Sums are taken in float64 and rounded once. Of a client with more than `examples` examples the first ones count. A
+    gradient with NaN or infinity counts as zero: whatever an example is, it moves the sum by at most D.
     """
 
     def __init__(self, gradients: ClientUpdates, clip_norm: float, examples: int) -> None:
@@ -206,7 +157,11 @@ class ExampleSums:
             sums = np.zeros((len(part), self.dim))
             for client, count in enumerate(part):
                 for gradient in itertools.islice(gradients, int(count)):
-                    sums[client] += gradient * np.float64(clip.factor(gradient, self._bound))
+                    try:
+                        factor = clip.factor(gradient, self._bound)
+                    except NonFiniteError:
+                        continue
+                    sums[client] += gradient * np.float64(factor)
             yield sums.astype(np.float32)
 
     def _each(self, singles: Batch) -> Iterator[NDArray[np.float32]]:
