@@ -135,6 +135,9 @@ class Store:
             yield
         except sqlite3.Error as error:
             raise self._explained(error) from None
+        except UnicodeDecodeError:
+            # What sqlite3 raises where SQLite's own message quotes damaged text.
+            raise LedgerFormatError(f"{self.path} is damaged: its text is not text. Restore it from a copy.") from None
 
     def _explained(self, error: sqlite3.Error) -> LedgerError:
         # The low byte is the kind of error, the others say more.
