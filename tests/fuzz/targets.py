@@ -29,8 +29,12 @@ from cpsgd.codec._kernels import _native
 from cpsgd.errors import CpsgdError
 from cpsgd.learning import checkpoints, settings
 from cpsgd.learning.datasets import mnist
+from cpsgd.privacy import ledger
+from cpsgd.privacy.ledger import chain
 from cpsgd.privacy.participation import Participation
 from cpsgd.protocol import Protocol
+
+from . import secure
 
 ROUND = 7
 ROTATED = Protocol.rotated_binomial(clients=3, dim=33, clip_norm=1.0, levels=5, trials=11)
@@ -220,6 +224,39 @@ def seal_charges(data: bytes) -> bytes:
     return b"".join(text + b" %08x\n" % zlib.crc32(text) for text in texts)
 
 
+# ------------------------------------------------------------------ the ledger
+
+
+def ledger_records(data: bytes) -> None:
+    """Records of a ledger, a line each, in a chain that holds."""
+    state = chain.State()
+    for line in data.decode("utf-8", "replace").splitlines():
+        digest = chain.link(state.head.hash, line) if line.isascii() else ""
+        state.apply(state.head.number + 1, line, digest)
+
+
+def record_seeds() -> list[bytes]:
+    """All kinds of records."""
+    lines = [row["body"] for row in written_ledger().export()["records"]]
+    return ["\n".join(lines[:count]).encode() for count in range(2, len(lines) + 1)]
+
+
+def ledger_seeds() -> list[bytes]:
+    """A ledger's file."""
+    return [written_ledger().path.read_bytes()]
+
+
+def written_ledger() -> ledger.Ledger:
+    """A ledger with a budget and a round."""
+    path = folder() / "seed.ledger"
+    path.unlink(missing_ok=True)
+    book = ledger.Ledger(path)
+    book.create(ledger.Budget(population="all", epsilon=9.0, delta=1e-3))
+    protocol = Protocol.rotated_binomial(clients=99, dim=9, clip_norm=1.0, levels=2, trials=200)
+    book.release(book.reserve("all", ledger.RoundEvent(protocol, survivors=90)), survivors=95)
+    return book
+
+
 # ------------------------------------------------------------------ people's data
 
 
@@ -275,6 +312,11 @@ TARGETS = (
         "charges", as_file("charges.jsonl", checkpoints.ChargeLog), charge_seeds, seal_charges,
         tokens=(b'{"round":', b'"survivors":', *NUMBERS), share=0.5,
     ),
+    Target("ledger", as_file("budgets.ledger", ledger.Ledger), ledger_seeds, share=0.2),
+    Target("ledger-records", ledger_records, record_seeds, tokens=(b'"kind":', *NUMBERS), share=0.5),
+    Target("secagg-client", secure.to_client, secure.client_seeds, secure.seal, share=0.2),
+    Target("secagg-server", secure.to_server, secure.server_seeds, secure.seal, share=0.2),
+    Target("secagg-state", secure.restore, secure.state_seeds, secure.seal_state, share=0.5),
     Target("npy", as_file("rows.npy", read_rows), arrays, tokens=(b"'<f4'", b"'O'", b"(1099511627776, 2)"), share=0.3),
     Target("npz", as_file("rows.npz", read_rows), archives, share=0.2),
     Target("csv", as_file("rows.csv", read_rows), lambda: [b"a,b\n1,2\n3,4.5\n", b"1\n2\n"], tokens=NUMBERS),

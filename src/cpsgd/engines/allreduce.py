@@ -32,7 +32,7 @@ from cpsgd.codec import wire
 from cpsgd.engines.lanes import Lanes
 from cpsgd.errors import CarrierError, InfeasibleError, ParameterError, WorkerError
 from cpsgd.learning._torch import torch
-from cpsgd.learning.examples import check_participation, example_protocol, without_theorem
+from cpsgd.learning.examples import check_participation, example_protocol
 from cpsgd.privacy.adjacency import Adjacency
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
@@ -230,7 +230,7 @@ class PrivateMean:
             )
 
     def _proved(self, rounds: int) -> RoundsGuarantee:
-        found = guarantee_over_rounds(
+        return guarantee_over_rounds(
             self._accounted,
             self.delta,
             rounds=rounds,
@@ -239,7 +239,6 @@ class PrivateMean:
             surviving=self.workers,
             colluding=self.colluding,
         )
-        return found if self.examples is None else without_theorem(found)
 
     @staticmethod
     def _carry(collective: Callable[[], object], consequence: str) -> None:
