@@ -7,49 +7,83 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
 from cpsgd.errors import CpsgdError
-from cpsgd.secagg import SecureClient, SecureServer, Stage, wire
+from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, wire
 
-from ..secagg.rounds import IDENTITIES, ROSTER, Round, _shared, new_client, new_round, parameters  # noqa: TID252
-
-AGREED = parameters(4)
+CLIENTS = 4
+AGREED = SecureParameters(
+    clients=CLIENTS, dim=5, bits=8, neighbours=3, threshold=3, round=7, surviving=2, fingerprint=bytes(range(16))
+)
 STAGES = (Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK)
+IDENTITIES = [Ed25519PrivateKey.from_private_bytes(bytes([number + 1]) * 32) for number in range(CLIENTS)]
+ROSTER = frozenset(identity.public_key().public_bytes_raw() for identity in IDENTITIES)
+VALUES: NDArray[np.uint32] = np.arange(5, dtype=np.uint32)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A signed round at one stage, when all clients but client 0 have answered.
+
+    Attributes:
+        server: The server, to be copied.
+        state: What client 0 remembers; None before it was invited.
+        message: What the server says to client 0.
+        answer: What client 0 answers.
+    """
+
+    server: SecureServer
+    state: bytes | None
+    message: bytes
+    answer: bytes
+
+
+def client(state: bytes | None, number: int = 0) -> SecureClient:
+    """A client that remembers this."""
+    if state is None:
+        return SecureClient(number, expected=AGREED, identity=IDENTITIES[number], roster=ROSTER)
+    return SecureClient.restore(state, identity=IDENTITIES[number], roster=ROSTER)
+
+
+def answer(who: SecureClient, stage: Stage, message: bytes) -> bytes:
+    """What a client answers to a message."""
+    arguments = [VALUES] if stage is Stage.MASK else []
+    return bytes(getattr(who, stage.value)(message, *arguments))
 
 
 @cache
-def rounds() -> list[Round]:
-    """A signed round in each of its stages."""
-    started = new_round(AGREED, signed=True)
-    return [started.until(stage).copied() for stage in STAGES]
-
-
-@cache
-def servers() -> list[SecureServer]:
-    """The servers of these rounds when all clients but client 0 have answered."""
+def moments() -> list[Moment]:
+    """All stages of a round."""
+    server = SecureServer(AGREED, roster=ROSTER, session=bytes(16))
+    waiting = server.invite()
+    states: list[bytes | None] = [None] * CLIENTS
     found = []
-    for started in rounds():
-        ahead = started.copied()
-        ahead.collect(silent=frozenset({0}))
-        found.append(ahead.server)
+    for stage in STAGES:
+        state, clients = states[0], [client(state, number) for number, state in enumerate(states)]
+        answers = [answer(who, stage, waiting[number]) for number, who in enumerate(clients)]
+        for number in range(1, CLIENTS):
+            server.receive(number, answers[number])
+        found.append(Moment(copy.deepcopy(server), state, waiting[0], answers[0]))
+        server.receive(0, answers[0])
+        waiting = server.advance()
+        states = [who.export_state() for who in clients]
     return found
 
 
 def to_client(data: bytes) -> None:
     """A message to client 0, which must leave no trace if it is refused."""
     number = (data[0] if data else 0) % len(STAGES)
-    started = rounds()[number]
-    before = started.clients[0]._state
-    assert before is not None
-    client = new_client(0, AGREED, signed=True)
-    client._state = copy.deepcopy(before, _shared(before))
-    method = getattr(client, STAGES[number].value)
-    arguments = [started.values[0]] if STAGES[number] is Stage.MASK else []
+    who = client(moments()[number].state)
     try:
-        method(data[1:], *arguments)
+        answer(who, STAGES[number], data[1:])
     except CpsgdError:
-        if client._state is None or client._state.to_bytes() != before.to_bytes():
+        if moments()[number].state not in (None, who.export_state()):
             raise AssertionError("a refused message changed the client") from None
         raise
 
@@ -57,7 +91,7 @@ def to_client(data: bytes) -> None:
 def to_server(data: bytes) -> None:
     """An answer of client 0, the last one that is missing, and what the server then does."""
     number = (data[0] if data else 0) % len(STAGES)
-    server = copy.deepcopy(servers()[number], _shared(servers()[number]))
+    server = copy.deepcopy(moments()[number].server)
     try:
         server.receive(0, data[1:])
     except CpsgdError:
@@ -69,12 +103,12 @@ def to_server(data: bytes) -> None:
 
 def client_seeds() -> list[bytes]:
     """What the server says to client 0."""
-    return [bytes([number]) + started.waiting[0] for number, started in enumerate(rounds())]
+    return [bytes([number]) + moment.message for number, moment in enumerate(moments())]
 
 
 def server_seeds() -> list[bytes]:
     """What client 0 answers."""
-    return [bytes([number]) + started.copied().answer(0) for number, started in enumerate(rounds())]
+    return [bytes([number]) + moment.answer for number, moment in enumerate(moments())]
 
 
 def seal(data: bytes) -> bytes:
@@ -93,7 +127,7 @@ def restore(data: bytes) -> None:
 
 def state_seeds() -> list[bytes]:
     """Client 0's state in every stage but the first, which has none."""
-    return [started.copied().clients[0].export_state() for started in rounds()[1:]]
+    return [moment.state for moment in moments() if moment.state is not None]
 
 
 def seal_state(data: bytes) -> bytes:
