@@ -13,6 +13,7 @@ import os
 import pickle
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -234,9 +235,15 @@ def budget(rank: int) -> dict[str, Any]:
 def wrong_model(rank: int) -> dict[str, Any]:
     layer = torch.nn.Linear(19, 1)
     statistics = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(5))
+    with_buffer = torch.nn.Linear(19, 1)
+    with_buffer.register_buffer("last", torch.zeros(1))
     return {
         "dim": attempt(lambda: WorkerGradients(DistributedDataParallel(torch.nn.Linear(3, 1)), small())),
         "statistics": attempt(lambda: WorkerGradients(DistributedDataParallel(statistics), small())),
+        "buffers": attempt(lambda: WorkerGradients(DistributedDataParallel(with_buffer), small())),
+        "unused": attempt(
+            lambda: WorkerGradients(DistributedDataParallel(layer, find_unused_parameters=True), small())
+        ),
         "unit": attempt(lambda: ExampleGradients(DistributedDataParallel(layer), cross_entropy, small())),
     }
 
@@ -245,6 +252,7 @@ def lost_worker(rank: int) -> dict[str, Any]:
     exchange = small()
     exchange.mean(lambda: vector(rank))
     if rank == 1:
+        time.sleep(2.0)  # until the others have all of the first round
         os._exit(0)
     return {"error": attempt(lambda: exchange.mean(lambda: vector(rank))), "spent": exchange.round}
 

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer, the same inputs every time; `make fuzz` is the long one."""
+"""A short run of the fuzzer, with the same changes to inputs every time; `make fuzz` is the long one."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class WorkerGradients:
             mean: The exchange, for the privacy of workers.
 
         Raises:
-            ParameterError: The model and the protocol do not fit, or a layer shares statistics of examples.
+            ParameterError: The model and the protocol do not fit, or something else of the model would be shared.
         """
         if mean.examples is not None:
             raise ParameterError("This exchange was set up for sums over examples; use ExampleGradients.")
@@ -123,6 +123,16 @@ def _take_over(model: DistributedDataParallel, mean: PrivateMean) -> list[torch.
     if dim != mean.protocol.dim:
         raise ParameterError(f"The model has {dim} trainable parameters, the protocol {mean.protocol.dim} coordinates.")
     check_layers(model.module)
+    if model.broadcast_buffers and any(True for _ in model.module.buffers()):
+        raise ParameterError(
+            "DDP would send the model's buffers to all workers, outside of any privacy guarantee: make it with "
+            "broadcast_buffers=False."
+        )
+    if model.find_unused_parameters:
+        raise ParameterError(
+            "With find_unused_parameters DDP tells all workers which parameters this one's data used, outside of any "
+            "privacy guarantee: make it without."
+        )
     model.register_comm_hook(None, _stay)
     return parameters
 
