@@ -194,3 +194,11 @@ class LedgerFormatError(LedgerError):
 
 class LedgerChainError(LedgerFormatError):
     """The chain of hashes is broken: a record was changed, removed or inserted."""
+
+
+class WorkerError(CpsgdError):
+    """Workers of one round do not agree, or one of them has no vector to give. Nothing was added up."""
+
+
+class CarrierError(CpsgdError):
+    """What carries the integers failed on the way: a worker is gone, or took too long."""

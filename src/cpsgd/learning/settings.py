@@ -6,12 +6,14 @@ Nothing heavy is imported, so that settings can be read and refused before PyTor
 from __future__ import annotations
 
 import json
+import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from cpsgd import _validate
 from cpsgd.errors import ParameterError
 
 NO_SEED = "none"
@@ -101,10 +103,10 @@ class Settings:
         for name in values:
             if name not in known:
                 raise ParameterError(f"Unknown setting {name!r}. Known are {', '.join(known)}.")
-        preset = values.get("preset", "digits")
+        changes: dict[str, Any] = {name: _checked(name, value) for name, value in values.items()}
+        preset = changes.get("preset", "digits")
         if preset not in PRESETS:
             raise ParameterError(f"Unknown preset {preset!r}. Known are {', '.join(PRESETS)}.")
-        changes: dict[str, Any] = {name: _checked(name, value) for name, value in values.items()}
         if ("levels" in changes or "trials" in changes or "range" in changes) and "bits" not in changes:
             changes["bits"] = None
         if "dataset" in changes and "clients" not in changes:
@@ -195,9 +197,9 @@ def _checked(name: str, value: object) -> object:
         return None
     kind = _KINDS[name]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return _validate.finite(name, value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ParameterError(f"Expected {name} to be of type {kind.__name__}, got {value!r}.")
+        raise ParameterError(f"Expected {name} to be of type {kind.__name__}, got {reprlib.repr(value)}.")
     return value
 
 
@@ -210,7 +212,7 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ParameterError(f"{path} cannot be read as {path.suffix[1:].upper() or 'TOML'}: {error}.") from None
     if not isinstance(values, dict):
         raise ParameterError(f"{path} does not hold settings.")

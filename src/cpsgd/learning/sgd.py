@@ -500,7 +500,11 @@ class Trainer:
         if not path.exists() and self._charges.survivors:
             raise CheckpointError(f"{folder} has charges but no checkpoint: the run cannot be continued.")
         if path.exists():
-            self._restore(checkpoints.load(path))
+            state = checkpoints.load(path)
+            try:
+                self._restore(state)
+            except (KeyError, TypeError, AttributeError, RuntimeError):
+                raise CheckpointError(f"{path} does not hold the state of a run of this kind.") from None
 
     def _restore(self, state: dict[str, Any]) -> None:
         assert self._charges is not None
