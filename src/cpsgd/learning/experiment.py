@@ -145,6 +145,7 @@ class Experiment:
             examples=settings.examples,
             optimizer=settings.optimizer,
             learning_rate=settings.lr,
+            weight_decay=settings.weight_decay,
             schedule=optimizers.check_schedule(settings.schedule),
             seed=settings.seed,
             dropout=settings.dropout,

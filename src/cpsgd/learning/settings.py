@@ -40,7 +40,8 @@ class Settings:
         clip_norm: D, bound on an update's Euclidean norm.
         optimizer: The server's.
         lr: The server's learning rate.
-        schedule: "constant", or "linear" towards 0 after the last round.
+        weight_decay: The server's: so much of each parameter is added to its gradient.
+        schedule: "constant", or towards 0 after the last round: "linear", or "late", in the last three tenths.
         participation: "once", "every", "poisson" or "fixed-size".
         dropout: Probability with which a message does not arrive.
         examples: E, for the privacy of single examples, of which a client sends the sum of at most E gradients, each
@@ -73,6 +74,7 @@ class Settings:
     clip_norm: float = 1.0
     optimizer: str = "sgd"
     lr: float
+    weight_decay: float = 0.0
     schedule: str = "constant"
     participation: str = "once"
     dropout: float = 0.0
@@ -175,6 +177,7 @@ _KINDS: dict[str, type] = {
     "clip_norm": float,
     "optimizer": str,
     "lr": float,
+    "weight_decay": float,
     "schedule": str,
     "participation": str,
     "dropout": float,
