@@ -155,7 +155,9 @@ _PAPER = Settings(
     cohort=10_000,
     rounds=2_500,  # one epoch: 2,500 disjoint cohorts of 10,000 are all clients
     delta=1e-9,
-    lr=4.0,
+    lr=6.0,
+    weight_decay=1e-4,
+    schedule="late",
 )
 
 PRESETS = {"digits": _DIGITS, "paper": _PAPER}
