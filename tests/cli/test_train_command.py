@@ -253,17 +253,18 @@ def test_the_accuracy_figure(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     data = json.loads(result.stdout)
     assert [panel["epsilon"] for panel in data["panels"]] == [4.0, 2.0]
     for panel in data["panels"]:
-        (line,) = panel["lines"]
-        assert line["epsilon"] <= panel["epsilon"]
-        assert line["megabytes"][-1] < data["baseline"]["megabytes"][-1]
-        first, second = line["accuracy"]
-        assert len(first) == len(second) == 2
-        assert first != second
+        assert [line["method"] for line in panel["lines"]] == ["binomial", "gaussian"]
+        assert panel["lines"][0]["megabytes"][-1] < data["baseline"]["megabytes"][-1]
+        for line in panel["lines"]:
+            assert line["epsilon"] <= panel["epsilon"]
+            first, second = line["accuracy"]
+            assert len(first) == len(second) == 2
+            assert first != second
     table = list(csv.DictReader(Path("figures/accuracy.csv").read_text().splitlines()))
-    assert len(table) == 3 * 2 * 2
+    assert len(table) == 5 * 2 * 2
     assert (table[0]["k"], table[0]["epsilon"], table[0]["bits_per_coordinate"]) == ("", "", "32.0")
     assert table[-1]["panel_epsilon"] == "2"
-    assert float(table[-1]["accuracy"]) == data["panels"][1]["lines"][0]["accuracy"][1][-1]
+    assert float(table[-1]["accuracy"]) == data["panels"][1]["lines"][-1]["accuracy"][1][-1]
 
     # The trainings are kept: with the same command nothing is trained again, and with --redraw they are not needed.
     def refuse(self: object) -> None:
