@@ -45,6 +45,11 @@ def test_once_is_disjoint_and_covers_everybody() -> None:
     assert str(cohorts.participation) == "once"
 
 
+def test_nobody_takes_part_twice_in_a_round_too_many() -> None:
+    with pytest.raises(InfeasibleError, match="took part before"):
+        make().clients(10)
+
+
 def test_fixed_size_draws_without_repetition() -> None:
     cohorts = make("fixed-size")
     for number in range(3):

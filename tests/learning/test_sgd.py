@@ -206,6 +206,17 @@ def test_private_training_on_digits_learns_with_every_baseline() -> None:
     assert min(accuracy.values()) > accuracy["no privacy"] - 0.1
 
 
+@pytest.mark.parametrize("scheme", ["once", "every"])
+def test_there_is_no_round_beyond_those_the_budget_was_checked_for(triangle: ArrayDataset, scheme: Scheme) -> None:
+    few = plan(clients=600, dim=DIM, epsilon=6.0, delta=1e-5, bits=10)
+    trainer = run(triangle, few, cohort=600, rounds=1, participation=scheme)
+    before, epsilon = weights(trainer.model), spent(trainer).epsilon
+    with pytest.raises(InfeasibleError, match="All 1 rounds were run"):
+        trainer.step()
+    assert np.array_equal(weights(trainer.model), before)
+    assert (trainer.round, len(trainer.history), spent(trainer).epsilon) == (1, 1, epsilon)
+
+
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_federated_averaging_with_other_optimizers(triangle: ArrayDataset, optimizer: str) -> None:
     trainer = run(

@@ -87,10 +87,16 @@ class Cohorts:
         return Participation(self.scheme)
 
     def clients(self, round: int) -> NDArray[np.int64]:
-        """The numbers of the clients in a round's cohort."""
+        """The numbers of the clients in a round's cohort.
+
+        Raises:
+            InfeasibleError: Everybody has taken part once.
+        """
         if self.scheme == "every":
             return np.arange(self.population)
         if self.scheme == "once":
+            if (round + 1) * self.cohort > self.population:
+                raise InfeasibleError(f"Round {round:,} would need clients who took part before: all are used up.")
             return permuted(np.arange(round * self.cohort, (round + 1) * self.cohort), self.population, self.key)
         generator = self.generator("cohort", round)
         size = self.cohort

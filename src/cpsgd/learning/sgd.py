@@ -27,7 +27,7 @@ from scipy.stats import binom
 from cpsgd import _validate
 from cpsgd.engines.device import DeviceFloatMean, DeviceRound
 from cpsgd.engines.simulate import FloatMean, RoundSimulator
-from cpsgd.errors import CheckpointError, DivergedError, ParameterError
+from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import checkpoints, devices, mechanisms, optimizers
 from cpsgd.learning._torch import torch
 from cpsgd.learning.charging import RunCharges
@@ -297,12 +297,17 @@ class Trainer:
         model can see.
 
         Raises:
+            InfeasibleError: All rounds were run; the budget was checked for no more than these.
             DivergedError: The model's parameters are not finite; the round was not begun and costs nothing.
             CheckpointError: The round before was interrupted after its charge, so that this object's state is unknown.
         """
         if self._unfinished:
             raise CheckpointError(
                 f"Round {self.round} was interrupted after its charge: make a new Trainer with resume=True."
+            )
+        if self.round >= self.rounds:
+            raise InfeasibleError(
+                f"All {self.rounds:,} rounds were run, and the budget was checked for no more: make a new Trainer."
             )
         if self._on_device is None or self.round % self._evaluate_every == 0:
             self._check_finite()
