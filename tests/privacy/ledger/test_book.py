@@ -268,3 +268,19 @@ def test_what_somebody_else_spends_between_the_price_and_the_lock_counts(
     with pytest.raises(BudgetExceededError):
         ledger.reserve("people", EVENT)
     assert ledger.total("people").rounds == affordable
+
+
+def test_a_release_does_not_bring_a_spent_budget_over_its_limit(tmp_path: Path) -> None:
+    little, much = (
+        Protocol.rotated_binomial(clients=30, dim=1, clip_norm=1.0, levels=2, trials=trials, coordinate_range=1.0)
+        for trials in (1, 40)
+    )
+    events = [RoundEvent(protocol, survivors=30) for protocol in (little, little, little, much)]
+    ledger = Ledger(tmp_path / "tight.ledger")
+    ledger.create(Budget(population="few", epsilon=100.0, delta=0.01))
+    limit = ledger.quote("few", events).epsilon
+    ledger.create(Budget(population="people", epsilon=limit, delta=0.01))
+    entries = [ledger.reserve("people", event) for event in events]
+    ledger.release(entries[0], survivors=31)
+    assert ledger.total("people").epsilon == limit
+    assert ledger.verify().overspent == ()

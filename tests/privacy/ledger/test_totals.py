@@ -253,3 +253,20 @@ def test_a_release_with_more_survivors_never_raises_the_total() -> None:
     sizes = [entry.survivors for entry in entries]
     exact = guarantee_over_rounds(FIRST, DELTA, surviving=sizes).epsilon
     assert exact * (1 - 1e-9) <= before.epsilon <= exact * 1.001
+
+
+def test_a_release_does_not_bring_the_total_over_what_was_allowed() -> None:
+    # With so little noise the certificate of 31 messages is worse than that of 30, and three kinds are worse than two.
+    little, much = (
+        Protocol.rotated_binomial(clients=30, dim=1, clip_norm=1.0, levels=2, trials=trials, coordinate_range=1.0)
+        for trials in (1, 40)
+    )
+    rounds = [event(protocol, survivors=30) for protocol in (little, little, little, much)]
+    budget = replace(REPLACE, delta=0.01, epsilon=100.0)
+    entries = [Entry(i, "people", round, "now", 1.0, "some") for i, round in enumerate(rounds)]
+    allowed = totals.total(budget, entries)
+    released = replace(entries[0], released_at="now", released_survivors=31, released_as=4)
+    worse = totals.total(budget, [replace(released, released_as=2), *entries[1:]])
+    assert worse.epsilon > allowed.epsilon
+    after = totals.total(budget, [released, *entries[1:]])
+    assert (after.epsilon, after.unreleased) == (allowed.epsilon, 3)

@@ -133,7 +133,7 @@ class State:
             survivors = _validate.integer("survivors", body["survivors"], low=1, high=MAX_CLIENTS)
             if entry is None or entry.released or survivors < entry.event.survivors:
                 raise ParameterError("it releases what was not reserved")
-            done = replace(entry, released_at=body["time"], released_survivors=survivors)
+            done = replace(entry, released_at=body["time"], released_survivors=survivors, released_as=body["number"])
             return lambda: self.entries.update({number: done})
         raise ParameterError("its kind is unknown")
 

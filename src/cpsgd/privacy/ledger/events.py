@@ -171,6 +171,7 @@ class Entry:
         method: What proved it.
         released_at: When it was released; None if it never was.
         released_survivors: Messages that the released sum holds; None if it never was released.
+        released_as: Number of the record of its release; None if it never was released.
     """
 
     number: int
@@ -181,6 +182,7 @@ class Entry:
     method: str
     released_at: str | None = None
     released_survivors: int | None = None
+    released_as: int | None = None
 
     @property
     def released(self) -> bool:
