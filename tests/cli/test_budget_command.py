@@ -196,3 +196,11 @@ def test_training_is_charged_and_refused(budget: Any) -> None:
         result = budget("train", *options, *wrong, "--run", "three")
         assert result.exit_code == 2
         assert words in result.stderr
+
+
+def test_heads_are_printed_in_one_piece(budget: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    head = json.loads(budget("budget", "show", "b.ledger", "--json").stdout)["head"]
+    for command in ("show", "verify", "export"):
+        options = ("--out", "b.json") if command == "export" else ()
+        assert f"head          {head}\n" in budget("budget", command, "b.ledger", *options).stdout

@@ -57,9 +57,9 @@ def create(
         ("budget", escape(f"ε = {epsilon:g} at δ = {delta:g} for {population}")),
         ("protects", f"one {budget.unit}, {budget.adjacency} neighbours"),
         ("ledger", escape(str(ledger))),
-        ("head", head),
     ]
     _render.console().print(_render.facts(rows))
+    _show_head(head)
 
 
 @app.command()
@@ -103,7 +103,9 @@ def show(
         console.print(_render.facts(_rows(total), title=escape(total.population)))
         if population is not None:
             _show_entries(book, population)
-    console.print(_render.facts([("head", str(book.head)), *([] if plot is None else [("written", str(plot))])]))
+    if plot is not None:
+        console.print(_render.facts([("written", escape(str(plot)))]))
+    _show_head(str(book.head))
 
 
 @app.command()
@@ -145,7 +147,6 @@ def verify(
     else:
         rows = [
             ("chain", f"{found.records:,} records, every hash holds"),
-            ("head", str(found.head)),
             ("known head", "contained" if head is not None else "none was given: a cut end would not be noticed"),
         ]
         for total in found.totals:
@@ -153,6 +154,7 @@ def verify(
             text = f"{over}ε = {_render.rounded_up(total.epsilon)} of {total.limit:g} at δ = {total.delta:g}"
             rows.append((escape(total.population), text))
         _render.console().print(_render.facts(rows))
+        _show_head(str(found.head))
     if overspent:
         raise typer.Exit(1)
 
@@ -177,14 +179,19 @@ def export(
     if json:
         _output.show_json(facts)
         return
-    rows = [("records", f"{facts['records']:,}"), ("head", facts["head"]), ("written", escape(str(out)))]
-    _render.console().print(_render.facts(rows))
+    _render.console().print(_render.facts([("records", f"{facts['records']:,}"), ("written", escape(str(out)))]))
+    _show_head(data["head"])
 
 
 def _open(path: Path) -> Ledger:
     from cpsgd.privacy.ledger import Ledger
 
     return Ledger(path)
+
+
+def _show_head(head: str) -> None:
+    """In one piece, however narrow the terminal: a head with a line break in it would not be found again."""
+    _output.show([("head", head)])
 
 
 def _rows(total: Total) -> list[tuple[str, str]]:
