@@ -299,3 +299,30 @@ def test_a_figure_is_not_redrawn_from_nothing(cpsgd: Any, text: str | None) -> N
     assert result.exit_code == 2
     assert "accuracy.json" in result.stderr
     assert not Path("figures/accuracy.png").exists()
+
+
+def test_a_run_on_a_ledger_has_no_seed_unless_one_is_given(cpsgd: Any) -> None:
+    create = ("budget", "create", "b.ledger", "--population", "people", "--epsilon", 3.2, "--delta", 1e-6)
+    assert cpsgd(*create).exit_code == 0
+    small = ("train", *SMALL, "--dataset", "digits", "--cohort", 300, "--rounds", 2, "--no-baselines", "--json")
+    for population, words in (("nobody", "no budget for 'nobody'"), (None, "both ledger and population")):
+        whose = () if population is None else ("--population", population)
+        refused = cpsgd(*small, "--run", "refused", "--ledger", "b.ledger", *whose)
+        assert refused.exit_code == 2
+        assert words in refused.stderr
+    charged = (*small, "--ledger", "b.ledger", "--population", "people")
+    for run, seed in (("private", ()), ("simulated", ("--seed", 5))):
+        result = cpsgd(*charged, "--run", run, *seed)
+        assert result.exit_code == 0, result.stderr
+        summary = json.loads(result.stdout)
+        assert summary["seeded"] == bool(seed)
+        assert summary["budget"]["epsilon"] <= 3.2
+    assert summary["budget"]["rounds"] == 4
+    exported = json.loads(cpsgd("budget", "export", "b.ledger").stdout)
+    (people,) = exported["populations"]
+    simulated = ["follows from a seed" in entry["event"]["label"] for entry in people["entries"]]
+    assert simulated == [False, False, True, True]
+    again = cpsgd(*charged, "--run", "third")
+    assert again.exit_code == 2
+    assert "is left; this would bring it to" in again.stderr
+    assert cpsgd("budget", "verify", "b.ledger").exit_code == 0

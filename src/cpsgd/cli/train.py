@@ -112,7 +112,7 @@ def run(
         typer.Option(
             metavar="INTEGER|none",
             help="First weights, cohorts and noise follow from it. With none, noise is the operating system's.",
-            show_default="0",
+            show_default="0; none with --ledger",
             rich_help_panel=_RUN,
         ),
     ] = None,

@@ -125,5 +125,5 @@ class RunCharges:
             partition=self.run if cohorts.scheme == "once" else "",
             examples=self._examples,
             overflow=cohorts.overflow,
-            label="cpsgd train",
+            label="cpsgd train, a simulation: its noise follows from a seed" if self._repeatable else "cpsgd train",
         )

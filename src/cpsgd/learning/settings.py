@@ -51,7 +51,7 @@ class Settings:
         local_steps: Local SGD steps a client; 1 sends a gradient.
         local_lr: Learning rate of the local steps.
         seed: What the model's first weights, cohorts and noise follow from; None (in files "none") for randomness from
-            the operating system.
+            the operating system, which is the default with a ledger.
         baselines: Whether the baselines are run, too.
         device: Where it is computed: cpu, cuda or auto.
         evaluate_every: The test set is looked at, and a checkpoint written, after every so many rounds.
@@ -113,6 +113,8 @@ class Settings:
             changes["bits"] = None
         if "dataset" in changes and "clients" not in changes:
             changes["clients"] = None  # the preset's number belongs to its own data set
+        if changes.get("ledger") is not None and "seed" not in changes:
+            changes["seed"] = None  # what is charged as private must not have the noise of a seed that everybody knows
         settings = cls(**{**asdict(PRESETS[preset]), **changes})
         if settings.explicit:
             if settings.bits is not None:
