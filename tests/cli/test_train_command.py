@@ -326,3 +326,17 @@ def test_a_run_on_a_ledger_has_no_seed_unless_one_is_given(cpsgd: Any) -> None:
     assert again.exit_code == 2
     assert "is left; this would bring it to" in again.stderr
     assert cpsgd("budget", "verify", "b.ledger").exit_code == 0
+
+
+def test_a_run_that_began_meanwhile_keeps_its_settings(
+    finished: Path, cpsgd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both chose the folder while it was not there yet.
+    folder = Path("runs/whole")
+    shutil.copytree(finished / "runs" / "whole", folder)
+    before = (folder / "config.json").read_bytes()
+    monkeypatch.setattr("cpsgd.cli.train._new_folder", lambda name, preset: folder)
+    result = cpsgd("train", *SMALL, "--lr", 3.0, "--no-baselines")
+    assert result.exit_code == 2
+    assert "Another run has just begun in runs/whole" in result.stderr
+    assert (folder / "config.json").read_bytes() == before

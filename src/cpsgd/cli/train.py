@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -231,8 +232,10 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
     console.print(_device_text(settings.device), soft_wrap=True)
     results: list[Result] = []
     # Before anything can be charged, so that whatever was charged can be continued.
-    folder.mkdir(parents=True, exist_ok=True)
-    _files.write_bytes(folder / _CONFIG, (json_module.dumps(settings.to_dict(), indent=2) + "\n").encode())
+    if resume:
+        os.utime(folder / _CONFIG)  # the latest run is now this one
+    else:
+        _begin(folder, settings)
     try:
         # All runs are checked before the first round of any is charged.
         trainers = {
@@ -300,6 +303,20 @@ def _new_folder(name: str | None, preset: str) -> Path:
     while (folder := _RUNS / f"{preset}-{number}").exists():
         number += 1
     return folder
+
+
+def _begin(folder: Path, settings: Settings) -> None:
+    """Writes down what the run is. Of two processes that chose the same folder one comes too late."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with (folder / _CONFIG).open("xb") as file:
+            file.write((json_module.dumps(settings.to_dict(), indent=2) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise CheckpointError(
+            f"Another run has just begun in {folder}. Give this one a name of its own with --run."
+        ) from None
 
 
 def _latest() -> Path:
