@@ -34,6 +34,8 @@ from cpsgd.randomness import Keystream
 
 # From so many coin tosses on, the exact sampler on the CPU is faster.
 _MAX_COINS = 1 << 22
+# Triton's kernels number coordinates with 32 bits.
+_MAX_DIM = 1 << 30
 
 
 def carried(array: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -84,8 +86,16 @@ class DeviceRound:
             seed: What the round's random numbers follow from; None takes a seed from the operating system.
             device: Where vectors are, and where everything is computed.
             kernels: `plain` or `fused`; the fastest that run there by default.
+
+        Raises:
+            ParameterError: The protocol has more coordinates than a device computes with.
         """
         self.protocol = protocol
+        if protocol.dim > _MAX_DIM:
+            raise ParameterError(
+                f"A device simulates at most {_MAX_DIM:,} coordinates, and the protocol has {protocol.dim:,}: use the "
+                "CPU, or several protocols."
+            )
         self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
         self.count = 0
         self.device = torch.device(device)
@@ -109,7 +119,7 @@ class DeviceRound:
         if self._mean is not None:
             raise ParameterError("The round's mean was released: it takes no more messages.")
         protocol = self.protocol
-        _check(vectors, protocol.dim, self.device)
+        vectors = _rows(vectors, protocol.dim, self.device)
         if protocol.sigma is not None:
             self._sums += _clipped_sum(vectors, protocol.clip_norm)
         else:
@@ -211,7 +221,7 @@ class DeviceFloatMean:
 
     def add(self, vectors: torch.Tensor) -> None:
         """Adds some clients' vectors, a row each."""
-        _check(vectors, len(self._sums), self.device)
+        vectors = _rows(vectors, len(self._sums), self.device)
         self._sums += _clipped_sum(vectors, self._clip_norm)
         self.count += len(vectors)
 
@@ -234,13 +244,16 @@ class DeviceFloatMean:
         return 0.0
 
 
-def _check(vectors: torch.Tensor, dim: int, device: torch.device) -> None:
+def _rows(vectors: torch.Tensor, dim: int, device: torch.device) -> torch.Tensor:
+    """The rows, if they are what is expected; a copy where they overlap or are not whole, as kernels take them."""
     here = vectors.device.type == device.type and device.index in (None, vectors.device.index)
     if vectors.ndim != 2 or vectors.shape[1] != dim or vectors.dtype != torch.float32 or not here:
         raise VectorError(
             f"Expected rows of {dim} float32 on {device}, got {vectors.dtype} of shape {tuple(vectors.shape)} on "
             f"{vectors.device}."
         )
+    whole = vectors.stride(1) == 1 and (len(vectors) < 2 or vectors.stride(0) >= dim)
+    return vectors if whole else vectors.contiguous()
 
 
 def _clipped_sum(vectors: torch.Tensor, clip_norm: float) -> torch.Tensor:
