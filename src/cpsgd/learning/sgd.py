@@ -6,7 +6,7 @@ the server takes a step along the mean. All parties live on this machine.
 **A seed makes a simulation.** With a seed, noise and cohorts follow from it: two runs are equal bit for bit on the same
 software, and a run that was killed continues as if nothing had happened. Noise that can be repeated protects nobody, so
 such a run shows what training with this privacy costs and is not itself private. Without a seed, noise comes from the
-operating system.
+operating system; on a GPU it comes from a counter either way (`cpsgd.engines.device`), and the run is a simulation.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class Trainer:
             learning_rate: Of the named optimizers.
             schedule: How the learning rate changes: "constant", or "linear" towards 0 after the last round, which
                 quietens the noise of the last steps.
-            seed: None for noise from the operating system. A number makes the run repeatable, and a simulation that
-                protects nobody.
+            seed: None for noise from the operating system, except on a GPU. A number makes the run repeatable, and a
+                simulation that protects nobody.
             dropout: Probability with which a message does not arrive.
             local_steps: τ local SGD steps a client; 1 means one gradient.
             local_learning_rate: Step size of the local steps.
@@ -282,7 +282,10 @@ class Trainer:
         return None if self._spending is None else self._spending.guarantee()
 
     def run(self) -> Iterator[RoundMetrics]:
-        """Runs the rounds that are left, yielding each one's metrics once it is safely on disk."""
+        """Runs the rounds that are left, yielding each one's metrics.
+
+        By then the round is safely on disk, if a checkpoint was due; it is charged in any case.
+        """
         while self.round < self.rounds:
             yield self.step()
 
@@ -294,7 +297,8 @@ class Trainer:
         model can see.
 
         Raises:
-            DivergedError: The model's parameters are not finite; the round was not begun and costs nothing.
+            DivergedError: The model's parameters are not finite; the round was not begun and costs nothing. On a GPU
+                this is looked at once in `evaluate_every` rounds, since to look is to wait for it.
             CheckpointError: The round before was interrupted after its charge, so that this object's state is unknown.
         """
         if self._unfinished:
@@ -351,6 +355,11 @@ class Trainer:
                 loss += float(self._loss(outputs, truth)) * len(truth)
                 correct += int((outputs.argmax(dim=-1) == truth).sum())
         return loss / len(labels), correct / len(labels)
+
+    def save(self) -> None:
+        """Writes a checkpoint after the last complete round, due or not; without a `run_dir` nothing is kept."""
+        if self._folder is not None and not self._unfinished:
+            self._save()
 
     # ------------------------------------------------------------------ a round's parts
 
