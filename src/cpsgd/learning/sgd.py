@@ -390,8 +390,7 @@ class Trainer:
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []), _one_thread():
             self._seed_layers(int(self._cohorts.generator("torch", number).integers(2**63)))
             summed = self._summed if self._on_device is None else self._summed_on_device
-            engine = summed(number, clients)
-        engine.add_zeros(survivors - len(clients))
+            engine = summed(number, clients, survivors - len(clients))
         if self._ledger is not None:
             self._ledger.reserve(self._cohorts, number, survivors)
         self._unfinished = True
@@ -408,21 +407,23 @@ class Trainer:
         if self._device.type == "cuda":
             torch.cuda.default_generators[self._device.index].manual_seed(seed)
 
-    def _summed(self, number: int, clients: NDArray[np.int64]) -> RoundSimulator | FloatMean:
+    def _summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> RoundSimulator | FloatMean:
         engine = mechanisms.start_round(self._mechanism, self.dim, number, self._seed)
         for start in range(0, len(clients), self._slice):
             for chunk in self._rows.chunks(self._dataset.batch(clients[start : start + self._slice])):
                 engine.add(chunk)
+        engine.add_zeros(zeros)
         return engine
 
-    def _summed_on_device(self, number: int, clients: NDArray[np.int64]) -> DeviceRound | DeviceFloatMean:
+    def _summed_on_device(self, number: int, clients: NDArray[np.int64], zeros: int) -> DeviceRound | DeviceFloatMean:
         assert self._on_device is not None
-        engine = mechanisms.start_device_round(self._mechanism, self.dim, number, self._seed, self._device)
         try:
+            engine = mechanisms.start_device_round(self._mechanism, self.dim, number, self._seed, self._device)
             for start in range(0, len(clients), self._slice):
                 batch = self._on_device.batch(clients[start : start + self._slice])
                 for chunk in self._updates.tensors(batch.features, batch.labels, batch.counts):
                     engine.add(chunk)
+            engine.add_zeros(zeros)
         except torch.OutOfMemoryError:
             raise ParameterError(
                 f"The GPU has too little memory for {self._updates.memory_limit / 2**20:,.0f} MiB of clients at a "
