@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,8 @@ from scipy.stats import binom, chisquare
 
 from cpsgd import Protocol
 from cpsgd.codec import quantize
-from cpsgd.engines.device import DeviceFloatMean, DeviceRound, plain
-from cpsgd.engines.device.rounds import kernels_for
+from cpsgd.engines.device import DeviceFloatMean, DeviceRound, plain, rounds
+from cpsgd.engines.device.rounds import current, kernels_for
 from cpsgd.engines.simulate import FloatMean, RoundSimulator
 from cpsgd.errors import EmptyError, ParameterError, VectorError
 
@@ -177,6 +178,35 @@ def test_bad_input_is_refused(device: torch.device) -> None:
 def test_more_coordinates_than_kernels_can_number_are_refused() -> None:
     with pytest.raises(ParameterError, match="at most 1,073,741,824 coordinates"):
         DeviceRound(protocol(dim=2**30 + 1), 0, seed=1, device="cpu")
+
+
+def test_kernels_run_on_the_gpu_that_is_meant() -> None:
+    # Triton does not look at where tensors are, only at which GPU is the current one.
+    found = current(torch.device("cuda", 1))
+    assert isinstance(found, torch.cuda.device)
+    assert found.idx == 1
+    with current(torch.device("cpu")) as nothing:
+        assert nothing is None
+
+
+class _Current:
+    """Remembers which devices were made the current one, without being a GPU."""
+
+    def __init__(self) -> None:
+        self.entered: list[torch.device] = []
+
+    def __call__(self, device: torch.device) -> AbstractContextManager[None]:
+        self.entered.append(device)
+        return nullcontext()
+
+
+def test_a_round_makes_its_device_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = _Current()
+    monkeypatch.setattr(rounds, "current", seen)
+    round_ = DeviceRound(protocol(dim=4), 0, seed=1, device="cpu")
+    round_.add(torch.zeros(2, 4))
+    round_.mean()
+    assert seen.entered == [torch.device("cpu")] * 2
 
 
 def test_plain_kernels_serve_where_triton_does_not() -> None:
