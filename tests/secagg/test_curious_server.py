@@ -112,6 +112,35 @@ def test_too_few_survivors_are_not_unmasked() -> None:
         sparse.clients[ME].unmask(request(sparse, {0, 1, 2, 3, 4, 5} - set(near[:2])))
 
 
+def test_an_upload_without_the_masks_of_withheld_clients_is_refused() -> None:
+    """Clients 6, 7, 8 see only each other and 0, 1. Clients 0 to 5 see everybody and would unmask seven or more; they
+    could be told that 0 and 1 dropped out, and would reveal what it takes for the sum of 6, 7 and 8 alone."""
+    agreed = parameters(9, threshold=5, surviving=7)
+    current = new_round(agreed).until(Stage.MASK)
+    sealed = {other: current.server._sealed[other][8] for other in (0, 1, 6, 7)}
+    withheld = current.server._session.write(Kind.DELIVERY, 8, wire.write_entries(sealed))
+    with pytest.raises(ThresholdError, match="sum of 7"):
+        current.clients[8].mask(withheld, current.values[8])
+    current.finish()
+    hidden = new_round(agreed).until(Stage.SHARE)
+    adverts = {other: hidden.server._adverts[other].to_bytes() for other in (1, 6, 7, 8)}
+    with pytest.raises(ThresholdError, match="sum of 7"):
+        hidden.clients[ME].share(entries(hidden, Kind.KEYS, adverts))
+    hidden.finish()
+
+
+@pytest.mark.parametrize("withheld", [2, 3])
+def test_as_many_clients_may_be_withheld_as_the_sum_can_spare(withheld: int) -> None:
+    current = new_round(parameters(9, threshold=5, surviving=7)).until(Stage.MASK)
+    sealed = {other: current.server._sealed[other][ME] for other in range(1, 9 - withheld)}
+    message = entries(current, Kind.DELIVERY, sealed)
+    if withheld == 2:
+        current.clients[ME].mask(message, current.values[ME])
+        return
+    with pytest.raises(ThresholdError, match="sum of 7"):
+        current.clients[ME].mask(message, current.values[ME])
+
+
 def test_survivors_that_contradict_what_the_client_has_seen_are_refused() -> None:
     current = new_round(parameters(5)).until(Stage.SHARE)
     current.step(frozenset({4}))

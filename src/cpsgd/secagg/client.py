@@ -175,8 +175,7 @@ class SecureClient:
         body = session.read(delivery, Kind.DELIVERY, me)
         words = masks.to_words(values, parameters.dim, parameters.bits)
         entries = wire.read_entries(body, SEALED_BYTES, parameters.neighbours)
-        if len(entries) + 1 < parameters.threshold:
-            raise ThresholdError(f"Shares of {len(entries)} neighbours are left, too few to go on.")
+        _check_left(parameters, len(entries))
         channel = X25519PrivateKey.from_private_bytes(state.channel_private)
         mask = X25519PrivateKey.from_private_bytes(state.mask_private)
         own = state.adverts[me]
@@ -297,8 +296,7 @@ class SecureClient:
         strangers = adverts.keys() - set(allowed)
         if strangers:
             raise SenderError(f"Client {min(strangers)} is no neighbour of client {me}.")
-        if len(adverts) + 1 < parameters.threshold:
-            raise ThresholdError(f"{len(adverts)} neighbours are left, too few for threshold {parameters.threshold}.")
+        _check_left(parameters, len(adverts))
         everybody = [*adverts.values(), state.adverts[me]]
         public = [key for advert in everybody for key in (advert.channel_key, advert.mask_key)]
         if len(set(public)) != len(public):
@@ -338,6 +336,18 @@ class SecureClient:
             identity.verify(self._state.adverts[client].identity, signature, signed, client)
         if len(entries) < parameters.threshold:
             raise ThresholdError(f"{len(entries)} clients confirmed the survivors, fewer than {parameters.threshold}.")
+
+
+def _check_left(parameters: SecureParameters, left: int) -> None:
+    """Refuses to go on with so few neighbours that this client could never agree to unmask.
+
+    Others might, who were shown more of the clients. An upload without the masks of the neighbours that were withheld
+    could then be unmasked in a smaller sum than any client agreed to.
+    """
+    if left + 1 < parameters.threshold:
+        raise ThresholdError(f"{left} neighbours are left, too few for threshold {parameters.threshold}.")
+    if parameters.clients - (parameters.neighbours - left) < parameters.surviving:
+        raise ThresholdError(f"{left} neighbours are left, too few for a sum of {parameters.surviving} clients.")
 
 
 def survivors_digest(session: Session, survivors: bytes) -> bytes:
