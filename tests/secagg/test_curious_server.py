@@ -314,12 +314,28 @@ def test_a_confirmation_by_somebody_else_does_not_count() -> None:
     current.finish()
 
 
+def test_confirmations_of_an_earlier_attempt_do_not_count_even_under_the_same_session() -> None:
+    agreed, announced = parameters(4), wire.write_set({0, 1, 2, 3}, 4)
+    earlier = new_round(agreed, signed=True).until(Stage.UNMASK)
+    current = new_round(agreed, signed=True).until(Stage.CONFIRM)
+    assert current.server._session == earlier.server._session
+    own = current.answer(ME)[wire.HEADER_BYTES :]
+    session, old = current.server._session, earlier.server._signatures
+    body = announced + wire.write_entries({ME: own, 1: old[1], 2: old[2]})
+    with pytest.raises(SignatureError, match="client 1"):
+        current.clients[ME].unmask(session.write(Kind.REQUEST, ME, body))
+    with pytest.raises(SignatureError, match="client 1"):
+        current.server.receive(1, session.write(Kind.CONFIRMATION, 1, old[1]))
+
+
 def test_who_is_not_among_the_survivors_cannot_confirm_them() -> None:
     current = new_round(parameters(5), signed=True).until(Stage.CONFIRM)
     session, announced = current.server._session, wire.write_set({0, 1, 2}, 5)
     current.clients[ME].confirm(session.write(Kind.SURVIVORS, ME, announced))
-    signed = survivors_digest(session, announced)
-    signatures = {client: IDENTITIES[client].sign(signed) for client in range(4)}
+    adverts = current.server._adverts
+    signatures = {
+        client: IDENTITIES[client].sign(survivors_digest(session, adverts[client], announced)) for client in range(4)
+    }
     body = announced + wire.write_entries(signatures)
     with pytest.raises(SenderError, match="Client 3"):
         current.clients[ME].unmask(session.write(Kind.REQUEST, ME, body))

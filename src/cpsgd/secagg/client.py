@@ -206,7 +206,7 @@ class SecureClient:
         body = bytes(session.read(survivors, Kind.SURVIVORS, me))
         self._check_survivors(wire.read_set(body, session.parameters.clients))
         assert self._identity is not None
-        signature = self._identity.sign(survivors_digest(session, body))
+        signature = self._identity.sign(survivors_digest(session, state.adverts[me], body))
         state.survivors = body
         state.stage = Stage.UNMASK
         return session.write(Kind.CONFIRMATION, me, signature)
@@ -329,11 +329,11 @@ class SecureClient:
             raise SignatureError("The survivors are not those that this client signed.")
         parameters = session.parameters
         entries = wire.read_entries(body, identity.SIGNATURE_BYTES, parameters.neighbours + 1)
-        signed = survivors_digest(session, announced)
         for client, signature in entries.items():
-            if client not in survivors or client not in self._state.adverts:
+            advert = self._state.adverts.get(client)
+            if client not in survivors or advert is None:
                 raise SenderError(f"Client {client} cannot have confirmed the survivors.")
-            identity.verify(self._state.adverts[client].identity, signature, signed, client)
+            identity.verify(advert.identity, signature, survivors_digest(session, advert, announced), client)
         if len(entries) < parameters.threshold:
             raise ThresholdError(f"{len(entries)} clients confirmed the survivors, fewer than {parameters.threshold}.")
 
@@ -350,9 +350,12 @@ def _check_left(parameters: SecureParameters, left: int) -> None:
         raise ThresholdError(f"{left} neighbours are left, too few for a sum of {parameters.surviving} clients.")
 
 
-def survivors_digest(session: Session, survivors: bytes) -> bytes:
-    """What a client signs to confirm the survivors."""
-    return keys.digest(b"survivors", session.context, survivors)
+def survivors_digest(session: Session, advert: Advert, survivors: bytes) -> bytes:
+    """What the client with this advert signs to confirm the survivors.
+
+    Its fresh keys keep the signature from counting in another attempt, should a server announce one session twice.
+    """
+    return keys.digest(b"survivors", session.context, advert.keys, survivors)
 
 
 def _joined(state: ClientState) -> tuple[Session, int]:
