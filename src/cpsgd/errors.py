@@ -92,3 +92,14 @@ class DataError(CpsgdError):
 
 class CheckpointError(CpsgdError):
     """A run's saved state is damaged, or belongs to a run with other settings."""
+
+
+class RoundRefusedError(CpsgdError):
+    """A client refuses a round: it would not get the guarantee it asks for."""
+
+
+class TrainFunctionError(CpsgdError):
+    """A client's own train function failed. What it said stays on the client: it might quote data."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"The client's function failed ({kind}); its log says why.")

@@ -107,7 +107,7 @@ def run(data: ArrayDataset, mechanism: Any, **options: Any) -> Trainer:
 
 
 def test_training_with_the_privacy_of_examples(families: ArrayDataset) -> None:
-    protocol = plan_examples(200, 15, 3.0, 1e-5, examples=5, clip_norm=1.0, bits=10)
+    protocol = plan_examples(200, 15, 3.0, 1e-5, examples=5, clip_norm=1.0, bits=10).protocol
     trainer = run(families, protocol, epsilon=3.0, delta=1e-5)
     found = trainer.guarantee()
     assert found is not None

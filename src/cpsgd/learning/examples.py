@@ -30,8 +30,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,11 @@ from cpsgd import _validate
 from cpsgd.codec import clip, quantize
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.learning.datasets.base import Batch
-from cpsgd.planner import plan
+from cpsgd.planner import Plan, modulus
+from cpsgd.planner.planning import best_plan
+from cpsgd.planner.wishes import Wishes
+from cpsgd.privacy.adjacency import Adjacency, check_adjacency
+from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
@@ -50,8 +54,6 @@ if TYPE_CHECKING:
 HEADROOM = 2.0**-10
 # Clients whose sums are held at a time.
 _CLIENTS = 64
-# How many times the planner is asked.
-_SEARCH = 5
 
 
 def example_norm(clip_norm: float, examples: int) -> float:
@@ -110,13 +112,18 @@ def plan_examples(
     *,
     examples: int,
     clip_norm: float = 1.0,
+    bits: float | None = None,
     rounds: int = 1,
     participation: str = "once",
-    **wishes: Any,
-) -> Protocol:
-    """A protocol for clients who send sums of at most `examples` gradients, (epsilon, delta)-DP for one of them.
+    adjacency: Adjacency = "replace-one",
+    dropout: float = 0.0,
+    colluding: int = 0,
+    secure: bool = False,
+    overflow: float = modulus.DEFAULT_OVERFLOW,
+) -> Plan:
+    """A plan for clients who send sums of at most `examples` gradients, (epsilon, delta)-DP for one of them.
 
-    The planner is asked for protocols for whole clients, with the largest ε at which one example's is still kept.
+    The planner is asked for enough range for a whole sum, and for enough noise to hide one example in it.
 
     Args:
         clients: n.
@@ -125,50 +132,69 @@ def plan_examples(
         delta: δ of the guarantee.
         examples: E, the most examples of a client.
         clip_norm: D, what each example's gradient is clipped to.
+        bits: Bits a coordinate may take; by default the fewest within 10 % of the Gaussian mechanism's error.
         rounds: Rounds that will be run.
         participation: "once" or "every".
-        wishes: What else `cpsgd.planner.plan` takes, such as `bits`, `adjacency` or `dropout`.
+        adjacency: "replace-one" or "zero-out", of one example.
+        dropout: Share of the clients that may fail to answer.
+        colluding: Clients who may tell their noise.
+        secure: Sums are taken modulo the smallest modulus.
+        overflow: With `secure`, the probability allowed a round that its sum wraps around.
 
     Returns:
-        The protocol. Its `clip_norm` is that of a client's sum.
+        The plan. Its guarantee is about one example; its protocol's `clip_norm` is that of a client's sum.
 
     Raises:
         InfeasibleError: No protocol does it.
+
+    Example:
+        >>> best = plan_examples(10, 1000, 4.0, 1e-6, examples=5000, rounds=20, participation="every", secure=True)
+        >>> best.guarantee.epsilon <= 4.0, best.protocol.clip_norm > 5000
+        (True, True)
     """
     check_participation(participation)
+    _validate.integer("examples", examples, low=1)
+    wishes = Wishes.of(
+        clients=clients,
+        dim=dim,
+        epsilon=epsilon,
+        delta=delta,
+        clip_norm=clip_norm,
+        rounds=rounds,
+        participation=Participation.parse(participation),
+        adjacency=check_adjacency(adjacency),
+        dropout=dropout,
+        colluding=colluding,
+        overflow=_validate.probability("overflow", overflow) if secure else None,
+        rotate=True,
+    )
     whole = clip_norm * examples * (1.0 + HEADROOM) * (1.0 + 2.0**-48)
-    best: Protocol | None = None
-    failure = ""
-    target = kept = epsilon
-    for _ in range(_SEARCH):
-        try:
-            found = plan(clients, dim, target, delta, whole, rounds=rounds, participation=participation, **wishes)
-            proved = without_theorem(
-                guarantee_over_rounds(
-                    example_protocol(found.protocol, examples),
-                    delta,
-                    rounds=rounds,
-                    participation=participation,
-                    adjacency=found.guarantee.adjacency,
-                    surviving=found.surviving,
-                    colluding=found.colluding,
-                )
+    setting = replace(wishes.setting, clip_norm=whole)
+    try:
+        return best_plan(_ExampleWishes(setting, wishes.target, colluding, examples), bits=bits)
+    except (ConditionError, InfeasibleError, ParameterError) as error:
+        raise InfeasibleError(f"No protocol keeps ε={epsilon:g} for an example among {examples}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _ExampleWishes(Wishes):
+    """Wishes whose setting is about whole sums and whose target is about one example."""
+
+    examples: int
+
+    def proved(self, protocol: Protocol) -> RoundsGuarantee:
+        """The guarantee for one example."""
+        return without_theorem(
+            guarantee_over_rounds(
+                example_protocol(protocol, self.examples),
+                self.target.delta,
+                rounds=self.target.rounds,
+                participation=self.target.participation,
+                adjacency=self.target.adjacency,
+                surviving=self.setting.surviving,
+                colluding=self.colluding,
             )
-        except (ConditionError, InfeasibleError) as error:
-            failure = str(error)
-            if best is None:
-                break
-            target = math.sqrt(target * kept)
-            continue
-        if proved.epsilon <= epsilon:
-            best, kept = found.protocol, target
-            if proved.epsilon >= 0.99 * epsilon:
-                break
-        # An example's ε is nearly proportional to a client's. The planner takes ε < 500.
-        target = min(499.0, target * epsilon / proved.epsilon * 0.998)
-    if best is None:
-        raise InfeasibleError(f"No protocol keeps ε={epsilon:g} for an example among {examples}: {failure}")
-    return best
+        )
 
 
 def check_participation(scheme: str) -> None:

@@ -139,7 +139,11 @@ class Wishes:
             rotate=self.setting.rotate,
             modulus=design.modulus,
         )
-        guarantee = guarantee_over_rounds(
+        return protocol, self.proved(protocol)
+
+    def proved(self, protocol: Protocol) -> Guarantee:
+        """The guarantee that counts: of all rounds, with those whose noise counts."""
+        return guarantee_over_rounds(
             protocol,
             self.target.delta,
             rounds=self.target.rounds,
@@ -148,7 +152,6 @@ class Wishes:
             surviving=self.setting.surviving,
             colluding=self.colluding,
         )
-        return protocol, guarantee
 
     def overflow_probability(self, protocol: Protocol) -> float:
         """The proved bound for the protocol's modulus, 0 without one."""
