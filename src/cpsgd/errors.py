@@ -94,6 +94,50 @@ class CheckpointError(CpsgdError):
     """A run's saved state is damaged, or belongs to a run with other settings."""
 
 
+class SecureAggregationError(CpsgdError):
+    """A round of secure aggregation, or one message in it, is refused. Nothing was changed and nothing revealed."""
+
+
+class StageError(SecureAggregationError):
+    """A message or call out of order, repeated, or after the end of the round."""
+
+
+class MessageError(SecureAggregationError, WireError):
+    """A message (or saved state) of secure aggregation is malformed or damaged."""
+
+
+class SecureVersionError(MessageError, VersionError):
+    """The message is of a version of the protocol that this release does not speak."""
+
+
+class SecureFingerprintError(MessageError, FingerprintError):
+    """The message was made for a protocol with other parameters."""
+
+
+class SecureRoundError(MessageError, RoundError):
+    """The message was made for another round, or for another attempt at this one."""
+
+
+class SenderError(SecureAggregationError):
+    """A message from or about a client who has no part in this stage, or addressed to another one."""
+
+
+class InvitationError(SecureAggregationError):
+    """An invitation asks for other parameters than the client agreed to."""
+
+
+class ShareError(SecureAggregationError):
+    """A share of a secret is not what its owner dealt out, or shares do not give the secret."""
+
+
+class SignatureError(SecureAggregationError):
+    """A signature is missing, wrong, or by somebody who is not on the roster."""
+
+
+class ThresholdError(SecureAggregationError):
+    """Too few clients are left to finish the round, or to let its sum be seen."""
+
+
 class RoundRefusedError(CpsgdError):
     """A client refuses a round: it would not get the guarantee it asks for."""
 

@@ -1,0 +1,15 @@
+"""Secure aggregation: the server learns the sum of the clients' integers modulo 2^b, and nothing else.
+
+The protocol of Bonawitz et al. (2017) on the sparse graph of Bell et al. (2020): `SecureParameters` fixes a round,
+`SecureClient` and `SecureServer` turn messages (bytes) into messages. Carrying them is the engine's part. The protocol
+is described in docs/secure-aggregation.md, what it protects in docs/threat-model.md.
+"""
+
+from cpsgd.secagg.choice import Risk as Risk
+from cpsgd.secagg.choice import risk as risk
+from cpsgd.secagg.client import SecureClient as SecureClient
+from cpsgd.secagg.parameters import SecureParameters as SecureParameters
+from cpsgd.secagg.server import SecureServer as SecureServer
+from cpsgd.secagg.server import SecureSum as SecureSum
+from cpsgd.secagg.stage import Stage as Stage
+from cpsgd.secagg.wire import Invitation as Invitation

@@ -1,0 +1,373 @@
+"""`SecureClient`: a client's half of a round of secure aggregation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import NoReturn, Self
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from cpsgd.errors import (
+    InvitationError,
+    MessageError,
+    ParameterError,
+    SenderError,
+    ShareError,
+    SignatureError,
+    StageError,
+    ThresholdError,
+)
+from cpsgd.secagg import graph, identity, keys, masks, shamir, wire
+from cpsgd.secagg.advert import Advert
+from cpsgd.secagg.parameters import SecureParameters
+from cpsgd.secagg.stage import Stage
+from cpsgd.secagg.state import PAIR_BYTES, ClientState
+from cpsgd.secagg.wire import Invitation, Kind, Session
+
+SEALED_BYTES = PAIR_BYTES + keys.TAG_BYTES
+
+
+class SecureClient:
+    """Takes part in one round: each method answers one message of the server, once and in order.
+
+    The order is `advertise`, `share`, `mask`, with a roster `confirm`, `unmask`; `stage` names the next. A message that
+    is refused raises a `SecureAggregationError` and changes nothing. For any other client this one reveals at most one
+    secret's share, whatever it is asked. Secrets are never printed, copied or pickled; `export_state` is the only way
+    out, for engines whose client process ends between messages.
+
+    Example:
+        >>> import numpy as np
+        >>> from cpsgd.secagg import SecureClient, SecureParameters, SecureServer
+        >>> parameters = SecureParameters.choose(3, 4, 8, fingerprint=bytes(16), round=0)
+        >>> server = SecureServer(parameters)
+        >>> clients = [SecureClient(expected=parameters) for _ in range(3)]
+        >>> values = np.array([1, 2, 3, 250], np.uint32)
+        >>> for i, message in server.invite().items():
+        ...     server.receive(i, clients[i].advertise(message))
+        >>> for i, message in server.advance().items():
+        ...     server.receive(i, clients[i].share(message))
+        >>> for i, message in server.advance().items():
+        ...     server.receive(i, clients[i].mask(message, values))
+        >>> for i, message in server.advance().items():
+        ...     server.receive(i, clients[i].unmask(message))
+        >>> server.advance()
+        {}
+        >>> server.result().sums
+        array([  3,   6,   9, 238], dtype=uint32)
+    """
+
+    __slots__ = ("_expected", "_identity", "_index", "_roster", "_state")
+
+    def __init__(
+        self,
+        index: int | None = None,
+        *,
+        expected: SecureParameters | None,
+        identity: Ed25519PrivateKey | None = None,
+        roster: Iterable[bytes] | None = None,
+    ) -> None:
+        """Waits for an invitation.
+
+        Args:
+            index: The number the client must have in the round; None to take what the server gives.
+            expected: The parameters it agrees to; any others are refused. None trusts the server with the choice.
+            identity: The key the client signs with; together with `roster`.
+            roster: Raw Ed25519 public keys (32 bytes) of all who may take part. Keys and the set of survivors must
+                then be signed, and an active server can neither invent clients nor tell them different survivors.
+        """
+        self._index = index
+        self._expected = expected
+        self._identity, self._roster = _signing(identity, roster)
+        self._state: ClientState | None = ClientState()
+
+    @property
+    def stage(self) -> Stage:
+        """What the client does next."""
+        return Stage.DONE if self._state is None else self._state.stage
+
+    @property
+    def index(self) -> int | None:
+        """The client's number in the round, once it is known."""
+        invitation = None if self._state is None else self._state.invitation
+        return self._index if invitation is None else invitation.client
+
+    # ------------------------------------------------------------------ stages
+
+    def advertise(self, invitation: bytes) -> bytes:
+        """Stage 0: accepts an invitation and announces two fresh public keys.
+
+        Raises:
+            InvitationError: It is for other parameters, another client, or not signed as this client is set up.
+        """
+        state = self._in(Stage.ADVERTISE)
+        found = Invitation.read(invitation)
+        if self._expected is not None and found.session.parameters != self._expected:
+            raise InvitationError(f"The server proposes other parameters: {_difference(found, self._expected)}.")
+        if self._index is not None and found.client != self._index:
+            raise InvitationError(f"The server takes this client for number {found.client}, it is {self._index}.")
+        if found.session.signed != (self._roster is not None):
+            raise InvitationError(
+                "The server and this client do not agree whether messages are signed: both or neither need a roster."
+            )
+        channel, mask = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        public = channel.public_key().public_bytes_raw() + mask.public_key().public_bytes_raw()
+        advert = Advert.make(found.session, found.client, public, self._identity)
+        state.invitation = found
+        state.channel_private, state.mask_private = channel.private_bytes_raw(), mask.private_bytes_raw()
+        state.adverts = {found.client: advert}
+        state.stage = Stage.SHARE
+        return found.session.write(Kind.ADVERTISEMENT, found.client, advert.to_bytes())
+
+    def share(self, keys_message: bytes) -> bytes:
+        """Stage 1: learns the neighbours' keys; deals out shares of its mask key and of a fresh seed.
+
+        Raises:
+            SecureAggregationError: The keys are not of neighbours, repeat, are too few, or are not signed as they must.
+        """
+        state = self._in(Stage.SHARE)
+        session, me = _joined(state)
+        parameters = session.parameters
+        body = session.read(keys_message, Kind.KEYS, me)
+        entries = wire.read_entries(body, Advert.size(session.signed), parameters.neighbours)
+        adverts = {client: Advert.from_bytes(entry, session.signed) for client, entry in entries.items()}
+        self._check_adverts(adverts)
+
+        seed = os.urandom(shamir.SECRET_BYTES)
+        holders = [*adverts, me]
+        seed_shares = shamir.split(seed, parameters.threshold, holders)
+        key_shares = shamir.split(state.mask_private, parameters.threshold, holders)
+        channel = X25519PrivateKey.from_private_bytes(state.channel_private)
+        own = state.adverts[me]
+        sealed = [
+            keys.seal(
+                keys.agree(channel, advert.channel_key),
+                session.context,
+                me,
+                client,
+                own.keys + advert.keys,
+                seed_shares[client] + key_shares[client],
+            )
+            for client, advert in adverts.items()
+        ]
+        state.seed, state.own_share = seed, seed_shares[me]
+        state.adverts = {**adverts, me: own}
+        state.stage = Stage.MASK
+        return session.write(Kind.SHARES, me, keys.commitment(seed, session.context, me) + b"".join(sealed))
+
+    def mask(self, delivery: bytes, values: NDArray[np.uint32]) -> bytes:
+        """Stage 2: takes the neighbours' shares; uploads the integers under all masks.
+
+        Args:
+            delivery: The server's message.
+            values: `dim` integers of type uint32 below 2^bits.
+
+        Raises:
+            SecureAggregationError: The shares cannot be opened, or are too few.
+            ParameterError: The values are not what they should be.
+        """
+        state = self._in(Stage.MASK)
+        session, me = _joined(state)
+        parameters = session.parameters
+        body = session.read(delivery, Kind.DELIVERY, me)
+        words = masks.to_words(values, parameters.dim, parameters.bits)
+        entries = wire.read_entries(body, SEALED_BYTES, parameters.neighbours)
+        if len(entries) + 1 < parameters.threshold:
+            raise ThresholdError(f"Shares of {len(entries)} neighbours are left, too few to go on.")
+        channel = X25519PrivateKey.from_private_bytes(state.channel_private)
+        mask = X25519PrivateKey.from_private_bytes(state.mask_private)
+        own = state.adverts[me]
+        received: dict[int, bytes] = {}
+        applied = [(keys.self_mask_key(state.seed, session.context, me), 1)]
+        for client, sealed in entries.items():
+            advert = state.adverts.get(client)
+            if advert is None or client == me:
+                raise SenderError(f"Client {client} is no neighbour that advertised its keys.")
+            shared = keys.agree(channel, advert.channel_key)
+            pair = keys.open_sealed(shared, session.context, client, me, advert.keys + own.keys, sealed)
+            shamir.check(pair[: shamir.SHARE_BYTES])
+            shamir.check(pair[shamir.SHARE_BYTES :])
+            received[client] = pair
+            sign = 1 if me < client else -1
+            applied.append((keys.pair_mask_key(mask, advert.mask_key, session.context, me, client), sign))
+        masks.apply(words, applied)
+
+        state.received = received
+        state.channel_private = state.mask_private = state.seed = b""
+        state.stage = Stage.CONFIRM if session.signed else Stage.UNMASK
+        return session.write(Kind.UPLOAD, me, masks.to_bytes(words, parameters.bits))
+
+    def confirm(self, survivors: bytes) -> bytes:
+        """With a roster, between `mask` and `unmask`: signs the set of survivors the server announces."""
+        state = self._in(Stage.CONFIRM)
+        session, me = _joined(state)
+        body = bytes(session.read(survivors, Kind.SURVIVORS, me))
+        self._check_survivors(wire.read_set(body, session.parameters.clients))
+        assert self._identity is not None
+        signature = self._identity.sign(survivors_digest(session, body))
+        state.survivors = body
+        state.stage = Stage.UNMASK
+        return session.write(Kind.CONFIRMATION, me, signature)
+
+    def unmask(self, request: bytes) -> bytes:
+        """Stage 3: reveals of each neighbour one share: of a survivor's seed, or of a dropped client's mask key.
+
+        Raises:
+            SecureAggregationError: The survivors are too few, contradict what this client has seen, or are not
+                confirmed by enough signatures. Nothing is revealed.
+        """
+        state = self._in(Stage.UNMASK)
+        session, me = _joined(state)
+        body = session.read(request, Kind.REQUEST, me)
+        size = wire.set_bytes(session.parameters.clients)
+        survivors = wire.read_set(body[:size], session.parameters.clients)
+        self._check_survivors(survivors)
+        if session.signed:
+            self._check_signatures(bytes(body[:size]), body[size:], survivors)
+        elif len(body) > size:
+            raise MessageError("There are bytes after the end of the request.")
+        shares = {me: state.own_share}
+        for client, pair in state.received.items():
+            alive = client in survivors
+            shares[client] = pair[: shamir.SHARE_BYTES] if alive else pair[shamir.SHARE_BYTES :]
+        # Forgotten before anything leaves: what was revealed once cannot be followed by the other secret.
+        self._state = ClientState(stage=Stage.DONE, invitation=state.invitation)
+        return session.write(Kind.REVELATION, me, b"".join(shares[client] for client in sorted(shares)))
+
+    # ------------------------------------------------------------------ between messages
+
+    def export_state(self) -> bytes:
+        """All the client remembers, its secrets included, for `restore`; this object can do nothing more.
+
+        Keep the bytes as private as the vectors, keep only the newest, and replace what is stored *before* the answer
+        is sent: a client that is set back to an older state could be made to answer twice.
+        """
+        if self._state is None:
+            raise StageError("The state was moved out of this client before.")
+        data, self._state = self._state.to_bytes(), None
+        return data
+
+    @classmethod
+    def restore(
+        cls,
+        data: bytes,
+        *,
+        index: int | None = None,
+        expected: SecureParameters | None = None,
+        identity: Ed25519PrivateKey | None = None,
+        roster: Iterable[bytes] | None = None,
+    ) -> Self:
+        """The client that `export_state` wrote. Its identity and roster are not in the state: give them again.
+
+        `index` and `expected` matter only for a client that was not invited yet.
+
+        Raises:
+            SecureAggregationError: The bytes are damaged, or the client took part in a round set up otherwise.
+        """
+        client = cls(index, expected=expected, identity=identity, roster=roster)
+        state = ClientState.from_bytes(data)
+        if state.invitation is not None and state.invitation.session.signed != (client._roster is not None):
+            raise InvitationError("The saved client had a roster and this one has not, or the other way round.")
+        client._state = state
+        return client
+
+    def __repr__(self) -> str:
+        return f"SecureClient(index={self.index}, stage={self.stage.name})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A client of secure aggregation cannot be copied or pickled; see export_state.")
+
+    # ------------------------------------------------------------------ checks
+
+    def _in(self, stage: Stage) -> ClientState:
+        if self._state is None:
+            raise StageError("The state was moved out of this client; restore it and go on with that one.")
+        if self._state.stage is not stage:
+            raise StageError(f"This client is to {self._state.stage.value} next, not to {stage.value}.")
+        return self._state
+
+    def _check_adverts(self, adverts: dict[int, Advert]) -> None:
+        state = self._in(Stage.SHARE)
+        session, me = _joined(state)
+        parameters = session.parameters
+        allowed = graph.neighbours(parameters.clients, parameters.neighbours, session.identifier, me)
+        strangers = adverts.keys() - set(allowed)
+        if strangers:
+            raise SenderError(f"Client {min(strangers)} is no neighbour of client {me}.")
+        if len(adverts) + 1 < parameters.threshold:
+            raise ThresholdError(f"{len(adverts)} neighbours are left, too few for threshold {parameters.threshold}.")
+        everybody = [*adverts.values(), state.adverts[me]]
+        public = [key for advert in everybody for key in (advert.channel_key, advert.mask_key)]
+        if len(set(public)) != len(public):
+            raise MessageError("A public key appears twice.")
+        for client, advert in adverts.items():
+            advert.check(session, client, self._roster)
+        if session.signed and len({advert.identity for advert in everybody}) != len(everybody):
+            raise SignatureError("Two clients are the same person on the roster.")
+
+    def _check_survivors(self, survivors: frozenset[int]) -> None:
+        assert self._state is not None
+        session, me = _joined(self._state)
+        parameters = session.parameters
+        allowed = graph.neighbours(parameters.clients, parameters.neighbours, session.identifier, me)
+        if me not in survivors:
+            raise SenderError("The server counts this client as dropped, and asks it all the same.")
+        if not survivors.isdisjoint(set(allowed) - self._state.received.keys()):
+            raise ShareError("The server counts a neighbour as surviving whose shares it did not deliver.")
+        if len(survivors) < parameters.surviving:
+            raise ThresholdError(
+                f"{len(survivors)} contributions are left; the sum of fewer than {parameters.surviving} stays hidden."
+            )
+        if len(survivors.intersection(allowed)) + 1 < parameters.threshold:
+            raise ThresholdError(f"Fewer than {parameters.threshold} of this client's neighbourhood are left.")
+
+    def _check_signatures(self, announced: bytes, body: memoryview, survivors: frozenset[int]) -> None:
+        assert self._state is not None
+        session, _ = _joined(self._state)
+        if announced != self._state.survivors:
+            raise SignatureError("The survivors are not those that this client signed.")
+        parameters = session.parameters
+        entries = wire.read_entries(body, identity.SIGNATURE_BYTES, parameters.neighbours + 1)
+        signed = survivors_digest(session, announced)
+        for client, signature in entries.items():
+            if client not in survivors or client not in self._state.adverts:
+                raise SenderError(f"Client {client} cannot have confirmed the survivors.")
+            identity.verify(self._state.adverts[client].identity, signature, signed, client)
+        if len(entries) < parameters.threshold:
+            raise ThresholdError(f"{len(entries)} clients confirmed the survivors, fewer than {parameters.threshold}.")
+
+
+def survivors_digest(session: Session, survivors: bytes) -> bytes:
+    """What a client signs to confirm the survivors."""
+    return keys.digest(b"survivors", session.context, survivors)
+
+
+def _joined(state: ClientState) -> tuple[Session, int]:
+    """The session a client has joined, and its number there."""
+    assert state.invitation is not None
+    return state.invitation.session, state.invitation.client
+
+
+def _signing(
+    signer: Ed25519PrivateKey | None, roster: Iterable[bytes] | None
+) -> tuple[Ed25519PrivateKey | None, frozenset[bytes] | None]:
+    if roster is None and signer is None:
+        return None, None
+    if roster is None or signer is None:
+        raise ParameterError("Give both identity and roster, or neither.")
+    known = identity.as_roster(roster)
+    if identity.public_bytes(signer) not in known:
+        raise ParameterError("Expected identity to be on the roster.")
+    return signer, known
+
+
+def _difference(found: Invitation, expected: SecureParameters) -> str:
+    proposed = found.session.parameters
+    names = [f for f in SecureParameters.__dataclass_fields__ if getattr(proposed, f) != getattr(expected, f)]
+    return "; ".join(
+        name if name == "fingerprint" else f"{name}={getattr(proposed, name)}, not {getattr(expected, name)}"
+        for name in names
+    )

@@ -1,0 +1,88 @@
+"""Keys: X25519 agreement, HKDF with everything in its `info`, and the sealing of shares.
+
+Each derived key is bound to its purpose, to the round (through the `context`: a digest of all parameters, the session
+and whether it is signed) and to the clients it is for. No key serves twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from cpsgd.errors import MessageError, ShareError
+
+_LABEL = b"cpsgd secagg 1 "
+_PAIR = struct.Struct("<II")
+KEY_BYTES = 32
+TAG_BYTES = 16
+# A key seals one message, so the nonce may be constant.
+_NONCE = bytes(12)
+
+
+def digest(purpose: bytes, *parts: bytes) -> bytes:
+    """SHA-256 for one purpose; the parts have fixed lengths (or only the last one has not)."""
+    return hashlib.sha256(_LABEL + purpose + b"\0" + b"".join(parts)).digest()
+
+
+def agree(private: X25519PrivateKey, public: bytes) -> bytes:
+    """The secret two clients share.
+
+    Raises:
+        MessageError: The public key is a point of low order, which no honest client sends.
+    """
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise MessageError("A public key is not one that an honest client can have.") from None
+
+
+def pair_mask_key(private: X25519PrivateKey, public: bytes, context: bytes, one: int, other: int) -> bytes:
+    """The key of the mask between two clients, the same for both of them."""
+    pair = _PAIR.pack(min(one, other), max(one, other))
+    return _derive(agree(private, public), b"pair mask\0" + context + pair, 16)
+
+
+def self_mask_key(seed: bytes, context: bytes, index: int) -> bytes:
+    """The key of a client's own mask."""
+    return _derive(seed, b"self mask\0" + context + _PAIR.pack(index, index), 16)
+
+
+def commitment(seed: bytes, context: bytes, index: int) -> bytes:
+    """What lets the server recognise a client's seed once it is put together; says nothing about a random seed."""
+    return digest(b"commitment", context, _PAIR.pack(index, index), seed)
+
+
+def seal(shared: bytes, context: bytes, sender: int, receiver: int, adverts: bytes, plaintext: bytes) -> bytes:
+    """Encrypts for a neighbour. `adverts` are the public keys of both, the sender's first: both must see the same."""
+    cipher, bound = _channel(shared, context, sender, receiver, adverts)
+    return cipher.encrypt(_NONCE, plaintext, bound)
+
+
+def open_sealed(shared: bytes, context: bytes, sender: int, receiver: int, adverts: bytes, ciphertext: bytes) -> bytes:
+    """Decrypts what `seal` made.
+
+    Raises:
+        ShareError: It was not sealed by this sender for this receiver in this round, or they saw other public keys.
+    """
+    cipher, bound = _channel(shared, context, sender, receiver, adverts)
+    try:
+        return cipher.decrypt(_NONCE, ciphertext, bound)
+    except InvalidTag:
+        raise ShareError(f"What client {sender} sealed for client {receiver} cannot be opened.") from None
+
+
+def _channel(
+    shared: bytes, context: bytes, sender: int, receiver: int, adverts: bytes
+) -> tuple[ChaCha20Poly1305, bytes]:
+    bound = context + _PAIR.pack(sender, receiver) + adverts
+    return ChaCha20Poly1305(_derive(shared, b"share\0" + bound, 32)), bound
+
+
+def _derive(secret: bytes, info: bytes, length: int) -> bytes:
+    return HKDF(algorithm=SHA256(), length=length, salt=None, info=_LABEL + info).derive(secret)

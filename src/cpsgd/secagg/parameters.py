@@ -1,0 +1,206 @@
+"""`SecureParameters`: what all parties of one round of secure aggregation agree on."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from cpsgd import _validate
+from cpsgd.codec import wire
+from cpsgd.errors import MessageError, ParameterError
+from cpsgd.secagg import choice
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
+
+MAX_CLIENTS = 2**20
+MAX_BITS = 32
+FINGERPRINT_BYTES = 16
+_LAYOUT = struct.Struct("<IIBIII16sQ")
+PARAMETERS_BYTES = _LAYOUT.size
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureParameters:
+    """The parameters of one round; frozen, hashable, to bytes and back.
+
+    Attributes:
+        clients: n, the clients invited; they are numbered 0..n-1.
+        dim: d, integers a client contributes.
+        bits: b; sums are taken modulo 2^b.
+        neighbours: k, clients each client shares masks with: n - 1 (all others), or an even number below that.
+        threshold: t, how many of the k + 1 shares of a secret (one stays with its owner) give the secret.
+            2t > k + 1, so that honest clients who reveal one kind of share each never reveal both secrets of anybody.
+        surviving: The fewest contributions whose sum may be revealed. Clients refuse to unmask fewer.
+        fingerprint: 16 bytes that stand for what the integers mean, `Protocol.fingerprint`.
+        round: Number of the round.
+
+    Example:
+        >>> parameters = SecureParameters.choose(10, 1000, 12, fingerprint=bytes(16), round=3)
+        >>> parameters.neighbours, parameters.threshold, parameters.upload_bytes
+        (9, 6, 1500)
+        >>> SecureParameters.from_bytes(parameters.to_bytes()) == parameters
+        True
+    """
+
+    clients: int
+    dim: int
+    bits: int
+    neighbours: int
+    threshold: int
+    fingerprint: bytes
+    round: int
+    surviving: int = 2
+
+    def __post_init__(self) -> None:
+        n = _validate.integer("clients", self.clients, low=2, high=MAX_CLIENTS)
+        normal: dict[str, object] = {
+            "clients": n,
+            "dim": _validate.integer("dim", self.dim, low=1, high=wire.DEFAULT_MAX_DIM),
+            "bits": _validate.integer("bits", self.bits, low=1, high=MAX_BITS),
+            "neighbours": _validate.integer("neighbours", self.neighbours, low=1, high=n - 1),
+            "round": _validate.integer("round", self.round, low=0, high=wire.MAX_ROUND),
+            "surviving": _validate.integer("surviving", self.surviving, low=2, high=n),
+        }
+        for name, value in normal.items():
+            object.__setattr__(self, name, value)
+        k = self.neighbours
+        if k % 2 and k != n - 1:
+            raise ParameterError(f"Expected neighbours to be even, or {n - 1} for all others, got neighbours={k}.")
+        low = (k + 1) // 2 + 1
+        object.__setattr__(self, "threshold", _validate.integer("threshold", self.threshold, low=low, high=k + 1))
+        if not isinstance(self.fingerprint, bytes) or len(self.fingerprint) != FINGERPRINT_BYTES:
+            raise ParameterError("Expected fingerprint to be 16 bytes.")
+
+    @classmethod
+    def choose(
+        cls,
+        clients: int,
+        dim: int,
+        bits: int,
+        *,
+        fingerprint: bytes,
+        round: int,
+        dropout: float = 0.1,
+        colluding: int = 0,
+        failure: float = 1e-9,
+        surviving: int | None = None,
+    ) -> Self:
+        """The fewest neighbours, and the threshold, that make failure and insecurity improbable.
+
+        Args:
+            clients: n.
+            dim: d.
+            bits: b.
+            fingerprint: What the integers mean.
+            round: Number of the round.
+            dropout: Share of the clients that may fall silent, at whatever stage.
+            colluding: Clients who may tell the server all they know.
+            failure: Bound on the probability that a round with that many dropouts fails, and also on the probability
+                that the graph is insecure against that many colluding clients (`cpsgd.secagg.risk` states both).
+            surviving: The fewest contributions whose sum may be revealed; by default all but the dropouts.
+
+        Raises:
+            InfeasibleError: Not even a complete graph stands this many dropouts and colluding clients.
+        """
+        n = _validate.integer("clients", clients, low=2, high=MAX_CLIENTS)
+        neighbours, threshold = choice.neighbours_and_threshold(n, dropout, colluding, failure)
+        return cls(
+            clients=n,
+            dim=dim,
+            bits=bits,
+            neighbours=neighbours,
+            threshold=threshold,
+            fingerprint=fingerprint,
+            round=round,
+            surviving=max(2, n - choice.dropouts(n, dropout)) if surviving is None else surviving,
+        )
+
+    @classmethod
+    def for_protocol(
+        cls,
+        protocol: Protocol,
+        *,
+        round: int,
+        clients: int | None = None,
+        dropout: float = 0.1,
+        colluding: int = 0,
+        failure: float = 1e-9,
+        surviving: int | None = None,
+    ) -> Self:
+        """The parameters that carry a protocol's integers; its modulus must be a power of two (see `choose`).
+
+        Args:
+            protocol: A protocol planned with `plan(..., secure=True)`.
+            round: Number of the round.
+            clients: How many are invited: by default, and at most, as many as the protocol is planned for.
+            dropout: As in `choose`.
+            colluding: As in `choose`.
+            failure: As in `choose`.
+            surviving: As in `choose`; `Plan.surviving` keeps the plan's guarantee.
+        """
+        modulus = protocol.modulus
+        if modulus is None or modulus.bit_count() != 1:
+            raise ParameterError(
+                f"Expected a protocol whose modulus is a power of two, got modulus={modulus}; "
+                "plan(..., secure=True) chooses one."
+            )
+        clients = protocol.clients if clients is None else clients
+        if clients > protocol.clients:
+            raise ParameterError(
+                f"Expected at most clients={protocol.clients}, got {clients}: the sums of more could overflow."
+            )
+        return cls.choose(
+            clients,
+            protocol.dim,
+            modulus.bit_length() - 1,
+            fingerprint=protocol.fingerprint,
+            round=round,
+            dropout=dropout,
+            colluding=colluding,
+            failure=failure,
+            surviving=surviving,
+        )
+
+    @property
+    def upload_bytes(self) -> int:
+        """Bytes of the packed integers, without the frame."""
+        return -(-self.bits * self.dim // 8)
+
+    def to_bytes(self) -> bytes:
+        """All fields, in 45 bytes."""
+        return _LAYOUT.pack(
+            self.clients,
+            self.dim,
+            self.bits,
+            self.neighbours,
+            self.threshold,
+            self.surviving,
+            self.fingerprint,
+            self.round,
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """What `to_bytes` wrote.
+
+        Raises:
+            MessageError: No parameters are written like this.
+        """
+        if len(data) != PARAMETERS_BYTES:
+            raise MessageError(f"Parameters take {PARAMETERS_BYTES} bytes, got {len(data)}.")
+        clients, dim, bits, neighbours, threshold, surviving, fingerprint, round = _LAYOUT.unpack(data)
+        try:
+            return cls(
+                clients=clients,
+                dim=dim,
+                bits=bits,
+                neighbours=neighbours,
+                threshold=threshold,
+                fingerprint=fingerprint,
+                round=round,
+                surviving=surviving,
+            )
+        except ParameterError as error:
+            raise MessageError(f"The parameters are not valid: {error}") from None

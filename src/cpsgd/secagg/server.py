@@ -1,0 +1,320 @@
+"""`SecureServer`: the server's half of a round of secure aggregation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from cpsgd.errors import ParameterError, SenderError, ShareError, StageError, ThresholdError
+from cpsgd.secagg import graph, identity, keys, masks, shamir, wire
+from cpsgd.secagg.advert import Advert
+from cpsgd.secagg.client import SEALED_BYTES, survivors_digest
+from cpsgd.secagg.parameters import SecureParameters
+from cpsgd.secagg.stage import Stage
+from cpsgd.secagg.wire import Invitation, Kind, Session
+
+_COMMITMENT_BYTES = 32
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """What a round reveals.
+
+    Attributes:
+        sums: The sums of the survivors' integers modulo 2^bits, type uint32.
+        survivors: Who contributed. Their number goes into `Protocol.decode_sum` and, as `surviving`, into `guarantee`.
+    """
+
+    sums: NDArray[np.uint32]
+    survivors: tuple[int, ...]
+
+
+class SecureServer:
+    """Runs one round: `invite`, then for each stage `receive` the answers and `advance`, then `result`.
+
+    `invite` and `advance` return the next message for each client that is still in; whoever has not answered when a
+    stage is closed has dropped out of the round. A message that is refused raises a `SecureAggregationError` and
+    changes nothing: the client may answer properly as long as the stage is open, or drop out like one who is silent.
+    Below the threshold `advance` raises a `ThresholdError`, also changing nothing: more answers may still come.
+
+    See `SecureClient` for a whole round.
+    """
+
+    def __init__(
+        self, parameters: SecureParameters, *, roster: Iterable[bytes] | None = None, session: bytes | None = None
+    ) -> None:
+        """Prepares a round.
+
+        Args:
+            parameters: Of the round.
+            roster: Raw Ed25519 public keys of all who may take part; then all clients must have an identity.
+            session: 16 public random bytes, for tests, which need to repeat a graph.
+        """
+        identifier = os.urandom(wire.SESSION_BYTES) if session is None else session
+        if len(identifier) != wire.SESSION_BYTES:
+            raise ParameterError(f"Expected session to have {wire.SESSION_BYTES} bytes.")
+        self.parameters = parameters
+        self._roster = None if roster is None else identity.as_roster(roster)
+        self._session = Session(parameters, identifier, self._roster is not None)
+        self._context = self._session.context
+        self._stage = Stage.INVITE
+        self._members = frozenset(range(parameters.clients))
+        n, k = parameters.clients, parameters.neighbours
+        self._neighbours = [graph.neighbours(n, k, identifier, client) for client in range(n)]
+        self._answered: set[int] = set()
+        self._adverts: dict[int, Advert] = {}
+        self._listed: dict[int, tuple[int, ...]] = {}  # neighbours each client was told of
+        self._commitments: dict[int, bytes] = {}
+        self._sealed: dict[int, dict[int, bytes]] = {}  # by sender and receiver
+        self._delivered: dict[int, tuple[int, ...]] = {}  # neighbours whose shares each client holds
+        self._words: NDArray[Any] = np.zeros(parameters.dim, masks.word(parameters.bits))
+        self._survivors: frozenset[int] = frozenset()
+        self._signatures: dict[int, bytes] = {}
+        self._shares: dict[int, dict[int, bytes]] = {}  # by owner and holder
+        self._result: SecureSum | None = None
+
+    @property
+    def stage(self) -> Stage:
+        """What the clients do next."""
+        return self._stage
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Clients whose answer the open stage is still waiting for."""
+        return frozenset() if self._stage in (Stage.INVITE, Stage.DONE) else self._members - self._answered
+
+    def invite(self) -> dict[int, bytes]:
+        """Opens the round: an invitation for each client."""
+        if self._stage is not Stage.INVITE:
+            raise StageError("The clients were invited before.")
+        self._stage = Stage.ADVERTISE
+        return {client: Invitation(self._session, client).write() for client in sorted(self._members)}
+
+    def receive(self, client: int, message: bytes) -> None:
+        """Takes one client's answer; who `client` is, the transport must know.
+
+        Raises:
+            SecureAggregationError: It is refused and nothing was changed. The subclass says why.
+        """
+        if self._stage not in _RECEIVERS:
+            raise StageError("No answers are expected before the invitations and after the end.")
+        if client not in self._members:
+            raise SenderError(f"Client {client} has no part in this stage.")
+        if client in self._answered:
+            raise StageError(f"Client {client} has answered before.")
+        kind, take = _RECEIVERS[self._stage]
+        take(self, client, self._session.read(message, kind, client))
+        self._answered.add(client)
+
+    def advance(self) -> dict[int, bytes]:
+        """Closes the stage, drops who has not answered, and returns the next message for each of the others.
+
+        Raises:
+            ThresholdError: Too few answers. Nothing was changed: more may come, or the round is given up.
+            ShareError: The revealed shares do not give some secret, so there is no sum.
+        """
+        if self._stage not in _CLOSERS:
+            raise StageError("There is no open stage to close.")
+        messages = _CLOSERS[self._stage](self)
+        self._members = frozenset(messages)
+        self._answered = set()
+        return messages
+
+    def result(self) -> SecureSum:
+        """The sum over the survivors, after the last stage."""
+        if self._result is None:
+            raise StageError("There is no sum before the last stage is closed.")
+        return self._result
+
+    def __repr__(self) -> str:
+        return f"SecureServer(round={self.parameters.round}, stage={self._stage.name}, clients={len(self._members)})"
+
+    # ------------------------------------------------------------------ answers
+
+    def _take_advert(self, client: int, body: memoryview) -> None:
+        advert = Advert.from_bytes(bytes(body), self._session.signed)
+        advert.check(self._session, client, self._roster)
+        # A key that agrees on nothing would stop all neighbours; better to stop its owner.
+        probe = X25519PrivateKey.generate()
+        keys.agree(probe, advert.channel_key)
+        keys.agree(probe, advert.mask_key)
+        taken = {key for other in self._adverts.values() for key in (other.channel_key, other.mask_key)}
+        if advert.channel_key == advert.mask_key or not taken.isdisjoint((advert.channel_key, advert.mask_key)):
+            raise SenderError(f"Client {client} repeats a public key.")
+        self._adverts[client] = advert
+
+    def _take_shares(self, client: int, body: memoryview) -> None:
+        receivers = self._listed[client]
+        sealed = wire.split_entries(body[_COMMITMENT_BYTES:], SEALED_BYTES, len(receivers))
+        self._commitments[client] = bytes(body[:_COMMITMENT_BYTES])
+        self._sealed[client] = dict(zip(receivers, sealed, strict=True))
+
+    def _take_upload(self, client: int, body: memoryview) -> None:
+        self._words += masks.from_bytes(body, self.parameters.dim, self.parameters.bits)
+
+    def _take_confirmation(self, client: int, body: memoryview) -> None:
+        signed = survivors_digest(self._session, self._announced())
+        (signature,) = wire.split_entries(body, identity.SIGNATURE_BYTES, 1)
+        identity.verify(self._adverts[client].identity, signature, signed, client)
+        self._signatures[client] = signature
+
+    def _take_revelation(self, client: int, body: memoryview) -> None:
+        owners = sorted((*self._delivered[client], client))
+        shares = wire.split_entries(body, shamir.SHARE_BYTES, len(owners))
+        for share in shares:
+            shamir.check(share)
+        for owner, share in zip(owners, shares, strict=True):
+            self._shares.setdefault(owner, {})[client] = share
+
+    # ------------------------------------------------------------------ ends of stages
+
+    def _close_adverts(self) -> dict[int, bytes]:
+        members = self._viable(self._answered)
+        self._listed = {client: self._within(client, members) for client in members}
+        self._stage = Stage.SHARE
+        return {
+            client: self._session.write(
+                Kind.KEYS, client, wire.write_entries({other: self._adverts[other].to_bytes() for other in listed})
+            )
+            for client, listed in sorted(self._listed.items())
+        }
+
+    def _close_shares(self) -> dict[int, bytes]:
+        members = self._viable(self._answered)
+        self._delivered = {client: self._within(client, members) for client in members}
+        self._stage = Stage.MASK
+        return {
+            client: self._session.write(
+                Kind.DELIVERY, client, wire.write_entries({other: self._sealed[other][client] for other in delivered})
+            )
+            for client, delivered in sorted(self._delivered.items())
+        }
+
+    def _close_uploads(self) -> dict[int, bytes]:
+        survivors = frozenset(self._answered)
+        if len(survivors) < self.parameters.surviving:
+            raise ThresholdError(
+                f"{len(survivors)} clients contributed; the sum of fewer than {self.parameters.surviving} stays hidden."
+            )
+        self._check_holders(survivors, survivors)
+        self._survivors = survivors
+        self._sealed.clear()
+        self._stage = Stage.CONFIRM if self._session.signed else Stage.UNMASK
+        kind = Kind.SURVIVORS if self._session.signed else Kind.REQUEST
+        return {client: self._session.write(kind, client, self._announced()) for client in sorted(survivors)}
+
+    def _close_confirmations(self) -> dict[int, bytes]:
+        confirmed = frozenset(self._answered)
+        self._check_holders(self._survivors, confirmed)
+        self._stage = Stage.UNMASK
+        messages = {}
+        for client in sorted(confirmed):
+            close = (*self._within(client, confirmed), client)
+            signatures = wire.write_entries({other: self._signatures[other] for other in close})
+            messages[client] = self._session.write(Kind.REQUEST, client, self._announced() + signatures)
+        return messages
+
+    def _close_revelations(self) -> dict[int, bytes]:
+        self._check_holders(self._survivors, frozenset(self._answered))
+        removed = []
+        for client in sorted(self._delivered):
+            if client in self._survivors:
+                seed = self._recover(client, self._fits_commitment(client))
+                removed.append((keys.self_mask_key(seed, self._context, client), -1))
+                continue
+            partners = [other for other in self._delivered[client] if other in self._survivors]
+            if not partners:
+                continue
+            private = X25519PrivateKey.from_private_bytes(self._recover(client, self._fits_advert(client)))
+            for other in partners:
+                key = keys.pair_mask_key(private, self._adverts[other].mask_key, self._context, client, other)
+                # The survivor with the smaller number added the mask, the one with the larger subtracted it.
+                removed.append((key, -1 if other < client else 1))
+        words = self._words.copy()
+        masks.apply(words, removed)
+        sums = words.astype(np.uint32)
+        if self.parameters.bits < 32:
+            sums &= np.uint32((1 << self.parameters.bits) - 1)
+        self._result = SecureSum(sums, tuple(sorted(self._survivors)))
+        self._shares.clear()
+        self._stage = Stage.DONE
+        return {}
+
+    # ------------------------------------------------------------------ who is left
+
+    def _within(self, client: int, members: frozenset[int]) -> tuple[int, ...]:
+        return tuple(other for other in self._neighbours[client] if other in members)
+
+    def _viable(self, answered: set[int]) -> frozenset[int]:
+        """Who can go on: those with enough of their neighbourhood left, of whom this is again true."""
+        members, removed = frozenset(answered), True
+        while removed:
+            removed_now = {c for c in members if len(self._within(c, members)) + 1 < self.parameters.threshold}
+            members, removed = members - removed_now, bool(removed_now)
+        if len(members) < self.parameters.surviving:
+            raise ThresholdError(
+                f"{len(answered)} clients answered, of whom {len(members)} have enough neighbours left; "
+                f"the round needs {self.parameters.surviving}."
+            )
+        return members
+
+    def _check_holders(self, survivors: frozenset[int], holders: frozenset[int]) -> None:
+        """Refuses to go on if the shares of some needed secret cannot be enough."""
+        for client, delivered in self._delivered.items():
+            if client not in survivors and survivors.isdisjoint(delivered):
+                continue
+            left = sum(other in holders for other in (*delivered, client))
+            if left < self.parameters.threshold:
+                raise ThresholdError(
+                    f"Of the neighbourhood of client {client} only {left} are left, "
+                    f"and its secret takes {self.parameters.threshold} shares."
+                )
+
+    # ------------------------------------------------------------------ secrets
+
+    def _announced(self) -> bytes:
+        return wire.write_set(self._survivors, self.parameters.clients)
+
+    def _fits_commitment(self, client: int) -> Callable[[bytes], bool]:
+        expected = self._commitments[client]
+        return lambda secret: keys.commitment(secret, self._context, client) == expected
+
+    def _fits_advert(self, client: int) -> Callable[[bytes], bool]:
+        public = self._adverts[client].mask_key
+        return lambda secret: X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw() == public
+
+    def _recover(self, owner: int, fits: Callable[[bytes], bool]) -> bytes:
+        """The secret of `owner`. Tries all runs of t holders in a circle, so that one wrong share does no harm."""
+        shares = self._shares[owner]
+        holders, t = sorted(shares), self.parameters.threshold
+        for start in range(len(holders) if len(holders) > t else 1):
+            chosen = [holders[(start + i) % len(holders)] for i in range(t)]
+            try:
+                secret = shamir.combine({holder: shares[holder] for holder in chosen})
+            except ShareError:
+                continue
+            if fits(secret):
+                return secret
+        raise ShareError(f"The shares of a secret of client {owner} do not give it: more than one of them is wrong.")
+
+
+_RECEIVERS: dict[Stage, tuple[Kind, Callable[[SecureServer, int, memoryview], None]]] = {
+    Stage.ADVERTISE: (Kind.ADVERTISEMENT, SecureServer._take_advert),
+    Stage.SHARE: (Kind.SHARES, SecureServer._take_shares),
+    Stage.MASK: (Kind.UPLOAD, SecureServer._take_upload),
+    Stage.CONFIRM: (Kind.CONFIRMATION, SecureServer._take_confirmation),
+    Stage.UNMASK: (Kind.REVELATION, SecureServer._take_revelation),
+}
+_CLOSERS: dict[Stage, Callable[[SecureServer], dict[int, bytes]]] = {
+    Stage.ADVERTISE: SecureServer._close_adverts,
+    Stage.SHARE: SecureServer._close_shares,
+    Stage.MASK: SecureServer._close_uploads,
+    Stage.CONFIRM: SecureServer._close_confirmations,
+    Stage.UNMASK: SecureServer._close_revelations,
+}
