@@ -147,3 +147,57 @@ class TrainFunctionError(CpsgdError):
 
     def __init__(self, kind: str) -> None:
         super().__init__(f"The client's function failed ({kind}); its log says why.")
+
+
+class LedgerError(CpsgdError):
+    """The privacy ledger refuses something. Nothing was recorded, unless the message says so."""
+
+
+class BudgetExceededError(LedgerError):
+    """A round would cost more than is left of the budget, so it must not run.
+
+    Attributes:
+        population: Whose budget.
+        limit: ε that may be spent in all.
+        spent: ε spent so far.
+        total: ε that would be spent with the round.
+    """
+
+    def __init__(self, population: str, *, limit: float, spent: float, total: float, delta: float) -> None:
+        left = max(0.0, limit - spent)
+        super().__init__(
+            f"The budget of {population!r} is ε={limit:g} at δ={delta:g}. ε={spent:.4g} is spent, {left:.4g} is left; "
+            f"this would bring it to ε={total:.4g}. Nothing was reserved: run fewer rounds, or add noise."
+        )
+        self.population = population
+        self.limit = limit
+        self.spent = spent
+        self.total = total
+
+
+class PopulationError(LedgerError):
+    """The ledger has no budget for a population, or has one already."""
+
+
+class EntryError(LedgerError):
+    """An entry of the ledger does not allow what was asked: unknown, released before, made twice, too few survivors."""
+
+
+class LedgerAccessError(LedgerError):
+    """The ledger's file is missing, or may not be read or written."""
+
+
+class LedgerBusyError(LedgerError):
+    """Another process kept the ledger locked for longer than the timeout."""
+
+
+class LedgerStorageError(LedgerError):
+    """The disk is full or failed. Nothing may be released on the strength of what was asked for."""
+
+
+class LedgerFormatError(LedgerError):
+    """The file is not a ledger, is damaged, or was written by a newer release."""
+
+
+class LedgerChainError(LedgerFormatError):
+    """The chain of hashes is broken: a record was changed, removed or inserted."""

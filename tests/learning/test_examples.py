@@ -14,9 +14,10 @@ from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.learning.datasets.base import Batch
-from cpsgd.learning.examples import ExampleSums, example_norm, example_protocol, plan_examples
+from cpsgd.learning.examples import ExampleSums, plan_examples
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.privacy import guarantee_over_rounds, lattice_sensitivity
+from cpsgd.privacy.examples import example_norm, example_protocol
 from cpsgd.protocol import Protocol
 
 LOSS = torch.nn.functional.cross_entropy

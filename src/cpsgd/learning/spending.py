@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, InfeasibleError
 from cpsgd.learning.cohorts import Cohorts
-from cpsgd.learning.examples import example_protocol, without_theorem
+from cpsgd.learning.examples import without_theorem
 from cpsgd.privacy.adjacency import Adjacency
+from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 

@@ -87,6 +87,12 @@ class Rounds:
         _validate.integer("count", self.count, low=1)
 
 
+Part = tuple[Rounds, Participation]
+"""Rounds, and who takes part in them."""
+
+_EVERY = Participation.every()
+
+
 def composed_epsilon(
     rounds: Sequence[Rounds], *, delta: float, participation: Participation, interval: float = FINE
 ) -> float:
@@ -112,11 +118,39 @@ def composed_epsilon(
     if not rounds:
         return 0.0
     if participation.scheme == "once":
-        return max(_composed_epsilon([replace(r, count=1)], delta, Participation.every(), interval) for r in rounds)
-    return _composed_epsilon(rounds, delta, participation, interval)
+        return max(_composed_epsilon([(replace(r, count=1), _EVERY)], delta, interval) for r in rounds)
+    return _composed_epsilon([(r, participation) for r in rounds], delta, interval)
 
 
-def _composed_epsilon(rounds: Sequence[Rounds], delta: float, participation: Participation, interval: float) -> float:
+def mixed_epsilon(parts: Sequence[Part], *, delta: float, interval: float = FINE) -> float:
+    """The smallest ε for rounds that clients take part in in different ways, rounded up; see `composed_epsilon`.
+
+    One accountant composes them all: unsampled rounds are Gaussians, sampled ones each have their own rate.
+
+    Args:
+        parts: Rounds, and who takes part in them. The scheme "once" is not among them, because it is a statement about
+            several rounds: put in the costliest as one in which everybody takes part.
+        delta: Target δ.
+        interval: Discretisation of privacy losses, where they are needed.
+
+    Raises:
+        ParameterError: "once" is among the schemes, or both "poisson" and "fixed-size", whose neighbours differ.
+        ConditionError: The tails alone spend `delta`.
+
+    Example:
+        >>> mixed = [(Rounds(mu=0.1, count=10), Participation.every()), (Rounds(0.5, 20), Participation.poisson(0.01))]
+        >>> round(mixed_epsilon(mixed, delta=1e-6), 3)
+        1.372
+    """
+    delta = _validate.probability("delta", delta)
+    schemes = {participation.scheme for _, participation in parts}
+    if "once" in schemes or schemes >= {"poisson", "fixed-size"}:
+        raise ParameterError(f"Rounds with participation {sorted(schemes)} are not composed as such.")
+    return _composed_epsilon(parts, delta, interval) if parts else 0.0
+
+
+def _composed_epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
+    rounds = [r for r, _ in parts]
     tails = _tails(rounds)
     if tails(0.0) >= delta:
         raise ConditionError(
@@ -124,7 +158,7 @@ def _composed_epsilon(rounds: Sequence[Rounds], delta: float, participation: Par
             "certify them with a smaller tail, or allow a larger delta."
         )
     found = math.inf
-    for profile in _profiles(rounds, participation, interval):
+    for profile in _profiles(parts, interval):
 
         def enough(epsilon: float, profile: Profile = profile) -> bool:
             return profile(epsilon) + tails(epsilon) <= delta
@@ -141,9 +175,8 @@ def composed_delta(
     if not rounds:
         return 0.0
     if participation.scheme == "once":
-        every = Participation.every()
-        return max(composed_delta([replace(r, count=1)], epsilon=epsilon, participation=every) for r in rounds)
-    profiles = _profiles(rounds, participation, interval)
+        return max(composed_delta([replace(r, count=1)], epsilon=epsilon, participation=_EVERY) for r in rounds)
+    profiles = _profiles([(r, participation) for r in rounds], interval)
     return min(1.0, min(profile(epsilon) for profile in profiles) + _tails(rounds)(epsilon))
 
 
@@ -154,50 +187,64 @@ def _tails(rounds: Sequence[Rounds]) -> Profile:
     return lambda epsilon: tail + variation * (1.0 + math.exp(epsilon))
 
 
-def _profiles(rounds: Sequence[Rounds], participation: Participation, interval: float) -> list[Profile]:
+def _profiles(parts: Sequence[Part], interval: float) -> list[Profile]:
     """Each an upper bound on δ as a function of ε, tails not included."""
-    total = math.sqrt(math.fsum(r.count * r.mu * r.mu for r in rounds)) * (1.0 + 1e-14)
+    total = _summed([r for r, _ in parts])
 
     def unsampled(epsilon: float) -> float:
         return gaussian.gdp_delta(total, epsilon)
 
-    if participation.rate == 1.0:
+    sampled = [(r, math.nextafter(participation.rate, 1.0)) for r, participation in parts if participation.rate < 1.0]
+    if not sampled:
         return [unsampled]
     import dp_accounting as dp
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
     all_orders = _ORDERS if interval <= FINE else _COARSE_ORDERS
-    rate = math.nextafter(participation.rate, 1.0)
-    if participation.scheme == "fixed-size":
-        largest = _WITHOUT_REPLACEMENT_GROWTH / math.log1p(2.0 * rate)
+    # The rounds without sampling are one Gaussian, whose multiplier means the same under either relation below: in the
+    # Rényi accountant and, for REPLACE_SPECIAL, in the other, neighbours are one multiplier apart.
+    others = _summed([r for r, participation in parts if participation.rate == 1.0])
+    plain = [dp.GaussianDpEvent(_multiplier(others, 1.0))] if others > 0.0 else []
+    if any(participation.scheme == "fixed-size" for _, participation in parts):
+        largest = _WITHOUT_REPLACEMENT_GROWTH / math.log1p(2.0 * max(rate for _, rate in sampled))
         orders = [order for order in all_orders if order <= max(largest, 2.0)]
         renyi = RdpAccountant(orders, dp.NeighboringRelation.REPLACE_ONE)
         # The event holds the rate as a quotient of integers; this one is over it by less than 1e-9.
         population = 2**30
-        cohort = min(population, math.ceil(rate * population))
-        for r in rounds:
+        for r, rate in sampled:
+            cohort = min(population, math.ceil(rate * population))
             event = dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(_multiplier(r.mu, rate)))
             renyi.compose(event, r.count)
+        for event in plain:
+            renyi.compose(event)
         # Sampling never costs privacy: given who was drawn, a client is in some of the rounds only, and divergences are
         # jointly convex. The bound above does not know that when the rate is large.
         return [_renyi_profile(renyi), unsampled]
     renyi = RdpAccountant(all_orders, dp.NeighboringRelation.REPLACE_SPECIAL)
     # Losses reach about μ²/2 + 15μ; no more than 10^5 points of them are worth their time, a few thousand in searches.
-    largest_mu = max(r.mu for r in rounds)
+    largest_mu = max(others, *(r.mu for r, _ in sampled))
     points = 1e5 if interval <= FINE else 6e3
     interval = max(interval, (0.5 * largest_mu * largest_mu + 15.0 * largest_mu) / points)
     losses = PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL, interval)
-    for r in rounds:
+    for r, rate in sampled:
         event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(_multiplier(r.mu, rate)))
         renyi.compose(event, r.count)
         losses.compose(event, r.count)
-    allowance = _FFT_ERROR * sum(r.count + 8 for r in rounds)
+    for event in plain:
+        renyi.compose(event)
+        losses.compose(event)
+    allowance = _FFT_ERROR * sum(r.count + 8 for r, _ in parts)
     return [
         lambda epsilon: max(0.0, float(losses.get_delta(epsilon))) + allowance,
         _renyi_profile(renyi),
         unsampled,
     ]
+
+
+def _summed(rounds: Sequence[Rounds]) -> float:
+    """√Σμ², the μ of all the rounds together where nobody is left out, rounded up."""
+    return math.sqrt(math.fsum(r.count * r.mu * r.mu for r in rounds)) * (1.0 + 1e-14)
 
 
 def _multiplier(mu: float, rate: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,8 @@ _PAPER = "paper-theorem + optimal composition"
 SAMPLED_TAIL_SHARE = 0.01
 """Share of δ that pays for the certificate's tails under sampling, where trying several would take too long."""
 
-_TAIL_SHARES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)
+TAIL_SHARES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)
+"""Shares of δ for the certificates' tails that are tried without sampling."""
 # Shares of δ that the paper's route spends on the rounds themselves; composition gets the rest.
 _PAPER_SHARES = (0.9, 0.5, 0.1, 0.01, 1e-3)
 # Rounds are sorted into at most this many sizes, each rounded down: fewer certificates, never less privacy.
@@ -147,6 +148,11 @@ def guarantee_over_rounds(
     )
 
 
+def composition_citation(schemes: Iterable[str]) -> str:
+    """The theorems behind composing equivalent Gaussians of rounds with these schemes of participation."""
+    return "; ".join([CITATIONS["gaussian-certificate"], *(_COMPOSED[scheme] for scheme in sorted(schemes))])
+
+
 Result = tuple[float, float, str] | str
 """ε, the part of δ spent on tails and the citation, or the reason why there is none."""
 
@@ -192,10 +198,10 @@ def _composed(
     best: tuple[float, float] | None = None
     failure: ConditionError | None = None
     exact = protocol.sigma is not None
-    for share in [0.0] if exact else [SAMPLED_TAIL_SHARE] if scheme.rate < 1.0 else _TAIL_SHARES:
+    for share in [0.0] if exact else [SAMPLED_TAIL_SHARE] if scheme.rate < 1.0 else TAIL_SHARES:
         try:
             spent = [
-                _round_cost(protocol, adjacency, size, colluding, count, share * delta / sizes.total(), scheme)
+                round_cost(protocol, adjacency, size, colluding, count, share * delta / sizes.total(), scheme)
                 for size, count in sizes.items()
             ]
             epsilon = composed_epsilon(spent, delta=delta, participation=scheme)
@@ -214,7 +220,7 @@ def _composed(
     return best
 
 
-def _round_cost(
+def round_cost(
     protocol: Protocol,
     adjacency: Adjacency,
     surviving: int,

@@ -1,0 +1,78 @@
+"""The privacy of one example where a client sends the sum of several clipped gradients.
+
+A client with at most E examples sends u = Σ_j clip_D(g_j). Its norm is at most B = E D, but replacing one example moves
+it by at most 2D (zeroing one, by D). The protocol's `clip_norm` C bounds the client's sum; the accounting needs the
+distance of two neighbours *on the grid that rounding starts from*. With `unit` grid points to 1 and F fractional bits:
+
+1. C = B (1 + 2^-10), so that the encoder neither clips the norm nor shrinks the grid point: both would be functions of
+   the whole sum. That the room suffices for the roundings below is checked (`example_protocol` refuses otherwise).
+2. The float32 operations from the exact sum to the rotated vector are at most 2 (j + 4) + 1 roundings deep, where
+   2^j <= d: the sum itself, then in each of two passes the factor and the normalisation (a cast and a product each)
+   and j stages of sums and differences. Stages are orthogonal up to a factor, so the result is off by at most
+   η = (1 + 2^-24)^(2j+9) - 1 relative to B, for each neighbour.
+3. Clipping coordinates to ±X^max is 1-Lipschitz. Rounding to the grid moves each coordinate of the difference by at
+   most 1, together √d.
+
+A gradient is taken to depend on its own example and the model only, as it does without layers that mix examples. So
+neighbours' grid points are within Δ unit + 2 η B unit + √d, Δ = 2D or D, and the certificates, which depend on that
+distance alone, hold for a client bound of
+
+    D' = D + 2 η B + √d / unit
+
+in place of C. The paper's own theorem is not used: its condition on X^max is about the norm of the whole vector.
+
+Sampling of clients is not combined with this: its amplification theorems compare the round with one in which the client
+is absent, or replaced by another, and that moves the sum by up to B and not by one example's share.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cpsgd import _validate
+from cpsgd.codec import quantize
+from cpsgd.errors import ParameterError
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
+
+HEADROOM = 2.0**-10
+"""How much larger than the largest sum a client's clip norm is."""
+
+
+def example_norm(clip_norm: float, examples: int) -> float:
+    """D, what one example's gradient is clipped to so that `examples` of them stay within `clip_norm`, with room."""
+    return clip_norm / (_validate.integer("examples", examples, low=1) * (1.0 + HEADROOM)) * (1.0 - 2.0**-50)
+
+
+def example_protocol(protocol: Protocol, examples: int) -> Protocol:
+    """The protocol whose clients are as far apart as one example moves a sum; for the accounting only.
+
+    Raises:
+        ParameterError: The grid is too coarse for the proof.
+    """
+    bound = example_norm(protocol.clip_norm, examples)
+    total = bound * examples
+    stages = protocol.dim.bit_length() - 1
+    error = math.expm1((2 * stages + 9) * math.log1p(2.0**-24)) * (1.0 + 1e-9)
+    moved = 2.0 * error * total
+    if protocol.sigma is None:
+        unit = quantize.unit(protocol.coordinate_range, protocol.levels)
+        grid = math.sqrt(protocol.dim) * (1.0 + 1e-6)
+        slack = 1.0 + (protocol.dim + 16) * 2.0**-51
+        if (total * unit * (1.0 + error) + 0.5 * grid) * slack > protocol.clip_norm * unit * (1.0 - 2.0**-40):
+            raise ParameterError(
+                "The grid is too coarse to tell one example's share of a client's sum; use more levels or a smaller "
+                "coordinate_range."
+            )
+        moved += grid / unit
+        # The accounting also bounds distances by the cube the coordinates are clipped to, for zero-out by half of its
+        # diagonal. Two sums may lie in opposite corners, so that bound must not be the smaller one.
+        if bound + moved > 0.999 * math.sqrt(protocol.dim) * protocol.coordinate_range:
+            raise ParameterError(
+                f"coordinate_range={protocol.coordinate_range:g} is too small for the proof: one example's share may "
+                f"fill it. Use at least {1.01 * (bound + moved) / math.sqrt(protocol.dim):.4g}."
+            )
+    return replace(protocol, clip_norm=(bound + moved) * (1.0 + 1e-12))

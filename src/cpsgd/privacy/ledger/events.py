@@ -1,0 +1,212 @@
+"""What a ledger is about: budgets, the rounds that spend them, and entries, which are rounds on record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self, get_args
+
+from cpsgd import _validate
+from cpsgd.codec import wire
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.privacy.accountant import LARGEST_EPSILON
+from cpsgd.privacy.adjacency import Adjacency, check_adjacency
+from cpsgd.privacy.participation import Participation
+from cpsgd.protocol import MAX_CLIENTS, Protocol
+
+Unit = Literal["client", "example"]
+"""Whose data may change between neighbours: all that a client holds, or one of its examples."""
+
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What may be spent of a population's privacy, for ever.
+
+    Attributes:
+        population: A name. Everybody whose data is in a round charged to it belongs to the population.
+        epsilon: The most ε that all its rounds together may cost.
+        delta: δ of that guarantee, in total.
+        adjacency: Which data sets are neighbours. All rounds are accounted for these.
+        unit: What neighbours differ in: a client's data, or one example of it.
+    """
+
+    population: str
+    epsilon: float
+    delta: float
+    adjacency: Adjacency = "replace-one"
+    unit: Unit = "client"
+
+    def __post_init__(self) -> None:
+        name("population", self.population, empty=False)
+        normal = {
+            "epsilon": _validate.positive("epsilon", self.epsilon, high=LARGEST_EPSILON),
+            "delta": _validate.probability("delta", self.delta),
+        }
+        for field, value in normal.items():
+            object.__setattr__(self, field, value)
+        check_adjacency(self.adjacency)
+        if self.unit not in get_args(Unit):
+            raise ParameterError(f"Expected unit to be one of {list(get_args(Unit))}, got {self.unit!r}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: object) -> Self:
+        """What `to_dict` gave; anything else is refused with `ParameterError`."""
+        return cls(**_exactly(cls, data))
+
+
+@dataclass(frozen=True)
+class RoundEvent:
+    """One round, as far as its cost goes.
+
+    Attributes:
+        protocol: The parameters of the round.
+        survivors: The fewest messages that the sum will hold if it is released.
+        participation: Who takes part: "every", "once", "poisson:RATE", "fixed-size:RATE" or a `Participation`, which
+            says what each assumes; see `taking_part`.
+        colluding: How many of the survivors may tell their noise.
+        round: Number of the round.
+        run: Name of the run that the round belongs to; within one run a round is charged once. Rounds without a run are
+            never taken for each other.
+        partition: For participation "once": name of the division of the population into disjoint cohorts that this
+            round's cohort is a part of. Rounds of one partition cost each client one round only, *because the caller
+            says that no client is in two of them*. Without a name the round is charged as if everybody were in it.
+        examples: For populations whose unit is an example: the most examples of a client (`example_protocol`).
+        overflow: Probability, added to δ, that the noise of a Poisson round depends on the draw (more clients drawn
+            than there was room for).
+        label: Anything a person should read beside the round; kept in clear.
+
+    Example:
+        >>> protocol = Protocol.rotated_binomial(clients=1000, dim=100, clip_norm=1.0, levels=2, trials=14)
+        >>> event = RoundEvent(protocol, survivors=950, participation="once", partition="spring")
+        >>> event.taking_part.scheme, event.unit
+        ('once', 'client')
+    """
+
+    protocol: Protocol
+    survivors: int
+    participation: Participation | str = "every"
+    colluding: int = 0
+    round: int = 0
+    run: str = ""
+    partition: str = ""
+    examples: int | None = None
+    overflow: float = 0.0
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.protocol, Protocol):
+            raise ParameterError(f"Expected protocol to be a Protocol, got {type(self.protocol).__name__}.")
+        normal: dict[str, object] = {
+            "survivors": _validate.integer("survivors", self.survivors, low=1, high=MAX_CLIENTS),
+            "participation": Participation.parse(self.participation),
+            "colluding": _validate.integer("colluding", self.colluding, low=0, high=MAX_CLIENTS),
+            "round": _validate.integer("round", self.round, low=0, high=wire.MAX_ROUND),
+            "overflow": _validate.positive("overflow", self.overflow, low=-1e-300, high=1.0),
+        }
+        for field, value in normal.items():
+            object.__setattr__(self, field, value)
+        for field in ("run", "partition", "label"):
+            name(field, getattr(self, field), empty=True)
+        if self.survivors <= self.colluding:
+            raise ConditionError(
+                f"A round of {self.survivors} messages of which {self.colluding} may be colluding protects nobody."
+            )
+        if self.partition and self.taking_part.scheme != "once":
+            raise ParameterError("A partition is for rounds with participation 'once'; leave it out.")
+        if self.examples is not None:
+            _validate.integer("examples", self.examples, low=1, high=MAX_CLIENTS)
+            if self.taking_part.sampled:
+                raise ParameterError(
+                    "Example-level privacy is proved for participation 'once' and 'every' only: amplification by "
+                    "sampling clients speaks of whole clients."
+                )
+
+    @property
+    def taking_part(self) -> Participation:
+        """`participation`, parsed."""
+        return Participation.parse(self.participation)
+
+    @property
+    def unit(self) -> Unit:
+        """What the event protects."""
+        return "client" if self.examples is None else "example"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, with the protocol's fingerprint for readers."""
+        return {
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "protocol": self.protocol.to_dict(),
+            "fingerprint": self.protocol.fingerprint.hex(),
+            "participation": asdict(self.taking_part),
+        }
+
+    @classmethod
+    def from_dict(cls, data: object) -> Self:
+        """What `to_dict` gave; anything else is refused with `ParameterError`."""
+        values = _exactly(cls, data, "fingerprint")
+        fingerprint = values.pop("fingerprint")
+        protocol = Protocol.from_dict(values["protocol"])
+        if protocol.fingerprint.hex() != fingerprint:
+            raise ParameterError("The event's protocol does not have the event's fingerprint.")
+        participation = Participation(**_exactly(Participation, values["participation"]))
+        return cls(**{**values, "protocol": protocol, "participation": participation})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A round on record. It counts as spent from its reservation on, released or not.
+
+    Attributes:
+        number: Number of the record of its reservation.
+        population: Whose budget pays.
+        event: The round.
+        reserved_at: When it was reserved (UTC, ISO 8601), by the clock of whoever did.
+        spent: ε of the population at that time, this round included.
+        released_at: When it was released; None if it never was.
+        released_survivors: Messages that the released sum holds; None if it never was released.
+    """
+
+    number: int
+    population: str
+    event: RoundEvent
+    reserved_at: str
+    spent: float
+    released_at: str | None = None
+    released_survivors: int | None = None
+
+    @property
+    def released(self) -> bool:
+        """Whether its result may have been handed out."""
+        return self.released_at is not None
+
+    @property
+    def survivors(self) -> int:
+        """Messages it is accounted with: those of the released sum, or the fewest it was reserved for."""
+        return self.event.survivors if self.released_survivors is None else self.released_survivors
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**vars(self), "event": self.event.to_dict(), "released": self.released}
+
+
+def name(field: str, value: object, *, empty: bool) -> str:
+    """Returns a name fit for one line of text, or raises `ParameterError`."""
+    if not isinstance(value, str) or len(value) > _LONGEST_NAME or not (empty or value) or not value.isprintable():
+        raise ParameterError(
+            f"Expected {field} to be text of {0 if empty else 1} to {_LONGEST_NAME} printable characters."
+        )
+    return value
+
+
+def _exactly(kind: type[Any], data: object, *others: str) -> dict[str, Any]:
+    """The values by name if they are all there and no others are."""
+    wanted = {field.name for field in fields(kind)} | set(others)
+    if not isinstance(data, Mapping) or set(data) != wanted:
+        raise ParameterError(f"Expected an object with the fields {sorted(wanted)} for a {kind.__name__}.")
+    return dict(data)
