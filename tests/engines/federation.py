@@ -20,11 +20,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import cpsgd
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+import cpsgd
 
 _MARK = "CPSGD_TEST_FEDERATION"
 _START_SECONDS = 60.0
@@ -216,18 +217,21 @@ def write_certificate(directory: Path) -> None:
             .not_valid_after(now + datetime.timedelta(days=1))
         )
 
-    usage = {
-        name: False
-        for name in (
-            "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only".split()
-        )
-    }
+    signing = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
     root = (
         begin("ca", authority)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(
-            x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **usage), critical=True
-        )
+        .add_extension(signing, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
         .sign(authority, hashes.SHA256())
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from logging import WARNING
+from logging import getLogger
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 _POLL_SECONDS = 0.5
+_log = getLogger("flwr")
 
 Dropped = Callable[[int, str], None]
 """Is told a node's number and why it is out of the round."""
@@ -36,7 +36,7 @@ def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float, droppe
                 found = list(grid.pull_messages([identifier]))
             except Exception as error:
                 # What a stranger can make Flower's decoder raise is anybody's guess; the text may be theirs, too.
-                log(WARNING, "A reply of node %d cannot be read (%s).", node, type(error).__name__)
+                _log.warning("A reply of node %d cannot be read (%s).", node, type(error).__name__)
                 dropped(node, "its reply cannot be read")
                 del waiting[identifier]
                 continue

@@ -37,6 +37,7 @@ Stage = Literal["advertise", "share", "mask", "unmask", "upload"]
 
 # Serialization of the upload's bytes: as they are. NumPy's would let a stranger announce a shape to be allocated.
 _PLAIN = "cpsgd.bytes"
+_MOST_METRICS = 100
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,11 @@ def read_reply(reply: Message, limit: int) -> bytes:
 
 
 def read_metrics(reply: Message) -> dict[str, float]:
-    """The metrics of a reply that are single finite numbers."""
-    record = reply.content.metric_records.get(METRICS, {})
+    """The metrics of a reply that are single finite numbers, up to a sane number of them."""
+    record = reply.content.metric_records.get(METRICS) or MetricRecord()
     numbers = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
-    return {name: value for name, value in numbers.items() if np.isfinite(value)}
+    finite = [(name, value) for name, value in numbers.items() if np.isfinite(value)]
+    return dict(finite[:_MOST_METRICS])
 
 
 def flatten(arrays: ArrayRecord, dim: int) -> NDArray[np.float32]:

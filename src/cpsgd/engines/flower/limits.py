@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cpsgd import _validate
 from cpsgd.errors import CpsgdError, FingerprintError, ParameterError, RoundRefusedError
 from cpsgd.privacy.adjacency import Adjacency, check_adjacency
+from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
@@ -16,13 +17,13 @@ from cpsgd.protocol import Protocol
 class Limits:
     """A client's own conditions. A server that does not meet them gets nothing.
 
-    A protocol without noise is always refused. With `epsilon` and `delta` the client computes the guarantee itself, for
-    all the rounds it will ever answer, from the protocol it is sent and the fewest survivors it will unmask.
+    A protocol without noise is always refused. With `epsilon`, `delta` and `rounds` the client computes the guarantee
+    itself, for all the rounds it will ever answer, from the protocol it is sent and the fewest clients it will unmask.
 
     Attributes:
         epsilon: ε that all `rounds` together may cost at most, or None for no limit.
         delta: δ of that guarantee.
-        rounds: Rounds this client answers at most, or None for as many as the server announces.
+        rounds: Rounds this client answers at most, or None for as many as it is asked for.
         colluding: Other clients who may tell their noise; it is not counted.
         adjacency: Which data sets are neighbours.
         examples: With example-level privacy, the most examples a silo's sum holds; None protects the whole client.
@@ -30,8 +31,8 @@ class Limits:
         fingerprint: The one protocol that is accepted, or None.
 
     Example:
-        >>> limits = Limits(epsilon=1.0, delta=1e-6, rounds=10)
-        >>> limits.check(Protocol.binomial(clients=10, dim=5, clip_norm=1.0, levels=16, trials=0), rounds=5, surviving=9)
+        >>> silent = Protocol.binomial(clients=10, dim=5, clip_norm=1.0, levels=16, trials=0)
+        >>> Limits(epsilon=1.0, delta=1e-6, rounds=10).check(silent, rounds=5, surviving=9)
         Traceback (most recent call last):
         cpsgd.errors.RoundRefusedError: The server's protocol adds no noise, so nothing would be private.
     """
@@ -46,8 +47,8 @@ class Limits:
     fingerprint: bytes | None = None
 
     def __post_init__(self) -> None:
-        if (self.epsilon is None) != (self.delta is None):
-            raise ParameterError("Give epsilon and delta together: neither means anything without the other.")
+        if (self.epsilon is None) != (self.delta is None) or (self.epsilon is not None and self.rounds is None):
+            raise ParameterError("Give epsilon, delta and rounds together: none means anything without the others.")
         if self.epsilon is not None:
             _validate.positive("epsilon", self.epsilon)
             _validate.probability("delta", self.delta)
@@ -87,7 +88,7 @@ class Limits:
             found = guarantee_over_rounds(
                 accounted,
                 self.delta,
-                rounds=rounds if self.rounds is None else self.rounds,
+                rounds=self.rounds,
                 adjacency=self.adjacency,
                 surviving=surviving,
                 colluding=self.colluding,
@@ -103,16 +104,14 @@ class Limits:
                 f"this client's limit is {self.epsilon:g}."
             )
 
-    def digest(self, protocol: Protocol, *, rounds: int, surviving: int) -> bytes:
-        """16 bytes that stand for the question `check` answers, so that the answer can be remembered."""
-        text = f"cpsgd limits v1 {self!r} {protocol.fingerprint.hex()} {rounds} {surviving}"
+    def digest(self, protocol: Protocol, *, surviving: int) -> bytes:
+        """16 bytes that stand for what `check` accounts for, so that the answer can be remembered."""
+        text = f"cpsgd limits v1 {self!r} {protocol.fingerprint.hex()} {surviving}"
         return hashlib.sha256(text.encode()).digest()[:16]
 
 
 def example_level(protocol: Protocol, examples: int) -> Protocol:
     """The protocol whose clients are as far apart as one example moves a silo's sum; for the accounting only."""
-    from cpsgd.learning.examples import example_protocol
-
     try:
         return example_protocol(protocol, examples)
     except ParameterError as error:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
@@ -25,7 +25,10 @@ from cpsgd.errors import (
 )
 from cpsgd.privacy.adjacency import Adjacency
 from cpsgd.protocol import Protocol
-from cpsgd.secagg import SecureClient, SecureParameters
+from cpsgd.secagg import Invitation, SecureClient, SecureParameters, risk
+
+# The most that an unlucky draw of the graph may have for a probability to protect less than it should.
+_INSECURITY = 1e-6
 
 
 def cpsgd_mod(
@@ -52,9 +55,10 @@ def cpsgd_mod(
     and `delta` every round that would not keep them: the guarantee is computed here, for all rounds together.
 
     Args:
-        epsilon: ε that all rounds together may cost at most; needs `delta`.
+        epsilon: ε that all rounds together may cost at most; needs `delta` and `rounds`. The first protocol that keeps
+            it is then the only one this client takes part in, since costs of different ones would add up.
         delta: δ of that guarantee.
-        rounds: Rounds this client answers at most in a SuperNode's life; by default as many as the server announces.
+        rounds: Rounds this client answers at most, over all runs, as long as its SuperNode lives.
         colluding: Other clients who may tell their noise to the server; it is not counted.
         adjacency: "replace-one" or "zero-out": which data sets are neighbours.
         examples: Protects single examples instead of the whole client: the train function returns the *sum* of at most
@@ -120,15 +124,14 @@ class _State:
 
     @classmethod
     def of(cls, context: Context) -> _State:
-        record = context.state.config_records.get(RECORD)
-        found = cls() if record is None else cls(**cast("dict[str, str]", dict(record)))  # type: ignore[arg-type]
-        run = str(context.run_id)
+        record: Any = context.state.config_records.get(RECORD, {})
+        found, run = cls(**record), str(context.run_id)
         return found if found.run == run else cls(run=run, answered=found.answered, accepted=found.accepted)
 
-    def save(self, context: Context, **changes: str | int | bytes) -> _State:
-        values = {**vars(self), **changes}
-        context.state[RECORD] = ConfigRecord(values)
-        return _State(**values)
+    def save(self, context: Context, **changes: Any) -> _State:
+        changed = replace(self, **changes)
+        context.state[RECORD] = ConfigRecord(dict(vars(changed)))
+        return changed
 
 
 def _secure_stage(
@@ -143,7 +146,7 @@ def _secure_stage(
     state = _State.of(context)
     if request.stage == "advertise":
         protocol, state = _begin(request, state, context, limits)
-        client = SecureClient(expected=_expected(protocol, request))
+        client = SecureClient(expected=_expected(protocol, request, limits))
         reply = client.advertise(request.payload)
         state.save(context, secrets=client.export_state())
         return _records.make_reply(message, reply)
@@ -160,7 +163,6 @@ def _secure_stage(
         protocol = Protocol.from_json(state.protocol)
         state = _count(state, context, limits)
         update, metrics = _update(message, context, call_next, protocol, limits, allowed)
-        # The train function may have changed context.state, also our record.
         reply = client.mask(request.payload, protocol.encode_integers(update, request.round))
         state.save(context, secrets=client.export_state())
         return _records.make_reply(message, reply, metrics)
@@ -191,12 +193,12 @@ def _begin(request: Request, state: _State, context: Context, limits: Limits) ->
     if request.round <= state.round:
         raise RoundError(f"The server begins round {request.round} of this run again or too late.")
     protocol = Protocol.from_json(request.protocol)
-    digest = limits.digest(protocol, rounds=request.rounds, surviving=request.surviving)
+    digest = limits.digest(protocol, surviving=request.surviving)
     if digest != state.accepted:
+        if limits.epsilon is not None and state.answered:
+            raise RoundRefusedError("This client's limit is accounted for with another protocol, and it keeps to that.")
         limits.check(protocol, rounds=request.rounds, surviving=request.surviving)
-    state = state.save(
-        context, round=request.round, accepted=digest, protocol=request.protocol, secrets=b"", run=str(context.run_id)
-    )
+    state = state.save(context, round=request.round, accepted=digest, protocol=request.protocol, secrets=b"")
     return protocol, state
 
 
@@ -207,8 +209,30 @@ def _count(state: _State, context: Context, limits: Limits) -> _State:
     return state.save(context, answered=state.answered + 1)
 
 
-def _expected(protocol: Protocol, request: Request) -> SecureParameters:
-    raise NotImplementedError
+def _expected(protocol: Protocol, request: Request, limits: Limits) -> SecureParameters:
+    """The parameters of secure aggregation that this client agrees to: the graph and threshold are the server's choice.
+
+    Raises:
+        RoundRefusedError: The choice would let so many colluding clients and the server see more than the sum.
+    """
+    proposed = Invitation.read(request.payload).session.parameters
+    if protocol.modulus is None or protocol.modulus.bit_count() != 1 or proposed.clients > protocol.clients:
+        raise RoundRefusedError("The server's protocol does not fit secure aggregation.")
+    expected = replace(
+        proposed,
+        dim=protocol.dim,
+        bits=protocol.modulus.bit_length() - 1,
+        fingerprint=protocol.fingerprint,
+        round=request.round,
+        surviving=request.surviving,
+    )
+    dropout = 1.0 - expected.surviving / expected.clients
+    if risk(expected, dropout=dropout, colluding=min(limits.colluding, expected.clients)).insecurity > _INSECURITY:
+        raise RoundRefusedError(
+            f"With threshold={expected.threshold} and neighbours={expected.neighbours} the server and "
+            f"{limits.colluding} colluding clients could see more than the sum."
+        )
+    return expected
 
 
 def _update(
@@ -225,10 +249,11 @@ def _update(
         raise StageError(f"Expected one model in the server's message, got {len(received.array_records)}.")
     before = next(iter(received.array_records.values()))
     # The train function sees what was accepted here, not what the server wrote.
-    accepted = {"clip-norm": protocol.clip_norm, "examples": limits.examples or 0, "dim": protocol.dim}
-    message.content = RecordDict({**dict(received.items()), RECORD: ConfigRecord(accepted)})
+    accepted = ConfigRecord({"clip-norm": protocol.clip_norm, "examples": limits.examples or 0})
+    message.content = RecordDict({**dict(received.items()), RECORD: accepted})
     kept = context.state[RECORD]
     reply = _call(call_next, message, context)
+    # Some train functions begin by emptying the state.
     context.state[RECORD] = kept
     found = list(reply.content.array_records.values())
     if len(found) != 1:
@@ -266,5 +291,5 @@ def _only_metrics(reply: Message, message: Message, allowed: frozenset[str]) -> 
     """What may leave after an evaluation or a query: the metrics that are allowed, and nothing else."""
     content = RecordDict()
     if metrics := _metrics(reply, allowed):
-        content[_records.METRICS] = _records.MetricRecord(dict(metrics))
+        content[_records.METRICS] = MetricRecord(dict(metrics))
     return Message(content, reply_to=message)

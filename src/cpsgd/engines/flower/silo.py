@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
 from cpsgd import _validate
@@ -48,7 +48,7 @@ def silo_sum(
     from cpsgd.learning.examples import ExampleSums
     from cpsgd.learning.gradients import ClientUpdates, trainable
 
-    accepted = message.content.config_records.get(RECORD, {})
+    accepted = message.content.config_records.get(RECORD) or ConfigRecord()
     examples, clip_norm = accepted.get("examples"), accepted.get("clip-norm")
     if not isinstance(examples, int) or examples < 1:
         raise ParameterError("silo_sum needs a train function with mods=[cpsgd_mod(examples=...)].")

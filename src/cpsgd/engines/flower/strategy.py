@@ -6,28 +6,28 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from logging import INFO, WARNING
-from typing import Any
+from logging import getLogger
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from flwr.supercore import log
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.engines.flower import _records
 from cpsgd.engines.flower._carriers import Carrier, PlainCarrier, SecureCarrier
 from cpsgd.engines.flower._exchange import exchange
-from cpsgd.errors import BudgetExceededError, CpsgdError, ParameterError
+from cpsgd.errors import CpsgdError, ParameterError
 from cpsgd.planner import Plan
-from cpsgd.privacy.ledger import Ledger, RoundEvent
+from cpsgd.privacy.ledger import Entry, Ledger, RoundEvent
 
 Apply = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.float32]]
 """From the model, the mean update and the round's number to the next model, all as flat vectors."""
 
 _NODE_POLL_SECONDS = 0.5
+_log = getLogger("flwr")
 
 
 @dataclass
@@ -49,6 +49,10 @@ class RoundReport:
     survivors: int = 0
     dropped: dict[int, str] = field(default_factory=dict)
     upload_bytes: dict[int, int] = field(default_factory=dict)
+
+    def drop(self, node: int, reason: str) -> None:
+        """Notes the first reason why a node is out."""
+        self.dropped.setdefault(node, reason)
 
 
 class CpsgdStrategy(Strategy):
@@ -99,6 +103,11 @@ class CpsgdStrategy(Strategy):
                 "client can move the mean by, so the plan's noise would no longer hide it, and the weights themselves "
                 "(numbers of examples) would be published. Every client counts the same here; to count examples the "
                 "same, use example-level privacy: examples=..., where each silo sends a sum."
+            )
+        if plan.participation.scheme != "every":
+            raise ParameterError(
+                f"The plan is for participation {str(plan.participation)!r}, and here the same nodes may be in every "
+                'round; plan with participation="every".'
             )
         if (ledger is None) != (population is None):
             raise ParameterError("Give ledger and population together.")
@@ -173,9 +182,9 @@ class CpsgdStrategy(Strategy):
         except CpsgdError as error:
             report.reason = str(error)
         for node, reason in report.dropped.items():
-            log(INFO, "\t> node %d is out: %s", node, reason)
+            _log.info("\t> node %d is out: %s", node, reason)
         if model is None:
-            log(WARNING, "Round %d is withheld, the model stays as it was: %s", server_round, report.reason)
+            _log.warning("Round %d is withheld, the model stays as it was: %s", server_round, report.reason)
         figures = {
             "cpsgd-released": int(report.released),
             "cpsgd-survivors": report.survivors,
@@ -196,9 +205,9 @@ class CpsgdStrategy(Strategy):
     def summary(self) -> None:
         """Logs what the plan promises."""
         how = "by secure aggregation" if self._secure else "in the server's sight"
-        log(INFO, "\t├──> cpsgd: %d clients, %s", self.plan.protocol.clients, how)
+        _log.info("\t├──> cpsgd: %d clients, %s", self.plan.protocol.clients, how)
         for line in str(self.plan.guarantee).splitlines():
-            log(INFO, "\t│\t%s", line)
+            _log.info("\t│\t%s", line)
 
     # ------------------------------------------------------------------ one round
 
@@ -211,7 +220,7 @@ class CpsgdStrategy(Strategy):
             report.reason = f"{len(nodes)} nodes are connected, and the plan needs {plan.surviving}"
             return None, {}
         # Before anybody is asked for anything: what was begun and never ended counts as spent.
-        entry = self._reserve(report.round)
+        entry = self._reserve(report.round, grid)
         config["server-round"] = report.round
         records = RecordDict({self._keys[0]: arrays, self._keys[1]: config})
         carrier: Carrier = (SecureCarrier if self._secure else PlainCarrier)(plan, report.round, nodes)
@@ -223,7 +232,7 @@ class CpsgdStrategy(Strategy):
                 node: _records.make_message(request, node, records if stage in ("mask", "upload") else None)
                 for node, request in carrier.requests().items()
             }
-            answers = exchange(grid, messages, self._timeout, report.dropped.setdefault)
+            answers = exchange(grid, messages, self._timeout, report.drop)
             for node, reply in answers.items():
                 report.upload_bytes[node] = report.upload_bytes.get(node, 0) + _size(reply)
                 try:
@@ -231,14 +240,14 @@ class CpsgdStrategy(Strategy):
                     if stage in ("mask", "upload"):
                         metrics[node] = _records.read_metrics(reply)
                 except CpsgdError as error:
-                    report.dropped.setdefault(node, f"{type(error).__name__}: {error}")
+                    report.drop(node, f"{type(error).__name__}: {error}")
             carrier.advance()
         report.survivors = carrier.count
         if carrier.count < plan.surviving:
             report.reason = f"{carrier.count} clients are left, and the plan needs {plan.surviving}"
             return None, {}
         mean = carrier.mean()
-        if self._ledger is not None:
+        if self._ledger is not None and entry is not None:
             self._ledger.release(entry, survivors=carrier.count)
         following = self._apply(_records.flatten(arrays, protocol.dim), mean, report.round)
         report.released = True
@@ -252,10 +261,21 @@ class CpsgdStrategy(Strategy):
             time.sleep(_NODE_POLL_SECONDS)
         return random.SystemRandom().sample(found, min(wanted, len(found)))
 
-    def _reserve(self, round: int) -> Any:
-        if self._ledger is None:
+    def _reserve(self, round: int, grid: Grid) -> Entry | None:
+        """Charges the round, or raises `BudgetExceededError`."""
+        if self._ledger is None or self._population is None:
             return None
-        raise NotImplementedError
+        plan = self.plan
+        event = RoundEvent(
+            plan.protocol,
+            survivors=plan.surviving,
+            participation=plan.participation,
+            colluding=plan.colluding,
+            round=round,
+            run=f"flower-{grid.run.run_id}",
+            examples=self._examples,
+        )
+        return self._ledger.reserve(self._population, event)
 
     def _check_model(self, arrays: ArrayRecord) -> None:
         _records.flatten(arrays, self.plan.protocol.dim)
@@ -266,8 +286,8 @@ def _add(model: NDArray[np.float32], update: NDArray[np.float32], round: int) ->
 
 
 def _size(reply: Message) -> int:
-    """Bytes of a reply's content as it travelled."""
-    raise NotImplementedError
+    """Bytes of a reply as Flower serializes it."""
+    return sum(len(part.deflate()) for part in get_all_nested_objects(reply).values())
 
 
 def _means(metrics: dict[int, dict[str, float]]) -> dict[str, float]:
