@@ -32,7 +32,7 @@ class Keystream:
     __slots__ = ("_encryptor",)
 
     def __init__(self, key: bytes | None = None) -> None:
-        """Starts a stream; `key` (16 bytes) is for tests, which need to repeat a stream."""
+        """Starts a stream; `key` (16 bytes) is for masks, which two parties derive alike, and for tests."""
         cipher = Cipher(algorithms.AES128(os.urandom(16) if key is None else key), modes.CTR(bytes(16)))
         self._encryptor = cipher.encryptor()
 

@@ -135,18 +135,26 @@ def test_more_privacy_costs_accuracy_and_more_clients_buy_it() -> None:
     assert plan(**SMALL, bits=4, dropout=0.1).error.total > base
 
 
-def test_the_modulus_is_the_smallest_and_its_overflow_is_bounded() -> None:
+def test_the_modulus_is_the_smallest_power_of_two_and_its_overflow_is_bounded() -> None:
     found = plan(**SMALL, bits=12, secure=True, overflow=1e-7)
     protocol = found.protocol
     assert protocol.modulus is not None
+    assert protocol.modulus.bit_count() == 1
+    assert protocol.modulus <= 2**12
     assert found.overflow_probability <= 1e-7
     shape = {
         name: getattr(protocol, name)
         for name in ("clients", "dim", "clip_norm", "levels", "trials", "coordinate_range", "rotate")
     }
-    assert overflow_probability(protocol.modulus - 1, **shape) > 1e-7
+    assert overflow_probability(protocol.modulus // 2, **shape) > 1e-7
     # Far fewer bits than sums of full range would take.
     assert protocol.modulus < 500 * (protocol.levels + protocol.trials - 1)
+
+
+def test_a_fraction_of_a_bit_is_of_no_use_to_a_modulus() -> None:
+    whole, more = (plan(**SMALL, bits=bits, secure=True).protocol for bits in (10, 10.9))
+    assert whole == more
+    assert whole.modulus == 2**10
 
 
 def test_too_few_bits_for_the_modulus_are_paid_for_with_noise() -> None:

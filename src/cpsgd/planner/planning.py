@@ -49,7 +49,7 @@ def plan(
         adjacency: "replace-one" or "zero-out".
         dropout: Share of the clients that may fail to answer; the noise of the others alone keeps the guarantee.
         colluding: Clients of a round who may tell their noise to whoever attacks; it does not count.
-        secure: Sums are taken modulo the smallest modulus, and `bits` must hold that.
+        secure: Sums are taken modulo the smallest power of two that will do, and `bits` must hold that.
         rotate: Whether vectors are rotated first. Without, nothing is clipped and the error is a worst case.
         overflow: With `secure`, the probability allowed a round that any coordinate of its sum wraps around.
 

@@ -5,8 +5,8 @@ the smallest s, X = s(k-1)/2 follows, and with it the expected error. A larger s
 for, but also a wider range; it is chosen where clipping would cost more than that. So the search runs over k alone:
 all small ones, odd and even, and a geometric ladder of odd ones beyond.
 
-With secure aggregation the modulus must fit the bits. It grows with m (more noise; and with it goes a smaller s, so
-that the vectors take more levels). For each k the largest m that fits is found by bisection; where not even m = 1 fits,
+With secure aggregation the modulus, a power of two, must fit the bits. What is needed grows with m (more noise; and with
+it goes a smaller s, so that the vectors take more levels). For each k the largest m that fits is found by bisection; where not even m = 1 fits,
 s is widened until it does.
 
 Candidates are ranked with s as a Gaussian of slightly smaller variance would need it; the best few are then certified.
@@ -63,7 +63,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Design:
-    """Parameters that keep the target, and the error they promise."""
+    """Parameters that keep the target, and the error they promise. The modulus is a power of two, or None."""
 
     levels: int
     trials: int
@@ -113,6 +113,11 @@ def values_of(bits: float) -> int:
     return math.floor(math.exp2(bits) * (1.0 + 1e-12))
 
 
+def _largest_power(values: int) -> int:
+    """The largest power of two up to `values`."""
+    return 1 << (values.bit_length() - 1)
+
+
 def design_of(setting: Setting, levels: int, trials: int, coordinate_range: float) -> Design:
     """The design with these parameters: the error it promises and the modulus it needs."""
     error = error_model.predict(
@@ -124,19 +129,26 @@ def design_of(setting: Setting, levels: int, trials: int, coordinate_range: floa
         coordinate_range=coordinate_range,
         rotate=setting.rotate,
     )
-    needed = None
-    if setting.overflow is not None:
-        needed = modulus.smallest_modulus(
-            clients=setting.clients,
-            dim=setting.dim,
-            clip_norm=setting.clip_norm,
-            levels=levels,
-            trials=trials,
-            coordinate_range=coordinate_range,
-            rotate=setting.rotate,
-            overflow=setting.overflow,
-        )
-    return Design(levels, trials, coordinate_range, needed, error)
+    needed = _needed_modulus(setting, levels, trials, coordinate_range)
+    # Secure aggregation counts modulo a power of two; packed, it takes no more room than the smaller modulus.
+    rounded = None if needed is None else 1 << (needed - 1).bit_length()
+    return Design(levels, trials, coordinate_range, rounded, error)
+
+
+def _needed_modulus(setting: Setting, levels: int, trials: int, coordinate_range: float) -> int | None:
+    """The smallest modulus for these parameters, None without secure aggregation."""
+    if setting.overflow is None:
+        return None
+    return modulus.smallest_modulus(
+        clients=setting.clients,
+        dim=setting.dim,
+        clip_norm=setting.clip_norm,
+        levels=levels,
+        trials=trials,
+        coordinate_range=coordinate_range,
+        rotate=setting.rotate,
+        overflow=setting.overflow,
+    )
 
 
 def _ladder(values: int) -> list[int]:
@@ -173,8 +185,8 @@ def _most_trials(setting: Setting, target: Target, levels: int, values: int) -> 
 
     def fits(trials: int) -> bool:
         coordinate_range = 0.5 * _rough_scale(target, trials) * (levels - 1)
-        needed = design_of(setting, levels, trials, coordinate_range).modulus
-        return needed is not None and needed <= values
+        needed = _needed_modulus(setting, levels, trials, coordinate_range)
+        return needed is not None and needed <= _largest_power(values)
 
     low, high = 1, most + 1
     while high - low > 1:
@@ -203,11 +215,11 @@ def _certified(setting: Setting, target: Target, levels: int, trials: int, value
             scale = target.smallest_scale(levels, trials, renyi=False)
         except ConditionError:
             return None
-        needed = design_of(setting, levels, trials, max(0.5 * scale * (levels - 1), _least_range(setting))).modulus
-        if trials == 1 or needed is None or needed <= values:
+        needed = _needed_modulus(setting, levels, trials, max(0.5 * scale * (levels - 1), _least_range(setting)))
+        if trials == 1 or needed is None or needed <= _largest_power(values):
             return _Finalist(levels, trials, scale)
         # The rough scale was a little too optimistic. The modulus grows like √m.
-        trials = max(1, min(trials - 1, math.floor(trials * (values / needed) ** 2)))
+        trials = max(1, min(trials - 1, math.floor(trials * (_largest_power(values) / needed) ** 2)))
 
 
 def _with_best_scale(setting: Setting, levels: int, trials: int, smallest_scale: float, values: int) -> Design | None:

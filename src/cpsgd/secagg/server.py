@@ -69,6 +69,7 @@ class SecureServer:
         self._neighbours = [graph.neighbours(n, k, identifier, client) for client in range(n)]
         self._answered: set[int] = set()
         self._adverts: dict[int, Advert] = {}
+        self._public: set[bytes] = set()  # all keys that were announced
         self._listed: dict[int, tuple[int, ...]] = {}  # neighbours each client was told of
         self._commitments: dict[int, bytes] = {}
         self._sealed: dict[int, dict[int, bytes]] = {}  # by sender and receiver
@@ -144,9 +145,10 @@ class SecureServer:
         probe = X25519PrivateKey.generate()
         keys.agree(probe, advert.channel_key)
         keys.agree(probe, advert.mask_key)
-        taken = {key for other in self._adverts.values() for key in (other.channel_key, other.mask_key)}
-        if advert.channel_key == advert.mask_key or not taken.isdisjoint((advert.channel_key, advert.mask_key)):
+        announced = [key for key in (advert.channel_key, advert.mask_key, advert.identity) if key]
+        if len(set(announced)) != len(announced) or not self._public.isdisjoint(announced):
             raise SenderError(f"Client {client} repeats a public key.")
+        self._public.update(announced)
         self._adverts[client] = advert
 
     def _take_shares(self, client: int, body: memoryview) -> None:
