@@ -116,7 +116,8 @@ class Federation:
         started = json.loads(self._flwr("run", str(app), "local", "--run-config", overrides, "--format", "json"))
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            time.sleep(0.5)
+            # Each question starts a Python of its own: not too often.
+            time.sleep(3.0)
             status = json.loads(self._flwr("ls", "--run-id", str(started["run-id"]), "local", "--format", "json"))
             state = str(status["runs"][0]["status"])
             if state.startswith("finished"):
@@ -143,7 +144,7 @@ class Federation:
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))
-        while left := self._descendants():
+        while left := self.living():
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -153,8 +154,8 @@ class Federation:
         for process in self._processes:
             process.wait(10)
 
-    def _descendants(self) -> list[int]:
-        """Living processes that carry this federation's mark in their environment."""
+    def living(self) -> list[int]:
+        """Processes that carry this federation's mark in their environment and have not ended."""
         mark = f"{_MARK}={self._mark}".encode()
         found = []
         for entry in Path("/proc").iterdir():
