@@ -88,7 +88,6 @@ def test_a_protocol_without_noise_is_refused_by_default(small_plan: Plan) -> Non
         ({"epsilon": 4.0, "delta": 1e-5, "rounds": 3}, "costs ε = "),
         ({"epsilon": 8.0, "delta": 1e-7, "rounds": 3}, "costs ε = "),
         ({"epsilon": 8.0, "delta": 1e-5, "rounds": 3, "colluding": 1}, "costs ε = |could see more"),
-        ({"epsilon": 8.0, "delta": 1e-5, "rounds": 6}, "costs ε = "),
         ({"rounds": 2}, "announces 3 rounds"),
         ({"min_clients": 4}, "at least 4"),
     ],
@@ -104,6 +103,13 @@ def test_a_protocol_that_cannot_tell_examples_is_refused(small_plan: Plan) -> No
     narrow = with_protocol(small_plan, coordinate_range=1e-3)
     with pytest.raises(RoundRefusedError, match="single examples"):
         cpsgd_mod(examples=5)(opening(narrow, secure=parameters(narrow)), context(), never)
+
+
+def test_more_rounds_than_the_limit_allows_cost_too_much(small_plan: Plan) -> None:
+    with pytest.raises(RoundRefusedError, match=r"costs ε = .* in 6 rounds"):
+        cpsgd_mod(epsilon=8.0, delta=1e-5)(opening(small_plan, rounds=6), context(), never)
+    with pytest.raises(RoundRefusedError, match="announces 0 rounds"):
+        cpsgd_mod(epsilon=8.0, delta=1e-5)(opening(small_plan, rounds=0), context(), never)
 
 
 def test_the_protocol_may_be_pinned(small_plan: Plan) -> None:
@@ -140,8 +146,9 @@ def test_after_the_first_round_a_limit_belongs_to_one_protocol(small_plan: Plan)
         node.mod(opening(quieter, round=2, secure=parameters(quieter, round=2)), node.context, never)
 
 
-def test_rounds_are_counted_over_runs(small_plan: Plan) -> None:
-    members = [Node(100 + i, cpsgd_mod(rounds=3), adds(np.zeros(DIM, np.float32))) for i in range(4)]
+@pytest.mark.parametrize("limits", [{"rounds": 3}, {"epsilon": 8.0, "delta": 1e-5}])
+def test_rounds_are_counted_over_runs(small_plan: Plan, limits: dict[str, Any]) -> None:
+    members = [Node(100 + i, cpsgd_mod(**limits), adds(np.zeros(DIM, np.float32))) for i in range(4)]
     for run, survivors in ((1, [4, 4]), (2, [4, 0])):
         for node in members:
             node.context = Context(run, node.number, {}, node.context.state, {})
@@ -215,7 +222,7 @@ def test_a_round_begins_once_and_stages_belong_to_it(small_plan: Plan) -> None:
 def _in_round(round: int) -> Context:
     own = context()
     own.state[RECORD] = ConfigRecord(
-        {"run": str(RUN), "round": round, "answered": 0, "accepted": b"", "protocol": "", "secrets": b""}
+        {"run": str(RUN), "round": round, "rounds": 3, "answered": 0, "accepted": b"", "protocol": "", "secrets": b""}
     )
     return own
 
@@ -311,7 +318,7 @@ def test_bad_settings() -> None:
     with pytest.raises(ParameterError, match="together"):
         cpsgd_mod(epsilon=1.0)
     with pytest.raises(ParameterError, match="together"):
-        cpsgd_mod(epsilon=1.0, delta=1e-6)
+        cpsgd_mod(delta=1e-6)
     with pytest.raises(ParameterError, match="list of names"):
         cpsgd_mod(allow_metrics="loss")
     with pytest.raises(ParameterError):

@@ -55,5 +55,6 @@ def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float, droppe
 
 
 def _shown(text: str | None) -> str:
-    """A stranger's text, fit for a log."""
-    return "".join(letter if letter.isprintable() else " " for letter in (text or "an error")[:300])
+    """The last line of a stranger's text, fit for a log; Flower's simulation puts a traceback before it."""
+    lines = [line for line in (text or "").splitlines() if line.strip()]
+    return "".join(letter for letter in (lines[-1] if lines else "an error")[:300] if letter.isprintable())

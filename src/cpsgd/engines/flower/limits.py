@@ -17,13 +17,13 @@ from cpsgd.protocol import Protocol
 class Limits:
     """A client's own conditions. A server that does not meet them gets nothing.
 
-    A protocol without noise is always refused. With `epsilon`, `delta` and `rounds` the client computes the guarantee
-    itself, for all the rounds it will ever answer, from the protocol it is sent and the fewest clients it will unmask.
+    A protocol without noise is always refused. With `epsilon` and `delta` the client computes the guarantee itself,
+    from the protocol, the number of rounds the server announces and the fewest clients whose sum it will unmask.
 
     Attributes:
-        epsilon: ε that all `rounds` together may cost at most, or None for no limit.
+        epsilon: ε that all rounds together may cost at most, or None for no limit.
         delta: δ of that guarantee.
-        rounds: Rounds this client answers at most, or None for as many as it is asked for.
+        rounds: Rounds that a server may announce at most, or None.
         colluding: Other clients who may tell their noise; it is not counted.
         adjacency: Which data sets are neighbours.
         examples: With example-level privacy, the most examples a silo's sum holds; None protects the whole client.
@@ -32,7 +32,7 @@ class Limits:
 
     Example:
         >>> silent = Protocol.binomial(clients=10, dim=5, clip_norm=1.0, levels=16, trials=0)
-        >>> Limits(epsilon=1.0, delta=1e-6, rounds=10).check(silent, rounds=5, surviving=9)
+        >>> Limits(epsilon=1.0, delta=1e-6).check(silent, rounds=5, surviving=9)
         Traceback (most recent call last):
         cpsgd.errors.RoundRefusedError: The server's protocol adds no noise, so nothing would be private.
     """
@@ -47,8 +47,8 @@ class Limits:
     fingerprint: bytes | None = None
 
     def __post_init__(self) -> None:
-        if (self.epsilon is None) != (self.delta is None) or (self.epsilon is not None and self.rounds is None):
-            raise ParameterError("Give epsilon, delta and rounds together: none means anything without the others.")
+        if (self.epsilon is None) != (self.delta is None):
+            raise ParameterError("Give epsilon and delta together: neither means anything without the other.")
         if self.epsilon is not None:
             _validate.positive("epsilon", self.epsilon)
             _validate.probability("delta", self.delta)
@@ -78,8 +78,10 @@ class Limits:
                 f"The server would release the sum of {surviving} of {protocol.clients} clients; this client asks for "
                 f"at least {self.min_clients}."
             )
-        if self.rounds is not None and rounds > self.rounds:
-            raise RoundRefusedError(f"The server announces {rounds} rounds; this client answers {self.rounds}.")
+        if rounds < 1 or (self.rounds is not None and rounds > self.rounds):
+            raise RoundRefusedError(
+                f"The server announces {rounds} rounds; this client answers {self.rounds or 'some'}."
+            )
         # Also without a limit on ε: this refuses sums of examples whose share the protocol could not tell.
         accounted = protocol if self.examples is None else example_level(protocol, self.examples)
         if self.epsilon is None or self.delta is None:
@@ -88,7 +90,7 @@ class Limits:
             found = guarantee_over_rounds(
                 accounted,
                 self.delta,
-                rounds=self.rounds,
+                rounds=rounds,
                 adjacency=self.adjacency,
                 surviving=surviving,
                 colluding=self.colluding,
@@ -104,9 +106,9 @@ class Limits:
                 f"this client's limit is {self.epsilon:g}."
             )
 
-    def digest(self, protocol: Protocol, *, surviving: int) -> bytes:
-        """16 bytes that stand for what `check` accounts for, so that the answer can be remembered."""
-        text = f"cpsgd limits v1 {self!r} {protocol.fingerprint.hex()} {surviving}"
+    def digest(self, protocol: Protocol, *, rounds: int, surviving: int) -> bytes:
+        """16 bytes that stand for the question `check` answers, so that the answer can be remembered."""
+        text = f"cpsgd limits v1 {self!r} {protocol.fingerprint.hex()} {rounds} {surviving}"
         return hashlib.sha256(text.encode()).digest()[:16]
 
 

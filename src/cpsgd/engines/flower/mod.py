@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from logging import getLogger
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from cpsgd.secagg import Invitation, SecureClient, SecureParameters, risk
 
 # The most that an unlucky draw of the graph may have for a probability to protect less than it should.
 _INSECURITY = 1e-6
+_log = getLogger("flwr")
 
 
 def cpsgd_mod(
@@ -55,8 +57,9 @@ def cpsgd_mod(
     and `delta` every round that would not keep them: the guarantee is computed here, for all rounds together.
 
     Args:
-        epsilon: ε that all rounds together may cost at most; needs `delta` and `rounds`. The first protocol that keeps
-            it is then the only one this client takes part in, since costs of different ones would add up.
+        epsilon: ε that all rounds together may cost at most; needs `delta`. The first protocol that keeps it, with the
+            number of rounds announced for it, is then all this client takes part in as long as its SuperNode lives,
+            over all runs: costs of different ones would add up.
         delta: δ of that guarantee.
         rounds: Rounds this client answers at most, over all runs, as long as its SuperNode lives.
         colluding: Other clients who may tell their noise to the server; it is not counted.
@@ -109,6 +112,7 @@ class _State:
     Attributes:
         run: The run that `round` belongs to, as text: Flower's numbers need 64 bits without sign.
         round: The last round of the run that was begun.
+        rounds: Rounds that the server announced with the protocol.
         answered: Rounds in which something was sent, over all runs.
         accepted: Digest of the last protocol that was found acceptable.
         protocol: The current round's protocol as JSON.
@@ -117,6 +121,7 @@ class _State:
 
     run: str = ""
     round: int = -1
+    rounds: int = 0
     answered: int = 0
     accepted: bytes = b""
     protocol: str = ""
@@ -193,18 +198,21 @@ def _begin(request: Request, state: _State, context: Context, limits: Limits) ->
     if request.round <= state.round:
         raise RoundError(f"The server begins round {request.round} of this run again or too late.")
     protocol = Protocol.from_json(request.protocol)
-    digest = limits.digest(protocol, surviving=request.surviving)
+    digest = limits.digest(protocol, rounds=request.rounds, surviving=request.surviving)
     if digest != state.accepted:
         if limits.epsilon is not None and state.answered:
             raise RoundRefusedError("This client's limit is accounted for with another protocol, and it keeps to that.")
         limits.check(protocol, rounds=request.rounds, surviving=request.surviving)
-    state = state.save(context, round=request.round, accepted=digest, protocol=request.protocol, secrets=b"")
+    state = state.save(
+        context, round=request.round, rounds=request.rounds, accepted=digest, protocol=request.protocol, secrets=b""
+    )
     return protocol, state
 
 
 def _count(state: _State, context: Context, limits: Limits) -> _State:
     """Counts the round before anything about the data is computed."""
-    if limits.rounds is not None and state.answered >= limits.rounds:
+    most = limits.rounds if limits.epsilon is None else state.rounds
+    if most is not None and state.answered >= most:
         raise RoundRefusedError(f"This client has answered {state.answered} rounds, and answers no more.")
     return state.save(context, answered=state.answered + 1)
 
@@ -272,7 +280,8 @@ def _call(call_next: ClientAppCallable, message: Message, context: Context) -> M
     except CpsgdError:
         raise
     except Exception as error:
-        raise TrainFunctionError(type(error).__name__) from error
+        _log.error("The client's function failed.", exc_info=error)
+        raise TrainFunctionError(type(error).__name__) from None
     if reply.has_error():
         raise TrainFunctionError("an error reply")
     return reply

@@ -1,0 +1,1 @@
+"""Ten silos, five thousand images each, and privacy for every image."""

@@ -1,0 +1,48 @@
+"""What a silo runs."""
+
+from __future__ import annotations
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from cpsgd.engines.flower import cpsgd_mod, silo_sum
+from flower_digits import task
+
+app = ClientApp()
+
+# The silo's own conditions, whatever the server says: a server that asks for more gets nothing.
+protected = cpsgd_mod(epsilon=4.0, delta=1e-6, examples=task.IMAGES, min_clients=9)
+
+
+@app.train(mods=[protected])
+def train(message: Message, context: Context) -> Message:
+    """The sum of the images' clipped gradients. What leaves the silo is this sum, rounded, with noise, and masked."""
+    torch.set_num_threads(1)
+    images = task.images_of(int(context.node_config["partition-id"]))
+    model = _model(message)
+    found = silo_sum(message, model, task.loss, images.features, images.labels)
+    return Message(RecordDict({"arrays": found}), reply_to=message)
+
+
+@app.train("baseline")
+def baseline(message: Message, context: Context) -> Message:
+    """One pass of plain SGD, without privacy: only here to compare with. Leave it out where data is private."""
+    torch.set_num_threads(1)
+    images = task.images_of(int(context.node_config["partition-id"]))
+    features, labels = torch.from_numpy(images.features), torch.from_numpy(images.labels)
+    model = _model(message)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    generator = torch.Generator().manual_seed(int(message.content["config"]["server-round"]))
+    for chosen in torch.randperm(len(labels), generator=generator).split(50):
+        optimizer.zero_grad()
+        task.loss(model(features[chosen]), labels[chosen]).backward()
+        optimizer.step()
+    metrics = MetricRecord({"num-examples": len(labels)})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+
+def _model(message: Message) -> torch.nn.Module:
+    model = task.network()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    return model
