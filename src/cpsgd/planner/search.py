@@ -5,9 +5,9 @@ the smallest s, X = s(k-1)/2 follows, and with it the expected error. A larger s
 for, but also a wider range; it is chosen where clipping would cost more than that. So the search runs over k alone:
 all small ones, odd and even, and a geometric ladder of odd ones beyond.
 
-With secure aggregation the modulus, a power of two, must fit the bits. What is needed grows with m (more noise; and with
-it goes a smaller s, so that the vectors take more levels). For each k the largest m that fits is found by bisection; where not even m = 1 fits,
-s is widened until it does.
+With secure aggregation the modulus, a power of two, must fit the bits. What is needed grows with m (more noise; and
+with it goes a smaller s, so that the vectors take more levels). For each k the largest m that fits is found by
+bisection; where not even m = 1 fits, s is widened until it does.
 
 Candidates are ranked with s as a Gaussian of slightly smaller variance would need it; the best few are then certified.
 """

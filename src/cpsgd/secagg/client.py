@@ -113,7 +113,7 @@ class SecureClient:
             raise InvitationError(
                 "The server and this client do not agree whether messages are signed: both or neither need a roster."
             )
-        channel, mask = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        channel, mask = (X25519PrivateKey.from_private_bytes(os.urandom(keys.KEY_BYTES)) for _ in range(2))
         public = channel.public_key().public_bytes_raw() + mask.public_key().public_bytes_raw()
         advert = Advert.make(found.session, found.client, public, self._identity)
         state.invitation = found
@@ -198,7 +198,7 @@ class SecureClient:
         state.received = received
         state.channel_private = state.mask_private = state.seed = b""
         state.stage = Stage.CONFIRM if session.signed else Stage.UNMASK
-        return session.write(Kind.UPLOAD, me, masks.to_bytes(words, parameters.bits))
+        return session.write(Kind.UPLOAD, me, *masks.to_planes(words, parameters.bits))
 
     def confirm(self, survivors: bytes) -> bytes:
         """With a roster, between `mask` and `unmask`: signs the set of survivors the server announces."""

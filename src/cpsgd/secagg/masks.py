@@ -3,6 +3,10 @@
 Integers travel through the masking in the narrowest words (8, 16 or 32 bits) that hold b bits. Word arithmetic wraps
 around at a multiple of 2^b, so only the low b bits are kept at the end. Words are taken from an AES-128 keystream in
 counter mode, least significant byte first; every key is used for one mask only.
+
+As bytes, integers are cut into planes: the low 32, 16 or 8 bits of all of them (whichever of these b is made of, the
+widest first, each least significant byte first), then the remaining b mod 8 bits of all of them packed as in
+`codec.pack`. That takes ⌈b d/8⌉ bytes like packing them one by one, and is many times faster.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from cpsgd.errors import MessageError, ParameterError, ValueRangeError
 from cpsgd.randomness import Keystream
 
 # Sums and keystream of one block stay in the processor's cache while all masks are added to it.
-_BLOCK_BYTES = 1 << 17
+_BLOCK_BYTES = 1 << 18
 
 
 def word(bits: int) -> np.dtype[Any]:
@@ -51,15 +55,27 @@ def to_words(values: NDArray[np.uint32], dim: int, bits: int) -> NDArray[Any]:
     return values.astype(word(bits))
 
 
-def to_bytes(words: NDArray[Any], bits: int) -> bytes:
-    """The low `bits` bits of each word, packed without gaps."""
-    if bits == 8 * words.itemsize:
-        return words.tobytes()
-    return pack.forward(words.astype(np.uint32) & np.uint32((1 << bits) - 1), 1 << bits)
+def to_planes(words: NDArray[Any], bits: int) -> list[bytes | memoryview]:
+    """The low `bits` bits of each word, packed without gaps: planes, to be joined. A plane of all bits is a view."""
+    planes: list[bytes | memoryview] = []
+    done = 0
+    for width in _planes(bits):
+        plane = words.view(word(width))[done // width :: words.itemsize * 8 // width]
+        planes.append(np.ascontiguousarray(plane).data.cast("B"))
+        done += width
+    if done < bits:
+        rest = (words >> words.dtype.type(done)).astype(np.uint32) & np.uint32((1 << bits - done) - 1)
+        planes.append(pack.forward(rest, 1 << bits - done))
+    return planes
+
+
+def _planes(bits: int) -> list[int]:
+    """The planes of whole bytes: the widths of 32, 16 and 8 that `bits` is made of."""
+    return [width for width in (32, 16, 8) if bits & width]
 
 
 def from_bytes(payload: bytes | memoryview, dim: int, bits: int) -> NDArray[Any]:
-    """What `to_bytes` packed, as words.
+    """What `to_planes` packed, as words.
 
     Raises:
         MessageError: The length is wrong, or a bit after the last integer is set.
@@ -67,9 +83,16 @@ def from_bytes(payload: bytes | memoryview, dim: int, bits: int) -> NDArray[Any]
     if len(payload) != -(-dim * bits // 8):
         raise MessageError(f"{dim} integers of {bits} bits take {-(-dim * bits // 8)} bytes, got {len(payload)}.")
     kind = word(bits)
-    if bits == 8 * kind.itemsize:
-        return np.frombuffer(payload, kind)
-    try:
-        return pack.backward(payload, dim, 1 << bits).astype(kind)
-    except ValueRangeError as error:
-        raise MessageError(f"The packed integers are damaged: {error}") from None
+    words: NDArray[Any] = np.zeros(dim, kind)
+    start = done = 0
+    for width in _planes(bits):
+        part = np.frombuffer(payload, word(width), dim, start)
+        words.view(word(width))[done // width :: kind.itemsize * 8 // width] = part
+        start, done = start + part.nbytes, done + width
+    if done < bits:
+        try:
+            rest = pack.backward(payload[start:], dim, 1 << bits - done)
+        except ValueRangeError as error:
+            raise MessageError(f"The packed integers are damaged: {error}") from None
+        words |= rest.astype(kind) << kind.type(done)
+    return words

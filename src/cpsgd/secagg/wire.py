@@ -70,11 +70,11 @@ class Session:
         """32 bytes that stand for all of this, bound into every key and signature."""
         return keys.digest(b"context", self.parameters.to_bytes(), self.identifier, bytes([self.signed]))
 
-    def write(self, kind: Kind, client: int, body: bytes) -> bytes:
-        """A message from or to `client`."""
+    def write(self, kind: Kind, client: int, *body: bytes | memoryview) -> bytes:
+        """A message from or to `client`; the parts of its body follow each other."""
         parameters = self.parameters
         header = _FIELDS.pack(MAGIC, VERSION, kind, parameters.fingerprint, parameters.round, self.identifier, client)
-        return header + _CHECKSUM.pack(_checksum(header, body)) + body
+        return b"".join((header, _CHECKSUM.pack(_checksum(header, *body)), *body))
 
     def read(self, message: bytes, kind: Kind, client: int) -> memoryview:
         """The body of a message, which must be of this kind and from or to `client`.
@@ -225,5 +225,8 @@ def _frame(message: bytes) -> _Fields:
         raise MessageError(f"There is no message of kind {kind}.") from None
 
 
-def _checksum(header: bytes, body: bytes | memoryview) -> int:
-    return _native.crc32c(np.frombuffer(body, np.uint8), _native.crc32c(np.frombuffer(header, np.uint8)))
+def _checksum(*parts: bytes | memoryview) -> int:
+    checksum = 0
+    for part in parts:
+        checksum = _native.crc32c(np.frombuffer(part, np.uint8), checksum)
+    return checksum

@@ -1,0 +1,285 @@
+"""What a server that does not follow the protocol may try, and how it is refused."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from cpsgd.errors import (
+    InvitationError,
+    MessageError,
+    SecureFingerprintError,
+    SecureRoundError,
+    SenderError,
+    ShareError,
+    SignatureError,
+    StageError,
+    ThresholdError,
+)
+from cpsgd.secagg import SecureClient, SecureParameters, Stage, shamir, wire
+from cpsgd.secagg.advert import Advert
+from cpsgd.secagg.client import SEALED_BYTES
+from cpsgd.secagg.wire import Kind
+
+from .rounds import FINGERPRINT, IDENTITIES, ROSTER, Round, new_round, parameters
+from .test_dropouts import subsets
+
+ME = 0
+
+
+def request(current: Round, survivors: set[int], client: int = ME) -> bytes:
+    """A request to unmask with a set of survivors of the server's own choice."""
+    body = wire.write_set(survivors, current.server.parameters.clients)
+    return current.server._session.write(Kind.REQUEST, client, body)
+
+
+def entries(current: Round, kind: Kind, listed: dict[int, bytes]) -> bytes:
+    return current.server._session.write(kind, ME, wire.write_entries(listed))
+
+
+def test_a_client_answers_one_request_only() -> None:
+    current = new_round(parameters(4)).until(Stage.UNMASK)
+    current.clients[ME].unmask(request(current, {0, 1, 2}))
+    for again in ({0, 1, 2}, {0, 1, 3}, {0, 2, 3}):
+        with pytest.raises(StageError):
+            current.clients[ME].unmask(request(current, again))
+
+
+def test_what_was_revealed_is_followed_by_nothing_in_the_saved_state() -> None:
+    current = new_round(parameters(4)).until(Stage.UNMASK)
+    state = current.clients[ME]._state
+    assert state is not None
+    shares = [pair[:33] for pair in state.received.values()] + [pair[33:] for pair in state.received.values()]
+    client = SecureClient.restore(current.clients[ME].export_state())
+    client.unmask(request(current, {0, 1, 2, 3}))
+    saved = client.export_state()
+    assert not any(share in saved for share in shares)
+    with pytest.raises(StageError):
+        SecureClient.restore(saved).unmask(request(current, {0, 1, 2}))
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "threshold", "colluding"), [(3, 3, frozenset[int]()), (3, 4, frozenset({1})), (4, 4, frozenset({3}))]
+)
+def test_no_split_of_the_survivors_gives_both_secrets_of_a_client(
+    neighbours: int, threshold: int, colluding: frozenset[int]
+) -> None:
+    clients = 4 if neighbours == 3 else 6
+    current = new_round(parameters(clients, neighbours=neighbours, threshold=threshold)).until(Stage.UNMASK)
+    answers: dict[int, list[frozenset[int]]] = {}
+    for client in sorted(set(range(clients)) - colluding):
+        answers[client] = []
+        for survivors in subsets(frozenset(range(clients))):
+            try:
+                current.copied().clients[client].unmask(request(current, set(survivors), client))
+            except (SenderError, ThresholdError):
+                continue
+            answers[client].append(frozenset(survivors))
+    for owner in answers:
+        holders = {*current.server._delivered[owner], owner}
+        views = [sorted({owner in seen for seen in answers[h]}) for h in sorted(holders - colluding)]
+        for told_alive in product(*views):
+            seeds = sum(told_alive) + len(holders & colluding)
+            private_keys = len(told_alive) - sum(told_alive) + len(holders & colluding)
+            assert seeds < threshold or private_keys < threshold
+
+
+def test_shares_of_both_kinds_never_come_together_and_one_kind_alone_is_not_enough() -> None:
+    current = new_round(parameters(4)).until(Stage.MASK)
+    secrets = current.clients[1]._state
+    assert secrets is not None
+    seed, private = secrets.seed, secrets.mask_private
+    current.until(Stage.UNMASK)
+    shares: dict[bool, dict[int, bytes]] = {True: {}, False: {}}
+    for client, alive in ((0, False), (2, False), (3, True), (1, True)):
+        survivors = {0, 1, 2, 3} if alive else {0, 2, 3}
+        body = current.clients[client].unmask(request(current, survivors, client))[wire.HEADER_BYTES :]
+        shares[alive][client] = body[33:66]  # the second of four owners
+    for kept in shares.values():
+        assert shamir.combine(kept) not in (seed, private)
+
+
+def test_too_few_survivors_are_not_unmasked() -> None:
+    current = new_round(parameters(5, surviving=4)).until(Stage.UNMASK)
+    with pytest.raises(ThresholdError, match="fewer than 4 stays hidden"):
+        current.clients[ME].unmask(request(current, {0, 1, 2}))
+    sparse = new_round(parameters(6, neighbours=4, threshold=4)).until(Stage.UNMASK)
+    near = sparse.server._neighbours[ME]
+    with pytest.raises(ThresholdError, match="neighbourhood"):
+        sparse.clients[ME].unmask(request(sparse, {0, 1, 2, 3, 4, 5} - set(near[:2])))
+
+
+def test_survivors_that_contradict_what_the_client_has_seen_are_refused() -> None:
+    current = new_round(parameters(5)).until(Stage.SHARE)
+    current.step(frozenset({4}))
+    current.until(Stage.UNMASK)
+    with pytest.raises(ShareError, match="did not deliver"):
+        current.clients[ME].unmask(request(current, {0, 1, 2, 3, 4}))
+    with pytest.raises(SenderError, match="counts this client as dropped"):
+        current.clients[ME].unmask(request(current, {1, 2, 3}))
+    current.finish()
+
+
+@pytest.mark.parametrize("stage", [Stage.SHARE, Stage.MASK, Stage.UNMASK])
+def test_messages_of_another_round_attempt_or_protocol_are_refused(stage: Stage) -> None:
+    current = new_round(parameters(3)).until(stage)
+    others = {
+        "an old round": (new_round(parameters(3, round=6)), SecureRoundError),
+        "another attempt": (new_round(parameters(3), session=bytes([1]) * 16), SecureRoundError),
+    }
+    for other, error in others.values():
+        with pytest.raises(error):
+            current.answer(ME, other.until(stage).waiting[ME])
+    header = current.waiting[ME]
+    foreign = header[:6] + bytes(16) + header[22:]
+    fields, body = foreign[: wire.HEADER_BYTES - 4], foreign[wire.HEADER_BYTES :]
+    with pytest.raises(SecureFingerprintError):
+        current.answer(ME, fields + wire._CHECKSUM.pack(wire._checksum(fields, body)) + body)
+    with pytest.raises(SenderError):
+        current.answer(ME, current.waiting[1])
+    current.finish()
+
+
+def test_only_what_was_agreed_is_accepted() -> None:
+    agreed = parameters(4)
+    for changes in ({"bits": 9}, {"dim": 6}, {"round": 8}, {"surviving": 3}, {"threshold": 4}):
+        started = new_round(parameters(4, **changes))
+        with pytest.raises(InvitationError, match=next(iter(changes))):
+            SecureClient(expected=agreed).advertise(started.waiting[ME])
+    with pytest.raises(InvitationError, match="number 1"):
+        SecureClient(2, expected=None).advertise(new_round(agreed).waiting[1])
+    with pytest.raises(InvitationError, match="roster"):
+        SecureClient(expected=agreed).advertise(new_round(agreed, signed=True).waiting[ME])
+    with pytest.raises(InvitationError, match="roster"):
+        SecureClient(expected=agreed, identity=IDENTITIES[0], roster=ROSTER).advertise(new_round(agreed).waiting[ME])
+    other = SecureParameters(
+        **{**{f: getattr(agreed, f) for f in agreed.__dataclass_fields__}, "fingerprint": bytes(16)}
+    )
+    with pytest.raises(InvitationError) as caught:
+        SecureClient(expected=other).advertise(new_round(agreed).waiting[ME])
+    assert FINGERPRINT.hex() not in str(caught.value)
+
+
+def test_keys_of_strangers_and_repeated_keys_are_refused() -> None:
+    current = new_round(parameters(6, neighbours=4, threshold=3)).until(Stage.SHARE)
+    adverts = {client: advert.to_bytes() for client, advert in current.server._adverts.items()}
+    near = current.server._neighbours[ME]
+    stranger = next(iter(set(range(1, 6)) - set(near)))
+    client = current.clients[ME]
+    listed = {other: adverts[other] for other in near}
+    with pytest.raises(SenderError, match="no neighbour"):
+        client.share(entries(current, Kind.KEYS, {stranger: adverts[stranger], **dict(list(listed.items())[:3])}))
+    with pytest.raises(MessageError, match="twice"):
+        client.share(entries(current, Kind.KEYS, {**listed, near[0]: adverts[near[1]]}))
+    with pytest.raises(MessageError, match="twice"):
+        client.share(entries(current, Kind.KEYS, {**listed, near[0]: adverts[ME]}))
+    with pytest.raises(SenderError):
+        client.share(entries(current, Kind.KEYS, {**dict(list(listed.items())[:3]), ME: adverts[ME]}))
+    with pytest.raises(ThresholdError):
+        client.share(entries(current, Kind.KEYS, {near[0]: adverts[near[0]]}))
+    with pytest.raises(MessageError, match="honest"):
+        client.share(entries(current, Kind.KEYS, {**listed, near[0]: bytes(32) + adverts[near[0]][32:]}))
+    repeated = wire.write_entries({near[0]: adverts[near[0]]}) * 2
+    with pytest.raises(MessageError, match="increasing"):
+        client.share(current.server._session.write(Kind.KEYS, ME, repeated))
+    current.finish()
+
+
+def test_shares_that_are_repeated_exchanged_or_invented_are_refused() -> None:
+    current = new_round(parameters(4)).until(Stage.MASK)
+    sealed = {other: current.server._sealed[other][ME] for other in (1, 2, 3)}
+    client, values = current.clients[ME], current.values[ME]
+    with pytest.raises(ShareError, match="cannot be opened"):
+        client.mask(entries(current, Kind.DELIVERY, {**sealed, 1: sealed[2], 2: sealed[1]}), values)
+    with pytest.raises(ShareError, match="cannot be opened"):
+        client.mask(entries(current, Kind.DELIVERY, {**sealed, 1: current.server._sealed[1][2]}), values)
+    with pytest.raises(SenderError):
+        client.mask(entries(current, Kind.DELIVERY, {ME: bytes(SEALED_BYTES), 1: sealed[1], 2: sealed[2]}), values)
+    with pytest.raises(ThresholdError):
+        client.mask(entries(current, Kind.DELIVERY, {1: sealed[1]}), values)
+    with pytest.raises(MessageError):
+        client.mask(entries(current, Kind.DELIVERY, {**sealed, 9: sealed[1]}), values)
+    current.finish()
+
+
+def test_a_client_that_was_not_announced_has_no_shares() -> None:
+    current = new_round(parameters(4)).until(Stage.ADVERTISE)
+    current.step(frozenset({3}))
+    current.until(Stage.MASK)
+    sealed = {other: current.server._sealed[other][ME] for other in (1, 2)}
+    with pytest.raises(SenderError, match="Client 3"):
+        current.clients[ME].mask(entries(current, Kind.DELIVERY, {**sealed, 3: sealed[1]}), current.values[ME])
+
+
+# ---------------------------------------------------------------------- with a roster
+
+
+def test_a_server_cannot_put_its_own_keys_in_place_of_a_clients() -> None:
+    current = new_round(parameters(3), signed=True).until(Stage.SHARE)
+    adverts = current.server._adverts
+    own = b"".join(X25519PrivateKey.generate().public_key().public_bytes_raw() for _ in range(2))
+    forged = Advert(own, adverts[1].identity, adverts[1].signature)
+    with pytest.raises(SignatureError, match="client 1"):
+        current.clients[ME].share(entries(current, Kind.KEYS, {1: forged.to_bytes(), 2: adverts[2].to_bytes()}))
+    with pytest.raises(SignatureError, match="client 1"):  # signed for another number
+        current.clients[ME].share(entries(current, Kind.KEYS, {1: adverts[2].to_bytes()}))
+
+
+def test_nobody_joins_who_is_not_on_the_roster_and_nobody_twice() -> None:
+    agreed = parameters(3)
+    current = new_round(agreed, signed=True)
+    stranger = Ed25519PrivateKey.generate()
+    own_roster = [stranger.public_key().public_bytes_raw()]
+    message = SecureClient(1, expected=agreed, identity=stranger, roster=own_roster).advertise(current.waiting[1])
+    with pytest.raises(SignatureError, match="nobody on the roster"):
+        current.server.receive(1, message)
+    current.server.receive(0, current.answer(0))
+    twin = SecureClient(1, expected=agreed, identity=IDENTITIES[0], roster=ROSTER)
+    with pytest.raises(SenderError, match="repeats"):
+        current.server.receive(1, twin.advertise(current.waiting[1]))
+    # The same seen by a client, if the server looks away.
+    current.server._public.clear()
+    twin = SecureClient(1, expected=agreed, identity=IDENTITIES[0], roster=ROSTER)
+    current.server.receive(1, twin.advertise(current.waiting[1]))
+    current.server.receive(2, current.answer(2))
+    keys = current.server.advance()
+    with pytest.raises(SignatureError, match="same person"):
+        current.clients[2].share(keys[2])
+
+
+def test_clients_that_were_told_different_survivors_reveal_nothing() -> None:
+    current = new_round(parameters(4), signed=True).until(Stage.CONFIRM)
+    session = current.server._session
+    views = {0: {0, 1, 2}, 1: {0, 1, 2, 3}, 2: {0, 1, 2}, 3: {0, 1, 2, 3}}
+    signatures = {}
+    for client, view in views.items():
+        announced = session.write(Kind.SURVIVORS, client, wire.write_set(view, 4))
+        signatures[client] = current.clients[client].confirm(announced)[wire.HEADER_BYTES :]
+    for client, view in views.items():
+        signed = {other: signatures[other] for other in view}
+        body = wire.write_set(view, 4) + wire.write_entries(signed)
+        with pytest.raises(SignatureError):
+            current.clients[client].unmask(session.write(Kind.REQUEST, client, body))
+        agreeing = {other: signatures[other] for other in view if views[other] == view}
+        body = wire.write_set(view, 4) + wire.write_entries(agreeing)
+        with pytest.raises(ThresholdError):
+            current.clients[client].unmask(session.write(Kind.REQUEST, client, body))
+        other_view = {0, 1, 2, 3} if len(view) == 3 else {0, 1, 2} | {client}
+        if other_view != view:
+            body = wire.write_set(other_view, 4) + wire.write_entries(signed)
+            with pytest.raises(SignatureError, match="not those that this client signed"):
+                current.clients[client].unmask(session.write(Kind.REQUEST, client, body))
+
+
+def test_a_confirmation_by_somebody_else_does_not_count() -> None:
+    current = new_round(parameters(4), signed=True).until(Stage.UNMASK)
+    session, announced = current.server._session, wire.write_set({0, 1, 2, 3}, 4)
+    own = current.server._signatures
+    for wrong in ({0: own[0], 1: own[2], 2: own[1]}, {0: own[0], 1: own[0], 2: own[0]}):
+        body = announced + wire.write_entries(wrong)
+        with pytest.raises(SignatureError):
+            current.clients[ME].unmask(session.write(Kind.REQUEST, ME, body))
+    current.finish()

@@ -1,0 +1,34 @@
+"""From a plan through secure aggregation to a mean and its guarantee, with clients who drop out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cpsgd import Protocol, guarantee, plan
+from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage
+
+from .rounds import Round, play
+
+
+def test_a_planned_round_with_dropouts_keeps_its_guarantee() -> None:
+    best = plan(clients=12, dim=64, epsilon=6.0, delta=1e-5, bits=10, secure=True, dropout=0.25)
+    protocol = best.protocol
+    agreed = SecureParameters.for_protocol(protocol, round=5, dropout=0.25, surviving=best.surviving)
+    vectors = np.random.default_rng(1).normal(0.0, 0.1, size=(12, 64)).astype(np.float32)
+    values = np.stack([protocol.encode_integers(vector, round=5) for vector in vectors])
+    server = SecureServer(agreed)
+    started = Round(server, [SecureClient(expected=agreed) for _ in range(12)], values, server.invite())
+    found = play(started, {Stage.SHARE: frozenset({3}), Stage.MASK: frozenset({7}), Stage.UNMASK: frozenset({0})})
+
+    survivors = list(found.survivors)
+    assert survivors == [0, 1, 2, 4, 5, 6, 8, 9, 10, 11]
+    mean = protocol.decode_sum(found.sums, len(survivors), round=5)
+    plain = Protocol.from_dict({**protocol.to_dict(), "modulus": None})
+    sums = values[survivors].sum(axis=0, dtype=np.uint32)
+    np.testing.assert_allclose(mean, plain.decode_sum(sums, len(survivors), round=5), atol=1e-5)
+
+    # More survivors than planned for mean more noise than planned for; the plan covers down to best.surviving.
+    achieved = guarantee(protocol, 1e-5, surviving=len(survivors))
+    assert achieved.epsilon <= best.guarantee.epsilon <= 6.0
+    assert achieved.epsilon > guarantee(protocol, 1e-5).epsilon
+    assert len(survivors) >= best.surviving == agreed.surviving

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpsgd import Protocol
+from cpsgd.errors import InfeasibleError, MessageError, ParameterError
+from cpsgd.secagg import SecureParameters
+
+from .rounds import FINGERPRINT, parameters
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"clients": 1},
+        {"clients": 2**20 + 1},
+        {"dim": 0},
+        {"dim": 2**28 + 1},
+        {"bits": 0},
+        {"bits": 33},
+        {"neighbours": 0},
+        {"neighbours": 10},
+        {"neighbours": 5},
+        {"threshold": 5},
+        {"threshold": 11},
+        {"round": -1},
+        {"surviving": 1},
+        {"surviving": 11},
+        {"fingerprint": b"short"},
+        {"fingerprint": "0123456789abcdef"},
+        {"bits": 8.0},
+        {"dim": True},
+    ],
+)
+def test_what_cannot_be_is_refused(wrong: dict[str, object]) -> None:
+    good = {"clients": 10, "dim": 3, "bits": 8, "neighbours": 9, "threshold": 6, "round": 0, "surviving": 2}
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        SecureParameters(**{"fingerprint": FINGERPRINT, **good, **wrong})
+
+
+@given(
+    st.integers(2, 2**20),
+    st.integers(1, 2**28),
+    st.integers(1, 32),
+    st.integers(0, 2**64 - 1),
+    st.binary(min_size=16, max_size=16),
+)
+def test_bytes_and_back(clients: int, dim: int, bits: int, round_: int, fingerprint: bytes) -> None:
+    complete = SecureParameters(
+        clients=clients,
+        dim=dim,
+        bits=bits,
+        neighbours=clients - 1,
+        threshold=clients,
+        fingerprint=fingerprint,
+        round=round_,
+        surviving=clients,
+    )
+    assert SecureParameters.from_bytes(complete.to_bytes()) == complete
+    assert len(complete.to_bytes()) == 45
+    assert complete.upload_bytes == (bits * dim + 7) // 8
+
+
+@given(st.binary(min_size=45, max_size=45) | st.binary(max_size=60))
+def test_any_bytes_are_parameters_or_refused(data: bytes) -> None:
+    try:
+        found = SecureParameters.from_bytes(data)
+    except MessageError:
+        return
+    assert found.to_bytes() == data
+
+
+def test_a_threshold_of_half_the_shares_or_less_is_never_accepted() -> None:
+    for clients in range(2, 12):
+        with pytest.raises(ParameterError, match="threshold"):
+            parameters(clients, threshold=clients // 2)
+
+
+def protocol(modulus: int | None, clients: int = 20) -> Protocol:
+    return Protocol.rotated_binomial(clients=clients, dim=30, clip_norm=1.0, levels=4, trials=12, modulus=modulus)
+
+
+def test_for_a_protocol() -> None:
+    made = protocol(2**11)
+    found = SecureParameters.for_protocol(made, round=3, dropout=0.2, colluding=2)
+    assert (found.clients, found.dim, found.bits, found.round, found.surviving) == (20, 30, 11, 3, 16)
+    assert found.fingerprint == made.fingerprint
+    assert (found.neighbours, found.threshold) == (19, 12)
+    assert SecureParameters.for_protocol(made, round=3, clients=15, surviving=12).surviving == 12
+
+
+@pytest.mark.parametrize("modulus", [None, 1000, 2**11 - 1])
+def test_a_modulus_that_is_no_power_of_two_is_refused(modulus: int | None) -> None:
+    with pytest.raises(ParameterError, match="power of two"):
+        SecureParameters.for_protocol(protocol(modulus), round=0)
+
+
+def test_more_clients_than_the_modulus_was_planned_for_are_refused() -> None:
+    with pytest.raises(ParameterError, match="could overflow"):
+        SecureParameters.for_protocol(protocol(2**11), round=0, clients=21)
+
+
+def test_too_many_dropouts_and_colluding_clients_are_refused_with_what_can_be_had() -> None:
+    with pytest.raises(InfeasibleError, match="At most 3 may collude"):
+        SecureParameters.choose(10, 1, 8, fingerprint=FINGERPRINT, round=0, dropout=0.3, colluding=4)
+    assert SecureParameters.choose(10, 1, 8, fingerprint=FINGERPRINT, round=0, dropout=0.3, colluding=3).threshold == 7
+    with pytest.raises(ParameterError, match="dropout"):
+        SecureParameters.choose(10, 1, 8, fingerprint=FINGERPRINT, round=0, dropout=1.0)

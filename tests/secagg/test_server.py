@@ -1,0 +1,171 @@
+"""The server's order of stages, refused answers, and what goes on without the offender."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpsgd.errors import (
+    MessageError,
+    ParameterError,
+    SecureAggregationError,
+    SecureRoundError,
+    SecureVersionError,
+    SenderError,
+    ShareError,
+    StageError,
+)
+from cpsgd.secagg import SecureServer, Stage, shamir, wire
+from cpsgd.secagg.wire import Kind
+
+from .rounds import new_round, parameters
+
+STAGES = [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK]
+
+
+def test_calls_out_of_order_are_refused() -> None:
+    server = SecureServer(parameters(3))
+    for early in (lambda: server.receive(0, b""), server.advance, server.result):
+        with pytest.raises(StageError):
+            early()
+    current = new_round(parameters(3))
+    with pytest.raises(StageError, match="before"):
+        current.server.invite()
+    current.finish()
+    for late in (lambda: current.server.receive(0, b""), current.server.advance, current.server.invite):
+        with pytest.raises(StageError):
+            late()
+    assert repr(current.server) == "SecureServer(round=7, stage=DONE, clients=0)"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_answers_that_are_repeated_misdirected_or_of_the_wrong_kind_are_refused(stage: Stage) -> None:
+    current = new_round(parameters(3)).until(stage)
+    first, second = current.answer(0), current.answer(1)
+    server = current.server
+    with pytest.raises(SenderError, match="not client 1"):
+        server.receive(1, first)
+    with pytest.raises(SenderError, match="no part"):
+        server.receive(3, first)
+    server.receive(0, first)
+    with pytest.raises(StageError, match="answered before"):
+        server.receive(0, first)
+    for kind in Kind:
+        with pytest.raises(SecureAggregationError):
+            server.receive(1, server._session.write(kind, 1, b"\x01" * 7))
+    for wrong in (second[:-1], second + b"\0", b"", second[:20], b"x" + second[1:]):
+        with pytest.raises(MessageError):
+            server.receive(1, wrong)
+    with pytest.raises(MessageError):
+        server.receive(1, bytearray(second))
+    with pytest.raises(SecureVersionError):
+        server.receive(1, second[:4] + b"\x02" + second[5:])
+    server.receive(1, second)
+    current.waiting = {2: current.waiting[2]}
+    found = current.finish()
+    np.testing.assert_array_equal(found.sums, current.expected((0, 1, 2)))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_client_of_another_attempt_is_refused_and_the_round_goes_on(stage: Stage) -> None:
+    current = new_round(parameters(4)).until(stage)
+    stale = new_round(parameters(4), session=bytes([9]) * 16).until(stage).answer(3)
+    with pytest.raises(SecureRoundError, match="another attempt"):
+        current.server.receive(3, stale)
+    current.step(frozenset({3}))
+    found = current.finish()
+    assert found.survivors == ((0, 1, 2, 3) if stage is Stage.UNMASK else (0, 1, 2))
+    np.testing.assert_array_equal(found.sums, current.expected(found.survivors))
+
+
+def test_keys_that_agree_on_nothing_are_refused_before_they_reach_anybody() -> None:
+    current = new_round(parameters(3))
+    genuine = current.answer(0)[wire.HEADER_BYTES :]
+    session = current.server._session
+    low_order = (bytes(32), (1).to_bytes(32, "little"))
+    for body in [point + genuine[32:] for point in low_order] + [genuine[:32] + point for point in low_order]:
+        with pytest.raises(MessageError, match="honest"):
+            current.server.receive(0, session.write(Kind.ADVERTISEMENT, 0, body))
+    with pytest.raises(SenderError, match="repeats"):
+        current.server.receive(0, session.write(Kind.ADVERTISEMENT, 0, genuine[:32] * 2))
+    current.server.receive(0, session.write(Kind.ADVERTISEMENT, 0, genuine))
+    with pytest.raises(SenderError, match="repeats"):
+        current.server.receive(1, session.write(Kind.ADVERTISEMENT, 1, genuine))
+
+
+def test_one_wrong_share_of_each_secret_does_no_harm_and_more_are_noticed() -> None:
+    current = new_round(parameters(5)).until(Stage.MASK)
+    current.step(frozenset({4}))
+    honest = {client: current.answer(client) for client in range(4)}
+    session = current.server._session
+
+    def lie(client: int) -> bytes:
+        body = honest[client][wire.HEADER_BYTES :]
+        shares = [int.from_bytes(body[i : i + 33], "big") for i in range(0, len(body), 33)]
+        wrong = b"".join(((share + 1) % shamir.PRIME).to_bytes(33, "big") for share in shares)
+        return session.write(Kind.REVELATION, client, wrong)
+
+    one, two = current.copied(), current.copied()
+    for client in range(4):
+        one.server.receive(client, lie(client) if client == 2 else honest[client])
+        two.server.receive(client, lie(client) if client in (1, 2) else honest[client])
+    one.server.advance()
+    found = one.server.result()
+    np.testing.assert_array_equal(found.sums, current.expected((0, 1, 2, 3)))
+    with pytest.raises(ShareError, match="do not give it"):
+        two.server.advance()
+    with pytest.raises(StageError):
+        two.server.result()
+
+
+def test_a_share_that_is_no_number_is_refused() -> None:
+    current = new_round(parameters(3)).until(Stage.UNMASK)
+    genuine = current.answer(0)[wire.HEADER_BYTES :]
+    wrong = current.server._session.write(Kind.REVELATION, 0, b"\xff" * 33 + genuine[33:])
+    with pytest.raises(ShareError):
+        current.server.receive(0, wrong)
+
+
+def test_a_client_sends_little_beside_its_integers() -> None:
+    """What a round costs a client, and that up to 250 neighbours stay within 32 kB without a roster."""
+
+    def overhead(neighbours: int) -> int:
+        return 4 * wire.HEADER_BYTES + 64 + (32 + 82 * neighbours) + 33 * (neighbours + 1)
+
+    current = new_round(parameters(6, dim=1000, bits=13))
+    sent = 0
+    while current.server.stage is not Stage.DONE:
+        answers = {client: current.answer(client) for client in current.waiting}
+        sent += len(answers[0])
+        for client, answer in answers.items():
+            current.server.receive(client, answer)
+        current.waiting = current.server.advance()
+    assert sent == 13 * 1000 // 8 + overhead(5)
+    assert overhead(250) < 32_000
+
+
+def test_a_session_has_sixteen_bytes() -> None:
+    with pytest.raises(ParameterError, match="16 bytes"):
+        SecureServer(parameters(3), session=b"short")
+    one, other = (SecureServer(parameters(3))._session.identifier for _ in range(2))
+    assert one != other
+
+
+OPEN = {(stage, signed): new_round(parameters(3), signed=signed).until(stage) for stage in STAGES for signed in (0, 1)}
+
+
+@given(st.sampled_from(sorted(OPEN, key=str)), st.binary(max_size=300), st.sampled_from(Kind), st.booleans())
+def test_whatever_is_received_meets_typed_errors_only(
+    where: tuple[Stage, int], data: bytes, kind: Kind, framed: bool
+) -> None:
+    current = OPEN[where]
+    session = current.server._session
+    for message in (session.write(kind, 0, data) if framed else data, current.waiting[0] + data):
+        copied = current.copied()
+        for handed_over in (copied.server.receive, copied.answer):
+            with suppress(SecureAggregationError):
+                handed_over(0, message)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from fractions import Fraction
+from itertools import combinations, product
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpsgd.errors import ShareError
+from cpsgd.secagg import shamir
+
+
+@given(st.binary(min_size=32, max_size=32), st.data())
+def test_any_threshold_shares_give_the_secret(secret: bytes, data: st.DataObject) -> None:
+    holders = data.draw(st.lists(st.integers(0, 2**20), min_size=1, max_size=12, unique=True))
+    threshold = data.draw(st.integers(1, len(holders)))
+    shares = shamir.split(secret, threshold, holders)
+    chosen = data.draw(st.permutations(holders))[:threshold]
+    assert all(len(share) == shamir.SHARE_BYTES for share in shares.values())
+    assert shamir.combine({holder: shares[holder] for holder in chosen}) == secret
+
+
+def test_a_hundred_shares() -> None:
+    secret = bytes(range(200, 232))
+    shares = shamir.split(secret, 51, range(100))
+    assert shamir.combine({holder: shares[holder] for holder in range(49, 100)}) == secret
+    with suppress(ShareError):  # one short: some other number, which may be too large for a secret
+        assert shamir.combine({holder: shares[holder] for holder in range(50)}) != secret
+
+
+@pytest.mark.parametrize("secret", [bytes(32), b"\xff" * 32])
+def test_the_ends_of_the_range(secret: bytes) -> None:
+    shares = shamir.split(secret, 3, range(5))
+    for chosen in combinations(range(5), 3):
+        assert shamir.combine({holder: shares[holder] for holder in chosen}) == secret
+
+
+def test_fewer_shares_say_nothing_over_all_polynomials_of_a_small_field() -> None:
+    """For p = 7 and t = 3: whatever the secret, two shares take every pair of values once."""
+    for holders in combinations(range(5), 2):
+        views = []
+        for secret in range(7):
+            seen: Counter[tuple[bytes, ...]] = Counter()
+            for coefficients in product(range(7), repeat=2):
+                drawn = iter(coefficients)
+                with mock.patch.multiple(shamir, PRIME=7), mock.patch("secrets.randbelow", lambda _, d=drawn: next(d)):
+                    shares = shamir.split(secret.to_bytes(32, "big"), 3, range(5))
+                seen[tuple(shares[holder] for holder in holders)] += 1
+            views.append(seen)
+        assert all(view == views[0] for view in views)
+        assert set(views[0].values()) == {1}
+        assert len(views[0]) == 49
+
+
+def test_coefficients_are_drawn_from_the_whole_field() -> None:
+    with mock.patch("secrets.randbelow", return_value=5) as drawn:
+        shares = shamir.split(bytes(32), 2, [0, 1])
+    drawn.assert_called_once_with(shamir.PRIME)
+    assert [int.from_bytes(share, "big") for share in shares.values()] == [5, 10]
+
+
+def test_interpolation_against_fractions() -> None:
+    """Lagrange's formula in exact fractions, for a polynomial small enough not to be reduced."""
+    with mock.patch("secrets.randbelow", side_effect=[3, 1, 4]):
+        shares = shamir.split((2**200).to_bytes(32, "big"), 4, [1, 3, 4, 8, 9])
+    points = {holder + 1: int.from_bytes(share, "big") for holder, share in shares.items()}
+    for chosen in combinations(points, 4):
+        value = Fraction(0)
+        for x in chosen:
+            weight = Fraction(points[x])
+            for other in chosen:
+                if other != x:
+                    weight *= Fraction(other, other - x)
+            value += weight
+        assert value == 2**200
+        kept = {x - 1: points[x].to_bytes(33, "big") for x in chosen}
+        assert shamir.combine(kept) == (2**200).to_bytes(32, "big")
+
+
+def test_the_modulus_is_prime() -> None:
+    """Pocklington would be a proof; forty rounds of Miller and Rabin err with probability 4^-40."""
+    p, odd, twos = shamir.PRIME, shamir.PRIME - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    for base in range(2, 42):
+        power = pow(base, odd, p)
+        assert power in (1, p - 1) or any(pow(power, 2**i, p) == p - 1 for i in range(1, twos))
+    assert p > 2**256
+
+
+@pytest.mark.parametrize("wrong", [b"", b"\0" * 32, b"\0" * 34, b"\xff" * 33, shamir.PRIME.to_bytes(33, "big")])
+def test_what_is_no_share_is_refused(wrong: bytes) -> None:
+    good = shamir.split(bytes(32), 2, [0, 1])
+    with pytest.raises(ShareError):
+        shamir.combine({0: good[0], 1: wrong})
+
+
+def test_shares_that_do_not_belong_together_are_refused_if_they_give_no_secret() -> None:
+    with pytest.raises(ShareError, match="no secret"):
+        shamir.combine({0: (2**256 + 1).to_bytes(33, "big")})
+    with pytest.raises(ShareError, match="No shares"):
+        shamir.combine({})
+
+
+@pytest.mark.parametrize(
+    ("secret", "threshold", "holders"),
+    [(bytes(31), 1, [0]), (bytes(32), 0, [0]), (bytes(32), 2, [0]), (bytes(32), 1, [0, 0]), (bytes(32), 1, [-1, 0])],
+)
+def test_what_cannot_be_dealt_is_refused(secret: bytes, threshold: int, holders: list[int]) -> None:
+    with pytest.raises(ShareError):
+        shamir.split(secret, threshold, holders)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpsgd.errors import MessageError, SecureAggregationError, StageError
+from cpsgd.secagg import Invitation, wire
+from cpsgd.secagg.wire import Kind, Session
+
+from .rounds import parameters
+
+SESSION = Session(parameters(5), bytes(range(16)), False)
+
+
+@given(st.sampled_from(Kind), st.integers(0, 2**32 - 1), st.binary(max_size=100))
+def test_a_message_is_read_as_it_was_written(kind: Kind, client: int, body: bytes) -> None:
+    message = SESSION.write(kind, client, body)
+    assert len(message) == 54 + len(body)
+    assert bytes(SESSION.read(message, kind, client)) == body
+
+
+@given(st.dictionaries(st.integers(0, 2**32 - 1), st.binary(min_size=3, max_size=3), max_size=9))
+def test_entries_and_back(entries: dict[int, bytes]) -> None:
+    assert wire.read_entries(wire.write_entries(entries), 3, 9) == entries
+
+
+@given(st.binary(max_size=60), st.integers(1, 5), st.integers(0, 8))
+def test_any_bytes_are_entries_or_refused(data: bytes, size: int, most: int) -> None:
+    try:
+        entries = wire.read_entries(data, size, most)
+    except MessageError:
+        return
+    assert len(entries) <= most
+    assert wire.write_entries(entries) == data
+
+
+@given(st.integers(2, 70), st.data())
+def test_sets_and_back(clients: int, data: st.DataObject) -> None:
+    members = data.draw(st.frozensets(st.integers(0, clients - 1)))
+    assert wire.read_set(wire.write_set(members, clients), clients) == members
+
+
+@given(st.binary(max_size=4), st.integers(2, 30))
+def test_any_bytes_are_a_set_or_refused(data: bytes, clients: int) -> None:
+    try:
+        members = wire.read_set(data, clients)
+    except MessageError:
+        return
+    assert wire.write_set(members, clients) == data
+
+
+@given(st.binary(max_size=120) | st.binary(max_size=60).map(lambda body: SESSION.write(Kind.INVITATION, 1, body)))
+def test_any_bytes_are_an_invitation_or_refused(data: bytes) -> None:
+    try:
+        found = Invitation.read(data)
+    except SecureAggregationError:
+        return
+    assert found.write() == data
+
+
+def test_an_invitation_is_consistent() -> None:
+    good = Invitation(SESSION, 4)
+    assert Invitation.read(good.write()) == good
+    with pytest.raises(MessageError, match="no client 5"):
+        Invitation.read(Invitation(SESSION, 5).write())
+    body = parameters(5, round=8).to_bytes() + b"\0"
+    with pytest.raises(MessageError, match="contradicts"):
+        Invitation.read(SESSION.write(Kind.INVITATION, 0, body))
+    with pytest.raises(MessageError, match="malformed"):
+        Invitation.read(SESSION.write(Kind.INVITATION, 0, SESSION.parameters.to_bytes() + b"\2"))
+    with pytest.raises(StageError):
+        Invitation.read(SESSION.write(Kind.KEYS, 0, b""))
