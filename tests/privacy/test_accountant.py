@@ -14,7 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.stats import norm
 
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, least_noise, solve
+from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, least_noise, mixed_epsilon, solve
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.participation import Participation
 
@@ -271,3 +271,70 @@ def test_rounds_are_free_where_everybody_takes_part_once() -> None:
 def test_not_even_one_round_is_said() -> None:
     with pytest.raises(ConditionError, match="Not even one round"):
         solve(delta=1e-6, participation=EVERY, epsilon=1.0, noise_multiplier=1.0)
+
+
+# ------------------------------------------------------------------ rounds with different participations
+
+
+def two_rounds_delta(plain: float, mu: float, rate: float, epsilon: float) -> float:
+    """δ of one Gaussian and one Poisson-sampled Gaussian round by integration in the plane, the worse direction."""
+    x = np.linspace(-8.0, 9.0, 1_001)
+    step = x[1] - x[0]
+    with_client = np.outer(norm.pdf(x - plain), (1 - rate) * norm.pdf(x) + rate * norm.pdf(x - mu))
+    without = np.outer(norm.pdf(x), norm.pdf(x))
+    forth = np.maximum(with_client - math.exp(epsilon) * without, 0).sum() * step**2
+    back = np.maximum(without - math.exp(epsilon) * with_client, 0).sum() * step**2
+    return float(max(forth, back))
+
+
+@pytest.mark.parametrize(("plain", "mu", "rate"), [(0.5, 1.0, 0.1), (1.0, 2.0, 0.3), (0.1, 1.5, 0.05)])
+def test_a_sampled_and_an_unsampled_round_are_the_integral(plain: float, mu: float, rate: float) -> None:
+    parts = [(Rounds(plain), EVERY), (Rounds(mu), Participation.poisson(rate))]
+    exact = two_rounds_delta(plain, mu, rate, 1.0)
+    assert 1.0 - 1e-4 <= mixed_epsilon(parts, delta=exact) <= 1.01
+
+
+def test_mixed_rates_agree_with_dp_accounting() -> None:
+    parts = [
+        (Rounds(0.05, 40), EVERY),
+        (Rounds(0.5, 300), POISSON),
+        (Rounds(0.8, 100), Participation.poisson(0.005)),
+    ]
+    accountant = PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL)
+    accountant.compose(dp.GaussianDpEvent(20.0), 40)
+    accountant.compose(dp.PoissonSampledDpEvent(0.02, dp.GaussianDpEvent(2.0)), 300)
+    accountant.compose(dp.PoissonSampledDpEvent(0.005, dp.GaussianDpEvent(1.25)), 100)
+    expected = accountant.get_epsilon(1e-6)
+    found = mixed_epsilon(parts, delta=1e-6)
+    assert expected <= found <= expected * 1.001
+    assert found == mixed_epsilon(parts[::-1], delta=1e-6)
+
+
+def test_mixed_fixed_size_rounds_add_up_in_renyi_divergence() -> None:
+    parts = [(Rounds(0.1, 4), EVERY), (Rounds(0.5, 50), FIXED), (Rounds(0.4, 20), Participation("fixed-size", 0.01))]
+    best = math.inf
+    for order in range(16, 22):  # the best one is 19
+        divergence = 4 * order * 0.1**2 / 2
+        divergence += 50 * without_replacement_rdp(0.02, 2.0, order)
+        divergence += 20 * without_replacement_rdp(0.01, 2.5, order)
+        # Canonne, Kamath and Steinke 2020, Proposition 12.
+        best = min(best, divergence + math.log((order - 1) / order) - (math.log(1e-6) + math.log(order)) / (order - 1))
+    found = mixed_epsilon(parts, delta=1e-6)
+    assert best * (1 - 1e-6) <= found <= best * 1.001
+
+
+def test_mixed_rounds_of_one_kind_are_composed_as_before() -> None:
+    for participation in (EVERY, POISSON, FIXED):
+        rounds = [Rounds(0.3, 20, tail_mass=1e-9), Rounds(0.2, 5)]
+        plain = composed_epsilon(rounds, delta=1e-6, participation=participation)
+        assert mixed_epsilon([(r, participation) for r in rounds], delta=1e-6) == plain
+    assert mixed_epsilon([], delta=1e-6) == 0.0
+
+
+def test_what_cannot_be_mixed() -> None:
+    with pytest.raises(ParameterError, match="not composed"):
+        mixed_epsilon([(Rounds(0.1), Participation.once())], delta=1e-6)
+    with pytest.raises(ParameterError, match="not composed"):
+        mixed_epsilon([(Rounds(0.1), POISSON), (Rounds(0.1), FIXED)], delta=1e-6)
+    with pytest.raises(ConditionError, match="tails"):
+        mixed_epsilon([(Rounds(0.1, 10, tail_mass=1e-7), EVERY)], delta=1e-6)

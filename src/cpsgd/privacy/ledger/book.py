@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,19 +107,20 @@ class Ledger:
         Raises:
             PopulationError: The population has a budget; budgets are never changed.
         """
-        with self._lock, self._store.writing(create=True) as connection:
-            self._read(connection)
-            if budget.population in self._state.budgets:
-                raise PopulationError(
-                    f"{budget.population!r} has a budget already, and budgets are never changed: what was promised "
-                    "stays promised. Use it, or name another population."
-                )
-            records: list[dict[str, Any]] = []
-            if self._state.head.number < 0:
-                records.append({"kind": "ledger", "format": chain.VERSION, "id": secrets.token_hex(16)})
-            records.append({"kind": "budget", "budget": budget.to_dict()})
-            _append(connection, self._state, records)
-        self._refresh()
+        with self._lock:
+            with self._store.writing(create=True) as connection:
+                self._read(connection)
+                if budget.population in self._state.budgets:
+                    raise PopulationError(
+                        f"{budget.population!r} has a budget already, and budgets are never changed: what was promised "
+                        "stays promised. Use it, or name another population."
+                    )
+                records: list[dict[str, Any]] = []
+                if self._state.head.number < 0:
+                    records.append({"kind": "ledger", "format": chain.VERSION, "id": secrets.token_hex(16)})
+                records.append({"kind": "budget", "budget": budget.to_dict()})
+                rows = _append(connection, self._state.head, records)
+            self._learn(rows)
         return budget
 
     def reserve(self, population: str, event: RoundEvent) -> Entry:
@@ -141,24 +142,26 @@ class Ledger:
         # Priced before the lock is taken, so that others wait for the disk only. If somebody else spends meanwhile, it
         # is priced again under the lock.
         self.quote(population, [event])
-        with self._lock, self._store.writing() as connection:
-            self._read(connection)
-            budget = self._budget(population)
-            if event.run and (known := self._state.find(population, event.run, event.round)) is not None:
-                raise EntryError(
-                    f"Round {event.round} of run {event.run!r} was reserved before, as entry {known.number}. A second "
-                    "release would need a second charge: use another run or round."
-                )
-            found = self._affordable(budget, event)
-            record = {
-                "kind": "reserve",
-                "population": population,
-                "event": event.to_dict(),
-                "spent": found.epsilon,
-            }
-            (number,) = _append(connection, self._state, [record])
-        self._refresh()
-        return self._state.entries[number]
+        with self._lock:
+            with self._store.writing() as connection:
+                self._read(connection)
+                budget = self._budget(population)
+                if event.run and (known := self._state.find(population, event.run, event.round)) is not None:
+                    raise EntryError(
+                        f"Round {event.round} of run {event.run!r} was reserved before, as entry {known.number}. A "
+                        "second release would need a second charge: use another run or round."
+                    )
+                found = self._affordable(budget, event)
+                record = {
+                    "kind": "reserve",
+                    "population": population,
+                    "event": event.to_dict(),
+                    "spent": found.epsilon,
+                    "method": found.method,
+                }
+                rows = _append(connection, self._state.head, [record])
+            self._learn(rows)
+            return self._state.entries[rows[0][0]]
 
     def release(self, entry: Entry | int, survivors: int) -> Entry:
         """Records that a round's result is about to be handed out; do so only when this has returned.
@@ -176,21 +179,24 @@ class Ledger:
         """
         number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
         survivors = _validate.integer("survivors", survivors, low=1, high=MAX_CLIENTS)
-        with self._lock, self._store.writing() as connection:
-            self._read(connection)
-            known = self._state.entries.get(number)
-            if known is None or (isinstance(entry, Entry) and known.event != entry.event):
-                raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
-            if known.released:
-                raise EntryError(f"Entry {number} was released before. A second result needs an entry of its own.")
-            if survivors < known.event.survivors:
-                raise EntryError(
-                    f"Entry {number} was reserved for at least {known.event.survivors} survivors and has {survivors}: "
-                    "there is less noise than was paid for. Do not release the result; the entry stays spent."
-                )
-            _append(connection, self._state, [{"kind": "release", "entry": number, "survivors": survivors}])
-        self._refresh()
-        return self._state.entries[number]
+        with self._lock:
+            with self._store.writing() as connection:
+                self._read(connection)
+                known = self._state.entries.get(number)
+                if known is None or (isinstance(entry, Entry) and known.event != entry.event):
+                    raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
+                if known.released:
+                    raise EntryError(f"Entry {number} was released before. A second result needs an entry of its own.")
+                if survivors < known.event.survivors:
+                    raise EntryError(
+                        f"Entry {number} was reserved for at least {known.event.survivors} survivors and has "
+                        f"{survivors}: there is less noise than was paid for. Do not release the result; the entry "
+                        "stays spent."
+                    )
+                record = {"kind": "release", "entry": number, "survivors": survivors}
+                rows = _append(connection, self._state.head, [record])
+            self._learn(rows)
+            return self._state.entries[number]
 
     # ------------------------------------------------------------------ asking
 
@@ -335,6 +341,10 @@ class Ledger:
                 raise LedgerChainError(
                     f"{self.path} no longer continues what was read from it before: records that were there are gone."
                 )
+        self._learn(rows)
+
+    def _learn(self, rows: Iterable[storage.Row]) -> None:
+        """Takes records that follow those known and are on the disk."""
         for row in rows:
             self._state.apply(*row)
 
@@ -346,10 +356,9 @@ class Ledger:
             )
 
 
-def _append(connection: Connection, state: State, records: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Writes records in the open transaction; the state learns of them when they are read back."""
-    head = state.head
-    numbers = []
+def _append(connection: Connection, head: Head, records: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str]]:
+    """Writes records in the open transaction, after the head; returns the rows."""
+    rows = []
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     for record in records:
         number = head.number + 1
@@ -359,5 +368,5 @@ def _append(connection: Connection, state: State, records: Sequence[Mapping[str,
         digest = chain.link(head.hash, text)
         storage.append(connection, number, text, digest)
         head = Head(number, digest)
-        numbers.append(number)
-    return numbers
+        rows.append((number, text, digest))
+    return rows

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -98,16 +98,17 @@ class State:
             )
         try:
             body = json.loads(text)
-            if not isinstance(body, dict) or canonical(body) != text or body.get("number") != expected:
+            if not isinstance(body, dict) or canonical(body) != text:
                 raise ParameterError("it is not in canonical form")
+            _validate.integer("number", body.get("number"), low=expected, high=expected)
             commit = self._read(body)
         except (CpsgdError, ValueError, RecursionError, OverflowError, TypeError) as error:
-            raise LedgerFormatError(f"Record {expected} of the ledger is not valid: {error}") from None
+            raise LedgerFormatError(f"Record {expected} of the ledger is not valid: {str(error)[:500]}") from None
         commit()
         self.head = Head(expected, digest)
         self.hashes.append(digest)
 
-    def _read(self, body: dict[str, Any]) -> Any:
+    def _read(self, body: dict[str, Any]) -> Callable[[], None]:
         """Checks a record; returns what makes its change."""
         kind = body.get("kind")
         if (kind == "ledger") != (body["number"] == 0):
@@ -136,8 +137,8 @@ class State:
             return lambda: self.entries.update({number: done})
         raise ParameterError("its kind is unknown")
 
-    def _read_reserve(self, body: dict[str, Any]) -> Any:
-        _fields(body, "population", "event", "spent", "time")
+    def _read_reserve(self, body: dict[str, Any]) -> Callable[[], None]:
+        _fields(body, "population", "event", "spent", "method", "time")
         population, number = body["population"], body["number"]
         if not isinstance(population, str) or population not in self.budgets:
             raise ParameterError("its population has no budget")
@@ -146,7 +147,8 @@ class State:
         if event.run and self.find(population, event.run, event.round) is not None:
             raise ParameterError("its round was reserved before")
         spent = _validate.positive("spent", body["spent"], low=-1e-300)
-        entry = Entry(number, population, event, body["time"], spent)
+        method = name("method", body["method"], empty=False)
+        entry = Entry(number, population, event, body["time"], spent, method)
 
         def commit() -> None:
             self.entries[number] = entry

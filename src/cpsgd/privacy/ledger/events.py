@@ -168,6 +168,7 @@ class Entry:
         event: The round.
         reserved_at: When it was reserved (UTC, ISO 8601), by the clock of whoever did.
         spent: ε of the population at that time, this round included.
+        method: What proved it.
         released_at: When it was released; None if it never was.
         released_survivors: Messages that the released sum holds; None if it never was released.
     """
@@ -177,6 +178,7 @@ class Entry:
     event: RoundEvent
     reserved_at: str
     spent: float
+    method: str
     released_at: str | None = None
     released_survivors: int | None = None
 

@@ -153,7 +153,7 @@ class Store:
 
 def rows_after(connection: sqlite3.Connection, number: int) -> Iterator[Row]:
     """The records from `number` on (that one included), in order."""
-    yield from connection.execute("SELECT number, body, hash FROM records WHERE number >= ? ORDER BY number", (number,))
+    return connection.execute("SELECT number, body, hash FROM records WHERE number >= ? ORDER BY number", (number,))
 
 
 def append(connection: sqlite3.Connection, number: int, text: str, digest: str) -> None:

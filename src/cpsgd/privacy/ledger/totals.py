@@ -8,12 +8,13 @@ for its tails:
   with the largest μ and the largest tail of its rounds.
 
 Rounds of one protocol and one participation go to `guarantee_over_rounds`. Otherwise one accountant composes the
-equivalent Gaussians (`accountant.mixed_epsilon`). Where a round has no Gaussian certificate, what remains is basic
-composition: kinds of rounds have their ε and their share of δ each, and these add up.
+equivalent Gaussians (`accountant.mixed_epsilon`). Where a round has no Gaussian certificate, or a poor one among few
+rounds, basic composition is left: kinds of rounds have their ε and their share of δ each, and these add up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -42,6 +43,7 @@ _BASIC_CITATION = (
     '"The Algorithmic Foundations of Differential Privacy", 2014, Theorem 3.16 and Appendix B'
 )
 _EVERY = Participation.every()
+_FEW = 8
 
 
 @dataclass(frozen=True)
@@ -154,15 +156,15 @@ def _kind(event: RoundEvent, survivors: int) -> _Kind:
     protocol = event.protocol if event.examples is None else example_protocol(event.protocol, event.examples)
     honest = survivors - event.colluding
     taking_part = event.taking_part
-    if taking_part.sampled and taking_part.rate < 1.0:
-        # Each size is a certificate and a distribution of its own, so sizes keep six binary digits; never fewer
-        # messages than were reserved, or a release could raise the total.
-        step = 1 << max(0, honest.bit_length() - 6)
-        honest = max(honest // step * step, event.survivors - event.colluding)
-    else:
-        taking_part = _EVERY
+    sampled = taking_part.sampled and taking_part.rate < 1.0
+    # Each size is a certificate of its own, and with sampling a distribution, too. So sizes keep a few binary digits,
+    # rounded down; but not below what was reserved, or a release could raise the total.
+    step = 1 << max(0, honest.bit_length() - (6 if sampled else 10))
+    honest = max(honest // step * step, event.survivors - event.colluding)
     # Privacy depends on neither the rotation's seed nor a modulus (sums modulo something are post-processing).
-    return _Kind(replace(protocol, rotation_seed=0, modulus=None), honest, taking_part, event.overflow)
+    return _Kind(
+        replace(protocol, rotation_seed=0, modulus=None), honest, taking_part if sampled else _EVERY, event.overflow
+    )
 
 
 # ------------------------------------------------------------------ what they cost
@@ -181,7 +183,7 @@ def _composed(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:
     if not groups:
         return _Proof(0.0, "nothing spent", "nothing was released", 0.0)
     overflow = math.fsum(count * max(kind.overflow for kind in kinds) for kinds, count in groups) * (1.0 + 1e-12)
-    left = (delta - overflow) * (1.0 - 1e-15)
+    left = (delta - overflow) * (1.0 - 1e-15) if overflow else delta
     if left <= 0.0:
         raise ConditionError(f"The rounds' chances of drawing too many clients alone spend δ={delta:g}.")
     found = _proved(groups, left, adjacency)
@@ -198,10 +200,16 @@ def _proved(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:
             if all(len(kinds) == 1 for kinds, _ in groups):
                 raise
     try:
-        return _of_gaussians(groups, delta, adjacency)
+        found = _of_gaussians(groups, delta, adjacency)
     except ConditionError:
         # At least one round has no Gaussian certificate at its share of δ.
         return _added_up(groups, delta, adjacency)
+    if sum(count for _, count in groups) > _FEW or _sampled(groups):
+        return found
+    # Of a few rounds, one may be so much better by the Rényi certificate that adding up is worth it.
+    with contextlib.suppress(ConditionError):
+        found = min(found, _added_up(groups, delta, adjacency), key=lambda proof: proof.epsilon)
+    return found
 
 
 def _alike(groups: _Groups) -> bool:
@@ -209,6 +217,10 @@ def _alike(groups: _Groups) -> bool:
     return len({(kind.protocol, kind.participation) for kinds, _ in groups for kind in kinds}) == 1 and all(
         len(kinds) == 1 for kinds, _ in groups
     )
+
+
+def _sampled(groups: _Groups) -> bool:
+    return any(kind.participation.rate < 1.0 for kinds, _ in groups for kind in kinds)
 
 
 def _of_one_kind(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:
@@ -235,10 +247,9 @@ def _of_gaussians(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof
     count = sum(count for _, count in groups)
     # Certificates are kept, and asked for again with every round that is added; so their tails change rarely.
     rounded = 1 << (count - 1).bit_length()
-    sampled = any(kind.participation.rate < 1.0 for kinds, _ in groups for kind in kinds)
     best: tuple[float, list[Part]] | None = None
     failure: ConditionError | None = None
-    for share in [SAMPLED_TAIL_SHARE] if sampled else TAIL_SHARES:
+    for share in [SAMPLED_TAIL_SHARE] if _sampled(groups) else TAIL_SHARES:
         try:
             parts = [_part(kinds, count, share * delta / rounded, adjacency) for kinds, count in groups]
             epsilon = mixed_epsilon(parts, delta=delta)
