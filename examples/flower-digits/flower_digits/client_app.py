@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -33,8 +35,9 @@ def baseline(message: Message, context: Context) -> Message:
     features, labels = torch.from_numpy(images.features), torch.from_numpy(images.labels)
     model = _model(message)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    generator = torch.Generator().manual_seed(int(message.content["config"]["server-round"]))
-    for chosen in torch.randperm(len(labels), generator=generator).split(50):
+    round: Any = message.content.config_records["config"]["server-round"]
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(round))
+    for chosen in torch.split(order, 50):
         optimizer.zero_grad()
         task.loss(model(features[chosen]), labels[chosen]).backward()
         optimizer.step()
@@ -44,5 +47,5 @@ def baseline(message: Message, context: Context) -> Message:
 
 def _model(message: Message) -> torch.nn.Module:
     model = task.network()
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     return model

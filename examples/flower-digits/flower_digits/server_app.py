@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
@@ -38,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
     print(f"accuracy {result.evaluate_metrics_serverapp[rounds]['accuracy']:.4f} after {rounds} rounds")
 
 
-def private_strategy(settings: dict[str, object], rounds: int) -> Strategy:
+def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
     """Secure aggregation of the silos' sums, with the noise that (epsilon, delta) needs for one image."""
     dim = sum(parameter.numel() for parameter in task.network().parameters())
     plan = plan_examples(

@@ -112,7 +112,7 @@ def adds(vector: np.ndarray, **metrics: float) -> ClientAppCallable:
 
     def train(message: Message, context: Context) -> Message:
         start, arrays = 0, ArrayRecord()
-        for name, array in message.content["arrays"].items():
+        for name, array in message.content.array_records["arrays"].items():
             before = array.numpy()
             arrays[name] = Array(before + vector[start : start + before.size].reshape(before.shape))
             start += before.size

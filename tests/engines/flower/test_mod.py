@@ -193,7 +193,7 @@ def test_no_upload_in_sight_of_the_server_unless_allowed(small_plan: Plan) -> No
 )
 def test_malformed_records_are_refused(small_plan: Plan, changes: dict[str, Any], error: type[Exception]) -> None:
     damaged = opening(small_plan)
-    damaged.content[RECORD] = ConfigRecord({**damaged.content[RECORD], **changes})
+    damaged.content[RECORD] = ConfigRecord({**damaged.content.config_records[RECORD], **changes})
     own = context()
     with pytest.raises(error):
         cpsgd_mod()(damaged, own, never)

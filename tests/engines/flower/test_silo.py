@@ -29,8 +29,10 @@ def expected(silo: int, clip_norm: float) -> np.ndarray:
     total = np.zeros(21)
     for x, y in zip(FEATURES[silo, :EXAMPLES], LABELS[silo, :EXAMPLES], strict=True):
         network = mlp(6, 3, (), seed=0)
-        LOSS(network(torch.from_numpy(x)[None]), torch.tensor([y])).backward()
-        gradient = np.concatenate([p.grad.numpy().reshape(-1) for p in network.parameters()])  # type: ignore[union-attr]
+        slopes = torch.autograd.grad(
+            LOSS(network(torch.from_numpy(x)[None]), torch.tensor([y])), list(network.parameters())
+        )
+        gradient = np.concatenate([slope.numpy().reshape(-1) for slope in slopes])
         total += gradient * min(1.0, example_norm(clip_norm, EXAMPLES) / np.linalg.norm(gradient))
     return total
 
@@ -55,8 +57,7 @@ def test_silos_learn_from_examples() -> None:
     def train(silo: int) -> object:
         def function(message: Message, context: Context) -> Message:
             network = mlp(6, 3, (), seed=0)
-            state = message.content["arrays"].to_torch_state_dict()
-            network.load_state_dict(state)
+            network.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
             found = silo_sum(message, network, LOSS, FEATURES[silo], LABELS[silo])
             return Message(RecordDict({"sum": found}), reply_to=message)
 

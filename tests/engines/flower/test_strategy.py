@@ -60,7 +60,8 @@ def test_sums_are_those_of_the_protocol(small_plan: Plan, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(type(protocol), "encode_integers", recorded)
     after, _ = run(CpsgdStrategy(small_plan), nodes())
-    sums = np.sum(made, axis=0, dtype=np.uint64) % protocol.modulus
+    assert protocol.modulus is not None
+    sums = np.sum(made, axis=0, dtype=np.uint64) % np.uint64(protocol.modulus)
     np.testing.assert_array_equal(after, protocol.decode_sum(sums, 4, round=1))
 
 

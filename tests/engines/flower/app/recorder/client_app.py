@@ -50,7 +50,8 @@ def garble(message: Message, context: Context, call_next: ClientAppCallable) -> 
 @app.train(mods=[garble, record, cpsgd_mod(epsilon=8.0, delta=1e-5, rounds=2, min_clients=3)])
 def train(message: Message, context: Context) -> Message:
     """Adds a known vector to the model; its metrics must not leave."""
-    node, round = int(context.node_config["partition-id"]), message.content["config"]["server-round"]
+    node: Any = context.node_config["partition-id"]
+    round: Any = message.content.config_records["config"]["server-round"]
     folder = Path(str(context.run_config["folder"]))
     with (folder / f"trained-{round}-{node}").open("x") as mark:
         mark.write("once")
