@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from cpsgd.engines.flower import CpsgdStrategy
 from cpsgd.learning.examples import plan_examples
-from cpsgd.privacy.ledger import Budget, Ledger
+from cpsgd.privacy.ledger import Ledger
 from flower_digits import task
 
 app = ServerApp()
@@ -54,12 +54,7 @@ def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
         bits=16,
     )
     print(plan.guarantee)
-    ledger = None
-    if path := str(settings["ledger"]):
-        ledger = Ledger(path)
-        if "digits" not in [budget.population for budget in ledger.budgets()]:
-            epsilon, delta = float(settings["epsilon"]), float(settings["delta"])
-            ledger.create(Budget(population="digits", epsilon=epsilon, delta=delta, unit="example"))
+    ledger = Ledger(str(settings["ledger"])) if settings["ledger"] else None
     return CpsgdStrategy(
         plan,
         examples=task.IMAGES,
