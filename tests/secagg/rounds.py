@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,6 @@ from cpsgd.secagg.state import ClientState
 FINGERPRINT = bytes(range(16))
 IDENTITIES = [Ed25519PrivateKey.from_private_bytes(bytes([i + 1]) * 32) for i in range(8)]
 ROSTER = frozenset(identity.public_key().public_bytes_raw() for identity in IDENTITIES)
-Change = Callable[[Stage, int, bytes], bytes]
 
 
 def parameters(clients: int, **changes: int) -> SecureParameters:

@@ -21,7 +21,7 @@ from cpsgd.errors import (
 )
 from cpsgd.secagg import SecureClient, SecureParameters, Stage, shamir, wire
 from cpsgd.secagg.advert import Advert
-from cpsgd.secagg.client import SEALED_BYTES
+from cpsgd.secagg.client import SEALED_BYTES, survivors_digest
 from cpsgd.secagg.wire import Kind
 
 from .rounds import FINGERPRINT, IDENTITIES, ROSTER, Round, new_round, parameters
@@ -283,3 +283,16 @@ def test_a_confirmation_by_somebody_else_does_not_count() -> None:
         with pytest.raises(SignatureError):
             current.clients[ME].unmask(session.write(Kind.REQUEST, ME, body))
     current.finish()
+
+
+def test_who_is_not_among_the_survivors_cannot_confirm_them() -> None:
+    current = new_round(parameters(5), signed=True).until(Stage.CONFIRM)
+    session, announced = current.server._session, wire.write_set({0, 1, 2}, 5)
+    current.clients[ME].confirm(session.write(Kind.SURVIVORS, ME, announced))
+    signed = survivors_digest(session, announced)
+    signatures = {client: IDENTITIES[client].sign(signed) for client in range(4)}
+    body = announced + wire.write_entries(signatures)
+    with pytest.raises(SenderError, match="Client 3"):
+        current.clients[ME].unmask(session.write(Kind.REQUEST, ME, body))
+    del signatures[3]
+    current.clients[ME].unmask(session.write(Kind.REQUEST, ME, announced + wire.write_entries(signatures)))

@@ -32,3 +32,19 @@ def test_a_planned_round_with_dropouts_keeps_its_guarantee() -> None:
     assert achieved.epsilon <= best.guarantee.epsilon <= 6.0
     assert achieved.epsilon > guarantee(protocol, 1e-5).epsilon
     assert len(survivors) >= best.surviving == agreed.surviving
+
+
+def test_whatever_is_uploaded_the_mean_stays_within_the_window_of_the_modulus() -> None:
+    protocol = Protocol.rotated_binomial(clients=20, dim=300, clip_norm=1.0, levels=8, trials=24, modulus=2**9)
+    limit = (2**9 / 2 + 1) * protocol.scale / 20
+    random = np.random.default_rng(3)
+    middle = 20 * (24 / 2 + 7 / 2)
+    for sums in (
+        random.integers(0, 2**9, 300, dtype=np.uint32),
+        np.full(300, (int(middle) + 2**8) % 2**9, np.uint32),
+        np.full(300, (int(middle) - 2**8 + 1) % 2**9, np.uint32),
+    ):
+        mean = protocol.decode_sum(sums, 20, round=0)
+        assert float(np.linalg.norm(mean)) <= 300**0.5 * limit * (1 + 1e-5)
+    # The ends of the window are reached: the bound is not idle.
+    assert float(np.linalg.norm(mean)) >= 300**0.5 * limit * 0.98

@@ -43,3 +43,13 @@ def test_masks_are_the_keystream_and_opposite_signs_cancel(bits: int, dim: int) 
     np.testing.assert_array_equal(words.astype(np.int64) % 2**bits, expected % 2**bits)
     masks.apply(words, [(keys[2], -1), (keys[0], -1), (keys[1], 1)])
     np.testing.assert_array_equal(words.astype(np.uint32) & np.uint32(2**bits - 1), values)
+
+
+def test_more_masks_than_are_applied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "_MASKS_AT_ONCE", 2)
+    words, whole = np.zeros(9, "<u2"), np.zeros(9, "<u2")
+    applied = [(bytes([i]) * 16, 1) for i in range(5)]
+    masks.apply(words, iter(applied))
+    for key, sign in applied:
+        masks.apply(whole, [(key, sign)])
+    np.testing.assert_array_equal(words, whole)

@@ -17,6 +17,7 @@ from cpsgd.errors import (
     SecureVersionError,
     SenderError,
     ShareError,
+    SignatureError,
     StageError,
 )
 from cpsgd.secagg import SecureServer, Stage, shamir, wire
@@ -120,6 +121,17 @@ def test_one_wrong_share_of_each_secret_does_no_harm_and_more_are_noticed() -> N
         two.server.advance()
     with pytest.raises(StageError):
         two.server.result()
+
+
+def test_a_wrong_signature_of_the_survivors_is_refused_and_the_round_goes_on() -> None:
+    current = new_round(parameters(4), signed=True).until(Stage.CONFIRM)
+    other = current.copied().answer(1)[wire.HEADER_BYTES :]
+    with pytest.raises(SignatureError, match="client 0"):
+        current.server.receive(0, current.server._session.write(Kind.CONFIRMATION, 0, other))
+    current.step(frozenset({0}))
+    found = current.finish()
+    assert found.survivors == (0, 1, 2, 3)
+    np.testing.assert_array_equal(found.sums, current.expected(found.survivors))
 
 
 def test_a_share_that_is_no_number_is_refused() -> None:

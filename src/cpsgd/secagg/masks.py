@@ -12,6 +12,7 @@ widest first, each least significant byte first), then the remaining b mod 8 bit
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from cpsgd.randomness import Keystream
 
 # Sums and keystream of one block stay in the processor's cache while all masks are added to it.
 _BLOCK_BYTES = 1 << 18
+# A server may have a hundred thousand masks to remove; so many ciphers at once would take more memory than the sums.
+_MASKS_AT_ONCE = 256
 
 
 def word(bits: int) -> np.dtype[Any]:
@@ -32,14 +35,15 @@ def word(bits: int) -> np.dtype[Any]:
 
 def apply(values: NDArray[Any], masks: Iterable[tuple[bytes, int]]) -> None:
     """Adds to words, in place, the mask of each key (16 bytes) with its sign, +1 or -1."""
-    streams = [(Keystream(key), sign) for key, sign in masks]
     step = _BLOCK_BYTES // values.itemsize
     buffer = Keystream.buffer(min(_BLOCK_BYTES, values.nbytes))
-    for start in range(0, values.size, step):
-        block = values[start : start + step]
-        for stream, sign in streams:
-            mask = stream.fill(buffer, block.nbytes).view(values.dtype)
-            (np.add if sign > 0 else np.subtract)(block, mask, out=block)
+    waiting = iter(masks)
+    while streams := [(Keystream(key), sign) for key, sign in islice(waiting, _MASKS_AT_ONCE)]:
+        for start in range(0, values.size, step):
+            block = values[start : start + step]
+            for stream, sign in streams:
+                mask = stream.fill(buffer, block.nbytes).view(values.dtype)
+                (np.add if sign > 0 else np.subtract)(block, mask, out=block)
 
 
 def to_words(values: NDArray[np.uint32], dim: int, bits: int) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,7 +204,7 @@ class SecureServer:
             raise ThresholdError(
                 f"{len(survivors)} clients contributed; the sum of fewer than {self.parameters.surviving} stays hidden."
             )
-        self._check_holders(survivors, survivors)
+        self._check_holders(survivors)
         self._survivors = survivors
         self._sealed.clear()
         self._stage = Stage.CONFIRM if self._session.signed else Stage.UNMASK
@@ -213,7 +213,7 @@ class SecureServer:
 
     def _close_confirmations(self) -> dict[int, bytes]:
         confirmed = frozenset(self._answered)
-        self._check_holders(self._survivors, confirmed)
+        self._check_holders(confirmed)
         self._stage = Stage.UNMASK
         messages = {}
         for client in sorted(confirmed):
@@ -223,23 +223,9 @@ class SecureServer:
         return messages
 
     def _close_revelations(self) -> dict[int, bytes]:
-        self._check_holders(self._survivors, frozenset(self._answered))
-        removed = []
-        for client in sorted(self._delivered):
-            if client in self._survivors:
-                seed = self._recover(client, self._fits_commitment(client))
-                removed.append((keys.self_mask_key(seed, self._context, client), -1))
-                continue
-            partners = [other for other in self._delivered[client] if other in self._survivors]
-            if not partners:
-                continue
-            private = X25519PrivateKey.from_private_bytes(self._recover(client, self._fits_advert(client)))
-            for other in partners:
-                key = keys.pair_mask_key(private, self._adverts[other].mask_key, self._context, client, other)
-                # The survivor with the smaller number added the mask, the one with the larger subtracted it.
-                removed.append((key, -1 if other < client else 1))
+        self._check_holders(frozenset(self._answered))
         words = self._words.copy()
-        masks.apply(words, removed)
+        masks.apply(words, self._masks_to_remove())
         sums = words.astype(np.uint32)
         if self.parameters.bits < 32:
             sums &= np.uint32((1 << self.parameters.bits) - 1)
@@ -266,11 +252,14 @@ class SecureServer:
             )
         return members
 
-    def _check_holders(self, survivors: frozenset[int], holders: frozenset[int]) -> None:
-        """Refuses to go on if the shares of some needed secret cannot be enough."""
+    def _check_holders(self, holders: frozenset[int]) -> None:
+        """Refuses to go on if the shares of a secret cannot be enough.
+
+        The secret of a dropped client without surviving neighbours would not be needed. But on the way along the circle
+        from it to the survivors there is either a dropped client with survivors on one side only, which are k/2 at most
+        and fewer than t, or a gap so wide that the graph has fallen apart: reason enough to stop, both of them.
+        """
         for client, delivered in self._delivered.items():
-            if client not in survivors and survivors.isdisjoint(delivered):
-                continue
             left = sum(other in holders for other in (*delivered, client))
             if left < self.parameters.threshold:
                 raise ThresholdError(
@@ -282,6 +271,19 @@ class SecureServer:
 
     def _announced(self) -> bytes:
         return wire.write_set(self._survivors, self.parameters.clients)
+
+    def _masks_to_remove(self) -> Iterator[tuple[bytes, int]]:
+        """The keys of the survivors' own masks and of those they share with dropped clients, with opposite signs."""
+        for client in sorted(self._delivered):
+            if client in self._survivors:
+                seed = self._recover(client, self._fits_commitment(client))
+                yield keys.self_mask_key(seed, self._context, client), -1
+                continue
+            private = X25519PrivateKey.from_private_bytes(self._recover(client, self._fits_advert(client)))
+            for other in self._within(client, self._survivors):
+                key = keys.pair_mask_key(private, self._adverts[other].mask_key, self._context, client, other)
+                # The survivor with the smaller number added the mask, the one with the larger subtracted it.
+                yield key, -1 if other < client else 1
 
     def _fits_commitment(self, client: int) -> Callable[[bytes], bool]:
         expected = self._commitments[client]
