@@ -91,7 +91,11 @@ class DataError(CpsgdError):
 
 
 class CheckpointError(CpsgdError):
-    """A run's saved state is damaged, or belongs to a run with other settings."""
+    """A run's saved state is damaged, in use, or belongs to a run with other settings."""
+
+
+class DivergedError(CpsgdError):
+    """The model has become NaN or infinite, so that no client could say anything about it."""
 
 
 class SecureAggregationError(CpsgdError):

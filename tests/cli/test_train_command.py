@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,15 +89,18 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_pat
     assert (run / "report.html").exists()
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     options = ("--cohort", 400, "--rounds", 20_000, "--model", "linear", "--no-baselines", "--run", "long")
     with subprocess.Popen(command(*options), **process(tmp_path)) as victim:
         run = tmp_path / "runs" / "long"
         deadline = time.monotonic() + 60
         while not ((run / "metrics.jsonl").exists() and rows(run)) and time.monotonic() < deadline:
             time.sleep(0.005)
+        second = subprocess.run(command("--resume", "--run", "long"), **process(tmp_path), check=False)
         victim.send_signal(signal.SIGINT)
         _, complaint = victim.communicate(timeout=60)
+    assert second.returncode == 2
+    assert "Another process is at work on the run in runs/long" in " ".join(second.stderr.split())
     assert victim.returncode == 130
     assert "cpsgd train --resume --run long" in complaint
     assert "Traceback" not in complaint
@@ -118,6 +123,60 @@ def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
     assert "k = 16, m = 200" in result.stdout
     for word in ("test accuracy", "proved by", "paper's bound", "float32", "report.html"):
         assert word in result.stdout
+    assert "protects all that one client holds" in " ".join(result.stdout.split())
+    assert "protects nobody, since its noise follows from seed 0" in " ".join(result.stdout.split())
+
+
+def test_an_explicit_protocol_is_not_planned_and_its_own_privacy_sets_the_gaussian(cpsgd: Any) -> None:
+    # The planner takes no ε so large. Here it is but a budget.
+    explicit = ("--levels", 16, "--trials", 200, "--epsilon", 600, "--dropout", 0.05)
+    result = cpsgd("train", "--cohort", 400, "--rounds", 2, "--model", "linear", *explicit, "--json")
+    assert result.exit_code == 0, result.stderr
+    private, _, gaussian, quantized = json.loads(result.stdout)["results"]
+    assert 1.0 < private["epsilon"] < 1.2
+    # The trainer's smallest round may be a little larger than the one the Gaussian's noise was chosen for.
+    assert gaussian["epsilon"] == pytest.approx(private["epsilon"], rel=0.05)
+    assert quantized["bits_per_coordinate"] == 4.0
+
+
+@pytest.mark.parametrize("protocol", [("--bits", 6), ("--levels", 40, "--trials", 200, "--epsilon", 60)])
+def test_examples_neighbours_and_colluding_clients_can_be_chosen(cpsgd: Any, protocol: tuple[object, ...]) -> None:
+    options = ("--examples", 3, "--adjacency", "zero-out", "--colluding", 20)
+    result = cpsgd("train", "--cohort", 300, "--rounds", 1, "--model", "linear", *protocol, *options, "--json")
+    assert result.exit_code == 0, result.stderr
+    printed = json.loads(result.stdout)
+    assert (printed["unit"], printed["seeded"]) == ("example", True)
+    assert (printed["guarantee"]["adjacency"], printed["guarantee"]["noise_clients"]) == ("zero-out", 280)
+    private, _, gaussian, _ = printed["results"]
+    if "--bits" in protocol:
+        assert 1.95 < private["epsilon"] <= 2.0
+        assert 1.999 < gaussian["epsilon"] <= 2.0
+    else:
+        assert gaussian["epsilon"] == pytest.approx(private["epsilon"], rel=1e-3)
+    assert printed["paper_bound"]["reason"] == "The paper has no bound for single examples."
+    page = Path("runs/digits-1/report.html").read_text()
+    assert "one example of a client, who sends at most 3" in page
+    assert "zero-out" in page
+
+
+def test_without_a_seed_no_two_runs_are_alike(cpsgd: Any) -> None:
+    Path("run.toml").write_text('seed = "none"\n')
+    printed = []
+    for options in (("--seed", "none"), ("--config", "run.toml")):
+        result = cpsgd("train", *SMALL, "--no-baselines", *options, "--json")
+        assert result.exit_code == 0, result.stderr
+        printed.append(json.loads(result.stdout))
+    for run in printed:
+        assert (run["seeded"], run["settings"]["seed"]) == (False, "none")
+    assert printed[0]["results"][0]["loss"] != printed[1]["results"][0]["loss"]
+    assert "the noise came from the operating system" in Path("runs/digits-1/report.html").read_text()
+    assert "protects nobody" not in Path("runs/digits-1/report.html").read_text()
+    # Such a run is continued as what it is, and a finished one has nothing more to do.
+    result = cpsgd("train", "--resume", "--run", "digits-1", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["results"] == printed[0]["results"]
+    result = cpsgd("train", "--resume", "--run", "digits-1", "--seed", 0)
+    assert "another seed" in result.stderr
 
 
 @pytest.mark.parametrize("participation", ["fixed-size", pytest.param("poisson", marks=pytest.mark.slow)])
@@ -142,6 +201,14 @@ def test_sampled_rounds_with_dropouts_keep_their_budget(cpsgd: Any, participatio
         (("--levels", 4), "both levels and trials"),
         (("--levels", 4, "--trials", 9, "--bits", 4), "not both"),
         (("--levels", 64, "--trials", 200), "the budget ε=2 buys 0"),
+        (("--seed", "-1"), "a number from 0 on, or none"),
+        (("--seed", "null"), "a number from 0 on, or none"),
+        (("--adjacency", "remove"), "replace-one"),
+        (("--adjacency", "replace-one", "--participation", "poisson"), "zero-out"),
+        (("--examples", 0), "examples"),
+        (("--examples", 2, "--participation", "fixed-size"), "whole clients"),
+        (("--examples", 2, "--local-steps", 2, "--local-lr", 0.1), "examples or local_steps"),
+        (("--colluding", 400), "nobody is left whose noise protects"),
         (("--resume",), "no run under runs/"),
         (("--resume", "--run", "none"), "There is no run in runs/none"),
         (("--run", "../x"), "name of a folder under runs/"),
@@ -177,9 +244,11 @@ def test_a_run_is_not_overwritten_nor_resumed_with_other_settings(
     assert "another lr" in result.stderr
 
 
-def test_the_accuracy_figure(cpsgd: Any) -> None:
-    small = ("--preset", "digits", "--rounds", 2, "--cohort", 500, "--bits", 6, "--epsilon", 4, "--epsilon", 2)
-    result = cpsgd("figures", "accuracy", "--out", "figures", *small, "--json")
+def test_the_accuracy_figure(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ("--rounds", 2, "--cohort", 300, "--bits", 6, "--epsilon", 4, "--epsilon", 2, "--seed", 0, "--seed", 1)
+    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
+    command = ("figures", "accuracy", "--out", "figures", "--config", "run.toml", *small, "--json")
+    result = cpsgd(*command)
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
     assert [panel["epsilon"] for panel in data["panels"]] == [4.0, 2.0]
@@ -187,5 +256,45 @@ def test_the_accuracy_figure(cpsgd: Any) -> None:
         (line,) = panel["lines"]
         assert line["epsilon"] <= panel["epsilon"]
         assert line["megabytes"][-1] < data["baseline"]["megabytes"][-1]
-    assert Path("figures/accuracy.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads(Path("figures/accuracy.json").read_text()) == data
+        first, second = line["accuracy"]
+        assert len(first) == len(second) == 2
+        assert first != second
+    table = list(csv.DictReader(Path("figures/accuracy.csv").read_text().splitlines()))
+    assert len(table) == 3 * 2 * 2
+    assert (table[0]["k"], table[0]["epsilon"], table[0]["bits_per_coordinate"]) == ("", "", "32.0")
+    assert table[-1]["panel_epsilon"] == "2"
+    assert float(table[-1]["accuracy"]) == data["panels"][1]["lines"][0]["accuracy"][1][-1]
+
+    # The trainings are kept: with the same command nothing is trained again, and with --redraw they are not needed.
+    def refuse(self: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr("cpsgd.learning.sgd.Trainer.step", refuse)
+    shutil.copytree("figures", "copy", ignore=shutil.ignore_patterns("runs", "*.png", "*.csv"))
+    again = cpsgd(*command)
+    assert again.exit_code == 0, again.stderr
+    assert json.loads(again.stdout) == data
+    redrawn = cpsgd("figures", "accuracy", "--out", "copy", "--redraw", "--json")
+    assert redrawn.exit_code == 0, redrawn.stderr
+    assert {**json.loads(redrawn.stdout), "files": data["files"]} == data
+    assert Path("copy/accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("copy/accuracy.csv").read_bytes() == Path("figures/accuracy.csv").read_bytes()
+    Path("explicit.toml").write_text("levels = 3\ntrials = 13\n")
+    explicit = cpsgd("figures", "accuracy", "--out", "figures", "--config", "explicit.toml")
+    assert explicit.exit_code == 2
+    assert "leave levels, trials and range out" in explicit.stderr
+    # Other settings need a folder of their own.
+    other = cpsgd(*command, "--cohort", 301)
+    assert other.exit_code == 2
+    assert "another cohort" in other.stderr
+
+
+@pytest.mark.parametrize("text", [None, "[]", "{}", "nonsense"])
+def test_a_figure_is_not_redrawn_from_nothing(cpsgd: Any, text: str | None) -> None:
+    Path("figures").mkdir()
+    if text is not None:
+        Path("figures/accuracy.json").write_text(text)
+    result = cpsgd("figures", "accuracy", "--out", "figures", "--redraw")
+    assert result.exit_code == 2
+    assert "accuracy.json" in result.stderr
+    assert not Path("figures/accuracy.png").exists()

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +97,40 @@ def test_two_writers_are_noticed(tmp_path: Path) -> None:
         second.append(0, 100)
     first.append(1, 100)
     assert ChargeLog(path).survivors == {0: 100, 1: 100}
+
+
+HOLD = """
+import sys, time
+import os
+import subprocess
+import sys
+from pathlib import Path
+from cpsgd.learning.checkpoints import ChargeLog
+log = ChargeLog(Path(sys.argv[1]))
+log.append(0, 100)
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+def test_another_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "charges.jsonl"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE, env=environment) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        before = path.read_bytes()
+        with pytest.raises(CheckpointError, match="Another process is at work"):
+            ChargeLog(path)
+        assert path.read_bytes() == before
+        holder.kill()
+    log = ChargeLog(path)
+    assert log.survivors == {0: 100}
+    # The lock is on the open log: once it is closed the file is free.
+    command = [sys.executable, "-c", HOLD.split("log.append")[0], path]
+    assert b"Another process" in subprocess.run(command, capture_output=True, env=environment, check=False).stderr
+    del log
+    subprocess.run(command, check=True, env=environment)
 
 
 def test_lines(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.learning.datasets.base import Batch
-from cpsgd.learning.examples import ExampleSums, plan_examples
+from cpsgd.learning.examples import ExampleSums, plan_examples, sum_norm
 from cpsgd.learning.gradients import ClientUpdates
+from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds, lattice_sensitivity
 from cpsgd.privacy.examples import example_norm, example_protocol
 from cpsgd.protocol import Protocol
@@ -117,6 +118,16 @@ def test_training_with_the_privacy_of_examples(families: ArrayDataset) -> None:
     assert guarantee_over_rounds(protocol, 1e-5, participation="once").epsilon > 4 * found.epsilon
     assert not any(name.startswith("paper") for name, _ in found.alternatives)
     assert (trainer.history[-1].accuracy or 0.0) > 0.8
+
+
+def test_a_wish_that_would_be_too_coarse_with_the_noise_of_whole_clients() -> None:
+    # A protocol with this ε for a whole client has a range so wide that its grid cannot tell one example's share.
+    wish: dict[str, Any] = {"bits": 2, "participation": "once"}
+    for_clients = plan(100, 64, 0.02, 1e-6, sum_norm(1.0, 10), **wish).protocol
+    with pytest.raises(ParameterError, match="too coarse"):
+        example_protocol(for_clients, 10)
+    found = example_protocol(plan_examples(100, 64, 0.02, 1e-6, examples=10, **wish).protocol, 10)
+    assert 0.0195 < guarantee_over_rounds(found, 1e-6, participation="once").epsilon <= 0.02
 
 
 def test_without_privacy_it_is_sgd_on_the_examples(families: ArrayDataset) -> None:

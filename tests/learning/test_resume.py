@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,10 @@ def test_bad_run_directories(triangle: ArrayDataset, tmp_path: Path) -> None:
         trainer(triangle, tmp_path, resume=True, seed=4, learning_rate=0.2)
     with pytest.raises(InfeasibleError, match="buys"):
         trainer(triangle, tmp_path, resume=True, epsilon=1e-3)
+    features = triangle.features.copy()
+    features[-1, -1] += 1.0
+    with pytest.raises(CheckpointError, match="another content of the data set;"):
+        trainer(replace(triangle, features=features), tmp_path, resume=True)
     checkpoint, log = tmp_path / "checkpoint.bin", tmp_path / "charges.jsonl"
     good, spent = checkpoint.read_bytes(), log.read_bytes()
     checkpoint.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))

@@ -3,15 +3,17 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cpsgd.errors import InfeasibleError, ParameterError, VectorError
+from cpsgd.errors import DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, RoundMetrics, Trainer, baselines, mlp
-from cpsgd.learning.datasets import ArrayDataset, Dataset, infinite_digits
+from cpsgd.learning.datasets import ArrayDataset, Dataset, from_arrays, infinite_digits
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.planner import Plan, plan
 from cpsgd.privacy import Adjacency, RoundsGuarantee, guarantee_over_rounds
@@ -269,14 +271,62 @@ def test_bad_input(triangle: ArrayDataset, private: Plan) -> None:
         start(resume=True)
 
 
-def test_a_diverging_model_is_not_charged(triangle: ArrayDataset, private: Plan) -> None:
+def test_a_diverged_model_ends_the_run_and_costs_nothing_more(triangle: ArrayDataset, private: Plan) -> None:
     trainer = Trainer(model(), LOSS, triangle, private, cohort=100, rounds=2, seed=1)
     trainer.step()
     with torch.no_grad():
         next(trainer.model.parameters()).fill_(float("nan"))
-    with pytest.raises(VectorError, match="In round 1 a client's update is NaN"):
+    with pytest.raises(DivergedError, match=r"After 1 rounds .* lower learning rate"):
         trainer.step()
     assert spent(trainer).rounds == 1
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_model_that_diverges_in_a_round_leaves_no_figures_of_it(
+    triangle: ArrayDataset, private: Plan, rounds: int
+) -> None:
+    factory = partial(torch.optim.SGD, lr=1e38, weight_decay=1e9)
+    trainer = Trainer(model(), LOSS, triangle, private, cohort=100, rounds=rounds, optimizer=factory, seed=1)
+    with pytest.raises(DivergedError, match="After 1 rounds"):
+        for _ in trainer.run():
+            pass
+    (row,) = trainer.history
+    assert (row.released, row.loss, row.accuracy) == (True, None, None)
+    assert spent(trainer).rounds == 1
+
+
+@pytest.mark.parametrize("examples", [None, 2])
+@pytest.mark.parametrize("mechanism", ["protocol", "no privacy"])
+def test_a_client_that_is_not_finite_counts_as_silent_and_leaves_no_trace(
+    triangle: ArrayDataset, private: Plan, mechanism: str, examples: int | None
+) -> None:
+    # Client 5's example has a gradient of NaN; the neighbour's client 5 has a label whose gradient is zero instead.
+    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        poisoned = torch.where(labels == 7, torch.nan, torch.where(labels == 8, 0.0, 1.0))
+        return (poisoned * torch.nn.functional.cross_entropy(outputs, labels % 3, reduction="none")).mean()
+
+    runs = []
+    for label in (7, 8):
+        labels = triangle.labels.copy()
+        labels[5] = label
+        data = from_arrays(
+            triangle.features,
+            labels,
+            test_features=triangle.test_features,
+            test_labels=triangle.test_labels,
+            classes=9,
+        )
+        wide = Protocol.rotated_binomial(clients=600, dim=15, clip_norm=1.0, levels=4096, trials=10**6)
+        chosen: Mechanism = wide if mechanism == "protocol" else NoPrivacy(1.0)
+        trainer = Trainer(
+            model(), loss, data, chosen, cohort=600, rounds=1, examples=examples, seed=1, delta=1e-5, run_dir=None
+        )
+        runs.append((trainer.step(), [p.detach().numpy().copy() for p in trainer.model.parameters()]))
+    (first, weights), (second, others) = runs
+    assert replace(first, seconds=0.0) == replace(second, seconds=0.0)
+    for one, other in zip(weights, others, strict=True):
+        assert np.isfinite(one).all()
+        np.testing.assert_array_equal(one, other)
 
 
 def test_without_torch_the_error_says_what_to_install() -> None:

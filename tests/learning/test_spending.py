@@ -110,7 +110,7 @@ def test_poisson_is_accounted_with_its_filled_cohort_and_overflow() -> None:
     )
     assert simple.epsilon < found.epsilon < simple.epsilon * 1.001
     # Sizes are rounded down, by 2 % at most.
-    assert spending._rounded_down(messages) == messages
+    assert spending.rounded_down(messages) == messages
     for survivors in (messages - 1, messages - 30, 1):
-        rounded = spending._rounded_down(survivors)
+        rounded = spending.rounded_down(survivors)
         assert max(1, survivors - messages // 50) <= rounded <= survivors

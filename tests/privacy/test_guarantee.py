@@ -18,6 +18,7 @@ from cpsgd.privacy import (
     renyi_certificate,
     theorem_epsilon,
 )
+from cpsgd.privacy.guarantee import _attempt
 from cpsgd.protocol import Protocol
 
 # k, m, the best ε of the reference table, and the ε of a Gaussian of the same variance.
@@ -111,6 +112,24 @@ def test_samplers_total_variation_is_paid_from_delta(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(noise, "total_variation", lambda trials, p: 1e-18)
     with pytest.raises(ConditionError, match="resolution"):
         guarantee(protocol, 1e-9)
+
+
+def test_a_proof_whose_epsilon_no_share_could_pay_for_is_not_asked_again() -> None:
+    def asked(moved: float, epsilon: float) -> list[float]:
+        deltas: list[float] = []
+
+        def prove(delta: float) -> tuple[float, float]:
+            deltas.append(delta)
+            return epsilon, 0.0
+
+        _attempt(prove, 1e-9, moved)
+        return deltas
+
+    assert asked(0.0, 30.0) == [1e-9]
+    assert asked(1e-18, 1.0) == [1e-9 * (1 - 1e-6)]
+    assert len(asked(1e-13, 1.0)) == 2
+    assert len(asked(1e-13, 30.0)) == 1
+    assert asked(1e-10, 0.0) == []
 
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])

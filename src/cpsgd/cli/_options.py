@@ -127,6 +127,19 @@ CoordinateBits = Annotated[
         "--bits", help="Bits a coordinate may take.", show_default="the fewest within 10 % of the Gaussian's error"
     ),
 ]
+_LEDGER_PANEL = "Budget"
+LedgerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ledger",
+        metavar="FILE",
+        help="Charge the budget on this ledger, or refuse; see `cpsgd budget`.",
+        rich_help_panel=_LEDGER_PANEL,
+    ),
+]
+Population = Annotated[
+    str | None, typer.Option(help="With --ledger: whose budget pays.", rich_help_panel=_LEDGER_PANEL)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Key = Annotated[str | None, typer.Option(help="Name of the array in an .npz file that holds several.")]
 

@@ -8,7 +8,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cpsgd.cli import _output, aggregate, data, encode, figures, kmeans, mean, pca, plan, privacy, protocol, train
+from cpsgd.cli import (
+    _output,
+    aggregate,
+    budget,
+    data,
+    encode,
+    figures,
+    kmeans,
+    mean,
+    pca,
+    plan,
+    privacy,
+    protocol,
+    train,
+)
 from cpsgd.errors import CpsgdError
 
 
@@ -65,6 +79,7 @@ app.command("pca")(pca.run)
 app.command("protocol")(protocol.run)
 app.command("encode")(encode.run)
 app.command("aggregate")(aggregate.run)
+app.add_typer(budget.app, name="budget")
 app.add_typer(data.app, name="data")
 app.add_typer(figures.app, name="figures")
 

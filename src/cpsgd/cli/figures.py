@@ -42,10 +42,16 @@ def error_vs_epsilon(
 @app.command("accuracy")
 def accuracy(
     out: Annotated[Path, typer.Option(help="Folder to write the figure and its data into.")],
-    preset: Annotated[str, typer.Option(help="Which experiment: paper or digits.")] = "paper",
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Which experiment: digits (minutes) or paper (days).", show_default="digits"),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Settings from a TOML file, as for cpsgd train.")
+    ] = None,
     dataset: Annotated[str | None, typer.Option(help="Another data set than the preset's.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds; the preset's, one epoch, if not given.")] = None,
-    cohort: Annotated[int | None, typer.Option(help="Clients in a round.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds.", show_default="the preset's")] = None,
+    cohort: Annotated[int | None, typer.Option(help="Clients in a round.", show_default="the preset's")] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option(help="ε of a panel; may be given several times.", show_default="4 and 2")
     ] = None,
@@ -53,33 +59,62 @@ def accuracy(
         list[float] | None,
         typer.Option(help="Bits a coordinate of a line; may be given several times.", show_default="2, 3, 4 and 8"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="First weights, cohorts and noise follow from it.")] = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="First weights, cohorts and noise follow from it; may be given several times, for a mean and a range.",
+            show_default="0",
+        ),
+    ] = None,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Draw again from accuracy.json in --out, without training.")
+    ] = False,
     json: _options.Json = False,
 ) -> None:
     """The paper's Figure 2: accuracy against communication for several (k, m), ε = 4 and 2, and the baseline.
 
-    One training for each ε and number of bits, and one without privacy.
+    One training for each ε, number of bits and seed, and one without privacy. Trainings live in --out under runs/: the
+    same command again goes on where it was stopped.
     """
     from rich.console import Console
 
-    from cpsgd.learning.settings import Settings
-    from cpsgd.reports.accuracy import BITS, EPSILONS, write_figure
+    from cpsgd.learning.settings import Settings, read_file
+    from cpsgd.reports import accuracy as report
 
-    given: dict[str, Any] = {"dataset": dataset, "rounds": rounds, "cohort": cohort, "seed": seed}
-    settings = Settings.of({"preset": preset, **{key: value for key, value in given.items() if value is not None}})
-    with _training.Display(Console(stderr=True, highlight=False)) as display:
+    given: dict[str, Any] = {"preset": preset, "dataset": dataset, "rounds": rounds, "cohort": cohort}
+    given = {key: value for key, value in given.items() if value is not None}
+    settings = Settings.of({**(read_file(config) if config is not None else {}), **given})
+    with (
+        _training.interrupts() as asked,
+        _training.Display(Console(stderr=True, highlight=False)) as display,
+    ):
         current: list[str] = []
 
         def show(name: str, rounds: int, metrics: RoundMetrics) -> None:
             if current != [name]:
                 current[:] = [name]
-                display.start(name, rounds, 0)
+                display.start(name, rounds, metrics.round)
             display.show(metrics)
+            if asked():
+                raise KeyboardInterrupt
 
         try:
-            figure = write_figure(out, settings, epsilons=epsilon or EPSILONS, bits=bits or BITS, progress=show)
+            if redraw:
+                figure = report.redraw(out)
+            else:
+                figure = report.write_figure(
+                    out,
+                    settings,
+                    epsilons=epsilon or report.EPSILONS,
+                    bits=bits or report.BITS,
+                    seeds=seed or (settings.seed or 0,),
+                    progress=show,
+                )
         except ImportError as error:
             raise CpsgdError(str(error)) from None
+        except KeyboardInterrupt:
+            _output.complain("Interrupted; the same command goes on from here.", style="bold yellow")
+            raise typer.Exit(130) from None
     if json:
         _output.show_json(figure.to_dict())
         return

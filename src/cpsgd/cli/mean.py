@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cpsgd.cli import _files, _options, _output
+from cpsgd.cli import _files, _ledger, _options, _output
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
 
 if TYPE_CHECKING:
@@ -45,12 +45,17 @@ def run(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads.", show_default="one a processor, one in all for short vectors")
     ] = None,
+    ledger: _options.LedgerFile = None,
+    population: _options.Population = None,
     json: _options.Json = False,
 ) -> None:
     """Estimate the mean of a table's rows by a whole round on this machine.
 
     Every row is encoded as its client would do it, and the messages are added up as the server would. This is a
     simulation: here the real error can be measured, because one machine holds all vectors.
+
+    With --ledger the mean is a release: the round is charged to the population's budget before anything is computed,
+    and refused if too little is left. The real error is then not shown, because no budget covers it.
     """
     from cpsgd.aggregator import Aggregator
     from cpsgd.cli import _data
@@ -77,6 +82,9 @@ def run(
         raise ParameterError(f"The protocol is for {chosen.dim} coordinates, the rows of {file} have {rows.dim}.")
 
     privacy, privacy_facts = _output.privacy(chosen, delta, rows.clients)
+    charge = _ledger.reserve(
+        ledger, population, chosen, survivors=rows.clients, round=round, label=f"cpsgd mean {file.name}"
+    )
 
     aggregator = Aggregator(chosen, round, max_dim=chosen.dim)
     expectation = Expectation(chosen, round)
@@ -84,14 +92,25 @@ def run(
         threads = (os.cpu_count() or 1) if chosen.dim >= _THREADED_DIM else 1
     _simulate(rows, aggregator, expectation, threads)
     estimate = aggregator.mean()
+    error: dict[str, float] | None = None
+    if charge is None:
+        difference, expected = estimate - expectation.mean(), expectation.error()
+        error = {
+            "measured": float(difference @ difference),
+            "expected": expected.total,
+            "noise": expected.noise,
+            "rounding": expected.rounding,
+            "clipping": expected.clipping,
+        }
+    else:
+        budget, budget_facts = charge.release(aggregator.count)
+        privacy, privacy_facts = privacy | budget, privacy_facts + budget_facts
     _files.write_vector(out, estimate)
 
-    difference = estimate - expectation.mean()
-    measured, expected = float(difference @ difference), expectation.error()
     if json:
         _output.show_json(
             {
-                "simulation": True,
+                "simulation": charge is None,
                 "file": str(file),
                 "out": str(out),
                 "clients": aggregator.count,
@@ -100,13 +119,7 @@ def run(
                 **_output.sent(chosen),
                 **privacy,
                 "total_bytes": aggregator.count * chosen.message_bytes,
-                "squared_error": {
-                    "measured": measured,
-                    "expected": expected.total,
-                    "noise": expected.noise,
-                    "rounding": expected.rounding,
-                    "clipping": expected.clipping,
-                },
+                "squared_error": error,
             }
         )
         return
@@ -117,15 +130,20 @@ def run(
             *_output.sent_facts(chosen),
             *privacy_facts,
             ("sent in all", f"{aggregator.count * chosen.message_bytes:,} bytes"),
-            ("squared error", f"{measured:.4g} measured, {expected.total:.4g} expected"),
-            (
-                "expected",
-                f"noise {expected.noise:.4g} + rounding {expected.rounding:.4g} + clipping {expected.clipping:.4g}",
-            ),
+            *_error_facts(error),
             ("mean", str(out)),
-            ("note", "a simulation: all vectors were on this machine, which is how the error could be measured"),
         ]
     )
+
+
+def _error_facts(error: dict[str, float] | None) -> list[tuple[str, str]]:
+    if error is None:
+        return [("squared error", "not shown: it depends on the vectors, and the budget pays for the mean only")]
+    return [
+        ("squared error", "{measured:.4g} measured, {expected:.4g} expected".format_map(error)),
+        ("expected", "noise {noise:.4g} + rounding {rounding:.4g} + clipping {clipping:.4g}".format_map(error)),
+        ("note", "a simulation: all vectors were on this machine, which is how the error could be measured"),
+    ]
 
 
 def _simulate(rows: Rows, aggregator: Aggregator, expectation: Expectation, threads: int) -> None:

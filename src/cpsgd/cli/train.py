@@ -46,6 +46,26 @@ def run(
     dropout: Annotated[
         float | None, typer.Option(help="Probability that a message does not arrive.", rich_help_panel=_SETUP)
     ] = None,
+    examples: Annotated[
+        int | None,
+        typer.Option(
+            help="Protect single examples, at most so many a client; each one's gradient is clipped.",
+            show_default="protect clients",
+            rich_help_panel=_PRIVACY,
+        ),
+    ] = None,
+    adjacency: Annotated[
+        str | None,
+        typer.Option(
+            help="Which data sets are neighbours: replace-one or zero-out.",
+            show_default="replace-one, with poisson zero-out",
+            rich_help_panel=_PRIVACY,
+        ),
+    ] = None,
+    colluding: Annotated[
+        int | None,
+        typer.Option(help="Clients of a round who may tell their noise.", show_default="0", rich_help_panel=_PRIVACY),
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="ε that all rounds together may cost.", rich_help_panel=_PRIVACY)
     ] = None,
@@ -84,8 +104,13 @@ def run(
         typer.Option("--baselines/--no-baselines", help="Run the baselines, too.", rich_help_panel=_LEARNING),
     ] = None,
     seed: Annotated[
-        int | None,
-        typer.Option(help="First weights, cohorts and noise follow from it.", rich_help_panel=_RUN),
+        str | None,
+        typer.Option(
+            metavar="INTEGER|none",
+            help="First weights, cohorts and noise follow from it. With none, noise is the operating system's.",
+            show_default="0",
+            rich_help_panel=_RUN,
+        ),
     ] = None,
     name: Annotated[
         str | None,
@@ -97,12 +122,14 @@ def run(
         bool,
         typer.Option("--resume", help="Continue --run NAME, or the latest, where it stopped.", rich_help_panel=_RUN),
     ] = False,
+    ledger: _options.LedgerFile = None,
+    population: _options.Population = None,
     json: _options.Json = False,
 ) -> None:
     """Train a model from many simulated clients through a private mean, beside its baselines.
 
-    All clients live on this machine and noise follows from the seed, so that runs can be repeated and continued: a
-    simulation of what privacy costs. Everything goes to runs/NAME/: settings, metrics, checkpoint, curves, report.
+    All clients live on this machine. With a seed noise follows from it, so that runs can be repeated: a simulation of
+    what privacy costs, which protects nobody. Everything goes to runs/NAME/: settings, metrics, checkpoint, report.
     """
     given: dict[str, Any] = {
         "preset": preset,
@@ -113,6 +140,9 @@ def run(
         "rounds": rounds,
         "participation": participation,
         "dropout": dropout,
+        "examples": examples,
+        "adjacency": adjacency,
+        "colluding": colluding,
         "epsilon": epsilon,
         "delta": delta,
         "bits": bits,
@@ -126,7 +156,9 @@ def run(
         "local_steps": local_steps,
         "local_lr": local_lr,
         "baselines": baselines,
-        "seed": seed,
+        "seed": _seed(seed),
+        "ledger": None if ledger is None else str(ledger),
+        "population": population,
     }
     given = {key: value for key, value in given.items() if value is not None}
     if config is not None:
@@ -142,6 +174,17 @@ def run(
         settings = Settings.of(given)
         folder = _new_folder(name, settings.preset)
     _train(settings, folder, resume=resume, json=json)
+
+
+def _seed(text: str | None) -> int | str | None:
+    """A seed as settings have it: a number, or the word for none; None where it was not given."""
+    from cpsgd.learning.settings import NO_SEED
+
+    if text is None or text == NO_SEED:
+        return text
+    if not text.isdecimal():
+        raise ParameterError(f"Expected --seed to be a number from 0 on, or {NO_SEED}, got {text!r}.")
+    return int(text)
 
 
 def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> None:
@@ -189,7 +232,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
                 results.append(experiment.result(name, trainer))
     except CpsgdError:
         charged = (folder / checkpoints.CHARGES).exists() and (folder / checkpoints.CHARGES).stat().st_size > 0
-        if not charged and not (folder / checkpoints.CHECKPOINT).exists():
+        if not resume and not charged and not (folder / checkpoints.CHECKPOINT).exists():
             # Nothing was begun: the name is free again.
             (folder / _CONFIG).unlink()
         raise
@@ -264,15 +307,27 @@ def _summary(experiment: Experiment, folder: Path, results: list[Result]) -> dic
     return {
         "run": folder.name,
         "simulation": True,
+        "seeded": experiment.settings.seed is not None,
+        "unit": "client" if experiment.settings.examples is None else "example",
         "settings": experiment.settings.to_dict(),
         "source": experiment.dataset.source,
         "parameters": experiment.dim,
         "protocol": experiment.protocol.to_dict(),
         "guarantee": None if guarantee is None else guarantee.to_dict(),
         "paper_bound": None if guarantee is None else experiment.paper_bound(guarantee.noise_clients),
+        "budget": _budget(experiment.settings),
         "float32_bytes": 4 * experiment.dim,
         "results": [result.to_dict() for result in results],
     }
+
+
+def _budget(settings: Settings) -> dict[str, Any] | None:
+    """What is spent of the population's budget, all runs together."""
+    if settings.ledger is None or settings.population is None:
+        return None
+    from cpsgd.privacy.ledger import Ledger
+
+    return {"ledger": settings.ledger, **Ledger(settings.ledger).total(settings.population).to_dict()}
 
 
 def _table(results: list[Result]) -> object:
@@ -305,6 +360,7 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
                 f"({_render.rounded_up(private.guarantee.epsilon)}, {private.guarantee.delta:g}), "
                 f"{private.guarantee.adjacency} neighbours, participation {private.guarantee.participation}",
             ),
+            ("protects", run_report.unit_text(summary)),
             ("proved by", escape(private.guarantee.citation)),
             ("paper's bound", escape(run_report.paper_text(summary["paper_bound"]))),
         ]
@@ -314,7 +370,17 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
             f"{private.bytes_per_client / 1e6:.4f} MB a client and round, {private.bits_per_coordinate:.4g} bits a "
             f"coordinate; float32 {floats / 1e6:.4f} MB ({floats / private.bytes_per_client:.1f}×)",
         ),
-        ("note", "a simulation: the noise follows from the seed and protects nobody"),
+        *_budget_facts(summary["budget"]),
+        ("note", run_report.seed_text(summary)),
         *[("written", escape(path)) for path in summary["files"]],
     ]
     return facts
+
+
+def _budget_facts(budget: dict[str, Any] | None) -> list[tuple[str, str]]:
+    from rich.markup import escape
+
+    if budget is None:
+        return []
+    spent, limit = _render.rounded_up(budget["epsilon"]), budget["limit"]
+    return [("budget", escape(f"{budget['population']}: ε = {spent} of {limit:g} at δ = {budget['delta']:g} spent"))]

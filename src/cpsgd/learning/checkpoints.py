@@ -5,7 +5,7 @@ A run directory holds
 * `checkpoint.bin`: the last complete round (magic, SHA-256 of the rest, then PyTorch's archive of tensors and plain
   values). It is written beside and moved into place, so that a reader finds the old one or the new one whole.
 * `charges.jsonl`: one line a round, `{"round": 7, "survivors": 9990}` and a checksum, on disk before the round's mean
-  is used. So a crash can lose a round's work but not its cost.
+  is used. So a crash can lose a round's work but not its cost. Whoever runs the run holds a lock on this file.
 * `metrics.jsonl`: one line a complete round, for people and plots. Nothing is read back from it.
 """
 
@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import weakref
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -59,18 +60,59 @@ def load(path: Path) -> dict[str, Any]:
     return state
 
 
+class _Lock:
+    """Keeps other processes away from a file while this object lives. The system ends it with the process, too."""
+
+    def __init__(self, path: Path) -> None:
+        import fcntl
+
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise CheckpointError(
+                f"Another process is at work on the run in {path.parent}. Wait for it, stop it, or use another folder."
+            ) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        weakref.finalize(self, os.close, descriptor)
+
+
+# A process may open its own run again, to go on after an interruption. A fork is another process.
+_locks: weakref.WeakValueDictionary[tuple[int, Path], _Lock] = weakref.WeakValueDictionary()
+
+
+def _locked(path: Path) -> _Lock:
+    key = os.getpid(), path.resolve()
+    lock = _locks.get(key)
+    if lock is None:
+        lock = _locks[key] = _Lock(path)
+    return lock
+
+
 class ChargeLog:
-    """The rounds charged so far, in a file that only grows."""
+    """The rounds charged so far, in a file that only grows and that no other process may open meanwhile."""
 
     def __init__(self, path: Path) -> None:
         """Opens the log, or starts one, and cuts off a line that a crash left unfinished.
 
         Raises:
-            CheckpointError: A line is damaged.
+            CheckpointError: A line is damaged, or another process has the log open.
         """
+        if not path.exists():
+            # The file's own entry must be on the disk before anything that is written to it can count.
+            path.touch()
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        self._lock = _locked(path)
         self._path = path
         self.survivors: dict[int, int] = {}
-        data = path.read_bytes() if path.exists() else b""
+        data = path.read_bytes()
         complete = data.rfind(b"\n") + 1
         for number, line in enumerate(data[:complete].splitlines(), 1):
             try:
@@ -88,20 +130,12 @@ class ChargeLog:
         if complete < len(data):
             os.truncate(path, complete)
         self._size = complete
-        if not path.exists():
-            # The file's own entry must be on the disk before anything that is written to it can count.
-            path.touch()
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
 
     def append(self, round: int, survivors: int) -> None:
         """Writes a charge and waits until it is on the disk.
 
         Raises:
-            CheckpointError: Another process writes to the log, too. Nothing was written.
+            CheckpointError: Someone else writes to the log, too. Nothing was written.
         """
         text = json.dumps({"round": round, "survivors": survivors}).encode()
         with self._path.open("ab") as file:

@@ -14,6 +14,9 @@ from typing import Any, Self
 
 from cpsgd.errors import ParameterError
 
+NO_SEED = "none"
+"""How files and the command line say that there is no seed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -38,10 +41,17 @@ class Settings:
         schedule: "constant", or "linear" towards 0 after the last round.
         participation: "once", "every", "poisson" or "fixed-size".
         dropout: Probability with which a message does not arrive.
+        examples: E, for the privacy of single examples, of which a client sends the sum of at most E gradients, each
+            clipped to `clip_norm`; None for the privacy of whole clients.
+        adjacency: "replace-one" or "zero-out"; the one the participation is accounted for if None.
+        colluding: Clients of a round whose noise does not count because they may tell it.
         local_steps: Local SGD steps a client; 1 sends a gradient.
         local_lr: Learning rate of the local steps.
-        seed: What the model's first weights, cohorts and noise follow from.
+        seed: What the model's first weights, cohorts and noise follow from; None (in files "none") for randomness from
+            the operating system.
         baselines: Whether the baselines are run, too.
+        ledger: File of the privacy ledger that the rounds are charged to; None for none.
+        population: With a ledger: whose budget pays.
     """
 
     preset: str
@@ -62,10 +72,15 @@ class Settings:
     schedule: str = "constant"
     participation: str = "once"
     dropout: float = 0.0
+    examples: int | None = None
+    adjacency: str | None = None
+    colluding: int = 0
     local_steps: int = 1
     local_lr: float | None = None
-    seed: int = 0
+    seed: int | None = 0
     baselines: bool = True
+    ledger: str | None = None
+    population: str | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -96,6 +111,13 @@ class Settings:
                 raise ParameterError("Give bits, or levels and trials, not both: bits are what the planner is given.")
             if settings.levels is None or settings.trials is None:
                 raise ParameterError("An explicit protocol needs both levels and trials (range is optional).")
+        if (settings.ledger is None) != (settings.population is None):
+            raise ParameterError("Give both ledger and population: a ledger may hold several budgets.")
+        if settings.ledger is not None and settings.baselines:
+            raise ParameterError(
+                "Baselines look at the same people without a budget that would cover it; with a ledger, set baselines "
+                "to false (--no-baselines)."
+            )
         return settings
 
     @property
@@ -105,7 +127,8 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, without those left open."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        values = {**asdict(self), "seed": NO_SEED if self.seed is None else self.seed}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 _DIGITS = Settings(
@@ -149,14 +172,21 @@ _KINDS: dict[str, type] = {
     "schedule": str,
     "participation": str,
     "dropout": float,
+    "examples": int,
+    "adjacency": str,
+    "colluding": int,
     "local_steps": int,
     "local_lr": float,
     "seed": int,
     "baselines": bool,
+    "ledger": str,
+    "population": str,
 }
 
 
 def _checked(name: str, value: object) -> object:
+    if name == "seed" and value == NO_SEED:
+        return None
     kind = _KINDS[name]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

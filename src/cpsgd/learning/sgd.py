@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from cpsgd import _validate
-from cpsgd.errors import CheckpointError, NonFiniteError, ParameterError, VectorError
+from cpsgd.errors import CheckpointError, DivergedError, ParameterError
 from cpsgd.learning import checkpoints, mechanisms, optimizers
 from cpsgd.learning._torch import torch
+from cpsgd.learning.charging import RunCharges
 from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
@@ -37,6 +38,7 @@ from cpsgd.learning.metrics import RoundMetrics
 from cpsgd.learning.spending import OVERFLOW_SHARE, Spending
 from cpsgd.planner.result import Plan
 from cpsgd.privacy.adjacency import Adjacency
+from cpsgd.privacy.ledger import Ledger
 from cpsgd.privacy.participation import Scheme
 from cpsgd.privacy.rounds import RoundsGuarantee
 
@@ -98,6 +100,8 @@ class Trainer:
         run_dir: Path | str | None = None,
         resume: bool = False,
         checkpoint_every: int = 1,
+        ledger: Ledger | None = None,
+        population: str | None = None,
     ) -> None:
         """Checks everything there is to check before a round is charged.
 
@@ -128,14 +132,18 @@ class Trainer:
                 `cpsgd.learning.examples`), and the step is along the mean of the sums divided by E.
             evaluate_every: The test set is looked at after every so many rounds, and after the last.
             memory_limit: Bytes that the clients computed together may take.
-            run_dir: Where checkpoint, charges and metrics go; None keeps nothing.
+            run_dir: Where checkpoint, charges and metrics go; None keeps nothing. Other processes are kept out of it
+                while this object lives. It holds the cohorts' key, which must stay private for sampling to count.
             resume: Continue the run in `run_dir` from its last complete round, if there is one.
             checkpoint_every: A checkpoint is written after every so many rounds, and after the last.
+            ledger: Where every round is charged before its mean is computed; None for no ledger.
+            population: With a ledger: whose budget pays.
 
         Raises:
+            BudgetExceededError: The ledger's budget is too small for so many rounds.
             ParameterError: Something cannot be trained or run as described.
             InfeasibleError: There are too few clients, or the budget is too small for so many rounds.
-            CheckpointError: The run directory is damaged, in use for another run, or not empty.
+            CheckpointError: The run directory is damaged, in use by another process, of another run, or not empty.
         """
         self.model = model
         self.rounds = _validate.integer("rounds", rounds, low=1)
@@ -203,6 +211,13 @@ class Trainer:
                 colluding=colluding or 0,
                 examples=examples,
             )
+        self._ledger: RunCharges | None = None
+        if ledger is not None or population is not None:
+            if ledger is None or population is None or self._spending is None or protocol is None:
+                raise ParameterError("A run is charged to a ledger *and* a population, if it is private at all.")
+            self._ledger = RunCharges(
+                ledger, population, protocol, self._spending, examples=examples, repeatable=self._seed is not None
+            )
         self.config: dict[str, Any] = {
             "mechanism": mechanisms.as_data(mechanism),
             "delta": delta if private else None,
@@ -210,6 +225,7 @@ class Trainer:
             "colluding": self._spending.colluding if self._spending is not None else None,
             "dataset": dataset.name,
             "population": dataset.size,
+            "budget": population,
             "cohort": cohort,
             "messages": self._cohorts.messages,
             "participation": participation,
@@ -225,12 +241,17 @@ class Trainer:
         }
         self._folder = None if run_dir is None else Path(run_dir)
         self._charges: ChargeLog | None = None
+        self._data: str | None = None
         if self._folder is not None:
             self._open(self._folder, resume)
         elif resume:
             raise ParameterError("There is nothing to resume from: give the run_dir of the run to continue.")
         if self._spending is not None:
             self._spending.check(self.rounds, self._fewest_survivors())
+        if self._ledger is not None:
+            charged = () if self._charges is None else self._charges.survivors.keys()
+            left = range(self.round, self.rounds)
+            self._ledger.check(self._cohorts, charged=charged, rounds=left, survivors=self._fewest_survivors())
         if self._folder is not None and self.round == 0:
             self._save()
 
@@ -251,14 +272,19 @@ class Trainer:
     def step(self) -> RoundMetrics:
         """Runs one round.
 
+        A client whose update holds NaN or infinity counts as one who sends the zero vector, and is not reported: that
+        it did is its own affair. Only a model that is itself no longer finite ends the run, which everybody who has the
+        model can see.
+
         Raises:
-            VectorError: A client's update is not finite. The round was not charged and the model not changed.
+            DivergedError: The model's parameters are not finite; the round was not begun and costs nothing.
             CheckpointError: The round before was interrupted after its charge, so that this object's state is unknown.
         """
         if self._unfinished:
             raise CheckpointError(
                 f"Round {self.round} was interrupted after its charge: make a new Trainer with resume=True."
             )
+        self._check_finite()
         begun = time.perf_counter()
         number = self.round
         clients = self._cohorts.clients(number)
@@ -275,7 +301,7 @@ class Trainer:
         self.round = number + 1
         last = self.round == self.rounds
         loss, accuracy = None, None
-        if last or self.round % self._evaluate_every == 0:
+        if self._is_finite() and (last or self.round % self._evaluate_every == 0):
             loss, accuracy = self.evaluate()
         metrics = self._metrics(
             number, released, survivors, loss, accuracy, signal_ratio, seconds=time.perf_counter() - begun
@@ -284,6 +310,8 @@ class Trainer:
         if self._folder is not None and (last or self.round % self._checkpoint_every == 0):
             self._save()
         self._unfinished = False
+        if last:
+            self._check_finite()
         return metrics
 
     def evaluate(self) -> tuple[float, float]:
@@ -320,23 +348,29 @@ class Trainer:
         self.model.train()
         with torch.random.fork_rng(devices=[]), _one_thread():
             torch.manual_seed(int(self._cohorts.generator("torch", number).integers(2**63)))
-            try:
-                for start in range(0, len(clients), self._slice):
-                    batch = self._dataset.batch(clients[start : start + self._slice])
-                    for chunk in self._rows.chunks(batch):
-                        engine.add(chunk)
-            except NonFiniteError as error:
-                raise VectorError(
-                    f"In round {number} a client's update is NaN or infinite at coordinate {error.coordinate}: "
-                    "training has diverged. Lower the learning rate. The round was not charged."
-                ) from None
+            for start in range(0, len(clients), self._slice):
+                batch = self._dataset.batch(clients[start : start + self._slice])
+                for chunk in self._rows.chunks(batch):
+                    engine.add(chunk)
         engine.add_zeros(survivors - len(clients))
+        if self._ledger is not None:
+            self._ledger.reserve(self._cohorts, number, survivors)
         self._unfinished = True
         if self._spending is not None:
             self._charge(number, survivors)
         # A Poisson mean is over the clients drawn on average, which does not depend on the draw.
         factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
         return engine.mean() * np.float32(factor), engine.noise_norm() * factor
+
+    def _is_finite(self) -> bool:
+        return all(bool(torch.isfinite(p).all()) for p in trainable(self.model).values())
+
+    def _check_finite(self) -> None:
+        if not self._is_finite():
+            raise DivergedError(
+                f"After {self.round:,} rounds the model's parameters are NaN or infinite: training has diverged. Start "
+                "again with a lower learning rate."
+            )
 
     def _charge(self, number: int, survivors: int) -> None:
         assert self._spending is not None
@@ -346,6 +380,8 @@ class Trainer:
                 self._charges.append(number, survivors)
             elif known != survivors:
                 raise CheckpointError(f"Round {number} was charged with {known} messages and has {survivors} now.")
+        if self._ledger is not None:
+            self._ledger.release(survivors)
         self._spending.charge(survivors)
 
     def _apply(self, mean: NDArray[np.float32], number: int) -> None:
@@ -395,23 +431,29 @@ class Trainer:
     def _open(self, folder: Path, resume: bool) -> None:
         """Starts a run directory, or continues the run in it."""
         folder.mkdir(parents=True, exist_ok=True)
-        path, charges = folder / checkpoints.CHECKPOINT, folder / checkpoints.CHARGES
-        charged = charges.exists() and charges.stat().st_size > 0
-        if not resume and (path.exists() or charged):
+        path = folder / checkpoints.CHECKPOINT
+        # Kept apart from `config`, which may be shown: it follows from everybody's data without noise.
+        self._data = getattr(self._dataset, "fingerprint", None)
+        # From here on no other process can open the run.
+        self._charges = ChargeLog(folder / checkpoints.CHARGES)
+        if not resume and (path.exists() or self._charges.survivors):
             raise CheckpointError(f"{folder} holds a run already; resume it, or choose another directory.")
-        if not path.exists() and charged:
+        if not path.exists() and self._charges.survivors:
             raise CheckpointError(f"{folder} has charges but no checkpoint: the run cannot be continued.")
-        self._charges = ChargeLog(charges)
         if path.exists():
             self._restore(checkpoints.load(path))
 
     def _restore(self, state: dict[str, Any]) -> None:
         assert self._charges is not None
         different = sorted(name for name, value in self.config.items() if state["config"].get(name) != value)
+        if state["data"] != self._data:
+            different.append("content of the data set")
         if different:
             raise CheckpointError(
                 f"The run was started with another {', '.join(different)}; resume it with the same settings."
             )
+        if self._ledger is not None:
+            self._ledger.run = state["run"]
         self.round = int(state["round"])
         self.history = [RoundMetrics(**row) for row in state["history"]]
         self.model.load_state_dict(state["model"])
@@ -444,6 +486,8 @@ class Trainer:
             self._folder / checkpoints.CHECKPOINT,
             {
                 "config": self.config,
+                "data": self._data,
+                "run": None if self._ledger is None else self._ledger.run,
                 "round": self.round,
                 "history": rows,
                 "model": self.model.state_dict(),

@@ -19,7 +19,7 @@ distance alone, hold for a client bound of
 
     D' = D + 2 η B + √d / unit
 
-in place of C. The paper's own theorem is not used: its condition on X^max is about the norm of the whole vector.
+in place of C. The paper's own theorem is not shown: its condition on X^max is about the norm of the whole vector.
 
 Sampling of clients is not combined with this: its amplification theorems compare the round with one in which the client
 is absent, or replaced by another, and that moves the sum by up to B and not by one example's share.

@@ -177,6 +177,9 @@ Proof = Callable[[float], tuple[float, float]]
 Result = tuple[float, float] | str
 """ε and the part of δ spent on tails, or the reason why there is none."""
 
+# Shares of δ that may pay for the noise sampler's resolution.
+_SHARES = (1e-6, 0.1)
+
 
 def _binomial_methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> dict[str, Result]:
     """What each method proves for a Binomial protocol, or why it does not."""
@@ -227,10 +230,14 @@ def _attempt(prove: Proof, delta: float, moved: float) -> Result:
     """ε and what was spent on tails, or the reason why the method does not apply.
 
     If both neighbours' output laws are within `moved` of the ones the proof is about, (1 + e^ε) `moved` must be left
-    over from δ. A share is put aside first, and ε is accepted if the share turns out to be enough.
+    over from δ. A share is put aside first, and ε is accepted if the share turns out to be enough. A larger share only
+    makes ε larger: where the largest would not pay for the ε known so far (0 at first), the proof is not asked again.
     """
+    epsilon, spent = 0.0, 2.0 * moved
     try:
-        for share in (1e-6, 0.1) if moved else (0.0,):
+        for share in _SHARES if moved else (0.0,):
+            if spent > _SHARES[-1] * delta:
+                break
             epsilon, tail = prove(delta * (1.0 - share))
             spent = moved * (1.0 + math.exp(min(epsilon, 700.0))) * (1.0 + 1e-12) if moved else 0.0
             if spent <= share * delta * (1.0 - 1e-9):

@@ -94,7 +94,9 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
         cards.insert(0, (f"{rounded_up(guarantee['epsilon'])}", f"ε at δ = {_plotting.power(guarantee['delta'])}"))
         privacy = [
             ("guarantee", f"ε = {rounded_up(guarantee['epsilon'])}, δ = {guarantee['delta']:g}"),
-            ("neighbours", f"{guarantee['adjacency']}; a client's whole update"),
+            ("neighbours", guarantee["adjacency"]),
+            ("protects", unit_text(summary)),
+            ("randomness", seed_text(summary)),
             ("participation", f"{guarantee['participation']}, {guarantee['rounds']:,} rounds"),
             ("proved by", guarantee["citation"]),
             ("noise of", f"{guarantee['noise_clients']:,} clients a round"),
@@ -122,8 +124,7 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
 <body>
 <main>
 <h1>{title}</h1>
-<p class="note">A simulation: all clients lived on one machine and the noise follows from the seed. It shows what this
-privacy costs; it protects nobody by itself.</p>
+<p class="note">All clients lived on one machine: {escape(seed_text(summary))}.</p>
 <section class="cards">{shown}</section>
 <h2>Beside the baselines</h2>
 <div class="wide"><table class="runs">
@@ -156,6 +157,20 @@ def _value(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def unit_text(summary: Mapping[str, Any]) -> str:
+    """What the guarantee is about."""
+    if summary["unit"] == "client":
+        return "all that one client holds"
+    return f"one example of a client, who sends at most {summary['settings']['examples']:,}"
+
+
+def seed_text(summary: Mapping[str, Any]) -> str:
+    """Where the noise came from, and what that means."""
+    if summary["seeded"]:
+        return f"a simulation that protects nobody, since its noise follows from seed {summary['settings']['seed']}"
+    return "not seeded, the noise came from the operating system"
 
 
 def paper_text(bound: Mapping[str, Any]) -> str:

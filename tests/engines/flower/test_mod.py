@@ -287,11 +287,23 @@ def test_what_does_not_fit_the_model_is_refused(small_plan: Plan, content: Recor
         plain_round(small_plan, returns(content))
 
 
-def test_nan_is_refused_and_not_named(small_plan: Plan) -> None:
-    vector = np.zeros(DIM, np.float32)
-    vector[3] = np.nan
-    with pytest.raises(VectorError, match="coordinate 3"):
-        plain_round(small_plan, adds(vector))
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_an_update_that_is_not_finite_counts_as_zero(
+    small_plan: Plan, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = []
+    original = type(small_plan.protocol).encode
+
+    def recorded(self: Any, vector: Any, round: int) -> bytes:
+        encoded.append(vector)
+        return original(self, vector, round)
+
+    monkeypatch.setattr(type(small_plan.protocol), "encode", recorded)
+    vector = np.ones(DIM, np.float32)
+    vector[3] = wrong
+    plain_round(small_plan, adds(vector))
+    assert len(encoded) == 1
+    assert not encoded[0].any()
 
 
 def test_errors_of_the_train_function_keep_their_text(small_plan: Plan) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cpsgd.errors import DataError, ParameterError
-from cpsgd.learning.datasets import ImageDataset
-from cpsgd.learning.datasets.base import check_indices
+from cpsgd.learning.datasets import ImageDataset, base
+from cpsgd.learning.datasets.base import check_indices, fingerprint
 
 IMAGES = np.zeros((3, 4, 4), np.uint8)
 LABELS = np.array([0, 1, 9], np.uint8)
@@ -39,6 +39,31 @@ def test_images_and_labels_must_fit(wrong: dict[str, Any]) -> None:
     assert ImageDataset(**GOOD).size == 3
     with pytest.raises(DataError, match="Expected"):
         ImageDataset(**{**GOOD, **wrong})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"images": IMAGES + np.uint8(1)},
+        {"labels": LABELS[::-1].copy()},
+        {"test_images": IMAGES[:2] + np.uint8(1)},
+        {"test_labels": LABELS[1:]},
+        {"classes": 11},
+    ],
+)
+def test_fingerprints_tell_data_apart(change: dict[str, Any]) -> None:
+    assert ImageDataset(**GOOD).fingerprint == ImageDataset(**{**GOOD, "source": "yours"}).fingerprint
+    assert ImageDataset(**GOOD).fingerprint != ImageDataset(**{**GOOD, **change}).fingerprint
+
+
+def test_the_fingerprint_of_a_long_array_looks_at_some_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_HASHED_BYTES", 16)
+    rows = np.arange(30, dtype=np.int8).reshape(10, 3)
+    first = fingerprint(rows)
+    rows[1] = 0
+    assert fingerprint(rows) == first
+    rows[2] = 0
+    assert fingerprint(rows) != first
 
 
 @pytest.mark.parametrize("indices", [[0, 4], range(5), np.array([4], np.uint8), np.array([3], np.uint64), [], ()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -221,3 +222,11 @@ def test_deformations_are_visible_but_small() -> None:
     others = data.base.batch(np.flatnonzero(data.base.labels != data.base.labels[0])).features
     nearest = np.linalg.norm(others - base, axis=1).min()
     assert np.linalg.norm(copies - base, axis=1).mean() < nearest
+
+
+def test_fingerprints_tell_what_samples_are_made_of() -> None:
+    digits = infinite_digits(1000)
+    assert digits.fingerprint == infinite_digits(1000).fingerprint
+    shaken = replace(digits, fields=digits.fields + np.float32(0.1))
+    for other in (infinite_digits(1001), replace(digits, shift=1), shaken):
+        assert other.fingerprint != digits.fingerprint

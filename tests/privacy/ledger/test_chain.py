@@ -148,8 +148,9 @@ def test_a_refused_record_changes_nothing() -> None:
         b"{}",
         3,
         None,
-    ]
-    + ['{"number":1e999}', '{"number":' + "9" * 5_000 + "}"],
+        '{"number":1e999}',
+        '{"number":' + "9" * 5_000 + "}",
+    ],
 )
 def test_texts_that_are_no_records(text: Any) -> None:
     digest = link(Head().hash, text) if isinstance(text, str) and text.isascii() else "0" * 64
@@ -158,7 +159,7 @@ def test_texts_that_are_no_records(text: Any) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
@@ -172,9 +173,7 @@ def test_hostile_records_with_good_hashes_raise_errors_of_our_own(number: int, d
     bodies[number][name] = data.draw(JSON)
     try:
         state = replay(rows(bodies))
-    except (LedgerError, ValueError) as error:
-        # `rows` itself cannot write down infinity.
-        assert isinstance(error, LedgerError) or "JSON compliant" in str(error)
+    except LedgerError:
         return
     assert state.head.number == 3
 

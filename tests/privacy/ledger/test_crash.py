@@ -98,8 +98,8 @@ def test_kill_minus_9_under_two_writers(tmp_path: Path) -> None:
     entries = {entry.number: entry for entry in ledger.events("people")}
     results = [line.split() for file in folder.iterdir() for line in file.read_text().splitlines(keepends=True)]
     assert len(results) > KILLS / 4  # they really worked
-    for number, survivors in results:
-        entry = entries[int(number)]
+    for place, survivors in results:
+        entry = entries[int(place)]
         assert entry.released
         assert entry.survivors == int(survivors)
     # Every writer loses at most the round it was killed in, and that stays spent.

@@ -97,9 +97,6 @@ class Limits:
             )
         except CpsgdError as error:
             raise RoundRefusedError(f"Nothing is proved about the server's protocol: {error}") from None
-        # A proof of the paper's theorem is about a whole client's vector.
-        if self.examples is not None and found.method == "paper-theorem":
-            raise RoundRefusedError("Nothing is proved about one example in the server's protocol.")
         if found.epsilon > self.epsilon:
             raise RoundRefusedError(
                 f"The server's protocol costs ε = {found.epsilon:.4g} at δ = {self.delta:g} in {found.rounds} rounds; "

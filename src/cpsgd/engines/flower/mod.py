@@ -270,6 +270,10 @@ def _update(
         update = _records.difference(found[0], before, protocol.dim)
     else:
         update = _records.flatten(found[0], protocol.dim)
+    if not np.isfinite(update).all():
+        # Falling out of the round would tell the server something about the data that no guarantee covers.
+        _log.error("The update is NaN or infinite somewhere. It counts as zero, and nobody is told.")
+        update = np.zeros_like(update)
     return update, _metrics(reply, allowed)
 
 

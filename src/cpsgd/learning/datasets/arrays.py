@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
 from cpsgd.errors import DataError, ParameterError
-from cpsgd.learning.datasets.base import Batch, check_indices
+from cpsgd.learning.datasets.base import Batch, check_indices, fingerprint
 from cpsgd.learning.datasets.partition import Partition, check_labels, one_each
 
 # Numbers looked at in one go when they are checked.
@@ -51,6 +51,20 @@ class ArrayDataset:
     def feature_dim(self) -> int:
         """Length of a feature vector."""
         return math.prod(self.features.shape[1:])
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells these examples, and how they are dealt out, from others."""
+        partition = self.partition
+        return fingerprint(
+            self.features,
+            self.labels,
+            self.test_features,
+            self.test_labels,
+            partition.order,
+            partition.starts,
+            self.classes,
+        )
 
     def batch(self, clients: ArrayLike) -> Batch:
         """The examples of these clients. Clients without examples have a count of 0."""

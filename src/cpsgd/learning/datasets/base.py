@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd.errors import DataError, ParameterError
+
+# Of longer arrays only so many bytes are looked at, in rows spread evenly.
+_HASHED_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,9 @@ class Batch:
 
 class Dataset(Protocol):
     """A population of clients with their examples, and a test set apart from them.
+
+    A data set may also have a `fingerprint` (a text, see the function of this name): a run is then resumed only with
+    data of the same fingerprint.
 
     Attributes:
         name: Short name, as on the command line.
@@ -104,6 +111,11 @@ class ImageDataset:
         """Pixels of an image."""
         return math.prod(self.images.shape[1:])
 
+    @property
+    def fingerprint(self) -> str:
+        """Tells these images and labels from others."""
+        return fingerprint(self.images, self.labels, self.test_images, self.test_labels, self.classes)
+
     def batch(self, clients: ArrayLike) -> Batch:
         """The images of these clients, shades divided by 255."""
         numbers = check_indices("clients", clients, self.size)
@@ -119,6 +131,28 @@ def one_each(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Batch:
     pixels = images.reshape(len(images), math.prod(images.shape[1:]))
     features = np.divide(pixels, np.float32(255), dtype=np.float32)
     return Batch(features, labels.astype(np.int64), np.ones(len(labels), dtype=np.int64))
+
+
+def fingerprint(*parts: NDArray[Any] | str | int | None) -> str:
+    """A SHA-256 of arrays and plain values, to tell one data set from another.
+
+    Of an array over 256 MiB, which may be a map of a file, only some rows count, spread evenly.
+
+    >>> fingerprint(np.arange(3)) == fingerprint(np.arange(3)), fingerprint(np.arange(3)) == fingerprint(np.arange(4))
+    (True, False)
+    """
+    found = hashlib.sha256()
+    for part in parts:
+        if not isinstance(part, np.ndarray):
+            found.update(f"{part!r};".encode())
+            continue
+        found.update(f"{part.dtype.str} {part.shape};".encode())
+        step = max(1, math.ceil(part.nbytes / _HASHED_BYTES))
+        rows = max(1, (1 << 20) // max(1, part[:1].nbytes))
+        chosen = part[::step]
+        for start in range(0, len(chosen), rows):
+            found.update(np.ascontiguousarray(chosen[start : start + rows]).tobytes())
+    return found.hexdigest()
 
 
 def check_indices(name: str, indices: ArrayLike, limit: int) -> NDArray[np.int64]:

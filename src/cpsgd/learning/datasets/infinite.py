@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
-from cpsgd.learning.datasets.base import Batch, ImageDataset, check_indices, one_each
+from cpsgd.learning.datasets.base import Batch, ImageDataset, check_indices, fingerprint, one_each
 
 FIELD_COUNT = 1522
 # Clients of the paper's experiment.
@@ -132,6 +132,11 @@ class InfiniteDataset:
     def feature_dim(self) -> int:
         """Pixels of an image."""
         return self.base.feature_dim
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells what these samples are made of from what others are."""
+        return fingerprint(self.base.fingerprint, self.fields, self.size, self.shift, self.tangents)
 
     def test_set(self) -> Batch:
         """The finite data set's test images, unmodified."""

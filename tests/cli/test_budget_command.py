@@ -1,0 +1,198 @@
+"""`cpsgd budget`, and commands that charge a budget."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpsgd.privacy.guarantee import guarantee
+from cpsgd.privacy.ledger import Ledger
+from cpsgd.protocol import Protocol
+
+PROTOCOL = Protocol.rotated_binomial(clients=200, dim=20, clip_norm=1.0, levels=2, trials=2)
+
+
+@pytest.fixture
+def budget(cpsgd: Any) -> Any:
+    """`cpsgd` in a folder with a ledger, a table and a protocol; ε = 0.4 pays for two rounds."""
+    np.save("table.npy", np.full((200, 20), 0.01))
+    Path("p.json").write_text(PROTOCOL.to_json())
+    result = cpsgd(
+        "budget", "create", "b.ledger", "--population", "people", "--epsilon", 0.4, "--delta", 1e-6, "--json"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["budget"]["adjacency"] == "replace-one"
+    return cpsgd
+
+
+def mean(cpsgd: Any, *options: object) -> Any:
+    return cpsgd(
+        "mean", "table.npy", "--protocol", "p.json", "--ledger", "b.ledger", "--population", "people", *options
+    )
+
+
+def test_means_are_charged_until_the_budget_is_spent(budget: Any) -> None:
+    for rounds in range(10):
+        if (result := mean(budget, "--json")).exit_code != 0:
+            break
+        facts = json.loads(result.stdout)
+        assert facts["budget"]["rounds"] == rounds + 1
+        assert facts["budget"]["epsilon"] <= 0.4
+        # The real error tells about people outside of the budget.
+        assert facts["squared_error"] is None
+        assert facts["simulation"] is False
+        Path("mean.npy").unlink()
+    assert rounds == 2
+    assert result.exit_code == 2
+    assert "is left; this would bring it to" in result.stderr
+    assert not Path("mean.npy").exists()
+    shown = json.loads(budget("budget", "show", "b.ledger", "--json").stdout)
+    (people,) = shown["populations"]
+    assert (people["rounds"], people["unreleased"], len(people["entries"])) == (rounds, 0, rounds)
+    assert people["entries"][0]["event"]["label"] == "cpsgd mean table.npy"
+
+
+def test_one_mean_for_people(budget: Any) -> None:
+    text = mean(budget).stdout
+    assert "people: ε = " in text
+    assert "of 0.4 at δ = 1e-06 spent" in text
+    assert "measured" not in text
+    expected = guarantee(PROTOCOL, 1e-6).epsilon
+    assert Ledger("b.ledger").total("people").epsilon == expected
+    shown = budget("budget", "show", "b.ledger", "--population", "people").stdout
+    assert "of 0.4 at δ = 1e-06, replace-one neighbours, one client" in shown
+    assert "docs/accounting.md" in shown
+    assert "released" in shown
+
+
+def test_a_table_that_fails_stays_spent(budget: Any) -> None:
+    np.save("table.npy", np.full((200, 20), np.nan))
+    assert mean(budget).exit_code == 2
+    total = Ledger("b.ledger").total("people")
+    assert (total.rounds, total.unreleased) == (1, 1)
+    assert "1 of them reserved and not released" in budget("budget", "show", "b.ledger").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--ledger", "b.ledger"), "--population"),
+        (("--population", "people"), "--ledger"),
+        (("--ledger", "b.ledger", "--population", "nobody"), "no budget for 'nobody'"),
+        (("--ledger", "none.ledger", "--population", "people"), "no ledger at none.ledger"),
+        (("--ledger", "table.npy", "--population", "people"), "not a ledger"),
+        (("--ledger", "b.ledger", "--population", "people", "--trials", 0), "no noise"),
+    ],
+)
+def test_charges_that_are_refused(budget: Any, options: tuple[object, ...], words: str) -> None:
+    result = budget("mean", "table.npy", *options)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert not Path("mean.npy").exists()
+    assert not Path("none.ledger").exists()
+    assert Ledger("b.ledger").total("people").rounds == 0
+
+
+def test_verify(budget: Any) -> None:
+    head = json.loads(budget("budget", "show", "b.ledger", "--json").stdout)["head"]
+    mean(budget)
+    facts = json.loads(budget("budget", "verify", "b.ledger", "--head", head, "--json").stdout)
+    assert (facts["holds"], facts["records"], facts["head_checked"]) == (True, 4, True)
+    later = facts["head"]
+    text = budget("budget", "verify", "b.ledger").stdout
+    assert "4 records, every hash holds" in text
+    assert "a cut end would not be noticed" in text
+    with closing(sqlite3.connect("b.ledger", isolation_level=None)) as connection:
+        trigger = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'records_stay'").fetchone()[0]
+        connection.execute("DROP TRIGGER records_stay")
+        connection.execute("DELETE FROM records WHERE number = 3")
+        connection.execute(trigger)
+    assert budget("budget", "verify", "b.ledger", "--head", head).exit_code == 0
+    result = budget("budget", "verify", "b.ledger", "--head", later, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["holds"] is False
+    result = budget("budget", "verify", "b.ledger", "--head", later)
+    assert result.exit_code == 1
+    assert "does not contain the head" in result.stderr
+    assert budget("budget", "verify", "none.ledger").exit_code == 2
+
+
+def test_export(budget: Any) -> None:
+    mean(budget)
+    data = json.loads(budget("budget", "export", "b.ledger").stdout)
+    facts = json.loads(budget("budget", "export", "b.ledger", "--out", "b.json", "--json").stdout)
+    assert json.loads(Path("b.json").read_text()) == data
+    assert (facts["records"], facts["head"]) == (4, data["head"])
+    assert "b.json" in budget("budget", "export", "b.ledger", "--out", "b.json").stdout
+    result = budget("budget", "export", "b.ledger", "--out", "b.ledger")
+    assert result.exit_code == 2
+    assert "overwrite the input" in result.stderr
+
+
+def test_plot(budget: Any) -> None:
+    for released in (0, 1, 2):
+        result = budget("budget", "show", "b.ledger", "--population", "people", "--plot", "b.png", "--json")
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["plot"] == "b.png"
+        assert Path("b.png").read_bytes().startswith(b"\x89PNG")
+        assert Ledger("b.ledger").total("people").rounds == released
+        mean(budget)
+    result = budget("budget", "show", "b.ledger", "--plot", "b.png")
+    assert result.exit_code == 2
+    assert "--population" in result.stderr
+
+
+def test_create(budget: Any) -> None:
+    result = budget("budget", "create", "b.ledger", "--population", "people", "--epsilon", 5, "--delta", 1e-6)
+    assert result.exit_code == 2
+    assert "already" in result.stderr
+    options = ("--unit", "example", "--adjacency", "zero-out")
+    result = budget("budget", "create", "b.ledger", "--population", "[x]", "--epsilon", 5, "--delta", 1e-6, *options)
+    assert "[x]" in result.stdout
+    assert "one example, zero-out neighbours" in result.stdout
+    assert budget("budget", "create", "c.ledger", "--population", "p", "--epsilon", 0, "--delta", 1e-6).exit_code == 2
+    assert not Path("c.ledger").exists()
+    assert "[x]" in budget("budget", "show", "b.ledger").stdout
+
+
+def test_training_is_charged_and_refused(budget: Any) -> None:
+    budget("budget", "create", "b.ledger", "--population", "digits", "--epsilon", 2.5, "--delta", 1e-6)
+    options = (
+        "--cohort",
+        400,
+        "--rounds",
+        3,
+        "--model",
+        "linear",
+        "--bits",
+        6,
+        "--no-baselines",
+        "--ledger",
+        "b.ledger",
+    )
+    result = budget("train", *options, "--population", "digits", "--run", "one", "--json")
+    assert result.exit_code == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert facts["budget"]["epsilon"] == facts["guarantee"]["epsilon"] <= 2.0
+    assert facts["budget"]["rounds"] == 3
+    # The run goes on with its ledger, which it knows by itself, and a second run costs as much again.
+    assert budget("train", "--resume", "--run", "one").exit_code == 0
+    result = budget("train", *options, "--population", "digits", "--run", "two")
+    assert result.exit_code == 2
+    assert "is left; this would bring it to" in result.stderr
+    assert Ledger("b.ledger").total("digits").rounds == 3
+    for wrong, words in (
+        (("--population", "nobody"), "no budget"),
+        ((), "population"),
+        (("--population", "digits", "--baselines"), "baselines"),
+    ):
+        result = budget("train", *options, *wrong, "--run", "three")
+        assert result.exit_code == 2
+        assert words in result.stderr
+    assert "digits: ε = " in budget("train", "--resume", "--run", "one").stdout
