@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from cpsgd import Plan, plan
 from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod
 from cpsgd.engines.flower._records import RECORD, UPLOAD
-from cpsgd.errors import ParameterError
+from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.privacy.ledger import Budget, Ledger
 
 from .local import LocalGrid, Node, adds, model
@@ -234,6 +234,11 @@ def test_bad_settings(small_plan: Plan, tmp_path: Path) -> None:
         CpsgdStrategy(replace(small_plan, protocol=replace(small_plan.protocol, modulus=None)))
     with pytest.raises(ParameterError, match="participation"):
         CpsgdStrategy(plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, participation="once", bits=14))
+    with pytest.raises(InfeasibleError, match="may drop out"):
+        CpsgdStrategy(replace(small_plan, surviving=2))
+    short = CpsgdStrategy(small_plan, apply=lambda model, mean, round: mean[:3])
+    with pytest.raises(ParameterError, match="apply to return 40"):
+        short.start(LocalGrid(nodes()), model(DIM), num_rounds=1, timeout=1.0)
     strategy = CpsgdStrategy(small_plan)
     with pytest.raises(ParameterError, match="plan with rounds=4"):
         strategy.start(LocalGrid([]), model(DIM), num_rounds=4)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cpsgd.aggregator import Aggregator
 from cpsgd.engines.flower._records import Request, Stage
 from cpsgd.planner import Plan
-from cpsgd.secagg import SecureParameters, SecureServer, SecureSum
+from cpsgd.secagg import SecureParameters, SecureServer
 
 # What the frames, keys and shares of a message may take on top of the packed integers.
 _OVERHEAD_BYTES = 1 << 15
@@ -46,6 +46,23 @@ class Carrier(Interface):
         """The mean of the updates."""
 
 
+def secure_parameters(plan: Plan, round: int, clients: int) -> SecureParameters:
+    """What a round of secure aggregation with so many clients agrees on; it stands the dropouts the plan stands.
+
+    Raises:
+        ParameterError: The plan was not made for secure aggregation.
+        InfeasibleError: So many dropouts and colluding clients are more than secure aggregation stands.
+    """
+    return SecureParameters.for_protocol(
+        plan.protocol,
+        round=round,
+        clients=clients,
+        dropout=1.0 - plan.surviving / clients,
+        colluding=plan.colluding,
+        surviving=plan.surviving,
+    )
+
+
 class SecureCarrier:
     """Secure aggregation: the server learns the sum of the survivors' integers and nothing else."""
 
@@ -54,19 +71,11 @@ class SecureCarrier:
         self._plan = plan
         self._round = round
         self._nodes = nodes
-        parameters = SecureParameters.for_protocol(
-            plan.protocol,
-            round=round,
-            clients=len(nodes),
-            dropout=1.0 - plan.surviving / len(nodes),
-            colluding=plan.colluding,
-            surviving=plan.surviving,
-        )
+        parameters = secure_parameters(plan, round, len(nodes))
         self._server = SecureServer(parameters)
         self._outgoing = self._server.invite()
         self._answered: set[int] = set()
         self._step = 0
-        self._sum: SecureSum | None = None
         self.count = len(nodes)
         self.reply_limit = parameters.upload_bytes + _OVERHEAD_BYTES + _OVERHEAD_BYTES_A_CLIENT * len(nodes)
 
@@ -118,14 +127,11 @@ class SecureCarrier:
 class PlainCarrier:
     """No secure aggregation: the server sees every noisy message."""
 
-    reply_limit: int
-
     def __init__(self, plan: Plan, round: int, nodes: list[int]) -> None:
         """Asks the nodes for their messages."""
         self._plan = plan
         self._nodes = nodes
         self._aggregator = Aggregator(plan.protocol, round)
-        self._seen: set[int] = set()
         self.stage: Stage | None = "upload"
         self.reply_limit = plan.protocol.message_bytes
 

@@ -15,7 +15,6 @@ from cpsgd.errors import (
     RoundError,
     StageError,
     TruncatedError,
-    VectorError,
     VersionError,
     WireError,
 )
@@ -171,13 +170,8 @@ def unflatten(vector: NDArray[np.float32], like: ArrayRecord) -> ArrayRecord:
     return arrays
 
 
-def difference(after: ArrayRecord, before: ArrayRecord, dim: int) -> NDArray[np.float32]:
-    """What a client's training changed, as one vector.
-
-    Raises:
-        VectorError: The client returned other arrays than it was sent.
-    """
-    same = list(after) == list(before) and all(tuple(after[n].shape) == tuple(before[n].shape) for n in before)
-    if not same:
-        raise VectorError("The train function returned other arrays (names, order or shapes) than it was sent.")
-    return flatten(after, dim) - flatten(before, dim)
+def alike(first: ArrayRecord, second: ArrayRecord) -> bool:
+    """Whether two models have arrays of the same names and shapes, in the same order."""
+    return [(name, tuple(array.shape)) for name, array in first.items()] == [
+        (name, tuple(array.shape)) for name, array in second.items()
+    ]

@@ -256,6 +256,7 @@ def _update(
     if len(received.array_records) != 1:
         raise StageError(f"Expected one model in the server's message, got {len(received.array_records)}.")
     before = next(iter(received.array_records.values()))
+    start = _records.flatten(before, protocol.dim)
     # The train function sees what was accepted here, not what the server wrote.
     accepted = ConfigRecord({"clip-norm": protocol.clip_norm, "examples": limits.examples or 0})
     message.content = RecordDict({**dict(received.items()), RECORD: accepted})
@@ -266,10 +267,11 @@ def _update(
     found = list(reply.content.array_records.values())
     if len(found) != 1:
         raise VectorError(f"Expected the train function to return one ArrayRecord, got {len(found)}.")
+    if not _records.alike(found[0], before):
+        raise VectorError("The train function returned other arrays (names, order or shapes) than it was sent.")
+    update = _records.flatten(found[0], protocol.dim)
     if limits.examples is None:
-        update = _records.difference(found[0], before, protocol.dim)
-    else:
-        update = _records.flatten(found[0], protocol.dim)
+        update -= start
     if not np.isfinite(update).all():
         # Falling out of the round would tell the server something about the data that no guarantee covers.
         _log.error("The update is NaN or infinite somewhere. It counts as zero, and nobody is told.")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.engines.flower import _records
-from cpsgd.engines.flower._carriers import Carrier, PlainCarrier, SecureCarrier
+from cpsgd.engines.flower._carriers import Carrier, PlainCarrier, SecureCarrier, secure_parameters
 from cpsgd.engines.flower._exchange import exchange
 from cpsgd.errors import CpsgdError, ParameterError
 from cpsgd.planner import Plan
@@ -96,6 +96,7 @@ class CpsgdStrategy(Strategy):
 
         Raises:
             ParameterError: Weighted averages were asked for, or the plan does not fit the way of summing.
+            InfeasibleError: The plan's dropouts and colluding clients are more than secure aggregation stands.
         """
         if weighted_by_key is not None:
             raise ParameterError(
@@ -111,11 +112,8 @@ class CpsgdStrategy(Strategy):
             )
         if (ledger is None) != (population is None):
             raise ParameterError("Give ledger and population together.")
-        if secure and (plan.protocol.modulus is None or plan.protocol.modulus.bit_count() != 1):
-            raise ParameterError(
-                f"Secure aggregation sums modulo a power of two, and the plan has modulus={plan.protocol.modulus}; "
-                "plan with secure=True."
-            )
+        if secure:
+            secure_parameters(plan, 0, plan.protocol.clients)
         self.plan = plan
         self.reports: list[RoundReport] = []
         self._secure = secure
@@ -176,14 +174,18 @@ class CpsgdStrategy(Strategy):
         report = RoundReport(server_round)
         self.reports.append(report)
         metrics: dict[str, float] = {}
-        model = None
+        mean = None
         try:
-            model, metrics = self._round(report, arrays, config, grid)
+            mean, metrics = self._round(report, arrays, config, grid)
         except CpsgdError as error:
             report.reason = str(error)
         for node, reason in report.dropped.items():
             _log.info("\t> node %d is out: %s", node, reason)
-        if model is None:
+        model = None
+        if mean is not None:
+            report.released = True
+            model = self._next(arrays, mean, server_round)
+        else:
             _log.warning("Round %d is withheld, the model stays as it was: %s", server_round, report.reason)
         figures = {
             "cpsgd-released": int(report.released),
@@ -213,8 +215,9 @@ class CpsgdStrategy(Strategy):
 
     def _round(
         self, report: RoundReport, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> tuple[ArrayRecord | None, dict[str, float]]:
-        plan, protocol = self.plan, self.plan.protocol
+    ) -> tuple[NDArray[np.float32] | None, dict[str, float]]:
+        """The round's mean, released in the ledger, and the metrics of those in it; no mean where it is withheld."""
+        plan = self.plan
         nodes = self._nodes(grid)
         if len(nodes) < plan.surviving:
             report.reason = f"{len(nodes)} nodes are connected, and the plan needs {plan.surviving}"
@@ -249,9 +252,13 @@ class CpsgdStrategy(Strategy):
         mean = carrier.mean()
         if self._ledger is not None and entry is not None:
             self._ledger.release(entry, survivors=carrier.count)
-        following = self._apply(_records.flatten(arrays, protocol.dim), mean, report.round)
-        report.released = True
-        return _records.unflatten(np.asarray(following, dtype=np.float32), arrays), _means(metrics)
+        return mean, _means(metrics)
+
+    def _next(self, arrays: ArrayRecord, mean: NDArray[np.float32], round: int) -> ArrayRecord:
+        following = np.asarray(self._apply(_records.flatten(arrays, len(mean)), mean, round), dtype=np.float32)
+        if following.shape != mean.shape:
+            raise ParameterError(f"Expected apply to return {len(mean)} numbers, got shape {following.shape}.")
+        return _records.unflatten(following, arrays)
 
     def _nodes(self, grid: Grid) -> list[int]:
         """As many nodes as the plan has clients, drawn at random, or those there are after a while."""
