@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from cpsgd.engines.flower import CpsgdStrategy
 from cpsgd.learning.examples import plan_examples
 from cpsgd.privacy.ledger import Ledger
-from flower_digits import task
+from flower_digits import IMAGES, SILOS, task
 
 app = ServerApp()
 
@@ -42,11 +42,11 @@ def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
     """Secure aggregation of the silos' sums, with the noise that (epsilon, delta) needs for one image."""
     dim = sum(parameter.numel() for parameter in task.network().parameters())
     plan = plan_examples(
-        task.SILOS,
+        SILOS,
         dim,
         float(settings["epsilon"]),
         float(settings["delta"]),
-        examples=task.IMAGES,
+        examples=IMAGES,
         rounds=rounds,
         participation="every",
         dropout=0.1,
@@ -57,7 +57,7 @@ def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
     ledger = Ledger(str(settings["ledger"])) if settings["ledger"] else None
     return CpsgdStrategy(
         plan,
-        examples=task.IMAGES,
+        examples=IMAGES,
         apply=Momentum(float(settings["learning-rate"]), rounds),
         ledger=ledger,
         population="digits" if ledger else None,
@@ -74,7 +74,7 @@ class Momentum:
 
     def __call__(self, model: np.ndarray, mean: np.ndarray, round: int) -> np.ndarray:
         """The next model, from the mean of the silos' sums of gradients."""
-        self._velocity = 0.8 * self._velocity + mean / task.IMAGES
+        self._velocity = 0.8 * self._velocity + mean / IMAGES
         return model - self._rate * (1 - (round - 1) / self._rounds) * self._velocity
 
 

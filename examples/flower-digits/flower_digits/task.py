@@ -7,9 +7,8 @@ import torch
 
 from cpsgd.learning.datasets import Batch, infinite_digits
 from cpsgd.learning.models import mlp
+from flower_digits import IMAGES, SILOS
 
-SILOS = 10
-IMAGES = 5000
 loss = torch.nn.functional.cross_entropy
 
 
