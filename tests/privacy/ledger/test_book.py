@@ -247,3 +247,24 @@ def test_a_ledger_works_in_a_forked_process(ledger: Ledger) -> None:
             os._exit(0)
     os.waitpid(child, 0)
     assert ledger.events("people")[0].released
+
+
+def test_what_somebody_else_spends_between_the_price_and_the_lock_counts(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    affordable = next(n for n in range(1, 20) if cost(n + 1) > 1.0)
+    for _ in range(affordable - 1):
+        ledger.reserve("people", EVENT)
+    other = Ledger(ledger.path)
+    real = Ledger.quote
+
+    def quote(self: Ledger, population: str, events: list[RoundEvent]) -> object:
+        found = real(self, population, events)
+        if self is ledger:
+            other.reserve("people", EVENT)  # takes the last round
+        return found
+
+    monkeypatch.setattr(Ledger, "quote", quote)
+    with pytest.raises(BudgetExceededError):
+        ledger.reserve("people", EVENT)
+    assert ledger.total("people").rounds == affordable

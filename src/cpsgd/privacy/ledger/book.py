@@ -267,6 +267,7 @@ class Ledger:
         """
         fresh = State()
         with self._store.reading() as connection:
+            storage.check_pages(connection)
             for row in storage.rows_after(connection, 0):
                 fresh.apply(*row)
         with self._lock:
@@ -334,6 +335,8 @@ class Ledger:
 
     def _read(self, connection: Connection) -> None:
         last = self._state.head.number
+        if last < 0:
+            storage.check_pages(connection)
         rows = storage.rows_after(connection, max(last, 0))
         if last >= 0:
             row = next(rows, None)

@@ -96,9 +96,7 @@ class Store:
         if mode == "rw" and not self.path.exists():
             raise LedgerAccessError(f"There is no ledger at {self.path}; `cpsgd budget create` makes one.")
         name = quote(os.fsencode(self.path.absolute()))
-        connection = sqlite3.connect(
-            f"file:{name}?mode={mode}", uri=True, timeout=self._timeout, isolation_level=None, check_same_thread=False
-        )
+        connection = sqlite3.connect(f"file:{name}?mode={mode}", uri=True, timeout=self._timeout, isolation_level=None)
         try:
             # A file from elsewhere is data: nothing in its schema is run that could do more than SQL, and no value in
             # it is larger than a record.
@@ -135,6 +133,9 @@ class Store:
             yield
         except sqlite3.Error as error:
             raise self._explained(error) from None
+        except UnicodeDecodeError:
+            # Python's own: a damaged schema is quoted in SQLite's message, and is not text.
+            raise LedgerFormatError(f"{self.path} is damaged; restore it from a copy.") from None
 
     def _explained(self, error: sqlite3.Error) -> LedgerError:
         # The low byte is the kind of error, the others say more.
@@ -154,6 +155,13 @@ class Store:
 def rows_after(connection: sqlite3.Connection, number: int) -> Iterator[Row]:
     """The records from `number` on (that one included), in order."""
     return connection.execute("SELECT number, body, hash FROM records WHERE number >= ? ORDER BY number", (number,))
+
+
+def check_pages(connection: sqlite3.Connection) -> None:
+    """Raises `LedgerFormatError` where the file's pages do not fit together, by which the last records could vanish."""
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise LedgerFormatError("The ledger's file is damaged; restore it from a copy.")
 
 
 def append(connection: sqlite3.Connection, number: int, text: str, digest: str) -> None:

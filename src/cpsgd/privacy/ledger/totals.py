@@ -151,9 +151,7 @@ def _worst(kinds: set[_Kind]) -> frozenset[_Kind]:
     return frozenset(replace(rest, honest=honest) for rest, honest in fewest.items())
 
 
-@lru_cache(maxsize=4096)
 def _kind(event: RoundEvent, survivors: int) -> _Kind:
-    protocol = event.protocol if event.examples is None else example_protocol(event.protocol, event.examples)
     honest = survivors - event.colluding
     taking_part = event.taking_part
     sampled = taking_part.sampled and taking_part.rate < 1.0
@@ -161,10 +159,17 @@ def _kind(event: RoundEvent, survivors: int) -> _Kind:
     # rounded down; but not below what was reserved, or a release could raise the total.
     step = 1 << max(0, honest.bit_length() - (6 if sampled else 10))
     honest = max(honest // step * step, event.survivors - event.colluding)
+    protocol = _accounted(event.protocol, event.examples)
+    return _Kind(protocol, honest, taking_part if sampled else _EVERY, event.overflow)
+
+
+@lru_cache(maxsize=256)
+def _accounted(protocol: Protocol, examples: int | None) -> Protocol:
+    """The protocol the accounting is about."""
+    if examples is not None:
+        protocol = example_protocol(protocol, examples)
     # Privacy depends on neither the rotation's seed nor a modulus (sums modulo something are post-processing).
-    return _Kind(
-        replace(protocol, rotation_seed=0, modulus=None), honest, taking_part if sampled else _EVERY, event.overflow
-    )
+    return replace(protocol, rotation_seed=0, modulus=None)
 
 
 # ------------------------------------------------------------------ what they cost
@@ -219,6 +224,17 @@ def _alike(groups: _Groups) -> bool:
     )
 
 
+def _ordered(groups: _Groups) -> list[tuple[frozenset[_Kind], int]]:
+    """In an order that is the same in every process, so that roundings are, too: what one reserves, others verify."""
+    return sorted(groups, key=lambda group: (sorted(map(_sort_key, group[0])), group[1]))
+
+
+@lru_cache(maxsize=4096)
+def _sort_key(kind: _Kind) -> tuple[bytes, int, str, float, float]:
+    participation = kind.participation
+    return kind.protocol.fingerprint, kind.honest, participation.scheme, participation.rate, kind.overflow
+
+
 def _sampled(groups: _Groups) -> bool:
     return any(kind.participation.rate < 1.0 for kinds, _ in groups for kind in kinds)
 
@@ -231,7 +247,7 @@ def _of_one_kind(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:
             raise ConditionError("There are several partitions of several kinds each.")
         proofs = [_of_one_kind(frozenset([(frozenset([kind]), 1)]), delta, adjacency) for kind in kinds]
         return max(proofs, key=lambda proof: proof.epsilon)
-    pairs = [(kind, count) for kinds, count in groups for kind in kinds]
+    pairs = [(kind, count) for kinds, count in _ordered(groups) for kind in kinds]
     found = guarantee_over_rounds(
         pairs[0][0].protocol,
         delta,
@@ -251,7 +267,7 @@ def _of_gaussians(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof
     failure: ConditionError | None = None
     for share in [SAMPLED_TAIL_SHARE] if _sampled(groups) else TAIL_SHARES:
         try:
-            parts = [_part(kinds, count, share * delta / rounded, adjacency) for kinds, count in groups]
+            parts = [_part(kinds, count, share * delta / rounded, adjacency) for kinds, count in _ordered(groups)]
             epsilon = mixed_epsilon(parts, delta=delta)
         except ConditionError as error:
             failure = error
