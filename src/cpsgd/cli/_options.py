@@ -231,3 +231,6 @@ class Parameters:
             for field in fields(self)
             if field.name not in expected and getattr(self, field.name) is not None
         )
+
+
+DEVICE_HELP = "Where it is computed: cpu, cuda (an NVIDIA GPU) or auto."

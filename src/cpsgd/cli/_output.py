@@ -61,17 +61,17 @@ def reason(error: BaseException) -> str:
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal while clients are heard; yields what is to be called with the number of those just heard."""
+def progress(total: int, what: str = "clients") -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal while work is done; yields what is to be called with the number of clients just heard."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done: None
         return
-    columns = (TextColumn("clients"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("clients", total=total)
+        task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
 
 

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from cpsgd.cli import (
     _output,
     aggregate,
+    audit,
     budget,
     data,
     encode,
@@ -79,6 +80,7 @@ app.command("pca")(pca.run)
 app.command("protocol")(protocol.run)
 app.command("encode")(encode.run)
 app.command("aggregate")(aggregate.run)
+app.command("audit")(audit.run)
 app.add_typer(budget.app, name="budget")
 app.add_typer(data.app, name="data")
 app.add_typer(figures.app, name="figures")

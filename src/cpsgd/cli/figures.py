@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.markup import escape
 
 from cpsgd.cli import _options, _output, _render, _training
-from cpsgd.errors import CpsgdError
+from cpsgd.errors import CpsgdError, ParameterError
 
 if TYPE_CHECKING:
     from cpsgd.learning.metrics import RoundMetrics
@@ -44,7 +44,9 @@ def accuracy(
     out: Annotated[Path, typer.Option(help="Folder to write the figure and its data into.")],
     preset: Annotated[
         str | None,
-        typer.Option(help="Which experiment: digits (minutes) or paper (days).", show_default="digits"),
+        typer.Option(
+            help="Which experiment: digits (minutes) or paper (a day; minutes on a GPU).", show_default="digits"
+        ),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Settings from a TOML file, as for cpsgd train.")
@@ -57,7 +59,17 @@ def accuracy(
     ] = None,
     bits: Annotated[
         list[float] | None,
-        typer.Option(help="Bits a coordinate of a line; may be given several times.", show_default="2, 3, 4 and 8"),
+        typer.Option(
+            help="Bits a coordinate of a line; may be given several times.",
+            show_default="2, 3, 4 and 8; by the paper's theorem 6, 8 and 10",
+        ),
+    ] = None,
+    accounting: Annotated[
+        str, typer.Option(help="By which proof k, m and X are chosen: ours, or the paper's.")
+    ] = "ours",
+    device: Annotated[str | None, typer.Option(help=_options.DEVICE_HELP, show_default="cpu")] = None,
+    evaluate_every: Annotated[
+        int | None, typer.Option(help="Rounds between looks at the test set.", show_default="1")
     ] = None,
     seed: Annotated[
         list[int] | None,
@@ -81,7 +93,16 @@ def accuracy(
     from cpsgd.learning.settings import Settings, read_file
     from cpsgd.reports import accuracy as report
 
-    given: dict[str, Any] = {"preset": preset, "dataset": dataset, "rounds": rounds, "cohort": cohort}
+    if accounting not in ("ours", "paper"):
+        raise ParameterError(f"Unknown accounting {accounting!r}. Known are ours and paper.")
+    given: dict[str, Any] = {
+        "preset": preset,
+        "dataset": dataset,
+        "rounds": rounds,
+        "cohort": cohort,
+        "device": device,
+        "evaluate_every": evaluate_every,
+    }
     given = {key: value for key, value in given.items() if value is not None}
     settings = Settings.of({**(read_file(config) if config is not None else {}), **given})
     with (
@@ -106,7 +127,8 @@ def accuracy(
                     out,
                     settings,
                     epsilons=epsilon or report.EPSILONS,
-                    bits=bits or report.BITS,
+                    accounting=cast(report.Accounting, accounting),
+                    bits=bits,
                     seeds=seed or (settings.seed or 0,),
                     progress=show,
                 )

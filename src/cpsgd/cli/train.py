@@ -112,6 +112,15 @@ def run(
             rich_help_panel=_RUN,
         ),
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help=_options.DEVICE_HELP, show_default="cpu", rich_help_panel=_RUN)
+    ] = None,
+    evaluate_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Rounds between looks at the test set and checkpoints.", show_default="1", rich_help_panel=_RUN
+        ),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -156,6 +165,8 @@ def run(
         "local_steps": local_steps,
         "local_lr": local_lr,
         "baselines": baselines,
+        "device": device,
+        "evaluate_every": evaluate_every,
         "seed": _seed(seed),
         "ledger": None if ledger is None else str(ledger),
         "population": population,
@@ -212,6 +223,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         f"{_training.size(protocol.message_bytes)} a message",
         soft_wrap=True,
     )
+    console.print(_device_text(settings.device), soft_wrap=True)
     results: list[Result] = []
     # Before anything can be charged, so that whatever was charged can be continued.
     folder.mkdir(parents=True, exist_ok=True)
@@ -251,6 +263,15 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
     console.print()
     console.print(_table(results))
     console.print(_render.facts(_facts(summary, results)))
+
+
+def _device_text(name: str) -> str:
+    from cpsgd.learning import devices
+
+    device = devices.resolve(name)
+    if device.type == "cuda":
+        return f"device: {device}; random numbers from a counter, the noise of a round's sum drawn at once"
+    return "device: cpu" + (", since there is no CUDA device" if name == "auto" else "")
 
 
 # ------------------------------------------------------------------ run directories

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
+from cpsgd.learning import dense
 from cpsgd.learning._torch import torch
+from cpsgd.learning.datasets.on_device import fused_kernels
 
 if TYPE_CHECKING:
     from cpsgd.learning.datasets.base import Batch
@@ -24,8 +26,11 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From a model's outputs and the labels to their mean loss, such as `torch.nn.functional.cross_entropy`."""
 
 DEFAULT_MEMORY = 1 << 30
-# Past this many bytes of updates a larger chunk is no faster, and leaves the processor's caches.
+DEVICE_MEMORY = 4 << 30
+# On a CPU: past this many bytes of updates a larger chunk is no faster, and leaves the processor's caches.
 _CHUNK_BYTES = 1 << 24
+# Rows on a GPU begin at multiples of this many numbers.
+_ALIGNED = 32
 
 
 class ClientUpdates:
@@ -47,7 +52,7 @@ class ClientUpdates:
         """Looks at the model, which stays where it is: later changes of its parameters count.
 
         Args:
-            model: Any module of float32 parameters on the CPU whose forward pass treats examples independently.
+            model: Any module of float32 parameters on one device whose forward pass treats examples independently.
             loss: The loss of a batch, a mean over its examples.
             local_steps: τ. With 1 an update is the gradient of a client's loss. With more it is w⁰ - w^τ, where a
                 client takes τ SGD steps, each on all its examples, from the model w⁰ it was sent (federated averaging,
@@ -71,6 +76,9 @@ class ClientUpdates:
         self._parameters = trainable(model)
         self.dim = sum(p.numel() for p in self._parameters.values())
         self._activations: int | None = None
+        # On a GPU the general way writes gradients several times; it is kept for all other models, and on the CPU.
+        on_gpu = next(iter(self._parameters.values())).device.type == "cuda"
+        self._layers = dense.layers_of(model, loss) if on_gpu and self.local_steps == 1 else None
 
     def chunks(self, batch: Batch) -> Iterator[NDArray[np.float32]]:
         """The updates of the batch's clients, some rows at a time.
@@ -78,12 +86,24 @@ class ClientUpdates:
         Clients are grouped by their number of examples, so rows may come in another order than clients. A client
         without examples has the zero vector for an update. A yielded chunk is overwritten by the next.
         """
-        starts = np.cumsum(batch.counts) - batch.counts
         features, labels = torch.from_numpy(batch.features), torch.from_numpy(batch.labels)
-        for count in np.unique(batch.counts):
-            members = np.flatnonzero(batch.counts == count)
-            size = min(self._chunk_size(batch, int(count)), len(members))
-            rows = torch.zeros((size, self.dim))
+        for chunk in self.tensors(features, labels, batch.counts):
+            yield chunk.numpy()
+
+    def tensors(
+        self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]
+    ) -> Iterator[torch.Tensor]:
+        """As `chunks`, for examples on the model's device; the rows stay there."""
+        starts = np.cumsum(counts) - counts
+        # Rows begin at multiples of 128 bytes, which a GPU reads faster; on a CPU they follow each other.
+        stride = self.dim if features.device.type == "cpu" else -(-self.dim // _ALIGNED) * _ALIGNED
+        # NumPy's unique takes a while, and nearly always all clients have equally many.
+        for count in counts[:1] if (counts == counts[:1]).all() else np.unique(counts):
+            members = np.flatnonzero(counts == count)
+            size = min(self._chunk_size(features, int(count)), len(members))
+            # Without examples an update is zero; otherwise every coordinate is written.
+            make = torch.zeros if count == 0 else torch.empty
+            rows = make((size, stride), device=features.device)[:, : self.dim]
             for start in range(0, len(members), size):
                 chosen = members[start : start + size]
                 chunk = rows[: len(chosen)]
@@ -95,12 +115,15 @@ class ClientUpdates:
                         shape = len(chosen), int(count)
                         self._write(features[part].reshape(*shape, -1), labels[part].reshape(shape), chunk)
                     else:
-                        index = torch.from_numpy(examples)
+                        index = torch.from_numpy(examples).to(features.device)
                         self._write(features[index], labels[index], chunk)
-                yield chunk.numpy()
+                yield chunk
 
     def _write(self, features: torch.Tensor, labels: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the updates of clients with equally many examples, [clients, examples, ...], to the rows of `out`."""
+        if self._layers is not None and features.shape[1] == 1:
+            dense.write_gradients(self._layers, features[:, 0], labels[:, 0], out, fused_kernels(out.device))
+            return
         parameters = {name: p.detach() for name, p in self._parameters.items()}
 
         def client_loss(own: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -123,18 +146,19 @@ class ClientUpdates:
             out[:, start : start + p.numel()] = updates[name].reshape(len(out), -1)
             start += p.numel()
 
-    def _chunk_size(self, batch: Batch, count: int) -> int:
+    def _chunk_size(self, features: torch.Tensor, count: int) -> int:
         """How many clients with `count` examples each are computed together."""
-        if self._activations is None and len(batch.features):
+        if self._activations is None and len(features):
             # Zeros in a copy: whatever a layer might remember of its input, it is nobody's.
-            nothing = torch.zeros_like(torch.from_numpy(batch.features[:1]))
+            nothing = torch.zeros_like(features[:1])
             self._activations = _activations(copy.deepcopy(self._model), nothing)
         # An update and its copy to a row; with local steps the client's own model, its gradient and the next model.
         vectors = 2 if self.local_steps == 1 else 5
         # Layers' outputs, their gradients and one temporary, for each example.
         outputs = 3 * count * (self._activations or 0)
         each = 4 * (vectors * self.dim + outputs)
-        return max(1, min(self.memory_limit // each, _CHUNK_BYTES // (4 * self.dim)))
+        most = self.memory_limit // each
+        return max(1, min(most, _CHUNK_BYTES // (4 * self.dim)) if features.device.type == "cpu" else most)
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -147,11 +171,19 @@ def check_model(model: torch.nn.Module) -> None:
     parameters = trainable(model)
     if not parameters:
         raise ParameterError("The model has no trainable parameters: there is nothing to learn.")
+    device = next(iter(parameters.values())).device
     for name, p in parameters.items():
-        if p.dtype != torch.float32 or p.device.type != "cpu":
-            raise ParameterError(f"Expected float32 parameters on the CPU, but {name} is {p.dtype} on {p.device}.")
+        if p.dtype != torch.float32:
+            raise ParameterError(f"Expected float32 parameters, but {name} is {p.dtype}: convert it with .float().")
+        if p.device != device:
+            raise ParameterError(f"Expected all parameters on {device}, but {name} is on {p.device}: use model.to().")
         if not bool(torch.isfinite(p).all()):
             raise ParameterError(f"The model's parameter {name} holds NaN or infinity; start from finite numbers.")
+    check_layers(model)
+
+
+def check_layers(model: torch.nn.Module) -> None:
+    """Raises `ParameterError` where a layer keeps or shares statistics of examples."""
     for name, module in model.named_modules():
         mixes = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
         if mixes or getattr(module, "track_running_stats", False):

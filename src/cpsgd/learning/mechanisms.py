@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cpsgd import _validate
+from cpsgd.engines.device import DeviceFloatMean, DeviceRound
 from cpsgd.engines.simulate import FloatMean, RoundSimulator
+from cpsgd.learning._torch import torch
 from cpsgd.planner.result import Plan
 from cpsgd.protocol import Protocol
 
@@ -70,11 +72,21 @@ def message_bytes(mechanism: Mechanism, dim: int) -> int:
 
 
 def start_round(mechanism: Mechanism, dim: int, round: int, seed: int | None) -> RoundSimulator | FloatMean:
-    """What takes a round's updates and yields their mean."""
+    """What takes a round's updates and yields their mean, on the CPU."""
     if isinstance(mechanism, NoPrivacy):
         return FloatMean(dim, mechanism.clip_norm)
     protocol = mechanism.protocol if isinstance(mechanism, Plan) else mechanism
     return RoundSimulator(protocol, round, seed=seed)
+
+
+def start_device_round(
+    mechanism: Mechanism, dim: int, round: int, seed: int | None, device: torch.device
+) -> DeviceRound | DeviceFloatMean:
+    """What takes a round's updates and yields their mean, on another device."""
+    if isinstance(mechanism, NoPrivacy):
+        return DeviceFloatMean(dim, mechanism.clip_norm, device)
+    protocol = mechanism.protocol if isinstance(mechanism, Plan) else mechanism
+    return DeviceRound(protocol, round, seed=seed, device=device)
 
 
 def as_data(mechanism: Mechanism) -> dict[str, Any]:

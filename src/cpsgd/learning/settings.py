@@ -6,12 +6,14 @@ Nothing heavy is imported, so that settings can be read and refused before PyTor
 from __future__ import annotations
 
 import json
+import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from cpsgd import _validate
 from cpsgd.errors import ParameterError
 
 NO_SEED = "none"
@@ -50,6 +52,8 @@ class Settings:
         seed: What the model's first weights, cohorts and noise follow from; None (in files "none") for randomness from
             the operating system.
         baselines: Whether the baselines are run, too.
+        device: Where it is computed: cpu, cuda or auto.
+        evaluate_every: The test set is looked at, and a checkpoint written, after every so many rounds.
         ledger: File of the privacy ledger that the rounds are charged to; None for none.
         population: With a ledger: whose budget pays.
     """
@@ -79,6 +83,8 @@ class Settings:
     local_lr: float | None = None
     seed: int | None = 0
     baselines: bool = True
+    device: str = "cpu"
+    evaluate_every: int = 1
     ledger: str | None = None
     population: str | None = None
 
@@ -97,10 +103,10 @@ class Settings:
         for name in values:
             if name not in known:
                 raise ParameterError(f"Unknown setting {name!r}. Known are {', '.join(known)}.")
-        preset = values.get("preset", "digits")
+        changes: dict[str, Any] = {name: _checked(name, value) for name, value in values.items()}
+        preset = changes.get("preset", "digits")
         if preset not in PRESETS:
             raise ParameterError(f"Unknown preset {preset!r}. Known are {', '.join(PRESETS)}.")
-        changes: dict[str, Any] = {name: _checked(name, value) for name, value in values.items()}
         if ("levels" in changes or "trials" in changes or "range" in changes) and "bits" not in changes:
             changes["bits"] = None
         if "dataset" in changes and "clients" not in changes:
@@ -138,7 +144,7 @@ _DIGITS = Settings(
     rounds=80,
     delta=1e-6,
     optimizer="momentum",
-    lr=2.0,
+    lr=4.0,
 )
 _PAPER = Settings(
     preset="paper",
@@ -179,6 +185,8 @@ _KINDS: dict[str, type] = {
     "local_lr": float,
     "seed": int,
     "baselines": bool,
+    "device": str,
+    "evaluate_every": int,
     "ledger": str,
     "population": str,
 }
@@ -189,9 +197,9 @@ def _checked(name: str, value: object) -> object:
         return None
     kind = _KINDS[name]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return _validate.finite(name, value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ParameterError(f"Expected {name} to be of type {kind.__name__}, got {value!r}.")
+        raise ParameterError(f"Expected {name} to be of type {kind.__name__}, got {reprlib.repr(value)}.")
     return value
 
 
@@ -204,7 +212,7 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ParameterError(f"{path} cannot be read as {path.suffix[1:].upper() or 'TOML'}: {error}.") from None
     if not isinstance(values, dict):
         raise ParameterError(f"{path} does not hold settings.")

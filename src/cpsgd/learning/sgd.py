@@ -15,6 +15,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,18 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from cpsgd import _validate
+from cpsgd.engines.device import DeviceFloatMean, DeviceRound
+from cpsgd.engines.simulate import FloatMean, RoundSimulator
 from cpsgd.errors import CheckpointError, DivergedError, ParameterError
-from cpsgd.learning import checkpoints, mechanisms, optimizers
+from cpsgd.learning import checkpoints, devices, mechanisms, optimizers
 from cpsgd.learning._torch import torch
 from cpsgd.learning.charging import RunCharges
 from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.datasets.on_device import on_device
 from cpsgd.learning.examples import ExampleSums, check_participation
-from cpsgd.learning.gradients import DEFAULT_MEMORY, ClientUpdates, Loss, trainable
+from cpsgd.learning.gradients import DEFAULT_MEMORY, DEVICE_MEMORY, ClientUpdates, Loss, trainable
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.metrics import RoundMetrics
 from cpsgd.learning.spending import OVERFLOW_SHARE, Spending
@@ -96,7 +100,8 @@ class Trainer:
         local_learning_rate: float | None = None,
         examples: int | None = None,
         evaluate_every: int = 1,
-        memory_limit: int = DEFAULT_MEMORY,
+        device: str | torch.device = "cpu",
+        memory_limit: int | None = None,
         run_dir: Path | str | None = None,
         resume: bool = False,
         checkpoint_every: int = 1,
@@ -106,7 +111,7 @@ class Trainer:
         """Checks everything there is to check before a round is charged.
 
         Args:
-            model: Any module of float32 parameters on the CPU, except batch normalisation.
+            model: Any module of float32 parameters, except batch normalisation. It is moved to the device.
             loss: From outputs and labels to their mean loss.
             dataset: The clients and the test set.
             mechanism: A `Plan`, a `Protocol`, or `NoPrivacy`.
@@ -131,7 +136,9 @@ class Trainer:
                 examples: a client sends the sum of at most E gradients, each clipped to a share of the clip norm (see
                 `cpsgd.learning.examples`), and the step is along the mean of the sums divided by E.
             evaluate_every: The test set is looked at after every so many rounds, and after the last.
-            memory_limit: Bytes that the clients computed together may take.
+            device: Where everything is computed: "cpu", "cuda" (an NVIDIA GPU; see `cpsgd.engines.device` for what
+                differs) or "auto".
+            memory_limit: Bytes that the clients computed together may take; 1 GiB by default, 4 GiB on a GPU.
             run_dir: Where checkpoint, charges and metrics go; None keeps nothing. Other processes are kept out of it
                 while this object lives. It holds the cohorts' key, which must stay private for sampling to count.
             resume: Continue the run in `run_dir` from its last complete round, if there is one.
@@ -150,6 +157,8 @@ class Trainer:
         self.round = 0
         self.history: list[RoundMetrics] = []
         self._unfinished = False
+        self._ahead: dict[int, Future[NDArray[np.int64]]] = {}
+        self._drawing = ThreadPoolExecutor(1)
         self._loss = loss
         self._dataset = dataset
         self._mechanism = mechanism
@@ -157,6 +166,11 @@ class Trainer:
         self._dropout = _validate.positive("dropout", dropout, low=-1e-300, high=1.0)
         self._evaluate_every = _validate.integer("evaluate_every", evaluate_every, low=1)
         self._checkpoint_every = _validate.integer("checkpoint_every", checkpoint_every, low=1)
+        self._device = devices.resolve(device)
+        self._on_device = on_device(dataset, self._device) if devices.has_engine(self._device) else None
+        if memory_limit is None:
+            memory_limit = DEFAULT_MEMORY if self._on_device is None else DEVICE_MEMORY
+        model.to(self._device)
         self._updates = ClientUpdates(
             model,
             loss,
@@ -169,6 +183,8 @@ class Trainer:
         if examples is not None:
             if local_steps > 1:
                 raise ParameterError("Example-level privacy is for gradients: give examples or local_steps, not both.")
+            if self._on_device is not None:
+                raise ParameterError("Example-level privacy is simulated on the CPU only: use device cpu.")
             check_participation(participation)
             whole = mechanism.protocol if isinstance(mechanism, Plan) else mechanism
             self._rows = ExampleSums(self._updates, whole.clip_norm, examples)
@@ -237,6 +253,7 @@ class Trainer:
             "local_learning_rate": local_learning_rate,
             "examples": examples,
             "seed": self._seed,
+            "device": self._device.type,
             "parameters": {name: list(p.shape) for name, p in trainable(model).items()},
         }
         self._folder = None if run_dir is None else Path(run_dir)
@@ -284,24 +301,28 @@ class Trainer:
             raise CheckpointError(
                 f"Round {self.round} was interrupted after its charge: make a new Trainer with resume=True."
             )
-        self._check_finite()
+        if self._on_device is None or self.round % self._evaluate_every == 0:
+            self._check_finite()
         begun = time.perf_counter()
         number = self.round
-        clients = self._cohorts.clients(number)
+        clients = self._cohort(number)
         messages = max(self._cohorts.messages, len(clients))
         arrived = self._cohorts.generator("dropout", number).random(messages) >= self._dropout
         survivors = int(arrived.sum())
         signal_ratio = None
+        last = number + 1 == self.rounds
+        evaluated = last or (number + 1) % self._evaluate_every == 0
         released = self._may_release(survivors)
         if released:
             mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
-            norm = float(np.linalg.norm(mean.astype(np.float64)))
-            signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
+            if self._on_device is None or evaluated:
+                # To look at a number means to wait for the device.
+                norm = float(torch.linalg.vector_norm(mean, dtype=torch.float64))
+                signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
             self._apply(mean, number)
         self.round = number + 1
-        last = self.round == self.rounds
         loss, accuracy = None, None
-        if self._is_finite() and (last or self.round % self._evaluate_every == 0):
+        if evaluated and self._is_finite():
             loss, accuracy = self.evaluate()
         metrics = self._metrics(
             number, released, survivors, loss, accuracy, signal_ratio, seconds=time.perf_counter() - begun
@@ -316,8 +337,11 @@ class Trainer:
 
     def evaluate(self) -> tuple[float, float]:
         """Mean loss and accuracy on the test set."""
-        test = self._dataset.test_set()
-        features, labels = torch.from_numpy(test.features), torch.from_numpy(test.labels)
+        if self._on_device is None:
+            test = self._dataset.test_set()
+            features, labels = torch.from_numpy(test.features), torch.from_numpy(test.labels)
+        else:
+            features, labels = self._on_device.test.features, self._on_device.test.labels
         loss, correct = 0.0, 0
         self.model.eval()
         with torch.no_grad(), _one_thread():
@@ -342,16 +366,22 @@ class Trainer:
             return survivors > 0
         return self._spending.affords(survivors, self.rounds - self.round - 1)
 
-    def _mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[NDArray[np.float32], float]:
+    def _cohort(self, number: int) -> NDArray[np.int64]:
+        """A round's clients. For a device, which computes a round in the time it takes to draw one, drawn ahead."""
+        if self._on_device is None:
+            return self._cohorts.clients(number)
+        clients = self._ahead.pop(number, None)
+        if number + 1 < self.rounds:
+            self._ahead = {number + 1: self._drawing.submit(self._cohorts.clients, number + 1)}
+        return self._cohorts.clients(number) if clients is None else clients.result()
+
+    def _mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[torch.Tensor, float]:
         """The round's mean, charged before it is known, and the norm of its noise."""
-        engine = mechanisms.start_round(self._mechanism, self.dim, number, self._seed)
         self.model.train()
-        with torch.random.fork_rng(devices=[]), _one_thread():
-            torch.manual_seed(int(self._cohorts.generator("torch", number).integers(2**63)))
-            for start in range(0, len(clients), self._slice):
-                batch = self._dataset.batch(clients[start : start + self._slice])
-                for chunk in self._rows.chunks(batch):
-                    engine.add(chunk)
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []), _one_thread():
+            self._seed_layers(int(self._cohorts.generator("torch", number).integers(2**63)))
+            summed = self._summed if self._on_device is None else self._summed_on_device
+            engine = summed(number, clients)
         engine.add_zeros(survivors - len(clients))
         if self._ledger is not None:
             self._ledger.reserve(self._cohorts, number, survivors)
@@ -360,10 +390,40 @@ class Trainer:
             self._charge(number, survivors)
         # A Poisson mean is over the clients drawn on average, which does not depend on the draw.
         factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
-        return engine.mean() * np.float32(factor), engine.noise_norm() * factor
+        return torch.as_tensor(engine.mean()) * factor, engine.noise_norm() * factor
+
+    def _seed_layers(self, seed: int) -> None:
+        """Fixes what layers such as dropout draw."""
+        # Not torch.manual_seed, which also queues work for kinds of devices that nobody uses.
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.default_generators[self._device.index].manual_seed(seed)
+
+    def _summed(self, number: int, clients: NDArray[np.int64]) -> RoundSimulator | FloatMean:
+        engine = mechanisms.start_round(self._mechanism, self.dim, number, self._seed)
+        for start in range(0, len(clients), self._slice):
+            for chunk in self._rows.chunks(self._dataset.batch(clients[start : start + self._slice])):
+                engine.add(chunk)
+        return engine
+
+    def _summed_on_device(self, number: int, clients: NDArray[np.int64]) -> DeviceRound | DeviceFloatMean:
+        assert self._on_device is not None
+        engine = mechanisms.start_device_round(self._mechanism, self.dim, number, self._seed, self._device)
+        try:
+            for start in range(0, len(clients), self._slice):
+                batch = self._on_device.batch(clients[start : start + self._slice])
+                for chunk in self._updates.tensors(batch.features, batch.labels, batch.counts):
+                    engine.add(chunk)
+        except torch.OutOfMemoryError:
+            raise ParameterError(
+                f"The GPU has too little memory for {self._updates.memory_limit / 2**20:,.0f} MiB of clients at a "
+                "time: give a smaller memory_limit, free the GPU, or use device cpu. The round was not charged."
+            ) from None
+        return engine
 
     def _is_finite(self) -> bool:
-        return all(bool(torch.isfinite(p).all()) for p in trainable(self.model).values())
+        # One answer for all, so that a device is waited for once.
+        return bool(torch.stack([torch.isfinite(p).all() for p in trainable(self.model).values()]).all())
 
     def _check_finite(self) -> None:
         if not self._is_finite():
@@ -384,13 +444,12 @@ class Trainer:
             self._ledger.release(survivors)
         self._spending.charge(survivors)
 
-    def _apply(self, mean: NDArray[np.float32], number: int) -> None:
+    def _apply(self, mean: torch.Tensor, number: int) -> None:
         for group, rate in zip(self._optimizer.param_groups, self._first_rates, strict=True):
             group["lr"] = rate * optimizers.factor(self._schedule, number, self.rounds)
         start = 0
-        vector = torch.from_numpy(mean)
         for p in trainable(self.model).values():
-            p.grad = vector[start : start + p.numel()].reshape(p.shape).clone()
+            p.grad = mean[start : start + p.numel()].view(p.shape)
             start += p.numel()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -441,7 +500,11 @@ class Trainer:
         if not path.exists() and self._charges.survivors:
             raise CheckpointError(f"{folder} has charges but no checkpoint: the run cannot be continued.")
         if path.exists():
-            self._restore(checkpoints.load(path))
+            state = checkpoints.load(path)
+            try:
+                self._restore(state)
+            except (KeyError, TypeError, AttributeError, RuntimeError):
+                raise CheckpointError(f"{path} does not hold the state of a run of this kind.") from None
 
     def _restore(self, state: dict[str, Any]) -> None:
         assert self._charges is not None

@@ -1,8 +1,8 @@
-"""The paper's Figure 2: accuracy against communication, for several (k, m) and a baseline without privacy.
+"""The paper's Figure 2: accuracy against communication and rounds, for several (k, m) and baselines.
 
-For every ε and number of bits the planner picks k, m and X; training runs with each, from the same first weights and
-cohorts. A line follows one training, or the mean of several with different seeds: bytes sent by all clients so far, and
-accuracy on the test set.
+For every ε and number of bits the planner picks k, m and X, or the paper's own theorem and range do; training runs with
+each, from the same first weights and cohorts. A line follows one training, or the mean of several with different seeds:
+bytes sent by all clients so far, and accuracy on the test set.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cpsgd.errors import DataError, ParameterError
+from cpsgd.planner.paper import paper_design
 from cpsgd.reports import _plotting
 
 if TYPE_CHECKING:
@@ -25,9 +26,15 @@ if TYPE_CHECKING:
     from cpsgd.learning.metrics import RoundMetrics
     from cpsgd.learning.settings import Settings
 
+Accounting = Literal["ours", "paper"]
+"""By which proof k, m and X are chosen: the planner's certificates, or the paper's Theorem 1 and X^max."""
+
 EPSILONS = (4.0, 2.0)
-BITS = (2.0, 3.0, 4.0, 8.0)
-PICTURE, NUMBERS, TABLE, RUNS = "accuracy.png", "accuracy.json", "accuracy.csv", "runs"
+BITS: dict[Accounting, tuple[float, ...]] = {"ours": (2.0, 3.0, 4.0, 8.0), "paper": (6.0, 8.0, 10.0)}
+PICTURE, NUMBERS, TABLE, SUMMARY, RUNS = "accuracy.png", "accuracy.json", "accuracy.csv", "summary.csv", "runs"
+
+_WHICH = ("panel_epsilon", "method", "epsilon", "k", "m", "bits_per_coordinate")
+_PROOFS: dict[Accounting, str] = {"ours": "k, m and X by our accounting", "paper": "k, m and X by the paper's theorem"}
 
 Progress = Callable[[str, int, "RoundMetrics"], None]
 """Called with a training's name, its rounds in all and each round's figures."""
@@ -38,26 +45,32 @@ class Line:
     """One way of training.
 
     Attributes:
-        epsilon: ε of its guarantee, of several seeds the largest; None without privacy.
+        method: "binomial", "gaussian" or "no privacy".
+        epsilon: ε that is proved for it, of several seeds the largest; None without privacy.
         levels: k; None for floats.
         trials: m; None for floats.
         bits_per_coordinate: What a client sends for a parameter.
-        megabytes: Sent by all clients after each evaluation.
+        rounds: Rounds done at each evaluation.
+        megabytes: Sent by all clients until then.
         accuracy: On the test set, then; a row a seed.
+        seconds: That the training took; one for each seed.
     """
 
+    method: str
     epsilon: float | None
     levels: int | None
     trials: int | None
     bits_per_coordinate: float
+    rounds: tuple[int, ...]
     megabytes: tuple[float, ...]
     accuracy: tuple[tuple[float, ...], ...]
+    seconds: tuple[float, ...]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The line that `asdict` took apart."""
-        rows = tuple(tuple(row) for row in values["accuracy"])
-        return cls(**{**values, "megabytes": tuple(values["megabytes"]), "accuracy": rows})
+        lists = {name: tuple(values[name]) for name in ("rounds", "megabytes", "seconds")}
+        return cls(**{**values, **lists, "accuracy": tuple(tuple(row) for row in values["accuracy"])})
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,7 @@ class AccuracyFigure:
     """The figure's data and the files that were written; `panels` are keyed by ε."""
 
     settings: dict[str, Any]
+    accounting: Accounting
     seeds: tuple[int, ...]
     baseline: Line
     panels: dict[float, tuple[Line, ...]]
@@ -74,6 +88,7 @@ class AccuracyFigure:
         """Plain JSON values."""
         return {
             "settings": self.settings,
+            "accounting": self.accounting,
             "seeds": list(self.seeds),
             "baseline": asdict(self.baseline),
             "panels": [
@@ -88,6 +103,7 @@ class AccuracyFigure:
         """The figure that `to_dict` took apart."""
         return cls(
             settings=dict(values["settings"]),
+            accounting="paper" if values["accounting"] == "paper" else "ours",
             seeds=tuple(values["seeds"]),
             baseline=Line.from_dict(values["baseline"]),
             panels={
@@ -100,19 +116,21 @@ class AccuracyFigure:
 def compute(
     settings: Settings,
     *,
+    accounting: Accounting,
     epsilons: Sequence[float],
     bits: Sequence[float],
     seeds: Sequence[int],
     runs: Path,
     progress: Progress,
 ) -> AccuracyFigure:
-    """Trains without privacy, and for every ε with each number of bits, once for every seed.
+    """Trains without privacy, and for every ε with each number of bits and with Gaussian noise, once for every seed.
 
     Each training has a folder of its own under `runs`. What is there already is not trained again, and what was
     interrupted goes on.
 
     Args:
         settings: What is trained; its ε, bits, seed and baselines are replaced.
+        accounting: By which proof the protocols are chosen. Gaussian noise is always calibrated exactly.
         epsilons: One panel each.
         bits: One line each.
         seeds: One training of every line each.
@@ -123,23 +141,27 @@ def compute(
     from cpsgd.learning.experiment import NO_PRIVACY, PRIVATE, Experiment
 
     def train(experiment: Experiment, which: str, name: str, folder: str) -> Line:
-        histories, spent = [], []
+        histories, spent, seconds = [], [], []
         for seed in seeds:
             trainer = experiment.with_seed(seed).trainer(which, runs / f"{folder}-seed-{seed}", resume=True)
             label = name if len(seeds) == 1 else f"{name}, seed {seed}"
             for metrics in trainer.run():
                 progress(label, trainer.rounds, metrics)
             histories.append([metrics for metrics in trainer.history if metrics.accuracy is not None])
+            seconds.append(sum(metrics.seconds for metrics in trainer.history))
             if (guarantee := trainer.guarantee()) is not None:
                 spent.append(guarantee.epsilon)
-        protocol = None if which == NO_PRIVACY else experiment.protocol
+        protocol = experiment.protocol if which == PRIVATE else None
         return Line(
+            method="binomial" if which == PRIVATE else which,
             epsilon=max(spent, default=None),
             levels=None if protocol is None else protocol.levels,
             trials=None if protocol is None else protocol.trials,
             bits_per_coordinate=32.0 if protocol is None else protocol.bits_per_coordinate,
+            rounds=tuple(metrics.round + 1 for metrics in histories[0]),
             megabytes=tuple(metrics.bytes_total / 1e6 for metrics in histories[0]),
             accuracy=tuple(tuple(metrics.accuracy or 0.0 for metrics in history) for history in histories),
+            seconds=tuple(seconds),
         )
 
     if settings.explicit:
@@ -148,36 +170,60 @@ def compute(
         )
     # All are planned before any is trained, so that an impossible one is known at once.
     dataset = load(settings.dataset, clients=settings.clients)
-    planned = {
-        (epsilon, b): Experiment(replace(settings, epsilon=epsilon, bits=b, baselines=True), dataset)
+    known = Experiment(replace(settings, epsilon=epsilons[0], baselines=True), dataset)
+
+    def designed(epsilon: float, b: float) -> Experiment:
+        wished = replace(settings, epsilon=epsilon, bits=b, baselines=True)
+        if accounting == "ours":
+            return Experiment(wished, dataset)
+        design = paper_design(settings.cohort, known.dim, epsilon, settings.delta, settings.clip_norm, bits=int(b))
+        explicit = replace(wished, bits=None, levels=design.levels, trials=design.trials, baselines=False)
+        return Experiment(replace(explicit, range=design.coordinate_range), dataset)
+
+    planned = {(epsilon, b): designed(epsilon, b) for epsilon in epsilons for b in bits}
+    gaussian = {
+        epsilon: planned[epsilon, bits[0]]
+        if accounting == "ours"
+        else Experiment(replace(settings, epsilon=epsilon, baselines=True), dataset)
         for epsilon in epsilons
-        for b in bits
     }
-    baseline = train(planned[epsilons[0], bits[0]], NO_PRIVACY, NO_PRIVACY, "no-privacy")
+    baseline = train(known, NO_PRIVACY, NO_PRIVACY, "no-privacy")
     panels = {
-        epsilon: tuple(
-            train(planned[epsilon, b], PRIVATE, f"ε = {epsilon:g}, {b:g} bits", f"epsilon-{epsilon:g}-bits-{b:g}")
-            for b in bits
+        epsilon: (
+            *(
+                train(planned[epsilon, b], PRIVATE, f"ε = {epsilon:g}, {b:g} bits", f"epsilon-{epsilon:g}-bits-{b:g}")
+                for b in bits
+            ),
+            train(gaussian[epsilon], "gaussian", f"ε = {epsilon:g}, gaussian", f"epsilon-{epsilon:g}-gaussian"),
         )
         for epsilon in epsilons
     }
-    return AccuracyFigure(settings.to_dict(), tuple(seeds), baseline, panels)
+    return AccuracyFigure(settings.to_dict(), accounting, tuple(seeds), baseline, panels)
 
 
 def write_figure(
     out: Path,
     settings: Settings,
     *,
+    accounting: Accounting = "ours",
     epsilons: Sequence[float] = EPSILONS,
-    bits: Sequence[float] = BITS,
+    bits: Sequence[float] | None = None,
     seeds: Sequence[int] = (0,),
     progress: Progress = lambda name, rounds, metrics: None,
 ) -> AccuracyFigure:
-    """Trains and draws: `accuracy.png`, and the numbers behind it as `accuracy.json` and `accuracy.csv`."""
+    """Trains and draws: `accuracy.png`, the numbers behind it (`accuracy.json`, `accuracy.csv`), and `summary.csv`."""
     _plotting.new_figure(1.0, 1.0)  # raises where nothing could be drawn, before a long run
     return _write(
         out,
-        compute(settings, epsilons=epsilons, bits=bits, seeds=seeds, runs=out / RUNS, progress=progress),
+        compute(
+            settings,
+            accounting=accounting,
+            epsilons=epsilons,
+            bits=bits or BITS[accounting],
+            seeds=seeds,
+            runs=out / RUNS,
+            progress=progress,
+        ),
     )
 
 
@@ -198,29 +244,31 @@ def redraw(out: Path) -> AccuracyFigure:
 
 def _write(out: Path, data: AccuracyFigure) -> AccuracyFigure:
     settings = data.settings
-    figure = _plotting.new_figure(5.4 * len(data.panels), 4.6)
-    panels = figure.subplots(1, len(data.panels), sharey=True, squeeze=False)[0]
-    for index, (axes, (epsilon, lines)) in enumerate(zip(panels, data.panels.items(), strict=True)):
-        _panel(axes, lines, data.baseline)
-        _plotting.tidy(
-            axes,
-            title=f"ε = {epsilon:g}",
-            xlabel="MB sent by all clients",
-            ylabel="test accuracy, %" if index == 0 else None,
-        )
+    figure = _plotting.new_figure(5.4 * len(data.panels), 8.4)
+    grid = figure.subplots(2, len(data.panels), sharey=True, squeeze=False)
+    for index, (epsilon, lines) in enumerate(data.panels.items()):
+        for row, against in enumerate(("megabytes", "rounds")):
+            _panel(grid[row][index], lines, data.baseline, against)
+            _plotting.tidy(
+                grid[row][index],
+                title=f"ε = {epsilon:g}" if row == 0 else "",
+                xlabel="MB sent by all clients" if row == 0 else "rounds",
+                ylabel="test accuracy, %" if index == 0 else None,
+            )
     seeds = "" if len(data.seeds) == 1 else f"; mean and range of {len(data.seeds)} seeds"
     figure.suptitle(
-        f"Accuracy against communication: {settings['dataset']}, {settings['rounds']:,} rounds of "
-        f"{settings['cohort']:,} clients, δ = {_plotting.power(settings['delta'])}{seeds}",
+        f"{settings['dataset']}, {settings['rounds']:,} rounds of {settings['cohort']:,} clients, "
+        f"δ = {_plotting.power(settings['delta'])}; {_PROOFS[data.accounting]}{seeds}",
         x=0.01,
         ha="left",
         fontsize=12,
         color=_plotting.INK,
     )
     picture = _plotting.save(figure, out / PICTURE)
-    written = replace(data, files=(picture, out / NUMBERS, out / TABLE))
+    written = replace(data, files=(picture, out / NUMBERS, out / TABLE, out / SUMMARY))
     (out / NUMBERS).write_text(json.dumps(written.to_dict(), indent=2) + "\n", encoding="utf-8")
     (out / TABLE).write_text(_table(data), encoding="utf-8")
+    (out / SUMMARY).write_text(_summary(data), encoding="utf-8")
     return written
 
 
@@ -228,32 +276,55 @@ def _table(data: AccuracyFigure) -> str:
     """A row for each seed and evaluation of each line."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["panel_epsilon", "epsilon", "k", "m", "bits_per_coordinate", "seed", "megabytes", "accuracy"])
-    lines = [("", data.baseline), *((f"{epsilon:g}", line) for epsilon, panel in data.panels.items() for line in panel)]
-    for panel, line in lines:
+    rows.writerow([*_WHICH, "seed", "round", "megabytes", "accuracy"])
+    for which, line in _lines(data):
         for seed, accuracies in zip(data.seeds, line.accuracy, strict=True):
-            for megabytes, accuracy in zip(line.megabytes, accuracies, strict=True):
-                # The csv module leaves cells of None empty.
-                which = [panel, line.epsilon, line.levels, line.trials, line.bits_per_coordinate, seed]
-                rows.writerow([*which, megabytes, accuracy])
+            for evaluation in zip(line.rounds, line.megabytes, accuracies, strict=True):
+                rows.writerow([*which, seed, *evaluation])
     return text.getvalue()
 
 
-def _panel(axes: Axes, lines: Sequence[Line], baseline: Line) -> None:
-    for index, line in enumerate(lines):
+def _summary(data: AccuracyFigure) -> str:
+    """A row for each line: accuracy at the end, and seconds a training."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow([*_WHICH, "seeds", "accuracy_mean", "accuracy_min", "accuracy_max", "seconds"])
+    for which, line in _lines(data):
+        last = [values[-1] for values in line.accuracy]
+        rows.writerow([*which, len(last), fmean(last), min(last), max(last), fmean(line.seconds)])
+    return text.getvalue()
+
+
+def _lines(data: AccuracyFigure) -> list[tuple[list[Any], Line]]:
+    """The lines with the cells that tell them apart; the csv module leaves cells of None empty."""
+    panels = [(None, data.baseline)] + [(f"{e:g}", line) for e, lines in data.panels.items() for line in lines]
+    return [
+        ([panel, line.method, line.epsilon, line.levels, line.trials, line.bits_per_coordinate], line)
+        for panel, line in panels
+    ]
+
+
+def _panel(axes: Axes, lines: Sequence[Line], baseline: Line, against: str) -> None:
+    planned = [line for line in lines if line.method == "binomial"]
+    for index, line in enumerate(planned):
         colour = _plotting.SEQUENCE[index % len(_plotting.SEQUENCE)]
         label = f"k = {line.levels}, m = {line.trials}: {line.bits_per_coordinate:.3g} bits"
-        _draw(axes, line, colour, label)
-    _draw(axes, baseline, _plotting.INK, "no privacy: 32 bits")
-    axes.set_xscale("log")
+        _draw(axes, line, against, colour, label)
+    for line in lines:
+        if line.method == "gaussian":
+            _draw(axes, line, against, _plotting.MUTED, "Gaussian noise: 32 bits")
+    _draw(axes, baseline, against, _plotting.INK, "no privacy: 32 bits")
+    if against == "megabytes":
+        axes.set_xscale("log")
     axes.legend(frameon=False, fontsize=9, labelcolor=_plotting.INK, loc="lower right")
 
 
-def _draw(axes: Axes, line: Line, colour: str, label: str) -> None:
+def _draw(axes: Axes, line: Line, against: str, colour: str, label: str) -> None:
+    places = line.megabytes if against == "megabytes" else line.rounds
     percent = [tuple(100.0 * value for value in values) for values in zip(*line.accuracy, strict=True)]
     mean = [fmean(values) for values in percent]
-    axes.plot(line.megabytes, mean, color=colour, linewidth=1.8, label=label)
-    axes.plot(line.megabytes[-1:], mean[-1:], "o", color=colour, markersize=5)
+    axes.plot(places, mean, color=colour, linewidth=1.8, label=label)
+    axes.plot(places[-1:], mean[-1:], "o", color=colour, markersize=5)
     if len(line.accuracy) > 1:
         low, high = [min(values) for values in percent], [max(values) for values in percent]
-        axes.fill_between(line.megabytes, low, high, color=colour, alpha=0.2, linewidth=0.0)
+        axes.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0.0)

@@ -39,7 +39,7 @@ INDEX_LIMIT = 1 << 61
 # Pixels worked on at a time: large enough to hide the interpreter, small enough for a processor's caches.
 _BLOCK = 1 << 17
 # By k1 mod 9: rows down and columns to the right that the image is moved.
-_MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1), (0, 0)])
+MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1), (0, 0)])
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def recipe(indices: NDArray[np.int64], *, test: int, train: int) -> Recipe:
         base=(indices - test) % train,
         k1=k1,
         k2=(k1 + 1 + 2 * indices) % FIELD_COUNT,
-        move=k1 % len(_MOVES),
+        move=k1 % len(MOVES),
     )
 
 
@@ -172,7 +172,7 @@ class InfiniteDataset:
         block = max(1, min(_BLOCK // padded, len(rows)))
         # Zeros before the first image and after the last, for neighbours and moves.
         margin = width + 1
-        moved = self.shift * _MOVES[made.move] @ np.array([width, 1])
+        moved = self.shift * MOVES[made.move] @ np.array([width, 1])
         pixels = np.empty((block, padded), dtype=np.uint8)
         shades = np.zeros(margin + block * padded + margin, dtype=np.float32)
         displacement, first, second = np.zeros((3, block, padded), dtype=np.float32)

@@ -1,6 +1,6 @@
-"""How the preset `digits` was chosen, and what it comes to: selection on held-out training images, then the test set.
+"""How presets were chosen, and what they come to: selection on held-out training images, then the test set.
 
-A fifth of the 1,442 training images is held back, and the infinite digits are made of the others. Every setting of a
+A fifth of the training images is held back, and the infinite data set is made of the others. Every setting of a
 small grid is trained privately (ε = 2, 4 bits) and without privacy, and judged by its mean accuracy on the images held
 back, so that the test set has no say. Then the setting picked for the private run is trained on all training images
 with other seeds and measured on the test set, beside two baselines without privacy: one with the private run's setting,
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+from typing import Self
 
 import numpy as np
 import torch
@@ -25,27 +26,35 @@ from rich.console import Console
 from rich.table import Table
 
 from cpsgd.learning import NoPrivacy, Trainer, mlp
-from cpsgd.learning.datasets import infinite_digits
+from cpsgd.learning.datasets import load
 from cpsgd.learning.datasets.infinite import InfiniteDataset
-from cpsgd.learning.optimizers import Schedule
+from cpsgd.learning.optimizers import Schedule, check_schedule
 from cpsgd.planner import plan
 
-EPSILON, DELTA, BITS = 2.0, 1e-6, 4
-RATES = {"sgd": (2.0, 4.0, 8.0), "momentum": (1.0, 2.0), "adam": (0.01,)}
+EPSILON, BITS = 2.0, 4
+DELTA = {"infinite-digits": 1e-6, "infinite-mnist": 1e-9}
+RATES = {"sgd": (2.0, 4.0, 8.0), "momentum": (1.0, 2.0, 4.0), "adam": (0.01,)}
 SCHEDULES: tuple[Schedule, ...] = ("constant", "linear")
 HELD_BACK = 5
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is chosen: the server's optimizer, its rate and how the rate changes."""
+    """What is chosen: the server's optimizer, its rate and how the rate changes, and what updates are clipped to."""
 
     optimizer: str
     rate: float
     schedule: Schedule
+    clip_norm: float = 1.0
 
     def __str__(self) -> str:
-        return f"{self.optimizer}, rate {self.rate:g}, {self.schedule}"
+        return f"{self.optimizer}, rate {self.rate:g}, {self.schedule}, clipped to {self.clip_norm:g}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From "sgd:8:constant:0.5"."""
+        optimizer, rate, schedule, clip_norm = text.split(":")
+        return cls(optimizer, float(rate), check_schedule(schedule), float(clip_norm))
 
 
 @dataclass(frozen=True)
@@ -63,9 +72,11 @@ class Training:
 class Trainings:
     """Trainings of one size, kept in a file."""
 
-    def __init__(self, path: Path, cohort: int, rounds: int, console: Console) -> None:
+    def __init__(self, path: Path, dataset: str, device: str, cohort: int, rounds: int, console: Console) -> None:
         """Reads those that are there."""
         self._path = path
+        self._device = device
+        self._delta = DELTA[dataset]
         self._size = {"cohort": cohort, "rounds": rounds}
         self._console = console
         self._known: dict[str, dict[str, float]] = {}
@@ -73,7 +84,8 @@ class Trainings:
             for line in path.read_text().splitlines():
                 row = json.loads(line)
                 self._known[row["key"]] = row["result"]
-        whole = infinite_digits()
+        whole = load(dataset)
+        assert isinstance(whole, InfiniteDataset)
         self._data = {"test": whole, "validation": with_validation(whole)}
 
     def train(self, images: str, private: bool, setting: Setting, seed: int) -> Training:
@@ -95,9 +107,9 @@ class Trainings:
             model,
             torch.nn.functional.cross_entropy,
             data,
-            plan(cohort, dim, EPSILON, DELTA, bits=BITS, rounds=rounds, participation="once")
+            plan(cohort, dim, EPSILON, self._delta, setting.clip_norm, bits=BITS, rounds=rounds, participation="once")
             if private
-            else NoPrivacy(1.0),
+            else NoPrivacy(setting.clip_norm),
             cohort=cohort,
             rounds=rounds,
             optimizer=setting.optimizer,
@@ -105,6 +117,7 @@ class Trainings:
             schedule=setting.schedule,
             seed=seed,
             evaluate_every=rounds,
+            device=self._device,
         )
         *_, last = trainer.run()
         assert last.accuracy is not None
@@ -142,18 +155,21 @@ def mean_and_range(trainings: list[Training]) -> str:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--out", type=Path, default=Path("select-digits.jsonl"), help="where trainings are kept")
+    arguments.add_argument("--out", type=Path, default=Path("selection.jsonl"), help="where trainings are kept")
+    arguments.add_argument("--dataset", choices=list(DELTA), default="infinite-digits")
+    arguments.add_argument("--device", default="cpu", help="cpu or cuda")
+    arguments.add_argument("--grid", nargs="+", type=Setting.parse, help="settings such as sgd:8:constant:0.5")
     arguments.add_argument("--cohort", type=int, default=10_000)
     arguments.add_argument("--rounds", type=int, default=80)
     arguments.add_argument("--select-seeds", type=int, default=2, help="trainings of each setting, seeds 100, 101, ...")
     arguments.add_argument("--seeds", type=int, default=5, help="trainings for the test set, seeds 0, 1, ...")
     options = arguments.parse_args()
     console = Console(highlight=False)
-    trainings = Trainings(options.out, options.cohort, options.rounds, console)
+    trainings = Trainings(options.out, options.dataset, options.device, options.cohort, options.rounds, console)
 
     table = Table("setting", "private", "no privacy", title="Accuracy on the training images held back")
     best: dict[bool, tuple[tuple[float, float], Setting]] = {}
-    for setting in grid():
+    for setting in options.grid or grid():
         shown = []
         for private in (True, False):
             done = [trainings.train("validation", private, setting, 100 + i) for i in range(options.select_seeds)]
@@ -165,6 +181,9 @@ def main() -> None:
     console.print(table)
 
     chosen, own = best[True][1], best[False][1]
+    console.print(f"Chosen: {chosen} (private), {own} (no privacy)")
+    if options.seeds == 0:
+        return
     table = Table("run", "setting", "test accuracy: mean (range)", title=f"Test set, {options.seeds} seeds")
     for name, private, setting in (
         ("private", True, chosen),

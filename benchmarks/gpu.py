@@ -1,0 +1,166 @@
+"""A round on a GPU, stage by stage beside its floor, and how it grows with clients and dimension.
+
+Floors are the bytes a stage must move over the copy bandwidth measured here. Run on a machine with an NVIDIA GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from cpsgd import Protocol
+from cpsgd.codec import quantize, rotate
+from cpsgd.engines.device import DeviceRound
+from cpsgd.engines.device.rounds import kernels_for
+from cpsgd.learning import dense
+from cpsgd.learning.cohorts import permuted
+from cpsgd.learning.datasets import load
+from cpsgd.learning.datasets.on_device import fused_kernels, on_device
+from cpsgd.learning.models import mlp
+
+DEVICE = torch.device("cuda", 0)
+COHORT, LEVELS, TRIALS = 10_000, 3, 13
+GIGA = 1e9
+
+
+def milliseconds(work: Callable[[], object], repeats: int = 11) -> float:
+    """Median time of `work` on the device, after two rounds of warm-up."""
+    times: list[float] = []
+    for number in range(repeats + 2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        if number >= 2:
+            times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written a millisecond by a large copy."""
+    source = torch.randn(1 << 29, device=DEVICE)
+    target = torch.empty_like(source)
+    return 2.0 * source.numel() * 4 / milliseconds(lambda: target.copy_(source))
+
+
+def stages(bandwidth: float) -> list[dict[str, Any]]:
+    """Each stage of the paper's round."""
+    data = load("infinite-mnist", clients=25_000_000)
+    source = on_device(data, DEVICE)
+    model = mlp(784, 10, seed=0).to(DEVICE)
+    layers = dense.layers_of(model, torch.nn.functional.cross_entropy)
+    assert layers is not None
+    dim = sum(p.numel() for p in model.parameters())
+    clients = permuted(np.arange(COHORT), 25_000_000, 1)
+    batch = source.batch(clients)
+    rows = torch.empty(COHORT, -(-dim // 32) * 32, device=DEVICE)[:, :dim]
+    protocol = Protocol.rotated_binomial(
+        clients=COHORT, dim=dim, clip_norm=1.0, levels=LEVELS, trials=TRIALS, coordinate_range=0.02
+    )
+    kernels = kernels_for(DEVICE)
+    signs = torch.from_numpy(rotate.signs(dim, 0, 0).copy()).to(DEVICE)
+    sums = torch.zeros(dim, dtype=torch.int64, device=DEVICE)
+    unit = quantize.unit(protocol.coordinate_range, LEVELS)
+
+    def gradients() -> None:
+        dense.write_gradients(layers, batch.features, batch.labels, rows, fused_kernels(DEVICE))
+
+    gradients()
+    columns = kernels.scale_and_rotate(rows, signs, 1.0, unit)
+    matrix = COHORT * dim * 4
+
+    def finish() -> None:
+        round_ = DeviceRound(protocol, 0, seed=1, device=DEVICE)
+        round_.count = 1
+        round_.mean()
+
+    found = [
+        ("samples", milliseconds(lambda: source.batch(clients)), COHORT * 784 * (1 + 4 + 4 + 4)),
+        ("gradients", milliseconds(gradients), matrix),
+        ("clip and rotate", milliseconds(lambda: kernels.scale_and_rotate(rows, signs, 1.0, unit)), 2 * matrix),
+        (
+            "round and sum",
+            milliseconds(lambda: kernels.round_and_sum(columns, sums, key=3, first=0, levels=LEVELS, fraction_bits=16)),
+            matrix,
+        ),
+        ("noise of the sum", milliseconds(lambda: kernels.add_coins(sums, key=3, trials=COHORT * TRIALS)), 16 * dim),
+        ("decode", milliseconds(finish), 16 * dim),
+    ]
+    return [
+        {"stage": name, "milliseconds": time, "floor": moved / bandwidth, "ratio": time / (moved / bandwidth)}
+        for name, time, moved in found
+    ]
+
+
+def scaling() -> list[dict[str, Any]]:
+    """A round of vectors already on the device, in chunks of at most 2 GiB, for several sizes."""
+    sizes = [(clients, 51_370) for clients in (1_000, 3_000, 10_000, 30_000, 100_000)]
+    sizes += [(1_000, dim) for dim in (10_000, 100_000, 1_000_000, 10_000_000)]
+    found = []
+    for clients, dim in sizes:
+        chunk = max(1, min(clients, (2 << 30) // (4 * dim)))
+        protocol = Protocol.rotated_binomial(
+            clients=clients, dim=dim, clip_norm=1.0, levels=LEVELS, trials=TRIALS, coordinate_range=5.0 / math.sqrt(dim)
+        )
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        rows = torch.randn(chunk, -(-dim // 32) * 32, device=DEVICE)[:, :dim]
+
+        def whole(protocol: Protocol = protocol, rows: torch.Tensor = rows, clients: int = clients) -> None:
+            round_ = DeviceRound(protocol, 0, seed=1, device=DEVICE)
+            for start in range(0, clients, len(rows)):
+                round_.add(rows[: clients - start])
+            round_.mean()
+
+        time = milliseconds(whole, repeats=3)
+        found.append(
+            {
+                "clients": clients,
+                "dim": dim,
+                "chunk": chunk,
+                "milliseconds": time,
+                "nanoseconds a coordinate and client": time * 1e6 / clients / dim,
+                "peak MiB": torch.cuda.max_memory_allocated() / 2**20,
+            }
+        )
+        del rows
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    json_only = parser.parse_args().json
+    bandwidth = copy_bandwidth()
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(DEVICE),
+        "torch": torch.__version__,
+        "copy GB/s": bandwidth * 1e3 / GIGA,
+        "stages": stages(bandwidth),
+        "scaling": scaling(),
+    }
+    if json_only:
+        print(json.dumps(report, indent=2))
+        return
+    print(f"{report['device']}, PyTorch {report['torch']}; a copy moves {report['copy GB/s']:,.0f} GB/s")
+    print(f"\nA round of {COHORT:,} clients and 51,370 coordinates (k = {LEVELS}, m = {TRIALS}):")
+    for row in report["stages"]:
+        print(f"  {row['stage']:<18} {row['milliseconds']:7.3f} ms   floor {row['floor']:7.4f}   {row['ratio']:6.1f}×")
+    print("\nRounds of other sizes:")
+    for row in report["scaling"]:
+        print(
+            f"  {row['clients']:>7,} clients × {row['dim']:>10,}  {row['milliseconds']:9.2f} ms  "
+            f"{row['nanoseconds a coordinate and client']:8.5f} ns a coordinate  {row['peak MiB']:8,.0f} MiB at most"
+        )
+
+
+if __name__ == "__main__":
+    main()

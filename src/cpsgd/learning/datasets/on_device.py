@@ -1,0 +1,118 @@
+"""Data sets whose examples are made, or kept, on a PyTorch device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.engines.device.rounds import carried, has_triton
+from cpsgd.learning._torch import torch
+from cpsgd.learning.datasets.base import Batch, Dataset
+from cpsgd.learning.datasets.infinite import FIELD_COUNT, MOVES, InfiniteDataset
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """A `Batch` on a device; `counts`, which decide how clients are grouped, stay on the CPU."""
+
+    features: torch.Tensor
+    labels: torch.Tensor
+    counts: NDArray[np.int64]
+
+
+class DeviceData:
+    """The examples of any data set, carried to a device."""
+
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        """Takes the data set's test examples along at once."""
+        self._dataset = dataset
+        self._device = device
+        self.test = self._carried(dataset.test_set())
+
+    def batch(self, clients: NDArray[np.int64]) -> DeviceBatch:
+        """The examples of these clients."""
+        return self._carried(self._dataset.batch(clients))
+
+    def _carried(self, batch: Batch) -> DeviceBatch:
+        features, labels = carried(batch.features, self._device), carried(batch.labels, self._device)
+        return DeviceBatch(features, labels, batch.counts)
+
+
+class DeviceInfinite(DeviceData):
+    """An infinite data set whose samples are made on the device, bit for bit those of `InfiniteDataset`.
+
+    The images behind it and the displacement fields are on the device; a round brings only its clients' numbers.
+    """
+
+    def __init__(self, dataset: InfiniteDataset, device: torch.device) -> None:
+        """Carries images and fields to the device."""
+        super().__init__(dataset, device)
+        base = dataset.base
+        self._side = base.images.shape[1]
+        self._first = len(base.test_images) + len(base.images)
+        self._test = len(base.test_images)
+        self._images = torch.tensor(base.images, device=device)
+        self._train_labels = torch.tensor(base.labels.astype(np.int64), device=device)
+        fields = torch.tensor(dataset.fields.astype(np.float32), device=device)
+        # Central differences are halved in the fields, as `InfiniteDataset` does.
+        self._fields = fields if dataset.tangents is not None else fields * 0.5
+        self._tangents = None if dataset.tangents is None else torch.tensor(dataset.tangents, device=device)
+        self._moves = torch.tensor(MOVES * dataset.shift, device=device)
+        self._fused = fused_kernels(device) if dataset.tangents is None else None
+
+    def batch(self, clients: NDArray[np.int64]) -> DeviceBatch:
+        """The samples of these clients, shades divided by 255."""
+        numbers = carried(clients, self._device) + self._first
+        counts = np.ones(len(clients), dtype=np.int64)
+        if self._fused is not None:
+            features, labels = self._fused.samples(
+                self._images, self._train_labels, self._fields, self._moves, numbers, self._test
+            )
+            return DeviceBatch(features, labels, counts)
+        base = (numbers - self._test) % len(self._images)
+        # As `recipe`: 64 bits that wrap around still hold the product modulo 2^32.
+        k1 = ((numbers * 131071) & 0xFFFFFFFF) % 1521
+        k2 = (k1 + 1 + 2 * numbers) % FIELD_COUNT
+        down, right = self._moves[k1 % len(self._moves)].unbind(1)
+        features = self._moved(self._deformed(base, k1, k2), down, right).flatten(1) / 255.0
+        return DeviceBatch(features, self._train_labels[base], counts)
+
+    def _deformed(self, base: torch.Tensor, k1: torch.Tensor, k2: torch.Tensor) -> torch.Tensor:
+        """The deformed images before they are moved, whole numbers as float32."""
+        shades = self._images[base].to(torch.float32)
+        if self._tangents is None:
+            around = torch.nn.functional.pad(shades, (1, 1, 1, 1))
+            right = around[:, 1:-1, 2:] - around[:, 1:-1, :-2]
+            down = around[:, 2:, 1:-1] - around[:, :-2, 1:-1]
+        else:
+            right, down = self._tangents[base].unbind(1)
+        value = shades - (right * self._fields[k1] - down * self._fields[k2])
+        return value.clamp_(0.0, 255.0).trunc_()
+
+    def _moved(self, images: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Images moved by at most a pixel; what comes in from outside is zero."""
+        around = torch.nn.functional.pad(images, (1, 1, 1, 1))
+        width = self._side + 2
+        inside = torch.arange(self._side, device=images.device)
+        places = (1 + inside)[:, None] * width + (1 + inside)[None, :]
+        begin = down * width + right
+        chosen = (places[None] - begin[:, None, None]).flatten(1)
+        return around.flatten(1).gather(1, chosen).reshape(images.shape)
+
+
+def fused_kernels(device: torch.device) -> ModuleType | None:
+    """Triton's kernels, where they run."""
+    if not has_triton(device):
+        return None
+    from cpsgd.learning import fused
+
+    return fused
+
+
+def on_device(dataset: Dataset, device: torch.device) -> DeviceData:
+    """The data set on a device, made there where that is possible."""
+    kind = DeviceInfinite if isinstance(dataset, InfiniteDataset) else DeviceData
+    return kind(dataset, device)  # type: ignore[arg-type]

@@ -1,0 +1,99 @@
+"""From how often an attacker is right to a lower bound on ε.
+
+**The experiment.** Every round a fair coin B decides which of two neighbours is played; the attacker looks at what is
+released and says "one", or says nothing. Let p₁ and p₀ be the probabilities of "one" in the two worlds. If the round is
+(ε, δ)-private, p₁ <= e^ε p₀ + δ.
+
+**The bound.** Suppose so. Colour a right answer red with probability max(0, 1 - e^ε p₀/p₁), a number that is at most
+δ/p₁. In T rounds the red answers are dominated by Binomial(T, δ/2). Of the others, each is right with probability at
+most q = e^ε/(1 + e^ε), independently. With w right and f wrong answers, let r be a number that Binomial(T, δ/2) exceeds
+with probability at most γ/2. Then, but for probability γ, at least w - r answers are right and not red, and
+P(Binomial(w - r + f, q) >= w - r) > γ/2, because that tail falls as w grows for the same f. Solved for q, this is the
+lower end of Clopper and Pearson's interval, and ε is its log odds. Both error rates enter one interval through their
+ratio, so nothing is lost to two intervals that have to hold at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import beta, binom
+
+Array = NDArray[np.float64]
+
+# Shares of the rounds in which an attacker may answer.
+_SHARES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002)
+
+
+def epsilon_lower_bound(right: float, wrong: float, rounds: int, delta: float, error: float) -> float:
+    """ε that the attack proves, but for probability `error`; 0.0 where it proves nothing.
+
+    Args:
+        right: w, answers "one" when it was one.
+        wrong: f, answers "one" when it was the other.
+        rounds: T, all rounds, those without an answer too.
+        delta: δ.
+        error: γ, the probability with which the bound may be wrong.
+
+    Example:
+        >>> round(epsilon_lower_bound(900, 100, 10_000, 1e-6, 0.05), 3)
+        1.99
+    """
+    kept = right - float(binom.isf(0.5 * error, rounds, 0.5 * delta))
+    if kept <= 0.0:
+        return 0.0
+    rate = float(beta.ppf(0.5 * error, kept, wrong + 1.0))
+    return max(0.0, math.log(rate / (1.0 - rate))) if rate > 0.0 else 0.0
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """Answers where sign · score > threshold; `sign` also says which world counts as "one"."""
+
+    sign: int
+    threshold: float
+
+    @classmethod
+    def answering(cls, scores: Array, sign: int, share: float) -> Self:
+        """The attacker who would answer in this share of these rounds."""
+        return cls(sign, float(np.quantile(sign * scores, 1.0 - share, method="lower")))
+
+    def counts(self, scores: Array, worlds: NDArray[np.bool_]) -> tuple[int, int]:
+        """Right and wrong answers."""
+        answered = self.sign * scores > self.threshold
+        right = int(np.count_nonzero(answered & (worlds == (self.sign > 0))))
+        return right, int(np.count_nonzero(answered)) - right
+
+    def lower_bound(self, scores: Array, worlds: NDArray[np.bool_], delta: float, error: float) -> float:
+        """ε that it proves on these rounds."""
+        return epsilon_lower_bound(*self.counts(scores, worlds), len(scores), delta, error)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What an attacker who answers on this side, in this share of the rounds, is likely to prove."""
+
+    epsilon: float
+    sign: int
+    share: float
+
+
+def best_promise(scores: Array, worlds: NDArray[np.bool_], *, rounds: int, delta: float, error: float) -> Promise:
+    """The attacker who promises most on `rounds` fresh rounds, judged by rounds to learn from.
+
+    The rounds to learn from prove nothing any more; the promise is only a guess. It is a careful one, two standard
+    deviations to the safe side, so that rare answers that were right by chance do not win.
+    """
+    growth = rounds / len(scores)
+    promises: list[Promise] = []
+    for sign in (1, -1):
+        for share in _SHARES:
+            right, wrong = Attacker.answering(scores, sign, share).counts(scores, worlds)
+            fewer, more = max(0.0, right - 2.0 * math.sqrt(right)), wrong + 1.0 + 2.0 * math.sqrt(wrong + 1.0)
+            epsilon = epsilon_lower_bound(growth * fewer, growth * more, rounds, delta, error)
+            promises.append(Promise(epsilon, sign, share))
+    return max(promises, key=lambda promise: promise.epsilon)

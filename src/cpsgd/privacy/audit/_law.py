@@ -1,0 +1,125 @@
+"""The exact law of a round's sums: Binomial noise and every client's rounding, convolved in each coordinate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from cpsgd.errors import ParameterError
+from cpsgd.privacy import _binomial
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+# Outcomes rarer than about e^-200 are left out.
+_NATS = 200.0
+_MAX_ENTRIES = 2**24
+
+
+class Law:
+    """The law of one round's sums, coordinate by coordinate; the coordinates are independent.
+
+    Attributes:
+        first: The smallest sum that has a mass, for each coordinate.
+        mass: A row of masses for each coordinate, from `first` on.
+        mean: Expected sums.
+        variance: Their variances.
+        outward: 1 or -1, the side of the middle that an expected sum is on. Vectors that are too long push this way.
+    """
+
+    def __init__(self, protocol: Protocol, groups: Sequence[tuple[Array, int]]) -> None:
+        """Convolves the noise with the rounding of all clients.
+
+        Args:
+            protocol: Fixes the noise of a client.
+            groups: Lattice points, and how many clients have them.
+
+        Raises:
+            ParameterError: The law would take too much memory.
+        """
+        count = sum(clients for _, clients in groups)
+        noise = _binomial.window(protocol.trials * count, protocol.p, _NATS)
+        width = len(noise.mass) + count
+        if protocol.dim * width > _MAX_ENTRIES:
+            raise ParameterError(
+                f"The exact law of {protocol.dim} coordinates with {width} outcomes each is too large to compute; "
+                "audit a protocol of fewer coordinates, or with fewer surviving messages."
+            )
+        self.first = np.full(protocol.dim, noise.first)
+        roundings = np.ones((protocol.dim, 1))
+        for points, clients in groups:
+            below = np.floor(points)
+            self.first = self.first + clients * below.astype(np.int64)
+            ups: Array = np.asarray(binom.pmf(np.arange(clients + 1), clients, (points - below)[:, None]))
+            roundings = np.array([np.convolve(*rows) for rows in zip(roundings, ups, strict=True)])
+        self.mass = np.array([np.convolve(noise.mass, rounding) for rounding in roundings])
+        outcomes = np.arange(self.mass.shape[1])
+        self.mean = self.first + self.mass @ outcomes
+        self.variance = self.mass @ outcomes**2 - (self.mass @ outcomes) ** 2
+        middle = count * (protocol.trials * protocol.p + 0.5 * (protocol.levels - 1))
+        self.outward = np.where(self.mean >= middle, 1.0, -1.0)
+        self._below = np.cumsum(self.mass, axis=1) - self.mass
+
+    @property
+    def coincidence(self) -> float:
+        """The probability that two rounds have the same sums in all coordinates."""
+        return float(np.exp(np.sum(np.log(np.sum(self.mass**2, axis=1)))))
+
+    def sample(self, rounds: int, generator: np.random.Generator) -> Integers:
+        """Sums of honest rounds, a row each, to prepare an attack with; no noise that protects anybody."""
+        uniform = generator.random((self.mass.shape[0], rounds))
+        drawn = [np.searchsorted(below, row, side="right") - 1 for below, row in zip(self._below, uniform, strict=True)]
+        sums: Integers = self.first + np.array(drawn, dtype=np.int64).T
+        return sums
+
+    def uniform(self, sums: Integers, generator: np.random.Generator) -> Array:
+        """Sums, a row a round, as numbers that are independent and uniform on [0, 1] if the sums have this law.
+
+        The distribution function is spread over each of its jumps by a random number of its own.
+        """
+        index = sums - self.first
+        inside = np.clip(index, 0, self.mass.shape[1] - 1)
+        rows = np.arange(sums.shape[1])
+        spread = self._below[rows, inside] + generator.random(sums.shape) * self.mass[rows, inside]
+        return np.where(index < 0, 0.0, np.where(index > inside, 1.0, np.clip(spread, 0.0, 1.0)))
+
+
+class LikelihoodRatio:
+    """The best attacker there is for two known laws: log(one / zero) of a round's sums.
+
+    Sums that neither law expects get the ratio's straight continuation, so that it also ranks the outputs of a carrier
+    that does not follow the protocol.
+    """
+
+    def __init__(self, zero: Law, one: Law) -> None:
+        """Tabulates the logarithm for each coordinate, where both laws have masses."""
+        self._first = np.maximum(zero.first, one.first)
+        width = zero.mass.shape[1]
+        shift = np.abs(zero.first - one.first)
+        self._last = self._first + np.maximum(width - shift, 1) - 1
+        outcomes = self._first[:, None] + np.arange(width)
+        outcomes = np.minimum(outcomes, self._last[:, None])
+        # Where the laws do not overlap at all, the continuation alone tells them apart.
+        self._table = np.where((shift < width)[:, None], _log_mass(one, outcomes) - _log_mass(zero, outcomes), 0.0)
+        self._slope = (one.mean - zero.mean) / zero.variance
+
+    def score(self, sums: Integers) -> Array:
+        """The ratio's logarithm for each row of sums."""
+        inside = np.clip(sums, self._first, self._last)
+        rows = np.arange(sums.shape[1])
+        ratios = self._table[rows, inside - self._first] + (sums - inside) * self._slope
+        scores: Array = ratios.sum(axis=1)
+        return scores
+
+
+def _log_mass(law: Law, outcomes: Integers) -> Array:
+    index = np.clip(outcomes - law.first[:, None], 0, law.mass.shape[1] - 1)
+    masses: Array = np.maximum(np.take_along_axis(law.mass, index, axis=1), 1e-300)
+    return np.log(masses)

@@ -1,0 +1,87 @@
+"""`cpsgd audit`: what it prints, its picture, its exit codes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpsgd import Protocol, guarantee
+from cpsgd.codec import pipeline
+from cpsgd.randomness import Keystream
+
+FEW = ("--rounds", "1000")
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_without_parameters_a_planned_protocol_passes(cpsgd: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = cpsgd("audit", *FEW, "--plot", "audit.png")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "PASS" in result.stdout
+    assert "ε ≤ 2 at δ = 0.001, replace-one" in result.stdout
+    for check in ("privacy", "integers", "unbiased", "law", "coordinates", "rounds", "repeats"):
+        assert f"{check} " in result.stdout
+    assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_json_of_a_protocol_file(cpsgd: Any, tmp_path: Path) -> None:
+    protocol = Protocol.rotated_binomial(clients=6, dim=4, clip_norm=1.0, levels=8, trials=200)
+    (tmp_path / "p.json").write_text(protocol.to_json())
+    options = ("--delta", "1e-4", "--adjacency", "zero-out", "--surviving", "3")
+    result = cpsgd("audit", "--protocol", "p.json", *FEW, *options, "--json")
+    assert result.exit_code == 0
+    data = json.loads(result.stdout)
+    claimed = guarantee(protocol, 1e-4, adjacency="zero-out", surviving=3)
+    assert data["passed"] is True
+    assert data["claimed"]["epsilon"] == claimed.epsilon
+    assert data["protocol"] == protocol.to_dict()
+    assert (data["rounds"], data["surviving"], data["confidence"]) == (1000, 3, 0.95)
+    assert {check["name"] for check in data["checks"]} >= {"privacy", "law"}
+    assert len(data["error_rates"][0]) == 2
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.usefixtures("fixed_seed")
+def test_a_broken_encoder_is_exit_code_1(cpsgd: Any, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]) -> None:
+    real = pipeline.encode
+
+    def repeating(protocol: Protocol, vector: Any, round: int) -> bytes:
+        return real(protocol, vector, round, Keystream(bytes(16)))
+
+    monkeypatch.setattr(pipeline, "encode", repeating)
+    result = cpsgd("audit", *FEW, "--clients", "2", "--dim", "8", *form)
+    assert result.exit_code == 1
+    assert "FAIL" in result.stdout or json.loads(result.stdout)["passed"] is False
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_checks_that_cannot_be_asked_say_so(cpsgd: Any) -> None:
+    options = ("--clients", "2", "--dim", "1", "--levels", "4", "--trials", "200", "--no-rotate")
+    result = cpsgd("audit", *FEW, *options)
+    assert result.exit_code == 0
+    assert "not asked" in result.stdout
+
+
+def test_refusals(cpsgd: Any, tmp_path: Path) -> None:
+    protocol = Protocol.rotated_binomial(clients=6, dim=4, clip_norm=1.0, levels=8, trials=200)
+    (tmp_path / "p.json").write_text(protocol.to_json())
+    (tmp_path / "silent.json").write_text(replace(protocol, trials=0).to_json())
+    for arguments, reason in (
+        (("--plot", "audit.txt"), "--plot"),
+        (("--rounds", "10"), "rounds"),
+        (("--protocol", "p.json", "--dim", "4"), "--dim"),
+        (("--protocol", "p.json", "--levels", "4"), "--levels"),
+        (("--protocol", "silent.json"), "no noise"),
+        (("--levels", "4", "--trials", "3", "--delta", "1e-9"), "No method proves"),
+        (("--epsilon", "1", "--trials", "5"), "--trials"),
+    ):
+        result = cpsgd("audit", *arguments)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert reason in result.stderr
+        assert result.stderr.count("\n") == 1

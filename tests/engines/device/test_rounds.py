@@ -1,0 +1,153 @@
+"""Rounds on a device against the exact law and against the simulator of the CPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom, chisquare
+
+from cpsgd import Protocol
+from cpsgd.codec import quantize
+from cpsgd.engines.device import DeviceFloatMean, DeviceRound, plain
+from cpsgd.engines.device.rounds import kernels_for
+from cpsgd.engines.simulate import FloatMean, RoundSimulator
+from cpsgd.errors import EmptyError, ParameterError, VectorError
+
+CLIENTS, DIM = 6, 20_000
+VALUES = (0.3, -0.7, 0.05, 0.9, -0.2, 0.0)
+
+
+def protocol(**changes: Any) -> Protocol:
+    parameters: dict[str, Any] = {
+        "clients": CLIENTS,
+        "dim": DIM,
+        "clip_norm": 1e4,
+        "coordinate_range": 1.0,
+        "levels": 3,
+        "trials": 5,
+    }
+    return Protocol.binomial(**{**parameters, **changes})
+
+
+def exact_law(of: Protocol) -> np.ndarray:
+    """Probabilities of a coordinate's sum: each client's rounding, then Binomial(nm, p)."""
+    law = binom.pmf(np.arange(CLIENTS * of.trials + 1), CLIENTS * of.trials, of.p)
+    for value in VALUES:
+        grid = round(value * quantize.unit(1.0, of.levels)) + quantize.coordinate_limit(of.levels)
+        level, fraction = divmod(grid / 2 ** quantize.fraction_bits(of.levels), 1.0)
+        client = np.zeros(of.levels)
+        client[int(level)] = 1.0 - fraction
+        if fraction:
+            client[int(level) + 1] = fraction
+        law = np.convolve(law, client)
+    return law
+
+
+@pytest.mark.parametrize("changes", [{}, {"p": 0.3}, {"trials": 0}, {"trials": 60, "levels": 2}, {"modulus": 64}])
+def test_the_sum_has_the_exact_law(changes: dict[str, Any], device: torch.device) -> None:
+    # Chi-square over 20,000 coordinates. False alarm: 1e-7 each.
+    tested = protocol(**changes)
+    round_ = DeviceRound(tested, 3, seed=5, device=device)
+    round_.add(torch.tensor(VALUES, device=device)[:, None].repeat(1, DIM))
+    mean = round_.mean().cpu().numpy().astype(np.float64)
+    middle = CLIENTS * (tested.trials * tested.p + (tested.levels - 1) / 2)
+    sums = np.rint(mean / tested.scale * CLIENTS + middle).astype(np.int64)
+    law = exact_law(tested)
+    seen = np.bincount(sums, minlength=len(law)).astype(float)
+    common = law * DIM >= 10
+    observed = np.append(seen[common], seen[~common].sum())
+    expected = np.append(law[common], law[~common].sum()) * DIM
+    keep = expected > 1e-9
+    assert observed[~keep].sum() == 0.0
+    keep &= expected > 5
+    assert chisquare(observed[keep], expected[keep] * observed[keep].sum() / expected[keep].sum()).pvalue > 1e-7
+
+
+def test_means_and_variances_equal_the_simulators(device: torch.device) -> None:
+    # The same vectors through both: errors of both means have mean 0 and one variance. With 4,100 coordinates a mean
+    # of errors has deviation σ/64, a variance σ²/45: six of each are a false alarm in 1e-8.
+    rng = np.random.default_rng(1)
+    dim, clients = 4_100, 300
+    x = rng.standard_normal((clients, dim)).astype(np.float32) / 80.0
+    of = Protocol.rotated_binomial(clients=clients, dim=dim, clip_norm=1.0, levels=3, trials=13, coordinate_range=0.05)
+    simulator = RoundSimulator(of, 2, seed=3)
+    simulator.add(x)
+    round_ = DeviceRound(of, 2, seed=3, device=device)
+    round_.add(torch.from_numpy(x.copy()).to(device))
+    truth = x.astype(np.float64).mean(axis=0)
+    expected = of.expected_squared_error(list(x), 2)
+    sigma = math.sqrt(expected.total / dim)
+    for mean in (simulator.mean(), round_.mean().cpu().numpy()):
+        error = mean - truth
+        assert abs(error.mean()) < 6 * sigma / math.sqrt(dim)
+        assert abs((error**2).mean() / sigma**2 - 1.0) < 6 * math.sqrt(2.0 / dim)
+    assert round_.noise_norm() == simulator.noise_norm()
+
+
+def test_gaussian_rounds_and_float_means(device: torch.device) -> None:
+    of = Protocol.gaussian(clients=50, dim=5_000, clip_norm=1.0, sigma=0.7)
+    x = torch.randn(50, 5_000, generator=torch.Generator().manual_seed(2)).to(device)
+    x[3, 7] = float("inf")  # counts as zero
+    plain_mean = DeviceFloatMean(5_000, 1.0, device)
+    plain_mean.add(x.clone())
+    reference = FloatMean(5_000, 1.0)
+    finite = x.clone()
+    finite[3] = 0.0
+    reference.add(finite.cpu().numpy())
+    np.testing.assert_allclose(plain_mean.mean().cpu().numpy(), reference.mean(), atol=1e-6)
+    round_ = DeviceRound(of, 0, seed=1, device=device)
+    round_.add(x.clone())
+    noise = (round_.mean() - plain_mean.mean()).double().cpu()
+    # 5,000 normal numbers: six deviations of mean and variance.
+    assert abs(float(noise.mean())) < 6 * 0.7 / math.sqrt(50 * 5_000)
+    assert abs(float((noise**2).mean()) / (0.49 / 50) - 1.0) < 6 * math.sqrt(2 / 5_000)
+    assert plain_mean.noise_norm() == 0.0
+
+
+def test_a_seed_repeats_a_round_in_any_pieces(device: torch.device) -> None:
+    of = protocol(dim=50)
+    x = torch.rand(CLIENTS, 50, generator=torch.Generator().manual_seed(3)).to(device)
+    means = []
+    for pieces in ([6], [1, 2, 3], [5, 1]):
+        round_ = DeviceRound(of, 0, seed=11, device=device)
+        for part in torch.split(x.clone(), pieces):
+            round_.add(part)
+        means.append(round_.mean())
+    assert torch.equal(means[0], means[1])
+    assert torch.equal(means[0], means[2])
+    for seed, number in ((12, 0), (11, 1), (None, 0)):
+        other = DeviceRound(of, number, seed=seed, device=device)
+        other.add(x.clone())
+        assert not torch.equal(means[0], other.mean())
+
+
+def test_zeros_fill_a_round_up(device: torch.device) -> None:
+    of = protocol(dim=30, trials=0, levels=2)
+    round_ = DeviceRound(of, 0, seed=1, device=device)
+    round_.add(torch.ones(3, 30, device=device))
+    round_.add_zeros(3)
+    assert round_.count == 6
+    assert bool((round_.mean() >= -1e-6).all())  # each of three zeros goes to -1 or 1
+
+
+def test_bad_input_is_refused(device: torch.device) -> None:
+    round_ = DeviceRound(protocol(dim=4), 0, seed=1, device=device)
+    with pytest.raises(EmptyError):
+        round_.mean()
+    for wrong in (torch.zeros(2, 5), torch.zeros(4), torch.zeros(2, 4, dtype=torch.float64)):
+        with pytest.raises(VectorError, match="Expected rows of 4 float32"):
+            round_.add(wrong.to(device))
+    round_.add(torch.zeros(2, 4, device=device))
+    round_.mean()
+    with pytest.raises(ParameterError, match="no more messages"):
+        round_.add(torch.zeros(2, 4, device=device))
+    with pytest.raises(EmptyError):
+        DeviceFloatMean(4, 1.0, device).mean()
+
+
+def test_plain_kernels_serve_where_triton_does_not() -> None:
+    assert kernels_for(torch.device("cpu")) is plain
