@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml constraints.txt
 
-.PHONY: help install train test lint bench sanitize clean
+.PHONY: help install train test lint bench fuzz sanitize clean
 
 help:
 	@echo "make train     install into $(VENV) and train privately on simulated clients (3 minutes)"
 	@echo "make test      install into $(VENV) and run all tests"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     speed of every stage beside memcpy and NumPy"
+	@echo "make fuzz      a million hostile inputs to the parsers (INPUTS=20000 for a short run)"
 	@echo "make sanitize  the kernels' tests under AddressSanitizer and UBSan"
 
 install: $(VENV)/installed
@@ -37,6 +38,15 @@ bench: install
 	$(BIN)/python benchmarks/codec.py
 	$(BIN)/python benchmarks/datasets.py
 	$(BIN)/python benchmarks/training.py
+	FLWR_TELEMETRY_ENABLED=0 $(BIN)/python benchmarks/secagg.py
+	$(BIN)/python benchmarks/load.py
+	$(BIN)/python benchmarks/timing.py --measurements 20000
+
+# Guided by coverage where atheris has a wheel for this Python, otherwise by chance.
+INPUTS ?= 1000000
+fuzz: install
+	-$(PIP) atheris
+	$(BIN)/python -m tests.fuzz.driver --inputs $(INPUTS)
 
 # A second environment whose kernels are instrumented; Python itself is not, so the runtime is preloaded.
 sanitize: $(VENV)-sanitize/installed

@@ -46,15 +46,17 @@ class Setting:
     rate: float
     schedule: Schedule
     clip_norm: float = 1.0
+    weight_decay: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.optimizer}, rate {self.rate:g}, {self.schedule}, clipped to {self.clip_norm:g}"
+        text = f"{self.optimizer}, rate {self.rate:g}, {self.schedule}, clipped to {self.clip_norm:g}"
+        return text + (f", decay {self.weight_decay:g}" if self.weight_decay else "")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From "sgd:8:constant:0.5"."""
-        optimizer, rate, schedule, clip_norm = text.split(":")
-        return cls(optimizer, float(rate), check_schedule(schedule), float(clip_norm))
+        """From "sgd:6:late:1:1e-4": optimizer, rate, schedule, clip norm, weight decay."""
+        optimizer, rate, schedule, clip_norm, decay = text.split(":")
+        return cls(optimizer, float(rate), check_schedule(schedule), float(clip_norm), float(decay))
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Trainings:
             rounds=rounds,
             optimizer=setting.optimizer,
             learning_rate=setting.rate,
+            weight_decay=setting.weight_decay,
             schedule=setting.schedule,
             seed=seed,
             evaluate_every=rounds,
@@ -158,7 +161,7 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, default=Path("selection.jsonl"), help="where trainings are kept")
     arguments.add_argument("--dataset", choices=list(DELTA), default="infinite-digits")
     arguments.add_argument("--device", default="cpu", help="cpu or cuda")
-    arguments.add_argument("--grid", nargs="+", type=Setting.parse, help="settings such as sgd:8:constant:0.5")
+    arguments.add_argument("--grid", nargs="+", type=Setting.parse, help="settings such as sgd:6:late:1:1e-4")
     arguments.add_argument("--cohort", type=int, default=10_000)
     arguments.add_argument("--rounds", type=int, default=80)
     arguments.add_argument("--select-seeds", type=int, default=2, help="trainings of each setting, seeds 100, 101, ...")

@@ -366,3 +366,27 @@ def test_two_threads_lose_nothing() -> None:
         alone.add(one)
     assert together.count == 200
     np.testing.assert_array_equal(together.sums, alone.sums)
+
+
+def test_a_long_round_holds_its_memory() -> None:
+    dim, count = 200_000, 1500
+    protocol = Protocol.binomial(clients=count, dim=dim, clip_norm=1.0, levels=2, trials=14)
+    message = bytearray(protocol.encode(np.zeros(dim, np.float32), ROUND))
+    values = pack.backward(wire.read(bytes(message)).payload, dim, protocol.radix)
+    aggregator = Aggregator(protocol, ROUND)
+    tracemalloc.start()
+    try:
+        held = []
+        for number in range(count):
+            message[36:52] = number.to_bytes(16, "little")
+            aggregator.add(sealed(message))
+            if number == 100:
+                tracemalloc.reset_peak()
+            held.append(tracemalloc.get_traced_memory()[0])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # An id takes 16 bytes and its place in a set; nothing else stays, and nothing beside the message itself is made.
+    assert held[-1] - held[100] < 250 * count
+    assert peak - held[100] < 250 * count + 6 * len(message)
+    np.testing.assert_array_equal(aggregator.sums, values.astype(np.uint64) * count)

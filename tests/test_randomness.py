@@ -3,6 +3,9 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,6 +42,60 @@ def test_a_forked_child_draws_other_bytes() -> None:
     assert os.read(read, 32) != ours
     os.close(read)
     os.close(write)
+
+
+def test_a_stream_does_not_go_on_in_a_forked_child() -> None:
+    stream = Keystream()
+    stream.take(10)
+    child = os.fork()
+    if child == 0:
+        try:
+            stream.take(10)
+        except RuntimeError:
+            os._exit(17)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+    assert stream.take(10).size == 10  # the parent's own stream is untouched
+
+
+MESSAGES_OF_MANY_PROCESSES = """
+import multiprocessing, sys
+import numpy as np
+from cpsgd import Protocol
+from cpsgd.engines.simulate import RoundSimulator
+
+protocol = Protocol.rotated_binomial(clients=8, dim=64, clip_norm=1.0, levels=4, trials=200)
+
+def work(queue):
+    integers = protocol.encode_integers(np.zeros(64), round=0).tobytes()
+    simulator = RoundSimulator(protocol, round=0)
+    simulator.add(np.zeros((2, 64), dtype=np.float32))
+    queue.put((integers, protocol.encode(np.zeros(64), round=0)[64:], simulator.mean().tobytes()))
+
+if __name__ == "__main__":
+    protocol.encode(np.zeros(64), round=0)  # whatever the first message leaves behind, children inherit it
+    context = multiprocessing.get_context(sys.argv[1])
+    queue = context.Queue()
+    processes = [context.Process(target=work, args=(queue,)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    found = [queue.get(timeout=100) for _ in processes]
+    work(queue)
+    found.append(queue.get(timeout=100))
+    for process in processes:
+        process.join(100)
+    print([len(set(kind)) for kind in zip(*found)])
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_no_two_processes_share_noise(method: str, tmp_path: Path) -> None:
+    script = tmp_path / "many.py"
+    script.write_text(MESSAGES_OF_MANY_PROCESSES)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), method], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.stdout == "[5, 5, 5]\n", done.stderr
 
 
 def test_the_key_stays_inside() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from numbers import Integral, Real
 
 from cpsgd.errors import ParameterError
@@ -11,7 +12,7 @@ from cpsgd.errors import ParameterError
 def integer(name: str, value: object, *, low: int, high: int | None = None) -> int:
     """Returns `value` as an int within [low, high], or raises."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ParameterError(f"Expected {name} to be an integer, got {value!r}.")
+        raise ParameterError(f"Expected {name} to be an integer, got {reprlib.repr(value)}.")
     result = int(value)
     if result < low or (high is not None and result > high):
         bound = f">= {low}" if high is None else f"in [{low}, {high}]"
@@ -32,7 +33,7 @@ def positive(name: str, value: object, *, low: float = 0.0, high: float = math.i
 def finite(name: str, value: object) -> float:
     """Returns `value` as a finite float, or raises."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ParameterError(f"Expected {name} to be a number, got {value!r}.")
+        raise ParameterError(f"Expected {name} to be a number, got {reprlib.repr(value)}.")
     try:
         result = float(value)
     except OverflowError:

@@ -194,3 +194,22 @@ class LedgerFormatError(LedgerError):
 
 class LedgerChainError(LedgerFormatError):
     """The chain of hashes is broken: a record was changed, removed or inserted."""
+
+
+class WorkerError(CpsgdError):
+    """Workers of one round do not agree, or one of them has no vector to give. Nothing was added up."""
+
+
+class CarrierError(CpsgdError):
+    """What carries the integers failed on the way: a worker is gone, or took too long."""
+
+
+class RoundRefusedError(CpsgdError):
+    """A client refuses a round: it would not get the guarantee it asks for."""
+
+
+class TrainFunctionError(CpsgdError):
+    """A client's own train function failed. What it said stays on the client: it might quote data."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"The client's function failed ({kind}); its log says why.")

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import reprlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -87,7 +88,7 @@ class Protocol:
     def __post_init__(self) -> None:
         low, high = _NORM_LIMITS
         if not isinstance(self.rotate, bool | np.bool_):
-            raise ParameterError(f"Expected rotate to be True or False, got {self.rotate!r}.")
+            raise ParameterError(f"Expected rotate to be True or False, got {reprlib.repr(self.rotate)}.")
         normal: dict[str, object] = {
             "rotate": bool(self.rotate),
             "clients": _validate.integer("clients", self.clients, low=1, high=MAX_CLIENTS),
@@ -224,7 +225,7 @@ class Protocol:
         known = {field.name for field in fields(cls)}
         unknown = sorted(str(name) for name in data.keys() - known)
         if unknown:
-            raise ParameterError(f"Unknown protocol fields {unknown}; known are {sorted(known)}.")
+            raise ParameterError(f"Unknown protocol fields {reprlib.repr(unknown)}; known are {sorted(known)}.")
         missing = sorted({"clients", "dim", "clip_norm", "coordinate_range", "levels", "trials"} - data.keys())
         if missing:
             raise ParameterError(f"Missing protocol fields {missing}.")

@@ -26,15 +26,17 @@ class Keystream:
     """A cryptographic stream of private random bytes: AES-128 in counter mode under a key used only here.
 
     The key is drawn when the stream is made and cannot be read, printed, copied or pickled. A new stream is made for
-    every message, so that neither a fork nor a restart can repeat one.
+    every message, so that no restart can repeat one; and a stream refuses to go on in a forked child, where the parent
+    would go on with the same bytes.
     """
 
-    __slots__ = ("_encryptor",)
+    __slots__ = ("_encryptor", "_process")
 
     def __init__(self, key: bytes | None = None) -> None:
         """Starts a stream; `key` (16 bytes) is for masks, which two parties derive alike, and for tests."""
         cipher = Cipher(algorithms.AES128(os.urandom(16) if key is None else key), modes.CTR(bytes(16)))
         self._encryptor = cipher.encryptor()
+        self._process = os.getpid()
 
     @staticmethod
     def buffer(size: int) -> NDArray[np.uint8]:
@@ -43,6 +45,8 @@ class Keystream:
 
     def fill(self, buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
         """Writes the next `size` bytes to a buffer made by `buffer`, and returns them as a view of it."""
+        if os.getpid() != self._process:
+            raise RuntimeError("A private keystream cannot be used in a forked child: its bytes would be used twice.")
         for start in range(0, size, len(_ZEROS)):
             count = min(len(_ZEROS), size - start)
             self._encryptor.update_into(_ZEROS[:count], buffer[start : start + count + _SLACK].data)

@@ -258,6 +258,11 @@ def test_wrong_arrays(cpsgd: Any, vectors: Vectors) -> None:
     damaged = bytearray(Path("several.npz").read_bytes())
     damaged[1000] ^= 1
     Path("damaged.npz").write_bytes(damaged)
+    np.savez("single.npz", vectors)
+    misdirected = bytearray(Path("single.npz").read_bytes())
+    place = misdirected.rindex(b"PK\x05\x06") + 16
+    misdirected[place : place + 4] = b"\xf0\xff\xff\xff"  # where the list of members begins
+    Path("misdirected.npz").write_bytes(misdirected)
     for name, words in {
         "line.npy": "two dimensions",
         "cube.npy": "two dimensions",
@@ -271,6 +276,7 @@ def test_wrong_arrays(cpsgd: Any, vectors: Vectors) -> None:
         "garbage.npz": "not a readable .npz",
         "whole.npz": "not a readable .npz",
         "object.npz": "not a readable .npz",
+        "misdirected.npz": "not a readable .npz",
         "several.npz": "a, b; choose one with --key",
         "pair.npz": "(none)",
         "folder.npy": "directory",

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import subprocess
 import sys
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,25 @@ def test_every_damage_is_noticed(tmp_path: Path) -> None:
         load(path)
 
 
+def sealed(body: bytes) -> bytes:
+    return b"cpsgd checkpoint 1\n" + hashlib.sha256(body).digest() + body
+
+
+def test_a_checksum_is_no_signature(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.bin"
+    save(path, STATE)
+    archive = path.read_bytes()[len(b"cpsgd checkpoint 1\n") + 32 :]
+    a_list, packed = io.BytesIO(), io.BytesIO()
+    torch.save([1, 2], a_list)
+    with zipfile.ZipFile(io.BytesIO(archive)) as good, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as bomb:
+        for entry in good.infolist():
+            bomb.writestr(entry.filename, good.read(entry))
+    for body in (b"", archive[:-30], archive[:50] + archive[60:], a_list.getvalue(), packed.getvalue()):
+        path.write_bytes(sealed(body))
+        with pytest.raises(CheckpointError, match="does not hold"):
+            load(path)
+
+
 def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "checkpoint.bin"
     save(path, STATE)
@@ -85,6 +108,25 @@ def test_a_damaged_charge_is_refused(tmp_path: Path) -> None:
     log.append(0, 100)
     log.append(1, 100)
     path.write_bytes(path.read_bytes().replace(b"100", b"900", 1))
+    with pytest.raises(CheckpointError, match="Line 1"):
+        ChargeLog(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"round": 1e999, "survivors": 9}',
+        b'{"round": 0, "survivors": -1}',
+        b'{"round": -1, "survivors": 9}',
+        b'{"round": "0", "survivors": 9}',
+        b'{"round": 0}',
+        b"[" * 100_000,
+        b"[0]",
+    ],
+)
+def test_a_charge_that_makes_no_sense_is_refused(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "charges.jsonl"
+    path.write_bytes(line + b" %08x\n" % zlib.crc32(line))
     with pytest.raises(CheckpointError, match="Line 1"):
         ChargeLog(path)
 

@@ -47,3 +47,18 @@ def test_other_optimizers() -> None:
 def test_unknown_schedules_are_refused() -> None:
     with pytest.raises(ParameterError, match="Known are constant, linear"):
         optimizers.check_schedule("cosine")
+
+
+@pytest.mark.parametrize("name", optimizers.NAMES)
+def test_weight_decay_pulls_parameters_towards_zero(name: str) -> None:
+    parameter = torch.nn.Parameter(torch.tensor([2.0]))
+    optimizer = optimizers.make(name, [parameter], 0.1, 0.5)
+    parameter.grad = torch.zeros(1)
+    optimizer.step()
+    assert 0.0 < float(parameter.detach()) < 2.0
+
+
+def test_schedules_end_low() -> None:
+    assert [optimizers.factor("constant", number, 10) for number in (0, 9)] == [1.0, 1.0]
+    assert [optimizers.factor("linear", number, 10) for number in (0, 9)] == pytest.approx([1.0, 0.1])
+    assert [optimizers.factor("late", number, 10) for number in (0, 7, 8, 9)] == pytest.approx([1.0, 1.0, 2 / 3, 1 / 3])

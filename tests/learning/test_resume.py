@@ -249,3 +249,13 @@ def test_bad_run_directories(triangle: ArrayDataset, tmp_path: Path) -> None:
     checkpoint.unlink()
     with pytest.raises(CheckpointError, match="charges but no checkpoint"):
         trainer(triangle, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("change", [{"round": None}, {"history": [{"loss": 1.0}]}, {"model": {}}, {"cohorts": 3}])
+def test_a_checkpoint_of_something_else(triangle: ArrayDataset, tmp_path: Path, change: dict[str, Any]) -> None:
+    run = trainer(triangle, tmp_path, rounds=1)
+    finish(run)
+    path = tmp_path / checkpoints.CHECKPOINT
+    checkpoints.save(path, {**checkpoints.load(path), **change})
+    with pytest.raises(CheckpointError, match="does not hold the state"):
+        trainer(triangle, tmp_path, rounds=1, resume=True)

@@ -110,9 +110,11 @@ def _suffix(path: Path, key: str | None) -> str:
 
 def _open_array(path: Path, key: str | None) -> Array:
     kind = path.suffix.lower()
+    with path.open("rb"):
+        pass  # a file that cannot be opened is not a damaged one
     try:
         array = _from_npz(path, key) if kind == ".npz" else np.lib.format.open_memmap(path, mode="r")
-    except (ParameterError, OSError):
+    except ParameterError:
         raise
     except Exception:
         # NumPy lets all kinds of errors through from a damaged file; what they say may quote it.

@@ -90,8 +90,12 @@ def run(
         str | None, typer.Option(help="The server's: sgd, momentum, adagrad or adam.", rich_help_panel=_LEARNING)
     ] = None,
     lr: Annotated[float | None, typer.Option(help="The server's learning rate.", rich_help_panel=_LEARNING)] = None,
+    weight_decay: Annotated[
+        float | None,
+        typer.Option(help="So much of each parameter is added to its gradient.", rich_help_panel=_LEARNING),
+    ] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="Of the learning rate: constant or linear.", rich_help_panel=_LEARNING)
+        str | None, typer.Option(help="Of the learning rate: constant, linear or late.", rich_help_panel=_LEARNING)
     ] = None,
     local_steps: Annotated[
         int | None, typer.Option(help="Local SGD steps a client; 1 sends a gradient.", rich_help_panel=_LEARNING)
@@ -161,6 +165,7 @@ def run(
         "clip_norm": clip_norm,
         "optimizer": optimizer,
         "lr": lr,
+        "weight_decay": weight_decay,
         "schedule": schedule,
         "local_steps": local_steps,
         "local_lr": local_lr,

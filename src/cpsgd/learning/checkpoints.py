@@ -16,11 +16,13 @@ import io
 import json
 import os
 import weakref
+import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cpsgd import _validate
 from cpsgd.errors import CheckpointError
 from cpsgd.learning._torch import torch
 
@@ -56,8 +58,22 @@ def load(path: Path) -> dict[str, Any]:
             f"The checkpoint {path} is damaged: its checksum does not match. Restore it from a copy, or start a new "
             "run; the cost of the old one stays spent."
         )
-    state: dict[str, Any] = torch.load(io.BytesIO(data[start:]), weights_only=True, map_location="cpu")
+    state = _unpacked(data[start:])
+    if not isinstance(state, dict):
+        raise CheckpointError(f"The checkpoint {path} does not hold the state of a run.")
     return state
+
+
+def _unpacked(body: bytes) -> Any:
+    """What PyTorch's archive holds, or None. A checksum is no signature: the archive may be anybody's."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(body)) as archive:
+            # PyTorch stores without compressing; a compressed archive could unpack to any size.
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                return None
+        return torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
+    except Exception:  # zipfile and PyTorch let all kinds of errors through from a damaged archive
+        return None
 
 
 class _Lock:
@@ -120,10 +136,11 @@ class ChargeLog:
                 if zlib.crc32(text) != int(checksum, 16):
                     raise ValueError("checksum")
                 charge = json.loads(text)
-                if int(charge["round"]) in self.survivors:
+                charged = _validate.integer("round", charge["round"], low=0)
+                if charged in self.survivors:
                     raise ValueError("a round charged twice")
-                self.survivors[int(charge["round"])] = int(charge["survivors"])
-            except (ValueError, KeyError, TypeError):
+                self.survivors[charged] = _validate.integer("survivors", charge["survivors"], low=0)
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise CheckpointError(
                     f"Line {number} of {path} is damaged: what was spent is not known. Restore the file from a copy."
                 ) from None

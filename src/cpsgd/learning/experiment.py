@@ -145,6 +145,7 @@ class Experiment:
             examples=settings.examples,
             optimizer=settings.optimizer,
             learning_rate=settings.lr,
+            weight_decay=settings.weight_decay,
             schedule=optimizers.check_schedule(settings.schedule),
             seed=settings.seed,
             dropout=settings.dropout,
@@ -264,7 +265,7 @@ class Experiment:
             "colluding": settings.colluding,
         }
         if settings.examples is not None:
-            return plan_examples(**wishes, participation=settings.participation, examples=settings.examples)
+            return plan_examples(**wishes, participation=settings.participation, examples=settings.examples).protocol
         return plan(**wishes, participation=cohorts.participation)
 
     def _gaussian(self, protocol: Protocol) -> Protocol:

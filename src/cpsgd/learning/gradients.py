@@ -181,6 +181,11 @@ def check_model(model: torch.nn.Module) -> None:
             raise ParameterError(f"Expected all parameters on {device}, but {name} is on {p.device}: use model.to().")
         if not bool(torch.isfinite(p).all()):
             raise ParameterError(f"The model's parameter {name} holds NaN or infinity; start from finite numbers.")
+    check_layers(model)
+
+
+def check_layers(model: torch.nn.Module) -> None:
+    """Raises `ParameterError` where a layer keeps or shares statistics of examples."""
     for name, module in model.named_modules():
         mixes = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
         if mixes or getattr(module, "track_running_stats", False):

@@ -13,8 +13,12 @@ from cpsgd.learning._torch import torch
 Factory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 """Makes an optimizer for some parameters, such as `functools.partial(torch.optim.RMSprop, lr=0.01)`."""
 
-Schedule = Literal["constant", "linear"]
-"""How the learning rate changes over a run."""
+Schedule = Literal["constant", "linear", "late"]
+"""How the learning rate changes over a run: not at all, or linearly towards 0 after the last round, all the time or in
+the last three tenths."""
+
+# The part of a run in which the schedule "late" lowers the rate.
+_LATE = 0.3
 
 _KNOWN: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -28,9 +32,16 @@ NAMES = tuple(_KNOWN)
 
 
 def make(
-    optimizer: str | Factory, parameters: Iterable[torch.nn.Parameter], learning_rate: float
+    optimizer: str | Factory, parameters: Iterable[torch.nn.Parameter], learning_rate: float, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
-    """The optimizer of this name with this learning rate, or what the factory makes (with a rate of its own).
+    """The optimizer of this name with this learning rate, or what the factory makes (with settings of its own).
+
+    Args:
+        optimizer: A name, or a function from parameters to any optimizer.
+        parameters: What is trained.
+        learning_rate: Of the named ones.
+        weight_decay: Of the named ones: so much of each parameter is added to its gradient. Noise piles up in
+            directions in which the loss is flat; this takes it away again.
 
     Example:
         >>> make("nadam", [], 0.1)
@@ -44,7 +55,8 @@ def make(
             f"Unknown optimizer {optimizer!r}. Known are {', '.join(NAMES)}; any other of torch.optim can be given as "
             "a function from parameters to the optimizer."
         )
-    return _KNOWN[optimizer](parameters, lr=_validate.positive("learning_rate", learning_rate))
+    decay = _validate.positive("weight_decay", weight_decay, low=-1e-300)
+    return _KNOWN[optimizer](parameters, lr=_validate.positive("learning_rate", learning_rate), weight_decay=decay)
 
 
 def check_schedule(name: str) -> Schedule:
@@ -60,5 +72,8 @@ def factor(schedule: Schedule, round: int, rounds: int) -> float:
     Example:
         >>> [factor("linear", round, 4) for round in range(4)]
         [1.0, 0.75, 0.5, 0.25]
+        >>> [round_ for round_ in range(10) if factor("late", round_, 10) < 1.0]
+        [8, 9]
     """
-    return 1.0 if schedule == "constant" else 1.0 - round / rounds
+    left = 1.0 - round / rounds
+    return {"constant": 1.0, "linear": left, "late": min(1.0, left / _LATE)}[schedule]

@@ -6,12 +6,14 @@ Nothing heavy is imported, so that settings can be read and refused before PyTor
 from __future__ import annotations
 
 import json
+import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from cpsgd import _validate
 from cpsgd.errors import ParameterError
 
 NO_SEED = "none"
@@ -38,7 +40,8 @@ class Settings:
         clip_norm: D, bound on an update's Euclidean norm.
         optimizer: The server's.
         lr: The server's learning rate.
-        schedule: "constant", or "linear" towards 0 after the last round.
+        weight_decay: The server's: so much of each parameter is added to its gradient.
+        schedule: "constant", or towards 0 after the last round: "linear", or "late", in the last three tenths.
         participation: "once", "every", "poisson" or "fixed-size".
         dropout: Probability with which a message does not arrive.
         examples: E, for the privacy of single examples, of which a client sends the sum of at most E gradients, each
@@ -71,6 +74,7 @@ class Settings:
     clip_norm: float = 1.0
     optimizer: str = "sgd"
     lr: float
+    weight_decay: float = 0.0
     schedule: str = "constant"
     participation: str = "once"
     dropout: float = 0.0
@@ -101,10 +105,10 @@ class Settings:
         for name in values:
             if name not in known:
                 raise ParameterError(f"Unknown setting {name!r}. Known are {', '.join(known)}.")
-        preset = values.get("preset", "digits")
+        changes: dict[str, Any] = {name: _checked(name, value) for name, value in values.items()}
+        preset = changes.get("preset", "digits")
         if preset not in PRESETS:
             raise ParameterError(f"Unknown preset {preset!r}. Known are {', '.join(PRESETS)}.")
-        changes: dict[str, Any] = {name: _checked(name, value) for name, value in values.items()}
         if ("levels" in changes or "trials" in changes or "range" in changes) and "bits" not in changes:
             changes["bits"] = None
         if "dataset" in changes and "clients" not in changes:
@@ -151,7 +155,9 @@ _PAPER = Settings(
     cohort=10_000,
     rounds=2_500,  # one epoch: 2,500 disjoint cohorts of 10,000 are all clients
     delta=1e-9,
-    lr=4.0,
+    lr=6.0,
+    weight_decay=1e-4,
+    schedule="late",
 )
 
 PRESETS = {"digits": _DIGITS, "paper": _PAPER}
@@ -173,6 +179,7 @@ _KINDS: dict[str, type] = {
     "clip_norm": float,
     "optimizer": str,
     "lr": float,
+    "weight_decay": float,
     "schedule": str,
     "participation": str,
     "dropout": float,
@@ -195,9 +202,9 @@ def _checked(name: str, value: object) -> object:
         return None
     kind = _KINDS[name]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return _validate.finite(name, value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ParameterError(f"Expected {name} to be of type {kind.__name__}, got {value!r}.")
+        raise ParameterError(f"Expected {name} to be of type {kind.__name__}, got {reprlib.repr(value)}.")
     return value
 
 
@@ -210,7 +217,7 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ParameterError(f"{path} cannot be read as {path.suffix[1:].upper() or 'TOML'}: {error}.") from None
     if not isinstance(values, dict):
         raise ParameterError(f"{path} does not hold settings.")

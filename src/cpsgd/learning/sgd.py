@@ -93,6 +93,7 @@ class Trainer:
         colluding: int | None = None,
         optimizer: str | optimizers.Factory = "sgd",
         learning_rate: float = 0.1,
+        weight_decay: float = 0.0,
         schedule: optimizers.Schedule = "constant",
         seed: int | None = None,
         dropout: float = 0.0,
@@ -125,8 +126,9 @@ class Trainer:
             optimizer: The server's: "sgd", "momentum", "adagrad", "adam", or a function from parameters to any
                 optimizer of torch.optim.
             learning_rate: Of the named optimizers.
-            schedule: How the learning rate changes: "constant", or "linear" towards 0 after the last round, which
-                quietens the noise of the last steps.
+            weight_decay: Of the named optimizers (see `optimizers.make`).
+            schedule: How the learning rate changes: "constant"; "linear" towards 0 after the last round, which
+                quietens the noise of the last steps; or "late", the same in the last three tenths only.
             seed: None for noise from the operating system, except on a GPU. A number makes the run repeatable, and a
                 simulation that protects nobody.
             dropout: Probability with which a message does not arrive.
@@ -197,7 +199,7 @@ class Trainer:
                 f"The model has {self._updates.dim:,} trainable parameters, the protocol is for {protocol.dim:,} "
                 "coordinates; plan with dim equal to the former."
             )
-        self._optimizer = optimizers.make(optimizer, trainable(model).values(), learning_rate)
+        self._optimizer = optimizers.make(optimizer, trainable(model).values(), learning_rate, weight_decay)
         self._schedule = optimizers.check_schedule(schedule)
         self._first_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         if isinstance(mechanism, Plan):
@@ -248,6 +250,7 @@ class Trainer:
             "dropout": self._dropout,
             "optimizer": optimizer if isinstance(optimizer, str) else type(self._optimizer).__name__,
             "learning_rate": learning_rate,
+            "weight_decay": weight_decay,
             "schedule": schedule if schedule == "constant" else f"{schedule} over {self.rounds} rounds",
             "local_steps": local_steps,
             "local_learning_rate": local_learning_rate,
@@ -510,7 +513,11 @@ class Trainer:
         if not path.exists() and self._charges.survivors:
             raise CheckpointError(f"{folder} has charges but no checkpoint: the run cannot be continued.")
         if path.exists():
-            self._restore(checkpoints.load(path))
+            state = checkpoints.load(path)
+            try:
+                self._restore(state)
+            except (KeyError, TypeError, AttributeError, RuntimeError):
+                raise CheckpointError(f"{path} does not hold the state of a run of this kind.") from None
 
     def _restore(self, state: dict[str, Any]) -> None:
         assert self._charges is not None

@@ -381,3 +381,12 @@ def test_without_permission(public_folder: Path, what: str) -> None:
 def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(LedgerAccessError):
         Ledger(tmp_path).create(Budget(population="people", epsilon=1.0, delta=1e-6))
+
+
+def test_text_that_is_none(spent: Ledger) -> None:
+    # SQLite's message quotes the damaged schema, and is then no text itself.
+    whole = spent.path.read_bytes()
+    spent.path.write_bytes(whole.replace(b"triggerrecords_", b"trigger\xffecords_", 1))
+    assert spent.path.read_bytes() != whole
+    with pytest.raises(LedgerFormatError, match="not text"):
+        Ledger(spent.path)

@@ -134,8 +134,8 @@ class Store:
         except sqlite3.Error as error:
             raise self._explained(error) from None
         except UnicodeDecodeError:
-            # Python's own: a damaged schema is quoted in SQLite's message, and is not text.
-            raise LedgerFormatError(f"{self.path} is damaged; restore it from a copy.") from None
+            # What sqlite3 raises where SQLite's own message quotes damaged text.
+            raise LedgerFormatError(f"{self.path} is damaged: its text is not text. Restore it from a copy.") from None
 
     def _explained(self, error: sqlite3.Error) -> LedgerError:
         # The low byte is the kind of error, the others say more.

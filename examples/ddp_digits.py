@@ -1,0 +1,54 @@
+"""Workers that learn the digits together, and no example can be told from the model or from what they exchange.
+
+    torchrun --standalone --nproc-per-node 4 examples/ddp_digits.py
+
+Every worker sees 256 fresh examples a round and never the same again. Needs `pip install 'cpsgd[torch,learn]'`.
+"""
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from cpsgd import Protocol
+from cpsgd.engines.allreduce import PrivateMean
+from cpsgd.engines.ddp import ExampleGradients
+from cpsgd.learning import mlp
+from cpsgd.learning.datasets import infinite_digits
+
+ROUNDS = 40
+EXAMPLES = 256
+CLIP_NORM = 1.0  # of one example's gradient
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, workers = dist.get_rank(), dist.get_world_size()
+data = infinite_digits(1_000_000)
+model = DistributedDataParallel(mlp(data.feature_dim, data.classes, hidden=(), seed=0))
+
+# A worker sends the sum of its examples' gradients, and the noise of all workers but one must hide one example in it.
+protocol = Protocol.rotated_binomial(
+    clients=workers,
+    dim=sum(p.numel() for p in model.parameters()),
+    clip_norm=CLIP_NORM * EXAMPLES * 1.001,  # of the sum, with the room that the proof asks for
+    coordinate_range=9.0,
+    levels=101,
+    trials=3000 // max(1, workers - 1),
+)
+mean = PrivateMean(protocol, epsilon=2.0, delta=1e-6, rounds=ROUNDS, examples=EXAMPLES, participation="once")
+private = ExampleGradients(model, torch.nn.functional.cross_entropy, mean)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+
+for number in range(ROUNDS):
+    first = (number * workers + rank) * EXAMPLES
+    batch = data.batch(np.arange(first, first + EXAMPLES))
+    private.synchronise(torch.from_numpy(batch.features), torch.from_numpy(batch.labels))
+    optimizer.step()
+
+test = data.test_set()
+with torch.no_grad():
+    right = model(torch.from_numpy(test.features)).argmax(1).numpy() == test.labels
+if rank == 0:
+    print(f"accuracy {right.mean():.1%} at ε = {mean.epsilon:.2f}, δ = {mean.delta:g}, for each example")
+    print(f"{mean.payload_bytes:,} bytes a worker and round, {mean.bits_per_coordinate:.1f} bits a coordinate")
+dist.destroy_process_group()

@@ -1,0 +1,250 @@
+"""The paper's server-less mode: workers add their integers by an all-reduce, and each decodes the same mean.
+
+Who may see what
+----------------
+There is no server. Every worker adds its own share of noise, m coin flips a coordinate, before anything leaves it.
+
+* **A curious worker** knows its own noise and can subtract it from the sum. What protects the others from it is the
+  noise of the n - 1 others, so rounds are planned and accounted with `colluding=1` or more; c workers who put their
+  heads together are `colluding=c`. Outsiders, who see the trained model only, are covered as well.
+* **What travels.** An all-reduce is not secure aggregation: on the way, workers receive *partial* sums, with as little
+  as one worker's noise in them. Workers are trusted to look at the result of the collective alone, and the links
+  between them must be private. Where that is too much to ask, plan with `colluding=n - 1`: then each worker's own noise
+  suffices, every message is (ε, δ)-private by itself, and it does not matter who sees what.
+* **Workers follow the protocol.** One that adds no noise, or wrong integers, is not found out.
+* **A refusal is seen.** That a worker had no finite vector is told to all workers, as is any error that ends a run.
+
+What a run costs is proved for `rounds` rounds when it begins; the first of them cost no more than all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cpsgd import _validate
+from cpsgd.codec import wire
+from cpsgd.engines.lanes import Lanes
+from cpsgd.errors import CarrierError, InfeasibleError, ParameterError, WorkerError
+from cpsgd.learning._torch import torch
+from cpsgd.learning.examples import check_participation, example_protocol
+from cpsgd.privacy.adjacency import Adjacency
+from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
+from cpsgd.protocol import Protocol
+
+Group = torch.distributed.ProcessGroup
+
+# What each worker tells the others before a round: a digest of all it was set up with, the round, and how it is.
+_DIGEST_BYTES = 16
+_RECORD_BYTES = _DIGEST_BYTES + 8 + 1
+_READY, _REFUSED = range(2)
+
+
+class PrivateMean:
+    """The private mean of one vector a worker, by an all-reduce of integers, within a budget.
+
+    Before integers are mixed, workers compare what they were set up with (protocol, budget, round) and whether each has
+    a finite vector. Where anything is amiss all of them raise, and nothing was sent.
+
+    Attributes:
+        protocol: The parameters of every round.
+        workers: n.
+        round: Number of the next round; all before it count as spent.
+        rounds: The rounds that the budget was checked for.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        *,
+        epsilon: float,
+        delta: float,
+        rounds: int,
+        colluding: int = 1,
+        examples: int | None = None,
+        participation: Literal["once", "every"] = "every",
+        adjacency: Adjacency = "replace-one",
+        first_round: int = 0,
+        group: Group | None = None,
+    ) -> None:
+        """Checks that the budget reaches to all rounds. Sends nothing.
+
+        Args:
+            protocol: The parameters of every round, with one client a worker.
+            epsilon: ε that all rounds together may cost.
+            delta: δ of the guarantee, in total.
+            rounds: Rounds that may be run, those before `first_round` included.
+            colluding: Workers whose noise does not count, because whoever looks at the sum knows it: at least one.
+            examples: None for the privacy of a worker's whole data. For that of one example: the most examples that
+                a vector is a sum of (see `cpsgd.learning.examples`).
+            participation: "every" if data may be used in all rounds, "once" if an example is used in one round only.
+            adjacency: Which data sets are neighbours.
+            first_round: Where to begin, for a run that goes on. What was spent before is counted, never forgotten.
+            group: The workers, by default all processes; it must carry tensors of the CPU (gloo).
+
+        Raises:
+            InfeasibleError: The budget is too small for the rounds.
+            ConditionError: Nothing is proved about them.
+            ParameterError: The group does not fit the protocol.
+        """
+        self.protocol = protocol
+        self.workers = torch.distributed.get_world_size(group)
+        self.rounds = _validate.integer("rounds", rounds, low=1, high=wire.MAX_ROUND)
+        self.round = _validate.integer("first_round", first_round, low=0, high=self.rounds)
+        self.epsilon_limit = _validate.positive("epsilon", epsilon)
+        self.delta = _validate.probability("delta", delta)
+        self.colluding = _validate.integer("colluding", colluding, low=1)
+        self._adjacency: Adjacency = adjacency
+        self._participation = participation
+        self._group = group
+        self._check_group()
+        check_participation(participation)
+        self.examples = None if examples is None else _validate.integer("examples", examples, low=1)
+        if self.examples is None and participation == "once":
+            raise ParameterError(
+                "participation='once' speaks of examples that are used once; a worker takes part in every round. "
+                "Give `examples`, or use participation='every'."
+            )
+        self._accounted = protocol if self.examples is None else example_protocol(protocol, self.examples)
+        self._lanes = Lanes(protocol.dim, self.workers * (protocol.levels + protocol.trials - 1) + 1)
+        self._digest = self._settings_digest()
+        planned = self._proved(self.rounds)
+        if planned.epsilon > self.epsilon_limit:
+            raise InfeasibleError(
+                f"{self.rounds:,} rounds of {self.workers} workers, {self.colluding} of them curious, cost "
+                f"ε={planned.epsilon:.4g} at δ={self.delta:g}; the budget is ε={self.epsilon_limit:g}. Run fewer "
+                "rounds, or plan with more noise and the same `colluding`."
+            )
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of integers that a worker hands to the all-reduce in a round.
+
+        From each worker a ring all-reduce sends 2 (n - 1)/n times that, plus a record of 25 bytes to every other.
+        """
+        return self._lanes.size_bytes
+
+    @property
+    def bits_per_coordinate(self) -> float:
+        """Bits of payload a coordinate."""
+        return 8 * self.payload_bytes / self.protocol.dim
+
+    @property
+    def epsilon(self) -> float:
+        """ε spent so far."""
+        found = self.guarantee()
+        return 0.0 if found is None else found.epsilon
+
+    def guarantee(self) -> RoundsGuarantee | None:
+        """The guarantee of the rounds so far; None before the first."""
+        return self._proved(self.round) if self.round else None
+
+    def mean(self, vector: Callable[[], ArrayLike]) -> NDArray[np.float32]:
+        """One round: the mean of all workers' vectors, the same bits on every worker.
+
+        All workers must call it together.
+
+        Args:
+            vector: Computes this worker's vector. A failure in it is told to the others, so that nobody waits.
+
+        Raises:
+            NonFiniteError: This worker's vector is NaN or infinite somewhere.
+            InfeasibleError: All rounds of the budget are used.
+            WorkerError: Another worker refused, or is set up differently or in another round.
+            CarrierError: The collective failed. If integers may have left this machine, the round counts as spent.
+        """
+        failure: Exception | None = None
+        integers = np.empty(0, dtype=np.uint32)
+        if self.round >= self.rounds:
+            failure = InfeasibleError(
+                f"All {self.rounds:,} rounds of the budget ε={self.epsilon_limit:g} are used; nothing was sent."
+            )
+        else:
+            try:
+                integers = self.protocol.encode_integers(vector(), self.round)
+            except Exception as error:  # whatever it is, the other workers are waiting to hear of it
+                failure = error
+        problem = self._compare(_READY if failure is None else _REFUSED)
+        if failure is not None:
+            raise failure
+        if problem is not None:
+            raise WorkerError(f"{problem} Nothing was added up or released.")
+        number = self.round
+        # From here on integers may be seen, so the round is spent whatever happens.
+        self.round += 1
+        lanes = torch.from_numpy(self._lanes.forward(integers))
+        self._carry(lambda: torch.distributed.all_reduce(lanes, group=self._group), f"Round {number} counts as spent.")
+        return self.protocol.decode_sum(self._lanes.backward(lanes.numpy()), self.workers, number)
+
+    # ------------------------------------------------------------------ before a round
+
+    def _compare(self, status: int) -> str | None:
+        """Exchanges records with all workers; says what is wrong with somebody else's, or None."""
+        record = self._digest + self.round.to_bytes(8, "little") + bytes([status])
+        own = torch.frombuffer(bytearray(record), dtype=torch.uint8)
+        records = [torch.empty_like(own) for _ in range(self.workers)]
+        self._carry(lambda: torch.distributed.all_gather(records, own, group=self._group), "Nothing was sent.")
+        for worker, theirs in enumerate(bytes(r.numpy()) for r in records):
+            if theirs[:_DIGEST_BYTES] != self._digest:
+                return f"Worker {worker} has another protocol, budget or unit of privacy than this one."
+            if theirs[_DIGEST_BYTES:-1] != record[_DIGEST_BYTES:-1]:
+                other = int.from_bytes(theirs[_DIGEST_BYTES:-1], "little")
+                return f"Worker {worker} is in round {other}, this one in round {self.round}."
+            if theirs[-1] != _READY:
+                return f"Worker {worker} refused: it could not compute its vector, or the vector is not finite."
+        return None
+
+    def _settings_digest(self) -> bytes:
+        settings = {
+            "version": 1,
+            "protocol": self.protocol.fingerprint.hex(),
+            "workers": self.workers,
+            "epsilon": self.epsilon_limit.hex(),
+            "delta": self.delta.hex(),
+            "rounds": self.rounds,
+            "colluding": self.colluding,
+            "examples": self.examples,
+            "participation": self._participation,
+            "adjacency": self._adjacency,
+        }
+        text = "cpsgd all-reduce" + json.dumps(settings, sort_keys=True)
+        return hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]
+
+    def _check_group(self) -> None:
+        if self.protocol.sigma is not None:
+            raise ParameterError("The Gaussian protocol sends floats: there are no integers to add up.")
+        if self.protocol.clients != self.workers:
+            raise ParameterError(
+                f"The protocol is for {self.protocol.clients} clients, but there are {self.workers} workers; plan "
+                f"with clients={self.workers}."
+            )
+        if "cpu:" not in torch.distributed.get_backend_config(self._group):
+            raise ParameterError(
+                "Integers are added on the CPU, which this group's backend does not do: pass "
+                'group=torch.distributed.new_group(backend="gloo").'
+            )
+
+    def _proved(self, rounds: int) -> RoundsGuarantee:
+        return guarantee_over_rounds(
+            self._accounted,
+            self.delta,
+            rounds=rounds,
+            participation=self._participation,
+            adjacency=self._adjacency,
+            surviving=self.workers,
+            colluding=self.colluding,
+        )
+
+    @staticmethod
+    def _carry(collective: Callable[[], object], consequence: str) -> None:
+        try:
+            collective()
+        except RuntimeError as error:  # what torch.distributed raises for lost peers and timeouts
+            raise CarrierError(
+                f"The collective failed: a worker ended, or did not come in time. {consequence} ({error})"
+            ) from None

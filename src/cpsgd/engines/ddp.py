@@ -1,0 +1,158 @@
+"""Private gradients for `DistributedDataParallel` (DDP): clipped, noisy integers instead of an all-reduce of floats.
+
+DDP offers a communication hook, but the hook sees *buckets*, one at a time while the backward pass is still running,
+and a gradient must be clipped as a whole: clipping each of b buckets to D would let one worker move the sum by √b D. So
+here the hook does nothing but keep gradients on their worker (a forgotten call lets replicas drift apart, but cannot
+send anybody's gradient), and the exchange is one call between the backward pass and the optimizer's step:
+
+    loss.backward()
+    private.synchronise()
+    optimizer.step()
+
+`WorkerGradients` protects all the data of a worker, `ExampleGradients` single examples. `cpsgd.engines.allreduce` says
+who may see what; the exchange, its checks and its budget are there.
+
+All replicas compute the same bits from the same integers, provided they run the same release on the same kind of
+processor; models start alike because DDP sends the first worker's to all.
+"""
+
+# No `from __future__ import annotations`: DDP compares a hook's annotations with the classes themselves.
+import numpy as np
+from numpy.typing import NDArray
+from torch.nn.parallel import DistributedDataParallel
+
+from cpsgd.engines.allreduce import PrivateMean
+from cpsgd.errors import ParameterError
+from cpsgd.learning._torch import torch
+from cpsgd.learning.datasets.base import Batch
+from cpsgd.learning.examples import ExampleSums
+from cpsgd.learning.gradients import ClientUpdates, Loss, check_layers, trainable
+
+
+class WorkerGradients:
+    """Replaces each worker's gradient by the private mean of all workers' gradients.
+
+    What is protected is everything a worker holds. The noise of a few workers that hides a whole worker is large:
+    this is for many workers, each of which is one party. To protect examples, use `ExampleGradients`.
+    """
+
+    def __init__(self, model: DistributedDataParallel, mean: PrivateMean) -> None:
+        """Takes over the model's exchange of gradients.
+
+        Args:
+            model: The replica on this worker. Its gradients are taken to the CPU as float32, and the mean back to
+                where and what they were.
+            mean: The exchange, for the privacy of workers.
+
+        Raises:
+            ParameterError: The model and the protocol do not fit, or something else of the model would be shared.
+        """
+        if mean.examples is not None:
+            raise ParameterError("This exchange was set up for sums over examples; use ExampleGradients.")
+        self.mean = mean
+        self._parameters = _take_over(model, mean)
+
+    def synchronise(self) -> None:
+        """One round: every replica's `.grad` becomes the same private mean.
+
+        Call it on all workers, after the backward pass; several backward passes before it add up to one gradient. A
+        parameter without a gradient counts as zero.
+
+        Raises:
+            CpsgdError: As `PrivateMean.mean` does. Then no gradient was changed.
+        """
+        _write(self._parameters, self.mean.mean(self._gradient))
+
+    def _gradient(self) -> NDArray[np.float32]:
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        return torch.cat([part.detach().reshape(-1).to("cpu", torch.float32) for part in parts]).numpy()
+
+
+class ExampleGradients:
+    """Sets each replica's gradient to the private mean of all workers' clipped per-example gradients.
+
+    There is no backward pass: gradients of single examples are computed, each is clipped, and the worker's sum of them
+    goes through the protocol. What is protected is one example, which noise of a few workers can do.
+    """
+
+    def __init__(self, model: DistributedDataParallel, loss: Loss, mean: PrivateMean) -> None:
+        """Takes over the model's exchange of gradients.
+
+        Args:
+            model: The replica on this worker: float32 on the CPU, with layers that treat examples independently.
+            loss: The loss of a batch, a mean over its examples.
+            mean: The exchange, for the privacy of examples.
+
+        Raises:
+            ParameterError: The model and the protocol do not fit.
+        """
+        if mean.examples is None:
+            raise ParameterError("This exchange protects whole workers: give PrivateMean the most `examples` of a sum.")
+        self.mean = mean
+        self._examples = mean.examples
+        self._parameters = _take_over(model, mean)
+        self._sums = ExampleSums(ClientUpdates(model.module, loss), mean.protocol.clip_norm, mean.examples)
+
+    def synchronise(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+        """One round: every replica's `.grad` becomes the private sum over all workers' examples, over their number.
+
+        Call it on all workers. The number divided by is the largest possible one, n · `examples`, because the real one
+        may be nobody's business.
+
+        Args:
+            features: This worker's examples, at most `examples` of them.
+            labels: Their labels.
+
+        Raises:
+            CpsgdError: As `PrivateMean.mean` does. Then no gradient was changed.
+        """
+        _write(self._parameters, self.mean.mean(lambda: self._sum(features, labels)) / np.float32(self._examples))
+
+    def _sum(self, features: torch.Tensor, labels: torch.Tensor) -> NDArray[np.float32]:
+        if len(features) > self._examples:
+            raise ParameterError(f"Got {len(features)} examples; the exchange is set up for at most {self._examples}.")
+        batch = Batch(features.numpy(), labels.numpy(), np.array([len(features)]))
+        rows = next(self._sums.chunks(batch))
+        return rows.reshape(-1)
+
+
+def _take_over(model: DistributedDataParallel, mean: PrivateMean) -> list[torch.nn.Parameter]:
+    """Keeps the model's gradients on their worker; returns the parameters they belong to."""
+    parameters = list(trainable(model.module).values())
+    dim = sum(p.numel() for p in parameters)
+    if dim != mean.protocol.dim:
+        raise ParameterError(f"The model has {dim} trainable parameters, the protocol {mean.protocol.dim} coordinates.")
+    check_layers(model.module)
+    if model.broadcast_buffers and any(True for _ in model.module.buffers()):
+        raise ParameterError(
+            "DDP would send the model's buffers to all workers, outside of any privacy guarantee: make it with "
+            "broadcast_buffers=False."
+        )
+    if model.find_unused_parameters:
+        raise ParameterError(
+            "With find_unused_parameters DDP tells all workers which parameters this one's data used, outside of any "
+            "privacy guarantee: make it without."
+        )
+    model.register_comm_hook(None, _stay)
+    return parameters
+
+
+def _stay(
+    state: None,
+    bucket: torch.distributed.GradBucket,  # type: ignore[name-defined]  # PyTorch's stubs forget that it is exported
+) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook that communicates nothing."""
+    here: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    here.set_result(bucket.buffer())
+    return here
+
+
+def _write(parameters: list[torch.nn.Parameter], mean: NDArray[np.float32]) -> None:
+    start = 0
+    for p in parameters:
+        part = torch.from_numpy(mean[start : start + p.numel()]).reshape(p.shape).to(p.device, p.dtype)
+        if p.grad is None:
+            p.grad = part.clone()
+        else:
+            p.grad.copy_(part)
+        start += p.numel()

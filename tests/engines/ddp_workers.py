@@ -1,0 +1,286 @@
+"""Workers for the tests of `cpsgd.engines.ddp`: `python ddp_workers.py FOLDER WORKERS SCENARIO...`.
+
+All scenarios run one after another in one process group of real processes on this machine. Each worker leaves what it
+saw in FOLDER/RANK.pickle, a dictionary by scenario.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import multiprocessing
+import os
+import pickle
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from cpsgd.codec import pipeline
+from cpsgd.engines.allreduce import PrivateMean
+from cpsgd.engines.ddp import ExampleGradients, WorkerGradients
+from cpsgd.learning import mlp
+from cpsgd.learning.datasets import infinite_digits
+from cpsgd.protocol import Protocol
+
+SECONDS = 60
+BUDGET = {"epsilon": 400.0, "delta": 1e-5}
+cross_entropy = torch.nn.functional.cross_entropy
+
+
+def protocol(dim: int, trials: int = 20_000) -> Protocol:
+    return Protocol.rotated_binomial(
+        clients=dist.get_world_size(), dim=dim, clip_norm=1.0, levels=64, trials=trials, coordinate_range=0.6
+    )
+
+
+def small(**changes: Any) -> PrivateMean:
+    return PrivateMean(protocol(20), **{**BUDGET, "rounds": 3, **changes})
+
+
+def vector(rank: int, dim: int = 20) -> np.ndarray:
+    return np.random.default_rng(rank).normal(scale=0.1, size=dim)
+
+
+@contextmanager
+def recorded() -> Iterator[dict[str, list[Any]]]:
+    """What the exchange really encodes and sends."""
+    seen: dict[str, list[Any]] = {"integers": [], "sent": []}
+    integers, all_reduce = pipeline.integers, dist.all_reduce
+
+    def record_integers(*args: Any, **kwargs: Any) -> np.ndarray:
+        seen["integers"].append(integers(*args, **kwargs))
+        return seen["integers"][-1].copy()
+
+    def record_sent(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        seen["sent"].append((str(tensor.dtype), tensor.numel() * tensor.element_size()))
+        return all_reduce(tensor, *args, **kwargs)
+
+    pipeline.integers, dist.all_reduce = record_integers, record_sent  # type: ignore[assignment]
+    try:
+        yield seen
+    finally:
+        pipeline.integers, dist.all_reduce = integers, all_reduce
+
+
+def attempt(call: Callable[[], object]) -> tuple[str, str]:
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+# ------------------------------------------------------------------ scenarios
+
+
+def mean(rank: int) -> dict[str, Any]:
+    exchange = small()
+    with recorded() as seen:
+        means = [exchange.mean(lambda: vector(rank)) for _ in range(3)]
+    return {
+        "means": means,
+        "seen": seen,
+        "payload_bytes": exchange.payload_bytes,
+        "protocol": exchange.protocol,
+        "epsilon": exchange.epsilon,
+        "guarantee": exchange.guarantee(),
+    }
+
+
+def workers(rank: int) -> dict[str, Any]:
+    model = DistributedDataParallel(mlp(6, 3, (5,), seed=rank))  # other weights on every worker, until DDP sends them
+    dim = sum(p.numel() for p in model.parameters())
+    private = WorkerGradients(model, PrivateMean(protocol(dim), **BUDGET, rounds=5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(rank)
+    local, shared, weights = [], [], []
+    for _ in range(5):
+        optimizer.zero_grad()
+        x, y = torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)
+        alone = mlp(6, 3, (5,))
+        alone.load_state_dict(model.module.state_dict())
+        cross_entropy(alone(x), y).backward()  # type: ignore[no-untyped-call]
+        cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        local.append((flat_gradient(model), flat_gradient(alone)))
+        private.synchronise()
+        shared.append(flat_gradient(model))
+        optimizer.step()
+        weights.append(np.concatenate([p.detach().reshape(-1).numpy() for p in model.parameters()]))
+    return {"local": local, "shared": shared, "weights": weights}
+
+
+def flat_gradient(model: torch.nn.Module) -> np.ndarray:
+    return np.concatenate([p.grad.reshape(-1).numpy().copy() for p in model.parameters() if p.grad is not None])
+
+
+def digits(rank: int) -> dict[str, Any]:
+    calls = itertools.count()
+    # A fixed sequence a worker instead of the operating system's, so that the accuracy repeats exactly.
+    os.urandom = lambda size: hashlib.shake_128(struct.pack("<QQ", rank, next(calls))).digest(size)
+    examples, rounds, workers = 128, 40, dist.get_world_size()
+    data = infinite_digits(1_000_000)
+    model = DistributedDataParallel(mlp(data.feature_dim, data.classes, (), seed=0))
+    whole = replace(
+        protocol(650, 2700 // (workers - 1)), clip_norm=examples * (1.0 + 2.0**-9), levels=101, coordinate_range=4.5
+    )
+    exchange = PrivateMean(whole, epsilon=4.5, delta=1e-5, rounds=rounds, examples=examples, participation="once")
+    private = ExampleGradients(model, cross_entropy, exchange)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    for number in range(rounds):
+        first = (number * workers + rank) * examples
+        batch = data.batch(np.arange(first, first + examples))
+        private.synchronise(torch.from_numpy(batch.features), torch.from_numpy(batch.labels))
+        optimizer.step()
+    test = data.test_set()
+    with torch.no_grad():
+        right = model(torch.from_numpy(test.features)).argmax(1).numpy() == test.labels
+    return {
+        "accuracy": float(right.mean()),
+        "epsilon": exchange.epsilon,
+        "bits": exchange.bits_per_coordinate,
+        "weights": np.concatenate([p.detach().reshape(-1).numpy() for p in model.parameters()]),
+    }
+
+
+def not_finite(rank: int) -> dict[str, Any]:
+    last = rank == dist.get_world_size() - 1
+    exchange = small()
+    bad = vector(rank)
+    bad[7] = np.nan
+    with recorded() as seen:
+        error = attempt(lambda: exchange.mean(lambda: bad if last else vector(rank)))
+    spent = exchange.round
+    again = exchange.mean(lambda: vector(rank))
+    return {"error": error, "sent": seen["sent"], "spent": spent, "again": again}
+
+
+def not_finite_gradient(rank: int) -> dict[str, Any]:
+    model = DistributedDataParallel(torch.nn.Linear(19, 1, bias=True))
+    private = WorkerGradients(model, small())
+    model(torch.full((1, 19), float("inf") if rank == 0 else 1.0)).sum().backward()  # type: ignore[no-untyped-call]
+    before = flat_gradient(model)
+    return {"error": attempt(private.synchronise), "before": before, "after": flat_gradient(model)}
+
+
+def other_types(rank: int) -> dict[str, Any]:
+    layer = torch.nn.Linear(19, 1, dtype=torch.bfloat16)
+    model = DistributedDataParallel(layer)
+    private = WorkerGradients(model, small())
+    model(torch.full((1, 19), float(rank), dtype=torch.bfloat16)).sum().backward()  # type: ignore[no-untyped-call]
+    layer.bias.grad = None  # as of a parameter that took no part
+    private.synchronise()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return {
+        "types": [str(gradient.dtype) for gradient in gradients],
+        "gradient": b"".join(gradient.float().numpy().tobytes() for gradient in gradients),
+    }
+
+
+def too_many_examples(rank: int) -> dict[str, Any]:
+    model = DistributedDataParallel(torch.nn.Linear(3, 5))
+    plan = replace(protocol(20, 100_000), coordinate_range=1.0)
+    exchange = PrivateMean(plan, **BUDGET, rounds=2, examples=4)
+    private = ExampleGradients(model, cross_entropy, exchange)
+    count = 5 if rank == 0 else 4
+    error = attempt(lambda: private.synchronise(torch.ones(count, 3), torch.ones(count, dtype=torch.int64)))
+    return {"error": error, "spent": exchange.round}
+
+
+def other_protocol(rank: int) -> dict[str, Any]:
+    # One worker has more coordinates: mixing its integers with the others' would not even add up.
+    exchange = PrivateMean(protocol(21 if rank == 1 else 20), **BUDGET, rounds=3)
+    with recorded() as seen:
+        error = attempt(lambda: exchange.mean(lambda: vector(rank, exchange.protocol.dim)))
+    return {"error": error, "sent": seen["sent"], "spent": exchange.round}
+
+
+def other_budget(rank: int) -> dict[str, Any]:
+    exchange = small(epsilon=399.0 if rank == 1 else 400.0)
+    return {"error": attempt(lambda: exchange.mean(lambda: vector(rank))), "spent": exchange.round}
+
+
+def other_round(rank: int) -> dict[str, Any]:
+    exchange = small(first_round=1 if rank == 0 else 0)
+    with recorded() as seen:
+        error = attempt(lambda: exchange.mean(lambda: vector(rank)))
+    return {"error": error, "sent": seen["sent"], "spent": exchange.round}
+
+
+def budget(rank: int) -> dict[str, Any]:
+    exchange = small(first_round=2)
+    exchange.mean(lambda: vector(rank))
+    with recorded() as seen:
+        error = attempt(lambda: exchange.mean(lambda: vector(rank)))
+    return {
+        "error": error,
+        "sent": seen["sent"],
+        "spent": exchange.round,
+        "too small": attempt(lambda: small(epsilon=exchange.epsilon * 0.9)),
+        "alone": attempt(lambda: small(colluding=dist.get_world_size())),
+        "wrong size": attempt(lambda: PrivateMean(replace(protocol(20), clients=7), **BUDGET, rounds=1)),
+    }
+
+
+def wrong_model(rank: int) -> dict[str, Any]:
+    layer = torch.nn.Linear(19, 1)
+    statistics = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(5))
+    with_buffer = torch.nn.Linear(19, 1)
+    with_buffer.register_buffer("last", torch.zeros(1))
+    return {
+        "dim": attempt(lambda: WorkerGradients(DistributedDataParallel(torch.nn.Linear(3, 1)), small())),
+        "statistics": attempt(lambda: WorkerGradients(DistributedDataParallel(statistics), small())),
+        "buffers": attempt(lambda: WorkerGradients(DistributedDataParallel(with_buffer), small())),
+        "unused": attempt(
+            lambda: WorkerGradients(DistributedDataParallel(layer, find_unused_parameters=True), small())
+        ),
+        "unit": attempt(lambda: ExampleGradients(DistributedDataParallel(layer), cross_entropy, small())),
+    }
+
+
+def lost_worker(rank: int) -> dict[str, Any]:
+    exchange = small()
+    exchange.mean(lambda: vector(rank))
+    if rank == 1:
+        time.sleep(2.0)  # until the others have all of the first round
+        os._exit(0)
+    return {"error": attempt(lambda: exchange.mean(lambda: vector(rank))), "spent": exchange.round}
+
+
+def run(rank: int, workers: int, folder: Path, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=workers,
+        timeout=timedelta(seconds=SECONDS),
+    )
+    results = {name: globals()[name](rank) for name in names}
+    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(results))
+    if "lost_worker" not in names:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    folder, count, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    context = multiprocessing.get_context("fork")  # of a process that has only imported: no threads to lose
+    processes = [context.Process(target=run, args=(rank, count, folder, names)) for rank in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(2 * SECONDS)
+    for process in processes:
+        process.kill()
+    sys.exit(max(process.exitcode or 0 for process in processes))

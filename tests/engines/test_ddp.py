@@ -1,0 +1,189 @@
+"""Real processes that train together: what they compute, what they send, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpsgd.privacy import guarantee_over_rounds
+
+WORKERS = Path(__file__).with_name("ddp_workers.py")
+SCENARIOS = {
+    2: [
+        *("mean", "workers", "not_finite", "not_finite_gradient", "too_many_examples"),
+        *("other_types", "other_protocol", "other_budget", "other_round", "budget", "wrong_model"),
+    ],
+    4: ["mean", "workers", "not_finite", "other_protocol", "other_round"],
+}
+
+Results = list[dict[str, Any]]
+Run = Callable[[str, int], Results]
+
+
+def launch(folder: Path, count: int, names: list[str], expected: int) -> list[dict[str, Any]]:
+    """Runs scenarios on `count` workers; returns what each of the `expected` ones that finish saw."""
+    command = [sys.executable, str(WORKERS), str(folder), str(count), *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.pickle"))]
+    assert len(found) == expected
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """From a scenario and a number of workers to what each of them saw."""
+
+    @cache
+    def everything(count: int) -> list[dict[str, Any]]:
+        return launch(tmp_path_factory.mktemp("workers"), count, SCENARIOS[count], count)
+
+    return lambda name, count: [worker[name] for worker in everything(count)]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_every_worker_decodes_the_protocols_mean(run: Run, count: int) -> None:
+    found = run("mean", count)
+    protocol = found[0]["protocol"]
+    for number in range(3):
+        integers = [worker["seen"]["integers"][number] for worker in found]
+        assert not np.array_equal(integers[0], integers[1])
+        total = np.sum(integers, axis=0, dtype=np.uint64)
+        expected = protocol.decode_sum(total, count, round=number)
+        for worker in found:
+            assert worker["means"][number].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_what_is_sent_is_what_is_reported(run: Run, count: int) -> None:
+    for worker in run("mean", count):
+        assert worker["seen"]["sent"] == [("torch.int64", worker["payload_bytes"])] * 3
+        # 20 coordinates whose sums stay below 2^16 or 2^17: four or three a lane.
+        assert worker["payload_bytes"] == (40 if count == 2 else 56)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_guarantee_is_that_of_the_others_noise(run: Run, count: int) -> None:
+    for worker in run("mean", count):
+        expected = guarantee_over_rounds(worker["protocol"], 1e-5, rounds=3, surviving=count, colluding=1)
+        assert worker["guarantee"] == expected
+        assert worker["epsilon"] == expected.epsilon
+        assert expected.noise_clients == count - 1
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_replicas_stay_identical(run: Run, count: int) -> None:
+    found = run("workers", count)
+    for step in range(5):
+        for name in ("shared", "weights"):
+            assert len({worker[name][step].tobytes() for worker in found}) == 1
+    assert not np.array_equal(found[0]["weights"][0], found[0]["weights"][4])
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_gradients_stay_on_their_worker_until_they_are_protected(run: Run, count: int) -> None:
+    found = run("workers", count)
+    for worker in found:
+        for with_ddp, alone in worker["local"]:
+            np.testing.assert_allclose(with_ddp, alone, rtol=1e-6, atol=1e-7)
+    assert not np.array_equal(found[0]["local"][0][0], found[1]["local"][0][0])
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_one_vector_that_is_not_finite_stops_everybody(run: Run, count: int) -> None:
+    found = run("not_finite", count)
+    assert [worker["error"][0] for worker in found] == ["WorkerError"] * (count - 1) + ["NonFiniteError"]
+    assert f"Worker {count - 1} refused" in found[0]["error"][1]
+    for worker in found:
+        assert worker["sent"] == []
+        assert worker["spent"] == 0
+        # The next round works as if nothing had happened.
+        assert worker["again"].tobytes() == found[0]["again"].tobytes()
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(run: Run) -> None:
+    found = run("not_finite_gradient", 2)
+    assert [worker["error"][0] for worker in found] == ["NonFiniteError", "WorkerError"]
+    for worker in found:
+        np.testing.assert_array_equal(worker["before"], worker["after"])
+
+
+def test_other_types_and_missing_gradients(run: Run) -> None:
+    found = run("other_types", 2)
+    assert found[0]["types"] == found[1]["types"] == ["torch.bfloat16"] * 2
+    assert found[0]["gradient"] == found[1]["gradient"]
+
+
+def test_too_many_examples_stop_everybody(run: Run) -> None:
+    found = run("too_many_examples", 2)
+    assert [worker["error"][0] for worker in found] == ["ParameterError", "WorkerError"]
+    assert [worker["spent"] for worker in found] == [0, 0]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("difference", ["other_protocol", "other_round"])
+def test_workers_that_do_not_agree_all_stop(run: Run, count: int, difference: str) -> None:
+    reason = {"other_protocol": "another protocol", "other_round": "is in round"}[difference]
+    for worker in run(difference, count):
+        assert worker["error"][0] == "WorkerError"
+        assert reason in worker["error"][1]
+        assert worker["sent"] == []
+
+
+def test_another_budget_is_a_disagreement(run: Run) -> None:
+    assert [(worker["error"][0], worker["spent"]) for worker in run("other_budget", 2)] == [("WorkerError", 0)] * 2
+
+
+def test_the_budget_ends_before_anything_is_sent(run: Run) -> None:
+    for worker in run("budget", 2):
+        assert worker["error"][0] == "InfeasibleError"
+        assert "All 3 rounds" in worker["error"][1]
+        assert worker["sent"] == []
+        assert worker["spent"] == 3
+
+
+def test_what_cannot_be_promised_is_refused_at_the_start(run: Run) -> None:
+    for worker in run("budget", 2):
+        assert worker["too small"][0] == "InfeasibleError"
+        assert worker["alone"][0] == "ConditionError"
+        assert worker["wrong size"][0] == "ParameterError"
+    for worker in run("wrong_model", 2):
+        assert {name: error[0] for name, error in worker.items()} == dict.fromkeys(worker, "ParameterError")
+        for name, word in {"statistics": "statistics", "buffers": "broadcast", "unused": "find_unused"}.items():
+            assert word in worker[name][1]
+
+
+def test_a_worker_that_ends_is_noticed(tmp_path: Path) -> None:
+    for worker in launch(tmp_path, 3, ["lost_worker"], expected=2):
+        assert worker["lost_worker"]["error"][0] == "CarrierError"
+        assert worker["lost_worker"]["spent"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_it_learns_the_digits(tmp_path: Path, count: int) -> None:
+    found = [worker["digits"] for worker in launch(tmp_path, count, ["digits"], count)]
+    assert len({worker["weights"].tobytes() for worker in found}) == 1
+    assert found[0]["accuracy"] > 0.85
+    assert found[0]["epsilon"] < 4.0
+    assert found[0]["bits"] == pytest.approx(12.8)
+
+
+@pytest.mark.slow
+def test_the_example_runs() -> None:
+    example = Path(__file__).parents[2] / "examples" / "ddp_digits.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "at ε = 1.94" in done.stdout
+    assert "12.8 bits a coordinate" in done.stdout

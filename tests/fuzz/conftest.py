@@ -1,0 +1,3 @@
+"""The long run needs `atheris`, the tests do not."""
+
+collect_ignore = ["guided.py"]
