@@ -111,7 +111,7 @@ def run(
         str | None,
         typer.Option(
             metavar="INTEGER|none",
-            help="First weights, cohorts and noise follow from it. With none, noise is the operating system's.",
+            help="First weights, cohorts and noise follow from it. With none, on a CPU, noise is the system's.",
             show_default="0",
             rich_help_panel=_RUN,
         ),
