@@ -202,3 +202,14 @@ class WorkerError(CpsgdError):
 
 class CarrierError(CpsgdError):
     """What carries the integers failed on the way: a worker is gone, or took too long."""
+
+
+class RoundRefusedError(CpsgdError):
+    """A client refuses a round: it would not get the guarantee it asks for."""
+
+
+class TrainFunctionError(CpsgdError):
+    """A client's own train function failed. What it said stays on the client: it might quote data."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"The client's function failed ({kind}); its log says why.")

@@ -11,11 +11,16 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from cpsgd.planner.paper import paper_design
+
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 SMALL = ("--cohort", 400, "--rounds", 4, "--model", "linear", "--bits", 6)
 
 
@@ -252,19 +257,39 @@ def test_the_accuracy_figure(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
     assert [panel["epsilon"] for panel in data["panels"]] == [4.0, 2.0]
+    assert (data["accounting"], data["seeds"]) == ("ours", [0, 1])
     for panel in data["panels"]:
-        assert [line["method"] for line in panel["lines"]] == ["binomial", "gaussian"]
-        assert panel["lines"][0]["megabytes"][-1] < data["baseline"]["megabytes"][-1]
-        for line in panel["lines"]:
-            assert line["epsilon"] <= panel["epsilon"]
-            first, second = line["accuracy"]
-            assert len(first) == len(second) == 2
-            assert first != second
+        line, gaussian = panel["lines"]
+        assert (line["method"], gaussian["method"], data["baseline"]["method"]) == (
+            "binomial",
+            "gaussian",
+            "no privacy",
+        )
+        assert line["epsilon"] <= panel["epsilon"]
+        assert 0.99 * panel["epsilon"] < gaussian["epsilon"] <= panel["epsilon"]
+        assert gaussian["levels"] is None
+        assert line["megabytes"][-1] < data["baseline"]["megabytes"][-1]
+        first, second = line["accuracy"]
+        assert len(first) == len(second) == 2
+        assert first != second
     table = list(csv.DictReader(Path("figures/accuracy.csv").read_text().splitlines()))
     assert len(table) == 5 * 2 * 2
+    assert [row["method"] for row in table[::4]] == ["no privacy", "binomial", "gaussian", "binomial", "gaussian"]
     assert (table[0]["k"], table[0]["epsilon"], table[0]["bits_per_coordinate"]) == ("", "", "32.0")
     assert table[-1]["panel_epsilon"] == "2"
-    assert float(table[-1]["accuracy"]) == data["panels"][1]["lines"][-1]["accuracy"][1][-1]
+    assert [row["round"] for row in table[:4]] == ["1", "2", "1", "2"]
+    assert float(table[-1]["accuracy"]) == data["panels"][1]["lines"][1]["accuracy"][1][-1]
+    summary = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))
+    assert [row["method"] for row in summary] == [row["method"] for row in table[::4]]
+    line = data["panels"][0]["lines"][0]
+    ends = [values[-1] for values in line["accuracy"]]
+    assert [float(summary[1][f"accuracy_{name}"]) for name in ("mean", "min", "max")] == [
+        sum(ends) / 2,
+        min(ends),
+        max(ends),
+    ]
+    assert (summary[1]["seeds"], int(summary[1]["k"]), int(summary[1]["m"])) == ("2", line["levels"], line["trials"])
+    assert float(summary[1]["seconds"]) == pytest.approx(sum(line["seconds"]) / 2)
 
     # The trainings are kept: with the same command nothing is trained again, and with --redraw they are not needed.
     def refuse(self: object) -> None:
@@ -288,6 +313,71 @@ def test_the_accuracy_figure(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     other = cpsgd(*command, "--cohort", 301)
     assert other.exit_code == 2
     assert "another cohort" in other.stderr
+
+
+def test_the_accuracy_figure_by_the_papers_accounting(cpsgd: Any) -> None:
+    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
+    small = ("--config", "run.toml", "--rounds", 3, "--cohort", 300, "--epsilon", 8, "--accounting", "paper")
+    result = cpsgd("figures", "accuracy", "--out", "figures", *small, "--bits", 8, "--evaluate-every", 2, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["accounting"] == "paper"
+    (panel,) = data["panels"]
+    line, gaussian = panel["lines"]
+    expected = paper_design(300, 650, 8.0, 1e-6, bits=8)
+    assert (line["levels"], line["trials"], line["bits_per_coordinate"]) == (expected.levels, expected.trials, 8.0)
+    # What is proved of it is less than what the theorem says; the Gaussian noise is for the latter.
+    assert line["epsilon"] < 6.0 < 7.9 < gaussian["epsilon"] <= 8.0
+    assert line["rounds"] == [2, 3]
+    # Looking at the test set after other rounds would not make one line with what is there.
+    other = cpsgd("figures", "accuracy", "--out", "figures", *small, "--bits", 8, "--seed", 0, "--seed", 1)
+    assert other.exit_code == 2
+    assert "evaluate_every" in other.stderr
+    parts = cpsgd("figures", "accuracy", "--out", "other", *small, "--bits", 6.5)
+    assert parts.exit_code == 2
+    assert "whole bits, not 6.5" in parts.stderr
+
+
+FIGURE = ("figures", "accuracy", "--out", "out")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ((*FIGURE, "--accounting", "theirs"), "Unknown accounting 'theirs'. Known are ours and paper."),
+        ((*FIGURE, "--device", "tpu"), "Unknown device 'tpu'. Known are cpu, cuda or auto."),
+        (("train", "--device", "tpu"), "Unknown device 'tpu'. Known are cpu, cuda or auto."),
+        pytest.param((*FIGURE, "--device", "cuda"), "There is no CUDA device", marks=WITHOUT_GPU),
+        pytest.param(("train", "--device", "cuda"), "Use device cpu or auto", marks=WITHOUT_GPU),
+    ],
+)
+def test_what_a_training_cannot_be_computed_with(cpsgd: Any, command: tuple[str, ...], words: str) -> None:
+    result = cpsgd(*command, "--dataset", "digits", "--cohort", 300, "--rounds", 2)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+    assert not list(Path().rglob("charges.jsonl"))
+
+
+@WITHOUT_GPU
+def test_auto_says_that_it_falls_back(cpsgd: Any) -> None:
+    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
+    small = ("--config", "run.toml", "--rounds", 1, "--cohort", 300, "--device", "auto", "--bits", 6)
+    said = "device: cpu, since there is no CUDA device"
+    result = cpsgd("train", *small, "--no-baselines")
+    assert result.exit_code == 0, result.stderr
+    assert said in result.stdout
+    result = cpsgd("figures", "accuracy", "--out", "figures", *small, "--epsilon", 4)
+    assert result.exit_code == 0, result.stderr
+    assert said in result.stderr
+
+
+def test_an_interrupt_keeps_rounds_before_their_checkpoint_is_due(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpsgd.cli._training.interrupts", lambda: nullcontext(lambda: True))
+    small = ("--cohort", 300, "--rounds", 3, "--model", "linear", "--bits", 6, "--no-baselines", "--seed", "none")
+    stopped = cpsgd("train", *small, "--evaluate-every", 3, "--run", "stopped")
+    assert stopped.exit_code == 130
+    (row,) = rows(Path("runs/stopped"))
+    assert row["released"]
 
 
 @pytest.mark.parametrize("text", [None, "[]", "{}", "nonsense"])

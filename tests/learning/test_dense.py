@@ -42,6 +42,12 @@ def hooked() -> torch.nn.Module:
     return model
 
 
+def hooked_as_a_whole() -> torch.nn.Module:
+    model = mlp(4, 2, (3,), seed=0)
+    model.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return model
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -54,6 +60,7 @@ def hooked() -> torch.nn.Module:
         frozen(),
         shared(),
         hooked(),
+        hooked_as_a_whole(),
     ],
 )
 def test_other_models_take_the_general_way(model: torch.nn.Module) -> None:

@@ -109,7 +109,7 @@ def run(data: ArrayDataset, mechanism: Any, **options: Any) -> Trainer:
 
 
 def test_training_with_the_privacy_of_examples(families: ArrayDataset) -> None:
-    protocol = plan_examples(200, 15, 3.0, 1e-5, examples=5, clip_norm=1.0, bits=10)
+    protocol = plan_examples(200, 15, 3.0, 1e-5, examples=5, clip_norm=1.0, bits=10).protocol
     trainer = run(families, protocol, epsilon=3.0, delta=1e-5)
     found = trainer.guarantee()
     assert found is not None
@@ -126,7 +126,7 @@ def test_a_wish_that_would_be_too_coarse_with_the_noise_of_whole_clients() -> No
     for_clients = plan(100, 64, 0.02, 1e-6, sum_norm(1.0, 10), **wish).protocol
     with pytest.raises(ParameterError, match="too coarse"):
         example_protocol(for_clients, 10)
-    found = example_protocol(plan_examples(100, 64, 0.02, 1e-6, examples=10, **wish), 10)
+    found = example_protocol(plan_examples(100, 64, 0.02, 1e-6, examples=10, **wish).protocol, 10)
     assert 0.0195 < guarantee_over_rounds(found, 1e-6, participation="once").epsilon <= 0.02
 
 

@@ -35,6 +35,14 @@ def test_samples(shift: int) -> None:
     np.testing.assert_array_equal(plain.features.cpu().numpy(), data.batch(clients).features)
 
 
+@pytest.mark.gpu
+def test_more_pixels_than_32_bits_can_number() -> None:
+    source = DeviceInfinite(infinite_digits(), DEVICE)
+    clients = np.arange(2**25 + 8)  # of 64 pixels each
+    found, expected = source.batch(clients), source.batch(clients[-8:])
+    assert torch.equal(found.features[-8:], expected.features)
+
+
 def test_gradients() -> None:
     model = mlp(20, 5, (7,), seed=1).to(DEVICE)
     layers = dense.layers_of(model, torch.nn.functional.cross_entropy)

@@ -92,6 +92,21 @@ def test_the_choice_is_the_smallest() -> None:
         assert max(smaller.failure, smaller.insecurity) > 1e-9
 
 
+def test_a_graph_stays_in_one_part_with_as_few_survivors_as_clients_agree_to() -> None:
+    """Without dropouts a bare circle would do; but two of them cut it, and clients would agree to that sum."""
+    bare, safe = (
+        SecureParameters.choose(100, 1, 8, fingerprint=FINGERPRINT, round=0, dropout=0.0, surviving=surviving)
+        for surviving in (100, 90)
+    )
+    assert bare.neighbours == 2
+    assert risk(bare, dropout=0.0).insecurity == 0.0
+    assert _parts(100, safe.neighbours, 10, 0) <= risk(safe, dropout=0.0).insecurity <= 1e-9
+    cut = SecureParameters(
+        clients=100, dim=1, bits=8, neighbours=2, threshold=2, fingerprint=FINGERPRINT, round=0, surviving=98
+    )
+    assert risk(cut, dropout=0.0).insecurity == 1.0
+
+
 def test_few_clients_share_masks_with_everybody() -> None:
     for n in (2, 3, 10, 64):
         chosen = SecureParameters.choose(n, 1, 8, fingerprint=FINGERPRINT, round=0, dropout=0.0)

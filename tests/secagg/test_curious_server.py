@@ -112,6 +112,35 @@ def test_too_few_survivors_are_not_unmasked() -> None:
         sparse.clients[ME].unmask(request(sparse, {0, 1, 2, 3, 4, 5} - set(near[:2])))
 
 
+def test_an_upload_without_the_masks_of_withheld_clients_is_refused() -> None:
+    """Clients 6, 7, 8 see only each other and 0, 1. Clients 0 to 5 see everybody and would unmask seven or more; they
+    could be told that 0 and 1 dropped out, and would reveal what it takes for the sum of 6, 7 and 8 alone."""
+    agreed = parameters(9, threshold=5, surviving=7)
+    current = new_round(agreed).until(Stage.MASK)
+    sealed = {other: current.server._sealed[other][8] for other in (0, 1, 6, 7)}
+    withheld = current.server._session.write(Kind.DELIVERY, 8, wire.write_entries(sealed))
+    with pytest.raises(ThresholdError, match="sum of 7"):
+        current.clients[8].mask(withheld, current.values[8])
+    current.finish()
+    hidden = new_round(agreed).until(Stage.SHARE)
+    adverts = {other: hidden.server._adverts[other].to_bytes() for other in (1, 6, 7, 8)}
+    with pytest.raises(ThresholdError, match="sum of 7"):
+        hidden.clients[ME].share(entries(hidden, Kind.KEYS, adverts))
+    hidden.finish()
+
+
+@pytest.mark.parametrize("withheld", [2, 3])
+def test_as_many_clients_may_be_withheld_as_the_sum_can_spare(withheld: int) -> None:
+    current = new_round(parameters(9, threshold=5, surviving=7)).until(Stage.MASK)
+    sealed = {other: current.server._sealed[other][ME] for other in range(1, 9 - withheld)}
+    message = entries(current, Kind.DELIVERY, sealed)
+    if withheld == 2:
+        current.clients[ME].mask(message, current.values[ME])
+        return
+    with pytest.raises(ThresholdError, match="sum of 7"):
+        current.clients[ME].mask(message, current.values[ME])
+
+
 def test_survivors_that_contradict_what_the_client_has_seen_are_refused() -> None:
     current = new_round(parameters(5)).until(Stage.SHARE)
     current.step(frozenset({4}))
@@ -285,12 +314,28 @@ def test_a_confirmation_by_somebody_else_does_not_count() -> None:
     current.finish()
 
 
+def test_confirmations_of_an_earlier_attempt_do_not_count_even_under_the_same_session() -> None:
+    agreed, announced = parameters(4), wire.write_set({0, 1, 2, 3}, 4)
+    earlier = new_round(agreed, signed=True).until(Stage.UNMASK)
+    current = new_round(agreed, signed=True).until(Stage.CONFIRM)
+    assert current.server._session == earlier.server._session
+    own = current.answer(ME)[wire.HEADER_BYTES :]
+    session, old = current.server._session, earlier.server._signatures
+    body = announced + wire.write_entries({ME: own, 1: old[1], 2: old[2]})
+    with pytest.raises(SignatureError, match="client 1"):
+        current.clients[ME].unmask(session.write(Kind.REQUEST, ME, body))
+    with pytest.raises(SignatureError, match="client 1"):
+        current.server.receive(1, session.write(Kind.CONFIRMATION, 1, old[1]))
+
+
 def test_who_is_not_among_the_survivors_cannot_confirm_them() -> None:
     current = new_round(parameters(5), signed=True).until(Stage.CONFIRM)
     session, announced = current.server._session, wire.write_set({0, 1, 2}, 5)
     current.clients[ME].confirm(session.write(Kind.SURVIVORS, ME, announced))
-    signed = survivors_digest(session, announced)
-    signatures = {client: IDENTITIES[client].sign(signed) for client in range(4)}
+    adverts = current.server._adverts
+    signatures = {
+        client: IDENTITIES[client].sign(survivors_digest(session, adverts[client], announced)) for client in range(4)
+    }
     body = announced + wire.write_entries(signatures)
     with pytest.raises(SenderError, match="Client 3"):
         current.clients[ME].unmask(session.write(Kind.REQUEST, ME, body))

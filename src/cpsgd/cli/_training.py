@@ -54,6 +54,10 @@ class Display:
         if self._progress is not None:
             self._progress.stop()
 
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
     def start(self, name: str, rounds: int, done: int) -> None:
         """A run begins, or goes on after some rounds."""
         self._name, self._rounds, self._spoken = name, rounds, time.monotonic()
@@ -97,6 +101,20 @@ def size(count: float) -> str:
             break
         count /= 1000.0
     return f"{count:.3g} {unit}"
+
+
+def device_text(name: str) -> str:
+    """Where a run is computed, and what that means for it.
+
+    Raises:
+        ParameterError: There is no such device here.
+    """
+    from cpsgd.learning import devices
+
+    device = devices.resolve(name)
+    if device.type == "cuda":
+        return f"device: {device}; random numbers from a counter, the noise of a round's sum drawn at once"
+    return "device: cpu" + (", since there is no CUDA device" if name == "auto" else "")
 
 
 @contextmanager

@@ -123,6 +123,7 @@ def accuracy(
             if redraw:
                 figure = report.redraw(out)
             else:
+                display.say(_training.device_text(settings.device))
                 figure = report.write_figure(
                     out,
                     settings,

@@ -112,7 +112,7 @@ def run(
         str | None,
         typer.Option(
             metavar="INTEGER|none",
-            help="First weights, cohorts and noise follow from it. With none, noise is the operating system's.",
+            help="First weights, cohorts and noise follow from it. With none, on a CPU, noise is the system's.",
             show_default="0; none with --ledger",
             rich_help_panel=_RUN,
         ),
@@ -229,7 +229,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         f"{_training.size(protocol.message_bytes)} a message",
         soft_wrap=True,
     )
-    console.print(_device_text(settings.device), soft_wrap=True)
+    console.print(_training.device_text(settings.device), soft_wrap=True)
     results: list[Result] = []
     # Before anything can be charged, so that whatever was charged can be continued.
     if resume:
@@ -248,6 +248,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
                 for metrics in trainer.run():
                     display.show(metrics)
                     if asked():
+                        trainer.save()
                         raise KeyboardInterrupt
                 results.append(experiment.result(name, trainer))
     except CpsgdError:
@@ -257,10 +258,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
             (folder / _CONFIG).unlink()
         raise
     except KeyboardInterrupt:
-        _output.complain(
-            f"Interrupted; every complete round is kept. Continue with: cpsgd train --resume --run {folder.name}",
-            style="bold yellow",
-        )
+        _output.complain(f"Interrupted. Continue with: cpsgd train --resume --run {folder.name}", style="bold yellow")
         raise typer.Exit(130) from None
     summary = _summary(experiment, folder, results)
     _files.write_bytes(folder / _SUMMARY, (json_module.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
@@ -271,15 +269,6 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
     console.print()
     console.print(_table(results))
     console.print(_render.facts(_facts(summary, results)))
-
-
-def _device_text(name: str) -> str:
-    from cpsgd.learning import devices
-
-    device = devices.resolve(name)
-    if device.type == "cuda":
-        return f"device: {device}; random numbers from a counter, the noise of a round's sum drawn at once"
-    return "device: cpu" + (", since there is no CUDA device" if name == "auto" else "")
 
 
 # ------------------------------------------------------------------ run directories
@@ -346,11 +335,14 @@ def _settings_of(folder: Path, given: dict[str, Any]) -> Settings:
 
 
 def _summary(experiment: Experiment, folder: Path, results: list[Result]) -> dict[str, Any]:
+    from cpsgd.learning import devices
+
     guarantee = results[0].guarantee
     return {
         "run": folder.name,
         "simulation": True,
         "seeded": experiment.settings.seed is not None,
+        "device": devices.resolve(experiment.settings.device).type,
         "unit": "client" if experiment.settings.examples is None else "example",
         "settings": experiment.settings.to_dict(),
         "source": experiment.dataset.source,

@@ -26,7 +26,7 @@ def layers_of(
     parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
     if any(p is None or not p.requires_grad for p in parameters) or len(set(map(id, parameters))) < len(parameters):
         return None
-    hooked = any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in modules)
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (model, *modules))
     return None if hooked else layers
 
 

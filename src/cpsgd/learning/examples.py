@@ -6,9 +6,9 @@ What that protects, and why, is in `cpsgd.privacy.examples`. Here are the sums, 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,15 @@ from cpsgd import _validate
 from cpsgd.codec import clip
 from cpsgd.errors import ConditionError, InfeasibleError, NonFiniteError, ParameterError
 from cpsgd.learning.datasets.base import Batch
-from cpsgd.planner import plan
+from cpsgd.planner import Plan, modulus
+from cpsgd.planner.planning import best_plan
+from cpsgd.planner.wishes import Wishes
+from cpsgd.privacy.adjacency import Adjacency, check_adjacency
 from cpsgd.privacy.examples import HEADROOM
 from cpsgd.privacy.examples import example_norm as example_norm
 from cpsgd.privacy.examples import example_protocol as example_protocol
-from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.participation import Participation
+from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -30,9 +33,6 @@ if TYPE_CHECKING:
 
 # Clients whose sums are held at a time.
 _CLIENTS = 64
-# How many times the planner is asked, and the largest ε it takes.
-_SEARCH = 5
-_LARGEST = 499.0
 
 
 def plan_examples(
@@ -43,13 +43,18 @@ def plan_examples(
     *,
     examples: int,
     clip_norm: float = 1.0,
+    bits: float | None = None,
     rounds: int = 1,
     participation: str = "once",
-    **wishes: Any,
-) -> Protocol:
-    """A protocol for clients who send sums of at most `examples` gradients, (epsilon, delta)-DP for one of them.
+    adjacency: Adjacency = "replace-one",
+    dropout: float = 0.0,
+    colluding: int = 0,
+    secure: bool = False,
+    overflow: float = modulus.DEFAULT_OVERFLOW,
+) -> Plan:
+    """A plan for clients who send sums of at most `examples` gradients, (epsilon, delta)-DP for one of them.
 
-    The planner is asked for protocols for whole clients, with nearly the largest ε at which one example's is kept.
+    The planner is asked for enough range for a whole sum, and for enough noise to hide one example in it.
 
     Args:
         clients: n.
@@ -58,67 +63,70 @@ def plan_examples(
         delta: δ of the guarantee.
         examples: E, the most examples of a client.
         clip_norm: D, what each example's gradient is clipped to.
+        bits: Bits a coordinate may take; by default the fewest within 10 % of the Gaussian mechanism's error.
         rounds: Rounds that will be run.
         participation: "once" or "every".
-        wishes: What else `cpsgd.planner.plan` takes, such as `bits`, `adjacency` or `dropout`.
+        adjacency: "replace-one" or "zero-out", of one example.
+        dropout: Share of the clients that may fail to answer.
+        colluding: Clients who may tell their noise.
+        secure: Sums are taken modulo the smallest modulus.
+        overflow: With `secure`, the probability allowed a round that its sum wraps around.
 
     Returns:
-        The protocol. Its `clip_norm` is that of a client's sum.
+        The plan. Its guarantee is about one example; its protocol's `clip_norm` is that of a client's sum.
 
     Raises:
         InfeasibleError: No protocol does it.
+
+    Example:
+        >>> best = plan_examples(10, 1000, 4.0, 1e-6, examples=5000, rounds=20, participation="every", secure=True)
+        >>> best.guarantee.epsilon <= 4.0, best.protocol.clip_norm > 5000
+        (True, True)
     """
     check_participation(participation)
-    _validate.positive("epsilon", epsilon, high=_LARGEST)
-    whole = sum_norm(clip_norm, examples)
-    # A certificate's μ is proportional to the distance of neighbours, and an example's is D' >= D = `clip_norm` where a
-    # client's is `whole`. So the client's μ may be `ratio` times what the example's ε allows, less if D' > D. As ε/μ
-    # grows with μ, this first target is at least ε E: from the wish itself one would begin with E times the noise that
-    # is needed, and find a range so wide that the grid is too coarse for the proof, or nothing at all.
-    allowed, ratio = gdp_mu(epsilon, delta), whole / clip_norm
-    target, kept = min(_LARGEST, gdp_epsilon(allowed * ratio, delta)), epsilon
-    best: Protocol | None = None
-    failure = ""
-    for _ in range(_SEARCH):
-        try:
-            found = plan(clients, dim, target, delta, whole, rounds=rounds, participation=participation, **wishes)
-            proved = guarantee_over_rounds(
-                _accounted(found.protocol, examples),
-                delta,
-                rounds=rounds,
-                participation=participation,
-                adjacency=found.guarantee.adjacency,
-                surviving=found.surviving,
-                colluding=found.colluding,
-            )
-        except (ConditionError, InfeasibleError) as error:
-            failure = str(error)
-            target = math.sqrt(target * kept)
-            continue
-        if proved.epsilon <= epsilon:
-            best, kept = found.protocol, target
-            if proved.epsilon >= 0.99 * epsilon or target >= _LARGEST:
-                break
-        # What the ratio really is, with the distance of examples on the grid, which depends on the protocol.
-        if proved.epsilon > 0.0:
-            ratio = gdp_mu(target, delta) / gdp_mu(proved.epsilon, delta)
-        target = min(_LARGEST, gdp_epsilon(0.999 * allowed * ratio, delta))
-    if best is None:
-        raise InfeasibleError(f"No protocol keeps ε={epsilon:g} for an example among {examples}: {failure}")
-    return best
+    wishes = Wishes.of(
+        clients=clients,
+        dim=dim,
+        epsilon=epsilon,
+        delta=delta,
+        clip_norm=clip_norm,
+        rounds=rounds,
+        participation=Participation.parse(participation),
+        adjacency=check_adjacency(adjacency),
+        dropout=dropout,
+        colluding=colluding,
+        overflow=_validate.probability("overflow", overflow) if secure else None,
+        rotate=True,
+    )
+    setting = replace(wishes.setting, clip_norm=sum_norm(clip_norm, examples))
+    try:
+        return best_plan(_ExampleWishes(setting, wishes.target, colluding, examples), bits=bits)
+    except (ConditionError, InfeasibleError, ParameterError) as error:
+        raise InfeasibleError(f"No protocol keeps ε={epsilon:g} for an example among {examples}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _ExampleWishes(Wishes):
+    """Wishes whose setting is about whole sums and whose target is about one example."""
+
+    examples: int
+
+    def proved(self, protocol: Protocol) -> RoundsGuarantee:
+        """The guarantee for one example."""
+        return guarantee_over_rounds(
+            example_protocol(protocol, self.examples),
+            self.target.delta,
+            rounds=self.target.rounds,
+            participation=self.target.participation,
+            adjacency=self.target.adjacency,
+            surviving=self.setting.surviving,
+            colluding=self.colluding,
+        )
 
 
 def sum_norm(clip_norm: float, examples: int) -> float:
     """The `clip_norm` of a protocol for sums of so many gradients, each clipped to `clip_norm`; see `example_norm`."""
     return clip_norm * _validate.integer("examples", examples, low=1) * (1.0 + HEADROOM) * (1.0 + 2.0**-48)
-
-
-def _accounted(protocol: Protocol, examples: int) -> Protocol:
-    """`example_protocol`, where a protocol that it refuses is one more that does not do."""
-    try:
-        return example_protocol(protocol, examples)
-    except ParameterError as error:
-        raise ConditionError(str(error)) from None
 
 
 def check_participation(scheme: str) -> None:

@@ -265,7 +265,7 @@ class Experiment:
             "colluding": settings.colluding,
         }
         if settings.examples is not None:
-            return plan_examples(**wishes, participation=settings.participation, examples=settings.examples)
+            return plan_examples(**wishes, participation=settings.participation, examples=settings.examples).protocol
         return plan(**wishes, participation=cohorts.participation)
 
     def _gaussian(self, protocol: Protocol) -> Protocol:

@@ -24,7 +24,8 @@ def _shade(image, row, column, inside, SIDE: tl.constexpr):
 def _samples(
     images, classes, fields, moves, numbers, test, train, features, labels, SIDE: tl.constexpr, SIZE: tl.constexpr
 ):
-    sample = tl.program_id(0)
+    # 64 bits: a few million samples have more pixels than 32 bits can number.
+    sample = tl.program_id(0).to(tl.int64)
     number = tl.load(numbers + sample)
     # As `recipe` of the infinite data sets: 64 bits that wrap around still hold the product modulo 2^32.
     base = (number - test) % train
@@ -50,7 +51,7 @@ def _samples(
 
 @triton.jit
 def _outer(back, incoming, out, stride, WIDTH: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     weights = offsets < WIDTH * DEPTH
     # After the weights' gradient follows the bias's: what flows back, as if 1 had come in.
@@ -58,7 +59,7 @@ def _outer(back, incoming, out, stride, WIDTH: tl.constexpr, DEPTH: tl.constexpr
     inside = offsets < WIDTH * DEPTH + WIDTH
     left = tl.load(back + row * WIDTH + source, mask=inside, other=0.0)
     right = tl.load(incoming + row * DEPTH + offsets % DEPTH, mask=weights, other=1.0)
-    tl.store(out + row.to(tl.int64) * stride + offsets, left * right, mask=inside)
+    tl.store(out + row * stride + offsets, left * right, mask=inside)
 
 
 def samples(

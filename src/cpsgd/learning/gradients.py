@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
+from cpsgd.engines.device.rounds import current
 from cpsgd.errors import ParameterError
 from cpsgd.learning import dense
 from cpsgd.learning._torch import torch
@@ -122,7 +123,8 @@ class ClientUpdates:
     def _write(self, features: torch.Tensor, labels: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the updates of clients with equally many examples, [clients, examples, ...], to the rows of `out`."""
         if self._layers is not None and features.shape[1] == 1:
-            dense.write_gradients(self._layers, features[:, 0], labels[:, 0], out, fused_kernels(out.device))
+            with current(out.device):
+                dense.write_gradients(self._layers, features[:, 0], labels[:, 0], out, fused_kernels(out.device))
             return
         parameters = {name: p.detach() for name, p in self._parameters.items()}
 

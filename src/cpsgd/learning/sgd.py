@@ -6,7 +6,7 @@ the server takes a step along the mean. All parties live on this machine.
 **A seed makes a simulation.** With a seed, noise and cohorts follow from it: two runs are equal bit for bit on the same
 software, and a run that was killed continues as if nothing had happened. Noise that can be repeated protects nobody, so
 such a run shows what training with this privacy costs and is not itself private. Without a seed, noise comes from the
-operating system.
+operating system; on a GPU it comes from a counter either way (`cpsgd.engines.device`), and the run is a simulation.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Trainer:
             weight_decay: Of the named optimizers (see `optimizers.make`).
             schedule: How the learning rate changes: "constant"; "linear" towards 0 after the last round, which
                 quietens the noise of the last steps; or "late", the same in the last three tenths only.
-            seed: None for noise from the operating system. A number makes the run repeatable, and a simulation that
-                protects nobody.
+            seed: None for noise from the operating system, except on a GPU. A number makes the run repeatable, and a
+                simulation that protects nobody.
             dropout: Probability with which a message does not arrive.
             local_steps: τ local SGD steps a client; 1 means one gradient.
             local_learning_rate: Step size of the local steps.
@@ -285,7 +285,10 @@ class Trainer:
         return None if self._spending is None else self._spending.guarantee()
 
     def run(self) -> Iterator[RoundMetrics]:
-        """Runs the rounds that are left, yielding each one's metrics once it is safely on disk."""
+        """Runs the rounds that are left, yielding each one's metrics.
+
+        By then the round is safely on disk, if a checkpoint was due; it is charged in any case.
+        """
         while self.round < self.rounds:
             yield self.step()
 
@@ -298,7 +301,8 @@ class Trainer:
 
         Raises:
             InfeasibleError: All rounds were run; the budget was checked for no more than these.
-            DivergedError: The model's parameters are not finite; the round was not begun and costs nothing.
+            DivergedError: The model's parameters are not finite; the round was not begun and costs nothing. On a GPU
+                this is looked at once in `evaluate_every` rounds, since to look is to wait for it.
             CheckpointError: The round before was interrupted after its charge, so that this object's state is unknown.
         """
         if self._unfinished:
@@ -360,6 +364,11 @@ class Trainer:
                 correct += int((outputs.argmax(dim=-1) == truth).sum())
         return loss / len(labels), correct / len(labels)
 
+    def save(self) -> None:
+        """Writes a checkpoint after the last complete round, due or not; without a `run_dir` nothing is kept."""
+        if self._folder is not None and not self._unfinished:
+            self._save()
+
     # ------------------------------------------------------------------ a round's parts
 
     def _fewest_survivors(self) -> int:
@@ -389,8 +398,7 @@ class Trainer:
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []), _one_thread():
             self._seed_layers(int(self._cohorts.generator("torch", number).integers(2**63)))
             summed = self._summed if self._on_device is None else self._summed_on_device
-            engine = summed(number, clients)
-        engine.add_zeros(survivors - len(clients))
+            engine = summed(number, clients, survivors - len(clients))
         if self._ledger is not None:
             self._ledger.reserve(self._cohorts, number, survivors)
         self._unfinished = True
@@ -407,21 +415,23 @@ class Trainer:
         if self._device.type == "cuda":
             torch.cuda.default_generators[self._device.index].manual_seed(seed)
 
-    def _summed(self, number: int, clients: NDArray[np.int64]) -> RoundSimulator | FloatMean:
+    def _summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> RoundSimulator | FloatMean:
         engine = mechanisms.start_round(self._mechanism, self.dim, number, self._seed)
         for start in range(0, len(clients), self._slice):
             for chunk in self._rows.chunks(self._dataset.batch(clients[start : start + self._slice])):
                 engine.add(chunk)
+        engine.add_zeros(zeros)
         return engine
 
-    def _summed_on_device(self, number: int, clients: NDArray[np.int64]) -> DeviceRound | DeviceFloatMean:
+    def _summed_on_device(self, number: int, clients: NDArray[np.int64], zeros: int) -> DeviceRound | DeviceFloatMean:
         assert self._on_device is not None
-        engine = mechanisms.start_device_round(self._mechanism, self.dim, number, self._seed, self._device)
         try:
+            engine = mechanisms.start_device_round(self._mechanism, self.dim, number, self._seed, self._device)
             for start in range(0, len(clients), self._slice):
                 batch = self._on_device.batch(clients[start : start + self._slice])
                 for chunk in self._updates.tensors(batch.features, batch.labels, batch.counts):
                     engine.add(chunk)
+            engine.add_zeros(zeros)
         except torch.OutOfMemoryError:
             raise ParameterError(
                 f"The GPU has too little memory for {self._updates.memory_limit / 2**20:,.0f} MiB of clients at a "

@@ -66,12 +66,6 @@ def plan(
         >>> best.guarantee.epsilon <= 2.0
         True
     """
-    if bits is not None and max_error is not None:
-        raise ParameterError("Give bits or max_error, not both: each determines the other.")
-    if bits is not None:
-        bits = _validate.positive("bits", bits, high=MAX_BITS + 1e-9)
-    if max_error is not None:
-        max_error = _validate.positive("max_error", max_error)
     wishes = Wishes.of(
         clients=clients,
         dim=dim,
@@ -86,6 +80,17 @@ def plan(
         overflow=_validate.probability("overflow", overflow) if secure else None,
         rotate=rotate,
     )
+    return best_plan(wishes, bits=bits, max_error=max_error)
+
+
+def best_plan(wishes: Wishes, *, bits: float | None = None, max_error: float | None = None) -> Plan:
+    """The plan for validated wishes; see `plan`."""
+    if bits is not None and max_error is not None:
+        raise ParameterError("Give bits or max_error, not both: each determines the other.")
+    if bits is not None:
+        bits = _validate.positive("bits", bits, high=MAX_BITS + 1e-9)
+    if max_error is not None:
+        max_error = _validate.positive("max_error", max_error)
     designs = wishes.designs([float(b) for b in range(1, MAX_BITS + 1)])
     gaussian = wishes.gaussian_squared_error
     if max_error is not None:

@@ -151,6 +151,11 @@ def compute(
             seconds.append(sum(metrics.seconds for metrics in trainer.history))
             if (guarantee := trainer.guarantee()) is not None:
                 spent.append(guarantee.epsilon)
+        if len({tuple(metrics.round for metrics in history) for history in histories}) > 1:
+            raise ParameterError(
+                f"Trainings of “{name}” looked at the test set after other rounds than before: use the same "
+                "evaluate_every for all seeds, or another folder."
+            )
         protocol = experiment.protocol if which == PRIVATE else None
         return Line(
             method="binomial" if which == PRIVATE else which,
@@ -176,6 +181,8 @@ def compute(
         wished = replace(settings, epsilon=epsilon, bits=b, baselines=True)
         if accounting == "ours":
             return Experiment(wished, dataset)
+        if b != int(b):
+            raise ParameterError(f"By the paper's theorem k + m is a power of two: give whole bits, not {b:g}.")
         design = paper_design(settings.cohort, known.dim, epsilon, settings.delta, settings.clip_norm, bits=int(b))
         explicit = replace(wished, bits=None, levels=design.levels, trials=design.trials, baselines=False)
         return Experiment(replace(explicit, range=design.coordinate_range), dataset)

@@ -168,6 +168,12 @@ def unit_text(summary: Mapping[str, Any]) -> str:
 
 def seed_text(summary: Mapping[str, Any]) -> str:
     """Where the noise came from, and what that means."""
+    if summary["device"] != "cpu":
+        start = f"seed {summary['settings']['seed']}" if summary["seeded"] else "a seed that was not kept"
+        return (
+            "a simulation that protects nobody: on a GPU random numbers come from a counter (Philox), here with "
+            f"{start}, and the noise of a round's sum is one draw of Bin(n·m, p) a coordinate"
+        )
     if summary["seeded"]:
         return f"a simulation that protects nobody, since its noise follows from seed {summary['settings']['seed']}"
     return "not seeded, the noise came from the operating system"

@@ -13,15 +13,16 @@ clients,
 
 H(N, K, k) the number of marked among k drawn of N with K marked.
 
-A graph is **insecure** if an active server could get both secrets of an honest client, or any server the sums of
-parts of the survivors:
+A graph is **insecure** if an active server could get both secrets of an honest client, or if a server that follows the
+protocol sees the sums of parts of the survivors:
 
 * Each honest holder reveals one kind of share of a client and colluding ones both, so both secrets take 2t shares out
   of k + 1 + c, c the colluding neighbours. Excluded by 2t > k + 1 + c, which also means c < t: colluding clients alone
   learn nothing. P(some honest client has c >= 2t - k - 1) <= (n - C) P(H(n-1, C, k) >= 2t - k - 1).
 * The masks between honest survivors hide everything but the sum over each connected part. A circle with ties to the
   k/2 next on either side falls into parts only if k/2 clients in a row are missing (in two places even), so
-  P(parts) <= n P(given k/2 in a row are missing), also hypergeometric, with C + D missing.
+  P(parts) <= n P(given k/2 in a row are missing), also hypergeometric, with C + D missing. Where the clients would
+  agree to a sum with more than D missing, n - `surviving` takes the place of D.
 
 In a complete graph nothing is left to chance: a round fails if and only if n - D < t, and it is secure for 2t > n + C.
 Up to 64 clients it costs little, so it is what they get.
@@ -53,7 +54,8 @@ class Risk:
 
     Attributes:
         failure: Probability that too few shares of some secret are left, so that the round ends without a sum.
-        insecurity: Probability that the graph lets the server and those who collude learn more than one sum.
+        insecurity: Probability that the graph lets a server that follows the protocol and those who collude learn more
+            than one sum, or an active server both secrets of an honest client.
     """
 
     failure: float
@@ -80,20 +82,24 @@ def risk(parameters: SecureParameters, *, dropout: float = 0.1, colluding: int =
     n = parameters.clients
     dropped = dropouts(n, dropout)
     colluding = _validate.integer("colluding", colluding, low=0, high=n)
-    return _risk(n, parameters.neighbours, parameters.threshold, dropped, colluding)
+    k, t, missing = parameters.neighbours, parameters.threshold, max(dropped, n - parameters.surviving)
+    return Risk(_risk(n, k, t, dropped, colluding).failure, _risk(n, k, t, missing, colluding).insecurity)
 
 
-def neighbours_and_threshold(clients: int, dropout: float, colluding: int, failure: float) -> tuple[int, int]:
+def neighbours_and_threshold(
+    clients: int, dropout: float, colluding: int, failure: float, surviving: int
+) -> tuple[int, int]:
     """The fewest neighbours, and the smallest threshold with them, for which both risks are at most `failure`."""
     n = clients
     dropped = dropouts(n, dropout)
+    missing = max(dropped, n - surviving)
     colluding = _validate.integer("colluding", colluding, low=0)
     _validate.probability("failure", failure)
     for k in range(2, n - 1, 2) if n > _COMPLETE_UP_TO else ():
         # The connectivity does not depend on t, and rules out small k at once.
-        if _parts(n, k, dropped, colluding) > failure:
+        if _parts(n, k, missing, colluding) > failure:
             continue
-        threshold = _smallest_threshold(n, k, dropped, colluding, failure)
+        threshold = _smallest_threshold(n, k, missing, colluding, failure)
         if threshold is not None and _risk(n, k, threshold, dropped, colluding).failure <= failure:
             return k, threshold
     threshold = (n + colluding) // 2 + 1

@@ -175,8 +175,7 @@ class SecureClient:
         body = session.read(delivery, Kind.DELIVERY, me)
         words = masks.to_words(values, parameters.dim, parameters.bits)
         entries = wire.read_entries(body, SEALED_BYTES, parameters.neighbours)
-        if len(entries) + 1 < parameters.threshold:
-            raise ThresholdError(f"Shares of {len(entries)} neighbours are left, too few to go on.")
+        _check_left(parameters, len(entries))
         channel = X25519PrivateKey.from_private_bytes(state.channel_private)
         mask = X25519PrivateKey.from_private_bytes(state.mask_private)
         own = state.adverts[me]
@@ -207,7 +206,7 @@ class SecureClient:
         body = bytes(session.read(survivors, Kind.SURVIVORS, me))
         self._check_survivors(wire.read_set(body, session.parameters.clients))
         assert self._identity is not None
-        signature = self._identity.sign(survivors_digest(session, body))
+        signature = self._identity.sign(survivors_digest(session, state.adverts[me], body))
         state.survivors = body
         state.stage = Stage.UNMASK
         return session.write(Kind.CONFIRMATION, me, signature)
@@ -297,8 +296,7 @@ class SecureClient:
         strangers = adverts.keys() - set(allowed)
         if strangers:
             raise SenderError(f"Client {min(strangers)} is no neighbour of client {me}.")
-        if len(adverts) + 1 < parameters.threshold:
-            raise ThresholdError(f"{len(adverts)} neighbours are left, too few for threshold {parameters.threshold}.")
+        _check_left(parameters, len(adverts))
         everybody = [*adverts.values(), state.adverts[me]]
         public = [key for advert in everybody for key in (advert.channel_key, advert.mask_key)]
         if len(set(public)) != len(public):
@@ -331,18 +329,33 @@ class SecureClient:
             raise SignatureError("The survivors are not those that this client signed.")
         parameters = session.parameters
         entries = wire.read_entries(body, identity.SIGNATURE_BYTES, parameters.neighbours + 1)
-        signed = survivors_digest(session, announced)
         for client, signature in entries.items():
-            if client not in survivors or client not in self._state.adverts:
+            advert = self._state.adverts.get(client)
+            if client not in survivors or advert is None:
                 raise SenderError(f"Client {client} cannot have confirmed the survivors.")
-            identity.verify(self._state.adverts[client].identity, signature, signed, client)
+            identity.verify(advert.identity, signature, survivors_digest(session, advert, announced), client)
         if len(entries) < parameters.threshold:
             raise ThresholdError(f"{len(entries)} clients confirmed the survivors, fewer than {parameters.threshold}.")
 
 
-def survivors_digest(session: Session, survivors: bytes) -> bytes:
-    """What a client signs to confirm the survivors."""
-    return keys.digest(b"survivors", session.context, survivors)
+def _check_left(parameters: SecureParameters, left: int) -> None:
+    """Refuses to go on with so few neighbours that this client could never agree to unmask.
+
+    Others might, who were shown more of the clients. An upload without the masks of the neighbours that were withheld
+    could then be unmasked in a smaller sum than any client agreed to.
+    """
+    if left + 1 < parameters.threshold:
+        raise ThresholdError(f"{left} neighbours are left, too few for threshold {parameters.threshold}.")
+    if parameters.clients - (parameters.neighbours - left) < parameters.surviving:
+        raise ThresholdError(f"{left} neighbours are left, too few for a sum of {parameters.surviving} clients.")
+
+
+def survivors_digest(session: Session, advert: Advert, survivors: bytes) -> bytes:
+    """What the client with this advert signs to confirm the survivors.
+
+    Its fresh keys keep the signature from counting in another attempt, should a server announce one session twice.
+    """
+    return keys.digest(b"survivors", session.context, advert.keys, survivors)
 
 
 def _joined(state: ClientState) -> tuple[Session, int]:

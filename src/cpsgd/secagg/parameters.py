@@ -99,13 +99,16 @@ class SecureParameters:
             colluding: Clients who may tell the server all they know.
             failure: Bound on the probability that a round with that many dropouts fails, and also on the probability
                 that the graph is insecure against that many colluding clients (`cpsgd.secagg.risk` states both).
-            surviving: The fewest contributions whose sum may be revealed; by default all but the dropouts.
+            surviving: The fewest contributions whose sum may be revealed; by default all but the dropouts. The graph
+                is chosen to be secure with so few.
 
         Raises:
             InfeasibleError: Not even a complete graph stands this many dropouts and colluding clients.
         """
         n = _validate.integer("clients", clients, low=2, high=MAX_CLIENTS)
-        neighbours, threshold = choice.neighbours_and_threshold(n, dropout, colluding, failure)
+        fewest = max(2, n - choice.dropouts(n, dropout)) if surviving is None else surviving
+        fewest = _validate.integer("surviving", fewest, low=2, high=n)
+        neighbours, threshold = choice.neighbours_and_threshold(n, dropout, colluding, failure, fewest)
         return cls(
             clients=n,
             dim=dim,
@@ -114,7 +117,7 @@ class SecureParameters:
             threshold=threshold,
             fingerprint=fingerprint,
             round=round,
-            surviving=max(2, n - choice.dropouts(n, dropout)) if surviving is None else surviving,
+            surviving=fewest,
         )
 
     @classmethod

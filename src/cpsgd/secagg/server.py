@@ -161,9 +161,9 @@ class SecureServer:
         self._words += masks.from_bytes(body, self.parameters.dim, self.parameters.bits)
 
     def _take_confirmation(self, client: int, body: memoryview) -> None:
-        signed = survivors_digest(self._session, self._announced())
+        advert = self._adverts[client]
         (signature,) = wire.split_entries(body, identity.SIGNATURE_BYTES, 1)
-        identity.verify(self._adverts[client].identity, signature, signed, client)
+        identity.verify(advert.identity, signature, survivors_digest(self._session, advert, self._announced()), client)
         self._signatures[client] = signature
 
     def _take_revelation(self, client: int, body: memoryview) -> None:

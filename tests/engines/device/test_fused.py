@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -9,6 +11,14 @@ from cpsgd.codec import quantize, rotate
 from cpsgd.engines.device import plain
 
 fused = pytest.importorskip("cpsgd.engines.device.fused", reason="Triton is for Linux")
+
+
+@pytest.fixture(autouse=True)
+def small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter goes through all that a program may take on: less of it, in more programs."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(fused, "_CLIENTS", 2)
+        monkeypatch.setattr(fused, "_COUNTERS", 3)
 
 
 def rows_of(count: int, dim: int, device: torch.device) -> torch.Tensor:
@@ -57,8 +67,21 @@ def test_transform(stages: int, device: torch.device) -> None:
     assert torch.equal(found, expected)
 
 
+def test_launches_stay_within_cuda_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    grids = []
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *arguments, **options: None
+
+    monkeypatch.setattr(fused, "_pass", Recorder())
+    fused.hadamard(torch.empty(70_000, 64))
+    assert [rows for _, rows in grids] == [65_535, 4_465]
+
+
 @pytest.mark.parametrize("levels", [2, 3, 2**17, 2**24])
-@pytest.mark.parametrize(("dim", "count"), [(5, 3), (700, 2), pytest.param(51_370, 1000, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("dim", "count"), [(5, 3), (600, 2), pytest.param(51_370, 1000, marks=pytest.mark.gpu)])
 def test_rounding(levels: int, dim: int, count: int, device: torch.device) -> None:
     bits = quantize.fraction_bits(levels)
     # Some coordinates are out of range, and some half-way between two points of the grid.
@@ -85,7 +108,7 @@ def test_rounding_of_columns_apart(device: torch.device) -> None:
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("trials", [1, 31, 33, 129, 1000, pytest.param(130_000, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("trials", [1, 31, 33, 129, 500, pytest.param(130_000, marks=pytest.mark.gpu)])
 def test_coins(trials: int, device: torch.device) -> None:
     found = torch.zeros(300, dtype=torch.int64, device=device)
     expected = torch.zeros_like(found)

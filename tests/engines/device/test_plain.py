@@ -53,7 +53,7 @@ def test_scaling_clips_long_rows_and_silences_broken_ones() -> None:
     torch.testing.assert_close(rows, expected)
 
 
-@pytest.mark.parametrize("levels", [2, 3, 17, 2**17, 2**24])
+@pytest.mark.parametrize("levels", [2, 3, 2**17, 2**24])
 def test_rounding_goes_to_neighbouring_levels_with_the_right_probability(levels: int) -> None:
     bits = quantize.fraction_bits(levels)
     clients = 40_000
@@ -82,7 +82,7 @@ def test_rounding_is_the_same_in_any_pieces() -> None:
     assert torch.equal(whole, parts)
 
 
-@pytest.mark.parametrize("trials", [1, 5, 31, 32, 33, 127, 128, 129, 300])
+@pytest.mark.parametrize("trials", [1, 31, 32, 33, 128, 129, 300])
 def test_coins_have_the_binomial_law(trials: int) -> None:
     sums = torch.zeros(40_000, dtype=torch.int64)
     plain.add_coins(sums, key=trials, trials=trials)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,8 @@ from scipy.stats import binom, chisquare
 
 from cpsgd import Protocol
 from cpsgd.codec import quantize
-from cpsgd.engines.device import DeviceFloatMean, DeviceRound, plain
-from cpsgd.engines.device.rounds import kernels_for
+from cpsgd.engines.device import DeviceFloatMean, DeviceRound, plain, rounds
+from cpsgd.engines.device.rounds import current, kernels_for
 from cpsgd.engines.simulate import FloatMean, RoundSimulator
 from cpsgd.errors import EmptyError, ParameterError, VectorError
 
@@ -125,6 +127,30 @@ def test_a_seed_repeats_a_round_in_any_pieces(device: torch.device) -> None:
         assert not torch.equal(means[0], other.mean())
 
 
+@pytest.mark.parametrize("rotated", [False, True])
+def test_rows_may_lie_anyhow_in_memory(rotated: bool, device: torch.device) -> None:
+    # Kernels go through rows number by number and write into them.
+    of = replace(protocol(dim=64), rotate=rotated)
+    one = torch.linspace(-1.0, 1.0, 64, device=device)
+    spread = torch.zeros(CLIENTS, 64, 2, device=device)
+    spread[:, :, 0] = one
+    means = []
+    for rows in (
+        one.repeat(CLIENTS, 1),
+        one.expand(CLIENTS, 64),
+        one.repeat(CLIENTS, 1).t().contiguous().t(),
+        spread[:, :, 0],
+    ):
+        round_ = DeviceRound(of, 0, seed=1, device=device)
+        round_.add(rows)
+        means.append(round_.mean())
+    for mean in means[1:]:
+        assert torch.equal(mean, means[0])
+    floats = DeviceFloatMean(64, 1.0, device)
+    floats.add(torch.full((64,), float("nan"), device=device).expand(2, 64))  # broken rows are overwritten, too
+    assert bool((floats.mean() == 0.0).all())
+
+
 def test_zeros_fill_a_round_up(device: torch.device) -> None:
     of = protocol(dim=30, trials=0, levels=2)
     round_ = DeviceRound(of, 0, seed=1, device=device)
@@ -147,6 +173,40 @@ def test_bad_input_is_refused(device: torch.device) -> None:
         round_.add(torch.zeros(2, 4, device=device))
     with pytest.raises(EmptyError):
         DeviceFloatMean(4, 1.0, device).mean()
+
+
+def test_more_coordinates_than_kernels_can_number_are_refused() -> None:
+    with pytest.raises(ParameterError, match="at most 1,073,741,824 coordinates"):
+        DeviceRound(protocol(dim=2**30 + 1), 0, seed=1, device="cpu")
+
+
+def test_kernels_run_on_the_gpu_that_is_meant() -> None:
+    # Triton does not look at where tensors are, only at which GPU is the current one.
+    found = current(torch.device("cuda", 1))
+    assert isinstance(found, torch.cuda.device)
+    assert found.idx == 1
+    with current(torch.device("cpu")) as nothing:
+        assert nothing is None
+
+
+class _Current:
+    """Remembers which devices were made the current one, without being a GPU."""
+
+    def __init__(self) -> None:
+        self.entered: list[torch.device] = []
+
+    def __call__(self, device: torch.device) -> AbstractContextManager[None]:
+        self.entered.append(device)
+        return nullcontext()
+
+
+def test_a_round_makes_its_device_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = _Current()
+    monkeypatch.setattr(rounds, "current", seen)
+    round_ = DeviceRound(protocol(dim=4), 0, seed=1, device="cpu")
+    round_.add(torch.zeros(2, 4))
+    round_.mean()
+    assert seen.entered == [torch.device("cpu")] * 2
 
 
 def test_plain_kernels_serve_where_triton_does_not() -> None:

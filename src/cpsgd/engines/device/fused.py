@@ -26,6 +26,8 @@ _LARGEST, _SMALLEST = 15, 6
 _FIRST_STAGES, _LATER_STAGES, _COLUMN_BITS = 13, 10, 5
 # Rounding: coordinates and clients of a program.
 _COORDINATES, _CLIENTS = 512, 128
+# Rows of one launch: CUDA's limit on the second dimension of a grid.
+_ROWS = 65_535
 # Coins: coordinates of a program, and counters it draws.
 _COIN_COORDINATES, _COUNTERS = 256, 64
 
@@ -100,6 +102,8 @@ def _rotate_back(vector, signs, normalise, rest, SIZE: tl.constexpr, STAGES: tl.
     if TWICE:
         head = _signed(_butterflies(head, SIZE, 0, STAGES) * normalise, signs, max(16, SIZE), 1.0, offsets)
         tail = tl.load(vector + SIZE + offsets, mask=offsets < rest, other=0.0)
+        # What one thread stores another may still have to load.
+        tl.debug_barrier()
         tl.store(vector + SIZE + offsets, head, mask=offsets < rest)
         head = tl.where(offsets < rest, tail, head)
     head = _signed(_butterflies(head, SIZE, 0, STAGES) * normalise, signs, 0, 1.0, offsets)
@@ -193,6 +197,11 @@ def hadamard(rows: torch.Tensor) -> None:
     if stages < _SMALLEST:
         plain.hadamard(rows)
         return
+    for start in range(0, len(rows), _ROWS):
+        _transform(rows[start : start + _ROWS], stages)
+
+
+def _transform(rows: torch.Tensor, stages: int) -> None:
     first = stages if stages <= _LARGEST else _FIRST_STAGES
     grid = 1 << (stages - first), len(rows)
     _pass[grid](rows, rows.stride(0), 0, first, 0, num_warps=_warps(first), **_EXACT)

@@ -17,6 +17,7 @@ import importlib.util
 import math
 import os
 import struct
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -34,12 +35,19 @@ from cpsgd.randomness import Keystream
 
 # From so many coin tosses on, the exact sampler on the CPU is faster.
 _MAX_COINS = 1 << 22
+# Triton's kernels number coordinates with 32 bits.
+_MAX_DIM = 1 << 30
 
 
 def carried(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     """A copy of an array on a device, without waiting for the work the device still has to do."""
     tensor = torch.tensor(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Within, a GPU is the current one: Triton launches its kernels there, wherever their tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def has_triton(device: torch.device) -> bool:
@@ -84,16 +92,25 @@ class DeviceRound:
             seed: What the round's random numbers follow from; None takes a seed from the operating system.
             device: Where vectors are, and where everything is computed.
             kernels: `plain` or `fused`; the fastest that run there by default.
+
+        Raises:
+            ParameterError: The protocol has more coordinates than a device computes with.
         """
         self.protocol = protocol
+        if protocol.dim > _MAX_DIM:
+            raise ParameterError(
+                f"A device simulates at most {_MAX_DIM:,} coordinates, and the protocol has {protocol.dim:,}: use the "
+                "CPU, or several protocols."
+            )
         self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
         self.count = 0
-        self.device = torch.device(device)
-        self._kernels = kernels or kernels_for(self.device)
         chosen = int.from_bytes(os.urandom(7), "little") if seed is None else seed
         self._seed = _validate.integer("seed", chosen, low=0, high=2**64 - 1)
         dtype = torch.int64 if protocol.sigma is None else torch.float64
-        self._sums = torch.zeros(protocol.dim, dtype=dtype, device=self.device)
+        self._sums = torch.zeros(protocol.dim, dtype=dtype, device=device)
+        # A GPU has its number there, also where none was given.
+        self.device = self._sums.device
+        self._kernels = kernels or kernels_for(self.device)
         self._mean: torch.Tensor | None = None
         if protocol.sigma is None:
             self._unit = quantize.unit(protocol.coordinate_range, protocol.levels)
@@ -109,24 +126,12 @@ class DeviceRound:
         if self._mean is not None:
             raise ParameterError("The round's mean was released: it takes no more messages.")
         protocol = self.protocol
-        _check(vectors, protocol.dim, self.device)
+        vectors = _rows(vectors, protocol.dim, self.device)
         if protocol.sigma is not None:
             self._sums += _clipped_sum(vectors, protocol.clip_norm)
         else:
-            bound = protocol.clip_norm * (1.0 - clip.MARGIN)
-            columns: plain.Columns = [(0, vectors)]
-            if protocol.rotate:
-                columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, self._unit)
-            else:
-                plain.scale(vectors, bound, self._unit)
-            self._kernels.round_and_sum(
-                columns,
-                self._sums,
-                key=self._key("rounding"),
-                first=self.count,
-                levels=protocol.levels,
-                fraction_bits=quantize.fraction_bits(protocol.levels),
-            )
+            with current(self.device):
+                self._add_rounded(vectors)
         self.count += len(vectors)
 
     def add_zeros(self, count: int) -> None:
@@ -145,12 +150,30 @@ class DeviceRound:
         if self.count == 0:
             raise EmptyError("There is no mean: no vector was added.")
         if self._mean is None:
-            self._mean = self._integer_mean() if self.protocol.sigma is None else self._float_mean()
+            with current(self.device):
+                self._mean = self._integer_mean() if self.protocol.sigma is None else self._float_mean()
         return self._mean
 
     def noise_norm(self) -> float:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
         return noise_norm(self.protocol, self.count)
+
+    def _add_rounded(self, vectors: torch.Tensor) -> None:
+        protocol = self.protocol
+        bound = protocol.clip_norm * (1.0 - clip.MARGIN)
+        columns: plain.Columns = [(0, vectors)]
+        if protocol.rotate:
+            columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, self._unit)
+        else:
+            plain.scale(vectors, bound, self._unit)
+        self._kernels.round_and_sum(
+            columns,
+            self._sums,
+            key=self._key("rounding"),
+            first=self.count,
+            levels=protocol.levels,
+            fraction_bits=quantize.fraction_bits(protocol.levels),
+        )
 
     def _integer_mean(self) -> torch.Tensor:
         protocol = self.protocol
@@ -205,13 +228,13 @@ class DeviceFloatMean:
     def __init__(self, dim: int, clip_norm: float, device: torch.device | str) -> None:
         """Starts an empty round."""
         self.count = 0
-        self.device = torch.device(device)
         self._clip_norm = _validate.positive("clip_norm", clip_norm)
-        self._sums = torch.zeros(dim, dtype=torch.float64, device=self.device)
+        self._sums = torch.zeros(dim, dtype=torch.float64, device=device)
+        self.device = self._sums.device
 
     def add(self, vectors: torch.Tensor) -> None:
         """Adds some clients' vectors, a row each."""
-        _check(vectors, len(self._sums), self.device)
+        vectors = _rows(vectors, len(self._sums), self.device)
         self._sums += _clipped_sum(vectors, self._clip_norm)
         self.count += len(vectors)
 
@@ -234,13 +257,16 @@ class DeviceFloatMean:
         return 0.0
 
 
-def _check(vectors: torch.Tensor, dim: int, device: torch.device) -> None:
-    here = vectors.device.type == device.type and device.index in (None, vectors.device.index)
-    if vectors.ndim != 2 or vectors.shape[1] != dim or vectors.dtype != torch.float32 or not here:
+def _rows(vectors: torch.Tensor, dim: int, device: torch.device) -> torch.Tensor:
+    """The rows, if they are what is expected; a copy where they overlap or are not whole, as kernels take them."""
+    right = vectors.ndim == 2 and vectors.shape[1] == dim and vectors.dtype == torch.float32
+    if not right or vectors.device != device:
         raise VectorError(
             f"Expected rows of {dim} float32 on {device}, got {vectors.dtype} of shape {tuple(vectors.shape)} on "
             f"{vectors.device}."
         )
+    whole = vectors.stride(1) == 1 and (len(vectors) < 2 or vectors.stride(0) >= dim)
+    return vectors if whole else vectors.contiguous()
 
 
 def _clipped_sum(vectors: torch.Tensor, clip_norm: float) -> torch.Tensor:

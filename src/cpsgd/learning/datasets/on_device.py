@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.engines.device.rounds import carried, has_triton
+from cpsgd.engines.device.rounds import carried, current, has_triton
 from cpsgd.learning._torch import torch
 from cpsgd.learning.datasets.base import Batch, Dataset
 from cpsgd.learning.datasets.infinite import FIELD_COUNT, MOVES, InfiniteDataset
@@ -68,9 +68,10 @@ class DeviceInfinite(DeviceData):
         numbers = carried(clients, self._device) + self._first
         counts = np.ones(len(clients), dtype=np.int64)
         if self._fused is not None:
-            features, labels = self._fused.samples(
-                self._images, self._train_labels, self._fields, self._moves, numbers, self._test
-            )
+            with current(self._device):
+                features, labels = self._fused.samples(
+                    self._images, self._train_labels, self._fields, self._moves, numbers, self._test
+                )
             return DeviceBatch(features, labels, counts)
         base = (numbers - self._test) % len(self._images)
         # As `recipe`: 64 bits that wrap around still hold the product modulo 2^32.

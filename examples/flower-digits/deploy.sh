@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# A whole federation on this machine: one SuperLink and ten SuperNodes as processes of their own on 127.0.0.1, with TLS
+# and node authentication. Runs the app once and ends everything. Arguments go to `flwr run`, for example
+#   ./deploy.sh --run-config "rounds=5"
+set -euo pipefail
+cd "$(dirname "$0")"
+silos=10 port=${PORT:-9092}
+folder=$(mktemp -d)
+# Nothing is sent anywhere, and nothing is installed while the app runs.
+export FLWR_HOME="$folder/home" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+processes=()
+trap 'kill "${processes[@]}" 2>/dev/null || true; wait; rm -rf "$folder"' EXIT
+
+# 1. A certificate authority of our own, and a certificate for the SuperLink.
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj "/CN=digits authority" \
+  -addext "keyUsage=critical,keyCertSign,cRLSign" -keyout "$folder/ca.key" -out "$folder/ca.crt" 2>/dev/null
+openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=127.0.0.1" \
+  -keyout "$folder/server.key" -out "$folder/server.csr" 2>/dev/null
+openssl x509 -req -in "$folder/server.csr" -CA "$folder/ca.crt" -CAkey "$folder/ca.key" -CAcreateserial -days 30 \
+  -extfile <(echo "subjectAltName=IP:127.0.0.1
+authorityKeyIdentifier=keyid") -out "$folder/server.crt" 2>/dev/null
+
+# 2. The SuperLink, which lets in only SuperNodes whose keys are registered.
+mkdir "$folder/home"
+cat > "$folder/home/config.toml" <<TOML
+[superlink]
+default = "digits"
+
+[superlink.digits]
+address = "127.0.0.1:$port"
+root-certificates = "$folder/ca.crt"
+TOML
+flower-superlink --host 127.0.0.1 --port "$port" --enable-supernode-auth --ssl-ca-certfile "$folder/ca.crt" \
+  --ssl-certfile "$folder/server.crt" --ssl-keyfile "$folder/server.key" > "$folder/superlink.log" 2>&1 &
+processes+=($!)
+until (exec 3<> "/dev/tcp/127.0.0.1/$port") 2>/dev/null; do sleep 0.5; done
+
+# 3. Each silo makes a key pair, has the public half registered, and starts its SuperNode.
+for ((silo = 0; silo < silos; silo++)); do
+  ssh-keygen -q -t ecdsa -b 384 -N "" -f "$folder/silo-$silo"
+  flwr supernode register "$folder/silo-$silo.pub" digits
+  flower-supernode --superlink "127.0.0.1:$port" --root-certificates "$folder/ca.crt" \
+    --auth-supernode-private-key "$folder/silo-$silo" --port $((port + 1 + silo)) \
+    --node-config "partition-id=$silo" > "$folder/silo-$silo.log" 2>&1 &
+  processes+=($!)
+done
+
+# 4. The run.
+flwr run . digits --stream "$@"

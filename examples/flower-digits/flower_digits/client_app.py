@@ -1,0 +1,67 @@
+"""What a silo runs.
+
+Flower starts this file anew for each of the four messages of a round, and only one of them trains: so what is slow to
+import is imported where it is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from cpsgd.engines.flower import cpsgd_mod, silo_sum
+from flower_digits import IMAGES
+
+if TYPE_CHECKING:
+    import torch
+
+    from cpsgd.learning.datasets import Batch
+
+app = ClientApp()
+
+# The silo's own conditions, whatever the server says: a server that asks for more gets nothing.
+protected = cpsgd_mod(epsilon=4.0, delta=1e-6, examples=IMAGES, min_clients=9)
+
+
+@app.train(mods=[protected])
+def train(message: Message, context: Context) -> Message:
+    """The sum of the images' clipped gradients. What leaves the silo is this sum, rounded, with noise, and masked."""
+    from flower_digits import task
+
+    model, images = _prepare(message, context)
+    found = silo_sum(message, model, task.loss, images.features, images.labels)
+    return Message(RecordDict({"arrays": found}), reply_to=message)
+
+
+@app.train("baseline")
+def baseline(message: Message, context: Context) -> Message:
+    """One pass of plain SGD, without privacy: only here to compare with. Leave it out where data is private."""
+    import torch
+
+    from flower_digits import task
+
+    model, images = _prepare(message, context)
+    features, labels = torch.from_numpy(images.features), torch.from_numpy(images.labels)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    round: Any = message.content.config_records["config"]["server-round"]
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(round))
+    for chosen in torch.split(order, 50):
+        optimizer.zero_grad()
+        task.loss(model(features[chosen]), labels[chosen]).backward()
+        optimizer.step()
+    metrics = MetricRecord({"num-examples": len(labels)})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+
+def _prepare(message: Message, context: Context) -> tuple[torch.nn.Module, Batch]:
+    """The model with the server's parameters, and the silo's images."""
+    import torch
+
+    from flower_digits import task
+
+    torch.set_num_threads(1)
+    model = task.network()
+    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    return model, task.images_of(int(context.node_config["partition-id"]))

@@ -1,0 +1,85 @@
+"""What the server runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict, UserConfig
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from cpsgd.engines.flower import CpsgdStrategy
+from cpsgd.learning.examples import plan_examples
+from cpsgd.privacy.ledger import Ledger
+from flower_digits import IMAGES, SILOS, task
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Learns for some rounds, and says how well the model reads the test images."""
+    torch.set_num_threads(1)
+    settings = context.run_config
+    rounds, seed = int(settings["rounds"]), int(settings["seed"])
+    start = ArrayRecord(task.network(seed).state_dict())
+
+    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if round % 5 and round != rounds:
+            return None
+        model = task.network()
+        model.load_state_dict(arrays.to_torch_state_dict())
+        return MetricRecord({"accuracy": task.accuracy(model)})
+
+    strategy = private_strategy(settings, rounds) if settings["private"] else Baseline(fraction_evaluate=0.0)
+    result = strategy.start(grid, start, num_rounds=rounds, timeout=600.0, evaluate_fn=evaluate)
+    print(f"accuracy {result.evaluate_metrics_serverapp[rounds]['accuracy']:.4f} after {rounds} rounds")
+
+
+def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
+    """Secure aggregation of the silos' sums, with the noise that (epsilon, delta) needs for one image."""
+    dim = sum(parameter.numel() for parameter in task.network().parameters())
+    plan = plan_examples(
+        SILOS,
+        dim,
+        float(settings["epsilon"]),
+        float(settings["delta"]),
+        examples=IMAGES,
+        rounds=rounds,
+        participation="every",
+        dropout=0.1,
+        secure=True,
+        bits=16,
+    )
+    print(plan.guarantee)
+    ledger = Ledger(str(settings["ledger"])) if settings["ledger"] else None
+    return CpsgdStrategy(
+        plan,
+        examples=IMAGES,
+        apply=Momentum(float(settings["learning-rate"]), rounds),
+        ledger=ledger,
+        population="digits" if ledger else None,
+    )
+
+
+class Momentum:
+    """The server's optimizer, with a rate that falls to zero. It sees the private mean only, so it costs no privacy."""
+
+    def __init__(self, rate: float, rounds: int) -> None:
+        """Starts at rest."""
+        self._rate, self._rounds = rate, rounds
+        self._velocity: float | np.ndarray = 0.0
+
+    def __call__(self, model: np.ndarray, mean: np.ndarray, round: int) -> np.ndarray:
+        """The next model, from the mean of the silos' sums of gradients."""
+        self._velocity = 0.8 * self._velocity + mean / IMAGES
+        return model - self._rate * (1 - (round - 1) / self._rounds) * self._velocity
+
+
+class Baseline(FedAvg):
+    """Federated averaging without privacy."""
+
+    def _construct_messages(self, record: RecordDict, node_ids: list[int], message_type: str) -> Iterable[Message]:
+        return super()._construct_messages(record, node_ids, "train.baseline")

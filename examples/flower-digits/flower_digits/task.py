@@ -1,0 +1,30 @@
+"""The task: which images a silo holds, the model, and how well a model reads digits it has never seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from cpsgd.learning.datasets import Batch, infinite_digits
+from cpsgd.learning.models import mlp
+from flower_digits import IMAGES, SILOS
+
+loss = torch.nn.functional.cross_entropy
+
+
+def network(seed: int = 0) -> torch.nn.Module:
+    """One hidden layer: 4,510 parameters."""
+    return mlp(64, 10, (60,), seed=seed)
+
+
+def images_of(silo: int) -> Batch:
+    """The silo's own images: no two silos share one, and none is a test image."""
+    return infinite_digits(SILOS * IMAGES).batch(np.arange(silo * IMAGES, (silo + 1) * IMAGES))
+
+
+def accuracy(model: torch.nn.Module) -> float:
+    """Share of the test images that the model reads right."""
+    test = infinite_digits(SILOS * IMAGES).test_set()
+    with torch.no_grad():
+        found = model(torch.from_numpy(test.features)).argmax(dim=1).numpy()
+    return float((found == test.labels).mean())

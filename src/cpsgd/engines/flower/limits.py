@@ -1,0 +1,117 @@
+"""`Limits`: what a client asks of a round before it sends anything."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from cpsgd import _validate
+from cpsgd.errors import CpsgdError, FingerprintError, ParameterError, RoundRefusedError
+from cpsgd.privacy.adjacency import Adjacency, check_adjacency
+from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.protocol import Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """A client's own conditions. A server that does not meet them gets nothing.
+
+    A protocol without noise is always refused. With `epsilon` and `delta` the client computes the guarantee itself,
+    from the protocol, the number of rounds the server announces and the fewest clients whose sum it will unmask.
+
+    Attributes:
+        epsilon: ε that all rounds together may cost at most, or None for no limit.
+        delta: δ of that guarantee.
+        rounds: Rounds that a server may announce at most, or None.
+        colluding: Other clients who may tell their noise; it is not counted.
+        adjacency: Which data sets are neighbours.
+        examples: With example-level privacy, the most examples a silo's sum holds; None protects the whole client.
+        min_clients: The fewest clients in the sum.
+        fingerprint: The one protocol that is accepted, or None.
+
+    Example:
+        >>> silent = Protocol.binomial(clients=10, dim=5, clip_norm=1.0, levels=16, trials=0)
+        >>> Limits(epsilon=1.0, delta=1e-6).check(silent, rounds=5, surviving=9)
+        Traceback (most recent call last):
+        cpsgd.errors.RoundRefusedError: The server's protocol adds no noise, so nothing would be private.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    rounds: int | None = None
+    colluding: int = 0
+    adjacency: Adjacency = "replace-one"
+    examples: int | None = None
+    min_clients: int = 2
+    fingerprint: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) != (self.delta is None):
+            raise ParameterError("Give epsilon and delta together: neither means anything without the other.")
+        if self.epsilon is not None:
+            _validate.positive("epsilon", self.epsilon)
+            _validate.probability("delta", self.delta)
+        if self.rounds is not None:
+            _validate.integer("rounds", self.rounds, low=1)
+        if self.examples is not None:
+            _validate.integer("examples", self.examples, low=1)
+        _validate.integer("colluding", self.colluding, low=0)
+        _validate.integer("min_clients", self.min_clients, low=2)
+        check_adjacency(self.adjacency)
+
+    def check(self, protocol: Protocol, *, rounds: int, surviving: int) -> None:
+        """Returns if a run of `rounds` rounds, each with at least `surviving` clients, is acceptable.
+
+        Raises:
+            RoundRefusedError: It is not; the message says why.
+            FingerprintError: Another protocol was agreed on.
+        """
+        if self.fingerprint is not None and protocol.fingerprint != self.fingerprint:
+            raise FingerprintError("The server's protocol is not the one this client was set up for.")
+        if protocol.sigma is not None:
+            raise RoundRefusedError("The server asks for the Gaussian protocol; only integers can be summed securely.")
+        if protocol.trials == 0:
+            raise RoundRefusedError("The server's protocol adds no noise, so nothing would be private.")
+        if not self.min_clients <= surviving <= protocol.clients:
+            raise RoundRefusedError(
+                f"The server would release the sum of {surviving} of {protocol.clients} clients; this client asks for "
+                f"at least {self.min_clients}."
+            )
+        if rounds < 1 or (self.rounds is not None and rounds > self.rounds):
+            raise RoundRefusedError(
+                f"The server announces {rounds} rounds; this client answers {self.rounds or 'some'}."
+            )
+        # Also without a limit on ε: this refuses sums of examples whose share the protocol could not tell.
+        accounted = protocol if self.examples is None else example_level(protocol, self.examples)
+        if self.epsilon is None or self.delta is None:
+            return
+        try:
+            found = guarantee_over_rounds(
+                accounted,
+                self.delta,
+                rounds=rounds,
+                adjacency=self.adjacency,
+                surviving=surviving,
+                colluding=self.colluding,
+            )
+        except CpsgdError as error:
+            raise RoundRefusedError(f"Nothing is proved about the server's protocol: {error}") from None
+        if found.epsilon > self.epsilon:
+            raise RoundRefusedError(
+                f"The server's protocol costs ε = {found.epsilon:.4g} at δ = {self.delta:g} in {found.rounds} rounds; "
+                f"this client's limit is {self.epsilon:g}."
+            )
+
+    def digest(self, protocol: Protocol, *, rounds: int, surviving: int) -> bytes:
+        """16 bytes that stand for the question `check` answers, so that the answer can be remembered."""
+        text = f"cpsgd limits v1 {self!r} {protocol.fingerprint.hex()} {rounds} {surviving}"
+        return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def example_level(protocol: Protocol, examples: int) -> Protocol:
+    """The protocol whose clients are as far apart as one example moves a silo's sum; for the accounting only."""
+    try:
+        return example_protocol(protocol, examples)
+    except ParameterError as error:
+        raise RoundRefusedError(f"The server's protocol does not protect single examples: {error}") from None

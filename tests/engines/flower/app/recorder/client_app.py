@@ -1,0 +1,64 @@
+"""Clients whose update is known, and who write down the integers that the protocol makes of it.
+
+In round 2, node 1 falls asleep while it trains (the test kills it then) and node 2 uploads garbage.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+
+from cpsgd import Protocol
+from cpsgd.engines.flower import cpsgd_mod
+
+app = ClientApp()
+
+
+def record(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Writes the integers to a file before anybody masks them."""
+    original = Protocol.encode_integers
+
+    def recorded(self: Protocol, vector: Any, round: int) -> Any:
+        values = original(self, vector, round)
+        folder, node = Path(str(context.run_config["folder"])), context.node_config["partition-id"]
+        np.save(folder / f"round-{round}-node-{node}.npy", values)
+        return values
+
+    Protocol.encode_integers = recorded  # type: ignore[method-assign]
+    return call_next(message, context)
+
+
+def garble(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Node 2 replaces its upload of round 2 by random bytes."""
+    asked = message.content.config_records["cpsgd"]
+    wrong = context.node_config["partition-id"] == 2 and asked["round"] == 2 and asked["stage"] == "mask"
+    reply = call_next(message, context)
+    if wrong:
+        upload = reply.content.array_records["cpsgd"]["upload"]
+        noise = Array(dtype="uint8", shape=upload.shape, stype=upload.stype, data=os.urandom(len(upload.data)))
+        reply.content["cpsgd"] = ArrayRecord({"upload": noise})
+    return reply
+
+
+@app.train(mods=[garble, record, cpsgd_mod(epsilon=8.0, delta=1e-5, rounds=2, min_clients=3)])
+def train(message: Message, context: Context) -> Message:
+    """Adds a known vector to the model; its metrics must not leave."""
+    node: Any = context.node_config["partition-id"]
+    round: Any = message.content.config_records["config"]["server-round"]
+    folder = Path(str(context.run_config["folder"]))
+    with (folder / f"trained-{round}-{node}").open("x") as mark:
+        mark.write("once")
+    if (node, round) == (1, 2):
+        time.sleep(600.0)
+    before = message.content.array_records["arrays"]["weight"].numpy()
+    update = np.random.default_rng(node).normal(size=before.shape).astype(np.float32) * np.float32(0.01)
+    arrays = ArrayRecord({"weight": Array(before + update)})
+    metrics = MetricRecord({"num-examples": 4711, "secret": 0.4711})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)

@@ -1,0 +1,260 @@
+"""A Flower federation of real processes on 127.0.0.1: a SuperLink and SuperNodes with TLS and node authentication.
+
+Every wait has a deadline, and `stop` ends every process that was started, also those that Flower's own started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+import cpsgd
+
+_MARK = "CPSGD_TEST_FEDERATION"
+_START_SECONDS = 60.0
+
+
+class Federation:
+    """A SuperLink with `nodes` SuperNodes, which know their number as `partition-id`."""
+
+    def __init__(self, directory: Path, nodes: int) -> None:
+        """Writes keys and certificates into `directory`; starts nothing yet."""
+        self.directory = directory
+        self.nodes = nodes
+        self.supernodes: list[subprocess.Popen[bytes]] = []
+        self._mark = uuid.uuid4().hex
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._port = free_port()
+        binaries = str(Path(sys.executable).parent)
+        self.environment = {
+            **os.environ,
+            _MARK: self._mark,
+            "PATH": binaries + os.pathsep + os.environ["PATH"],
+            "PYTHONPATH": str(Path(cpsgd.__file__).parents[1]),
+            "FLWR_HOME": str(directory / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the SuperLink, registers the nodes' keys, and starts the SuperNodes."""
+        write_certificate(self.directory)
+        home = self.directory / "home"
+        home.mkdir()
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "127.0.0.1:{self._port}"\n'
+            f'root-certificates = "{self.directory / "ca.crt"}"\n'
+        )
+        self._spawn(
+            "superlink",
+            "flower-superlink",
+            *("--host", "127.0.0.1", "--port", str(self._port)),
+            *("--ssl-ca-certfile", str(self.directory / "ca.crt")),
+            *("--ssl-certfile", str(self.directory / "server.crt")),
+            *("--ssl-keyfile", str(self.directory / "server.key")),
+            "--enable-supernode-auth",
+        )
+        self._wait_for_port()
+        for node in range(self.nodes):
+            write_node_key(self.directory, node)
+            self._flwr("supernode", "register", str(self.directory / f"node-{node}.pub"), "local")
+        for node in range(self.nodes):
+            self.supernodes.append(
+                self._spawn(
+                    f"node-{node}",
+                    "flower-supernode",
+                    *("--superlink", f"127.0.0.1:{self._port}"),
+                    *("--root-certificates", str(self.directory / "ca.crt")),
+                    *("--auth-supernode-private-key", str(self.directory / f"node-{node}.key")),
+                    *("--port", str(free_port())),
+                    *("--node-config", f"partition-id={node} num-partitions={self.nodes}"),
+                )
+            )
+
+    def run(self, app: Path, timeout: float, **config: object) -> str:
+        """Runs an app to its end and returns its log.
+
+        Raises:
+            TimeoutError: It took longer than `timeout` seconds.
+            AssertionError: The run failed.
+        """
+        overrides = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
+        started = json.loads(self._flwr("run", str(app), "local", "--run-config", overrides, "--format", "json"))
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            # Each question starts a Python of its own: not too often.
+            time.sleep(3.0)
+            status = json.loads(self._flwr("ls", "--run-id", str(started["run-id"]), "local", "--format", "json"))
+            state = str(status["runs"][0]["status"])
+            if state.startswith("finished"):
+                if state != "finished:completed":
+                    raise AssertionError(f"The run ended as {state}:\n{self.logs()}")
+                return self.logs()
+        raise TimeoutError(f"The run did not end within {timeout:g} s:\n{self.logs()}")
+
+    def kill_node(self, node: int) -> None:
+        """Kills a SuperNode and its ClientApp at once, without a word to anybody."""
+        os.killpg(self.supernodes[node].pid, signal.SIGKILL)
+        self.supernodes[node].wait(10)
+
+    def logs(self) -> str:
+        """What all processes wrote."""
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.directory.glob("*.log")))
+
+    def stop(self) -> None:
+        """Ends everything: politely, then by force."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + 5.0
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+        while left := self.living():
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for process in self._processes:
+                process.poll()
+            time.sleep(0.1)
+        for process in self._processes:
+            process.wait(10)
+
+    def living(self) -> list[int]:
+        """Processes that carry this federation's mark in their environment and have not ended."""
+        mark = f"{_MARK}={self._mark}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return found
+
+    def _spawn(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        with (self.directory / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self._processes.append(process)
+        return process
+
+    def _flwr(self, *arguments: str) -> str:
+        done = subprocess.run(
+            ["flwr", *arguments], env=self.environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        if done.returncode:
+            raise AssertionError(f"flwr {' '.join(arguments)} failed:\n{done.stdout}\n{done.stderr}\n{self.logs()}")
+        return done.stdout
+
+    def _wait_for_port(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1.0):
+                return
+            time.sleep(0.2)
+        raise TimeoutError(f"The SuperLink did not open its port within {_START_SECONDS:g} s:\n{self.logs()}")
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: Any = probe.getsockname()[1]
+        return int(port)
+
+
+def write_certificate(directory: Path) -> None:
+    """A certificate authority of our own, and a certificate of 127.0.0.1 by it."""
+    now = datetime.datetime.now(datetime.UTC)
+    authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    names = {
+        key: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+        for key, text in (("ca", "cpsgd test authority"), ("server", "127.0.0.1"))
+    }
+
+    def begin(subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(names[subject])
+            .issuer_name(names["ca"])
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+        )
+
+    signing = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    root = (
+        begin("ca", authority)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(signing, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    addresses = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    leaf = (
+        begin("server", server)
+        .add_extension(x509.SubjectAlternativeName(addresses), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    (directory / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
+    (directory / "server.crt").write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
+    (directory / "server.key").write_bytes(_private(server, serialization.PrivateFormat.TraditionalOpenSSL))
+
+
+def write_node_key(directory: Path, node: int) -> None:
+    """A key pair by which a SuperNode is known."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    (directory / f"node-{node}.key").write_bytes(_private(key, serialization.PrivateFormat.OpenSSH))
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    (directory / f"node-{node}.pub").write_bytes(public)
+
+
+def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())

@@ -1,0 +1,104 @@
+"""A whole federation of processes with TLS and node authentication; in its second round things go wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpsgd import Protocol
+
+from .federation import Federation
+
+pytestmark = pytest.mark.slow
+NODES = 5
+DIM = 20_000
+APP = Path(__file__).parent / "app"
+
+
+@dataclass
+class Outcome:
+    """What a run left behind."""
+
+    folder: Path
+    result: dict[str, Any]
+    protocol: Protocol
+    logs: str
+
+    def sent(self, round: int, node: int) -> np.ndarray:
+        return np.load(self.folder / f"round-{round}-node-{node}.npy")
+
+    def model(self, round: int) -> np.ndarray:
+        return np.load(self.folder / f"model-{round}.npy").reshape(-1)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    folder = tmp_path_factory.mktemp("outcome")
+    with Federation(tmp_path_factory.mktemp("federation"), NODES) as federation:
+        stop = threading.Event()
+
+        def kill_the_sleeper() -> None:
+            while not (folder / "trained-2-1").exists():
+                if stop.wait(0.2):
+                    return
+            federation.kill_node(1)
+
+        watcher = threading.Thread(target=kill_the_sleeper)
+        watcher.start()
+        try:
+            logs = federation.run(APP, timeout=300.0, folder=str(folder), dim=DIM)
+        finally:
+            stop.set()
+            watcher.join(15.0)
+        assert federation.supernodes[1].poll() is not None
+    assert not federation.living()
+    protocol = Protocol.from_json((folder / "protocol.json").read_text())
+    return Outcome(folder, json.loads((folder / "result.json").read_text()), protocol, logs)
+
+
+def test_the_model_is_that_of_the_protocol_in_process(outcome: Outcome) -> None:
+    """Bit for bit: the sum of the integers that the surviving nodes' protocol made, decoded here."""
+    model = np.zeros(DIM, np.float32)
+    for round, survivors in ((1, [0, 1, 2, 3, 4]), (2, [0, 3, 4])):
+        sums = np.sum([outcome.sent(round, node) for node in survivors], axis=0, dtype=np.uint64)
+        assert outcome.protocol.modulus is not None
+        mean = outcome.protocol.decode_sum(sums % np.uint64(outcome.protocol.modulus), len(survivors), round)
+        model = model + mean
+        np.testing.assert_array_equal(outcome.model(round), model)
+
+
+def test_a_killed_and_a_lying_node_cost_nobody_else_the_round(outcome: Outcome) -> None:
+    first, second = outcome.result["reports"]
+    assert (first["released"], first["survivors"], first["dropped"]) == (True, 5, {})
+    assert (second["released"], second["survivors"]) == (True, 3)
+    assert outcome.result["surviving"] == 3
+    reasons = sorted(second["dropped"].values())
+    assert len(reasons) == 2
+    assert any(reason == "no answer in time" for reason in reasons)
+    assert any("Error" in reason for reason in reasons)
+
+
+def test_uploads_take_the_packed_bits_and_little_more(outcome: Outcome) -> None:
+    assert outcome.protocol.modulus is not None
+    bits = outcome.protocol.modulus.bit_length() - 1
+    for report in outcome.result["reports"]:
+        for uploaded in report["upload_bytes"].values():
+            assert uploaded <= bits * DIM / 8 + 32_000
+
+
+def test_train_functions_run_once_a_round_and_their_metrics_stay(outcome: Outcome) -> None:
+    trained = sorted(path.name for path in outcome.folder.glob("trained-*"))
+    assert trained == [f"trained-{round}-{node}" for round in (1, 2) for node in range(NODES)]
+    for metrics in outcome.result["metrics"].values():
+        assert set(metrics) == {"cpsgd-released", "cpsgd-survivors", "cpsgd-upload-bytes"}
+    assert "4711" not in json.dumps(outcome.result["reports"])
+
+
+def test_both_rounds_are_paid_for(outcome: Outcome) -> None:
+    assert 0.0 < outcome.result["spent"] <= 8.0
