@@ -15,6 +15,7 @@ from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, devices, mlp
 from cpsgd.learning.datasets import infinite_digits
 from cpsgd.planner import plan
+from cpsgd.privacy.ledger import Ledger
 
 LOSS = torch.nn.functional.cross_entropy
 
@@ -154,3 +155,8 @@ def test_permutation_is_drawn_ahead(engine: None) -> None:
     assert list(found._ahead) == [1]
     np.testing.assert_array_equal(found._cohort(1), found._cohorts.clients(1))
     np.testing.assert_array_equal(found._cohort(3), found._cohorts.clients(3))
+
+
+def test_a_ledger_does_not_pay_for_noise_that_protects_nobody(engine: None, tmp_path: Path) -> None:
+    with Ledger(tmp_path / "b.ledger") as ledger, pytest.raises(ParameterError, match="protects nobody"):
+        trainer(private(), ledger=ledger, population="people")

@@ -172,6 +172,11 @@ class Trainer:
         self._on_device = on_device(dataset, self._device) if devices.has_engine(self._device) else None
         if memory_limit is None:
             memory_limit = DEFAULT_MEMORY if self._on_device is None else DEVICE_MEMORY
+        if ledger is not None and self._on_device is not None:
+            raise ParameterError(
+                "A ledger pays for noise that protects people; on a GPU noise comes from a counter and protects nobody: "
+                "use device cpu, or no ledger."
+            )
         model.to(self._device)
         self._updates = ClientUpdates(
             model,
