@@ -174,8 +174,8 @@ class Trainer:
             memory_limit = DEFAULT_MEMORY if self._on_device is None else DEVICE_MEMORY
         if ledger is not None and self._on_device is not None:
             raise ParameterError(
-                "A ledger pays for noise that protects people; on a GPU noise comes from a counter and protects nobody: "
-                "use device cpu, or no ledger."
+                "A ledger pays for noise that protects people; on a GPU it comes from a counter and protects nobody. "
+                "Use device cpu, or no ledger."
             )
         model.to(self._device)
         self._updates = ClientUpdates(
