@@ -101,7 +101,7 @@ class Federation:
                     *("--root-certificates", str(self.directory / "ca.crt")),
                     *("--auth-supernode-private-key", str(self.directory / f"node-{node}.key")),
                     *("--port", str(free_port())),
-                    *("--node-config", f"partition-id={node} num-partitions={self.nodes}"),
+                    *("--node-config", f'partition-id={node} cpsgd-memory="{self.directory / f"memory-{node}"}"'),
                 )
             )
 
