@@ -111,8 +111,8 @@ class Federation:
                 )
             )
 
-    def run(self, app: Path, timeout: float, **config: object) -> str:
-        """Runs an app to its end and returns its log.
+    def run(self, app: Path, timeout: float, last: Path, **config: object) -> str:
+        """Runs an app to its end and returns its log; `last` is the file that it writes at the end.
 
         Raises:
             TimeoutError: It took longer than `timeout` seconds.
@@ -121,11 +121,15 @@ class Federation:
         overrides = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
         started = json.loads(self._flwr("run", str(app), "local", "--run-config", overrides, "--format", "json"))
         deadline = time.monotonic() + timeout
+        asked = time.monotonic()
         while time.monotonic() < deadline:
-            # Each question starts a Python of its own: not too often.
-            time.sleep(3.0)
+            time.sleep(0.5)
             self._check_nodes()
+            # Each question to Flower starts a Python of its own, which the nodes wait for: it is asked seldom.
+            if time.monotonic() < asked + (2.0 if last.exists() else 20.0):
+                continue
             status = json.loads(self._flwr("ls", "--run-id", str(started["run-id"]), "local", "--format", "json"))
+            asked = time.monotonic()
             state = str(status["runs"][0]["status"])
             if state.startswith("finished"):
                 if state != "finished:completed":
@@ -138,6 +142,10 @@ class Federation:
         self._killed.add(node)
         os.killpg(self.supernodes[node].pid, signal.SIGKILL)
         self.supernodes[node].wait(10)
+
+    def memory(self, node: int) -> list[list[str]]:
+        """The words of the lines in a node's memory."""
+        return [line.split() for line in (self.directory / f"memory-{node}").read_text().splitlines()]
 
     def logs(self) -> str:
         """What all processes wrote."""

@@ -29,6 +29,7 @@ class Outcome:
     result: dict[str, Any]
     protocol: Protocol
     logs: str
+    memories: list[list[list[str]]]
 
     def sent(self, round: int, node: int) -> np.ndarray:
         return np.load(self.folder / f"round-{round}-node-{node}.npy")
@@ -52,14 +53,15 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         watcher = threading.Thread(target=kill_the_sleeper)
         watcher.start()
         try:
-            logs = federation.run(APP, timeout=300.0, folder=str(folder), dim=DIM)
+            logs = federation.run(APP, 300.0, folder / "result.json", folder=str(folder), dim=DIM)
         finally:
             stop.set()
             watcher.join(15.0)
         assert federation.supernodes[1].poll() is not None
     assert not federation.living()
     protocol = Protocol.from_json((folder / "protocol.json").read_text())
-    return Outcome(folder, json.loads((folder / "result.json").read_text()), protocol, logs)
+    memories = [federation.memory(node) for node in range(NODES)]
+    return Outcome(folder, json.loads((folder / "result.json").read_text()), protocol, logs, memories)
 
 
 def test_the_model_is_that_of_the_protocol_in_process(outcome: Outcome) -> None:
@@ -102,3 +104,9 @@ def test_train_functions_run_once_a_round_and_their_metrics_stay(outcome: Outcom
 
 def test_both_rounds_are_paid_for(outcome: Outcome) -> None:
     assert 0.0 < outcome.result["spent"] <= 8.0
+
+
+def test_nodes_remember_the_rounds_also_one_that_was_killed_in_it(outcome: Outcome) -> None:
+    for memory in outcome.memories:
+        assert [line[1] for line in memory] == ["1", "2"]
+        assert len({tuple(line[::2]) for line in memory}) == 1
