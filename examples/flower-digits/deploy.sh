@@ -34,15 +34,19 @@ TOML
 flower-superlink --host 127.0.0.1 --port "$port" --enable-supernode-auth --ssl-ca-certfile "$folder/ca.crt" \
   --ssl-certfile "$folder/server.crt" --ssl-keyfile "$folder/server.key" > "$folder/superlink.log" 2>&1 &
 processes+=($!)
-until (exec 3<> "/dev/tcp/127.0.0.1/$port") 2>/dev/null; do sleep 0.5; done
+until (exec 3<> "/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
+  kill -0 "${processes[0]}" || { cat "$folder/superlink.log"; exit 1; }
+  sleep 0.5
+done
 
-# 3. Each silo makes a key pair, has the public half registered, and starts its SuperNode.
+# 3. Each silo makes a key pair, has the public half registered, and starts its SuperNode. Its memory, in which it counts
+#    the rounds it has answered over all runs, belongs where it stays; here it goes with everything else.
 for ((silo = 0; silo < silos; silo++)); do
   ssh-keygen -q -t ecdsa -b 384 -N "" -f "$folder/silo-$silo"
   flwr supernode register "$folder/silo-$silo.pub" digits
   flower-supernode --superlink "127.0.0.1:$port" --root-certificates "$folder/ca.crt" \
     --auth-supernode-private-key "$folder/silo-$silo" --port $((port + 1 + silo)) \
-    --node-config "partition-id=$silo" > "$folder/silo-$silo.log" 2>&1 &
+    --node-config "partition-id=$silo cpsgd-memory=\"$folder/silo-$silo.memory\"" > "$folder/silo-$silo.log" 2>&1 &
   processes+=($!)
 done
 

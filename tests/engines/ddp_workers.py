@@ -244,6 +244,7 @@ def wrong_model(rank: int) -> dict[str, Any]:
         "unused": attempt(
             lambda: WorkerGradients(DistributedDataParallel(layer, find_unused_parameters=True), small())
         ),
+        "static": attempt(lambda: WorkerGradients(DistributedDataParallel(layer, static_graph=True), small())),
         "unit": attempt(lambda: ExampleGradients(DistributedDataParallel(layer), cross_entropy, small())),
     }
 

@@ -158,7 +158,8 @@ def test_what_cannot_be_promised_is_refused_at_the_start(run: Run) -> None:
         assert worker["wrong size"][0] == "ParameterError"
     for worker in run("wrong_model", 2):
         assert {name: error[0] for name, error in worker.items()} == dict.fromkeys(worker, "ParameterError")
-        for name, word in {"statistics": "statistics", "buffers": "broadcast", "unused": "find_unused"}.items():
+        words = {"statistics": "statistics", "buffers": "broadcast", "unused": "find_unused", "static": "static_graph"}
+        for name, word in words.items():
             assert word in worker[name][1]
 
 

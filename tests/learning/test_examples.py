@@ -61,6 +61,20 @@ def test_neighbours_grid_points_are_within_the_sensitivity(dim: int, levels: int
         assert largest > 0.9  # the bound is not idle
 
 
+def test_the_rounding_of_long_sums_is_paid_for() -> None:
+    """Every product and every addition in float64 may be off by 2^-53 of the largest sum, for both neighbours."""
+    examples = 2**22
+    protocol = Protocol.rotated_binomial(
+        clients=10, dim=64, clip_norm=1.0, levels=2**18, trials=10, coordinate_range=1.0
+    )
+    total = example_norm(1.0, examples) * examples
+    float32 = (1 + 2.0**-24) ** 21 - 1
+    float64 = 2 * examples * 2.0**-53
+    needed = total / examples + 2 * (float32 + float64) * total + 8.0 / quantize.unit(1.0, 2**18)
+    # Without float64's part the bound would be some 1e-9 of this sum's norm too small.
+    assert example_protocol(protocol, examples).clip_norm >= needed
+
+
 def test_the_encoder_leaves_the_longest_sums_alone() -> None:
     protocol = Protocol.rotated_binomial(clients=10, dim=300, clip_norm=1.0, levels=16, trials=10, coordinate_range=2.0)
     example_protocol(protocol, 7)

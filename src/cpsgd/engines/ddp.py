@@ -128,10 +128,10 @@ def _take_over(model: DistributedDataParallel, mean: PrivateMean) -> list[torch.
             "DDP would send the model's buffers to all workers, outside of any privacy guarantee: make it with "
             "broadcast_buffers=False."
         )
-    if model.find_unused_parameters:
+    if model.find_unused_parameters or model.static_graph:
         raise ParameterError(
-            "With find_unused_parameters DDP tells all workers which parameters this one's data used, outside of any "
-            "privacy guarantee: make it without."
+            "With find_unused_parameters or static_graph DDP tells all workers which parameters this one's data used, "
+            "outside of any privacy guarantee: make it without."
         )
     model.register_comm_hook(None, _stay)
     return parameters

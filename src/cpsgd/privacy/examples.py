@@ -9,7 +9,8 @@ distance of two neighbours *on the grid that rounding starts from*. With `unit` 
 2. The float32 operations from the exact sum to the rotated vector are at most 2 (j + 4) + 1 roundings deep, where
    2^j <= d: the sum itself, then in each of two passes the factor and the normalisation (a cast and a product each)
    and j stages of sums and differences. Stages are orthogonal up to a factor, so the result is off by at most
-   η = (1 + 2^-24)^(2j+9) - 1 relative to B, for each neighbour.
+   η = (1 + 2^-24)^(2j+9) - 1 relative to B, for each neighbour. The sum before them is taken in float64, one product
+   and one addition an example, which adds E 2^-52 to η.
 3. Clipping coordinates to ±X^max is 1-Lipschitz. Rounding to the grid moves each coordinate of the difference by at
    most 1, together √d.
 
@@ -56,7 +57,7 @@ def example_protocol(protocol: Protocol, examples: int) -> Protocol:
     bound = example_norm(protocol.clip_norm, examples)
     total = bound * examples
     stages = protocol.dim.bit_length() - 1
-    error = math.expm1((2 * stages + 9) * math.log1p(2.0**-24)) * (1.0 + 1e-9)
+    error = (math.expm1((2 * stages + 9) * math.log1p(2.0**-24)) + examples * 2.0**-52) * (1.0 + 1e-9)
     moved = 2.0 * error * total
     if protocol.sigma is None:
         unit = quantize.unit(protocol.coordinate_range, protocol.levels)

@@ -10,6 +10,7 @@ import datetime
 import ipaddress
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ import time
 import uuid
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -28,7 +29,11 @@ from cryptography.x509.oid import NameOID
 import cpsgd
 
 _MARK = "CPSGD_TEST_FEDERATION"
-_START_SECONDS = 60.0
+_START_SECONDS = 90.0
+_STOP_SECONDS = 20.0
+_COMMAND_SECONDS = 120.0
+# Below the ports that systems give to outgoing connections, which could take one between the choice and its use.
+_PORTS = range(20_000, 30_000)
 
 
 class Federation:
@@ -42,6 +47,7 @@ class Federation:
         self._mark = uuid.uuid4().hex
         self._processes: list[subprocess.Popen[bytes]] = []
         self._port = free_port()
+        self._killed: set[int] = set()
         binaries = str(Path(sys.executable).parent)
         self.environment = {
             **os.environ,
@@ -79,7 +85,7 @@ class Federation:
             f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "127.0.0.1:{self._port}"\n'
             f'root-certificates = "{self.directory / "ca.crt"}"\n'
         )
-        self._spawn(
+        superlink = self._spawn(
             "superlink",
             "flower-superlink",
             *("--host", "127.0.0.1", "--port", str(self._port)),
@@ -88,7 +94,7 @@ class Federation:
             *("--ssl-keyfile", str(self.directory / "server.key")),
             "--enable-supernode-auth",
         )
-        self._wait_for_port()
+        self._wait_for_port(superlink)
         for node in range(self.nodes):
             write_node_key(self.directory, node)
             self._flwr("supernode", "register", str(self.directory / f"node-{node}.pub"), "local")
@@ -101,12 +107,12 @@ class Federation:
                     *("--root-certificates", str(self.directory / "ca.crt")),
                     *("--auth-supernode-private-key", str(self.directory / f"node-{node}.key")),
                     *("--port", str(free_port())),
-                    *("--node-config", f"partition-id={node} num-partitions={self.nodes}"),
+                    *("--node-config", f'partition-id={node} cpsgd-memory="{self.directory / f"memory-{node}"}"'),
                 )
             )
 
-    def run(self, app: Path, timeout: float, **config: object) -> str:
-        """Runs an app to its end and returns its log.
+    def run(self, app: Path, timeout: float, last: Path, **config: object) -> str:
+        """Runs an app to its end and returns its log; `last` is the file that it writes at the end.
 
         Raises:
             TimeoutError: It took longer than `timeout` seconds.
@@ -115,10 +121,15 @@ class Federation:
         overrides = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
         started = json.loads(self._flwr("run", str(app), "local", "--run-config", overrides, "--format", "json"))
         deadline = time.monotonic() + timeout
+        asked = time.monotonic()
         while time.monotonic() < deadline:
-            # Each question starts a Python of its own: not too often.
-            time.sleep(3.0)
+            time.sleep(0.5)
+            self._check_nodes()
+            # Each question to Flower starts a Python of its own, which the nodes wait for: it is asked seldom.
+            if time.monotonic() < asked + (2.0 if last.exists() else 20.0):
+                continue
             status = json.loads(self._flwr("ls", "--run-id", str(started["run-id"]), "local", "--format", "json"))
+            asked = time.monotonic()
             state = str(status["runs"][0]["status"])
             if state.startswith("finished"):
                 if state != "finished:completed":
@@ -128,8 +139,13 @@ class Federation:
 
     def kill_node(self, node: int) -> None:
         """Kills a SuperNode and its ClientApp at once, without a word to anybody."""
+        self._killed.add(node)
         os.killpg(self.supernodes[node].pid, signal.SIGKILL)
         self.supernodes[node].wait(10)
+
+    def memory(self, node: int) -> list[list[str]]:
+        """The words of the lines in a node's memory."""
+        return [line.split() for line in (self.directory / f"memory-{node}").read_text().splitlines()]
 
     def logs(self) -> str:
         """What all processes wrote."""
@@ -144,7 +160,9 @@ class Federation:
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))
-        while left := self.living():
+        # Again until none is left, for a process may have started another meanwhile; but not for ever.
+        deadline = time.monotonic() + _STOP_SECONDS
+        while (left := self.living()) and time.monotonic() < deadline:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -175,15 +193,29 @@ class Federation:
 
     def _flwr(self, *arguments: str) -> str:
         done = subprocess.run(
-            ["flwr", *arguments], env=self.environment, capture_output=True, text=True, timeout=60, check=False
+            ["flwr", *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_SECONDS,
+            check=False,
         )
         if done.returncode:
             raise AssertionError(f"flwr {' '.join(arguments)} failed:\n{done.stdout}\n{done.stderr}\n{self.logs()}")
         return done.stdout
 
-    def _wait_for_port(self) -> None:
+    def _check_nodes(self) -> None:
+        """A SuperNode that has ended by itself is waited for in vain."""
+        for node, process in enumerate(self.supernodes):
+            if node not in self._killed and process.poll() is not None:
+                raise AssertionError(f"SuperNode {node} ended with {process.returncode}:\n{self.logs()}")
+
+    def _wait_for_port(self, superlink: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
+            if superlink.poll() is not None:
+                raise AssertionError(f"The SuperLink ended before it opened its port:\n{self.logs()}")
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1.0):
                 return
             time.sleep(0.2)
@@ -192,10 +224,11 @@ class Federation:
 
 def free_port() -> int:
     """A port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: Any = probe.getsockname()[1]
-        return int(port)
+    for port in random.SystemRandom().sample(_PORTS, 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("No port is free.")
 
 
 def write_certificate(directory: Path) -> None:

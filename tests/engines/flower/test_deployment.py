@@ -29,6 +29,7 @@ class Outcome:
     result: dict[str, Any]
     protocol: Protocol
     logs: str
+    memories: list[list[list[str]]]
 
     def sent(self, round: int, node: int) -> np.ndarray:
         return np.load(self.folder / f"round-{round}-node-{node}.npy")
@@ -37,10 +38,19 @@ class Outcome:
         return np.load(self.folder / f"model-{round}.npy").reshape(-1)
 
 
-@pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    folder = tmp_path_factory.mktemp("outcome")
-    with Federation(tmp_path_factory.mktemp("federation"), NODES) as federation:
+def test_a_federation_of_processes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One test and not several of one fixture, which parallel workers would each make: a federation fills a machine."""
+    outcome = run_federation(tmp_path_factory.mktemp("federation"), tmp_path_factory.mktemp("outcome"))
+    the_model_is_that_of_the_protocol_in_process(outcome)
+    a_killed_and_a_lying_node_cost_nobody_else_the_round(outcome)
+    uploads_take_the_packed_bits_and_little_more(outcome)
+    train_functions_run_once_a_round_and_their_metrics_stay(outcome)
+    both_rounds_are_paid_for(outcome)
+    nodes_remember_the_rounds_also_one_that_was_killed_in_it(outcome)
+
+
+def run_federation(directory: Path, folder: Path) -> Outcome:
+    with Federation(directory, NODES) as federation:
         stop = threading.Event()
 
         def kill_the_sleeper() -> None:
@@ -52,17 +62,18 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         watcher = threading.Thread(target=kill_the_sleeper)
         watcher.start()
         try:
-            logs = federation.run(APP, timeout=300.0, folder=str(folder), dim=DIM)
+            logs = federation.run(APP, 300.0, folder / "result.json", folder=str(folder), dim=DIM)
         finally:
             stop.set()
             watcher.join(15.0)
         assert federation.supernodes[1].poll() is not None
     assert not federation.living()
     protocol = Protocol.from_json((folder / "protocol.json").read_text())
-    return Outcome(folder, json.loads((folder / "result.json").read_text()), protocol, logs)
+    memories = [federation.memory(node) for node in range(NODES)]
+    return Outcome(folder, json.loads((folder / "result.json").read_text()), protocol, logs, memories)
 
 
-def test_the_model_is_that_of_the_protocol_in_process(outcome: Outcome) -> None:
+def the_model_is_that_of_the_protocol_in_process(outcome: Outcome) -> None:
     """Bit for bit: the sum of the integers that the surviving nodes' protocol made, decoded here."""
     model = np.zeros(DIM, np.float32)
     for round, survivors in ((1, [0, 1, 2, 3, 4]), (2, [0, 3, 4])):
@@ -73,7 +84,7 @@ def test_the_model_is_that_of_the_protocol_in_process(outcome: Outcome) -> None:
         np.testing.assert_array_equal(outcome.model(round), model)
 
 
-def test_a_killed_and_a_lying_node_cost_nobody_else_the_round(outcome: Outcome) -> None:
+def a_killed_and_a_lying_node_cost_nobody_else_the_round(outcome: Outcome) -> None:
     first, second = outcome.result["reports"]
     assert (first["released"], first["survivors"], first["dropped"]) == (True, 5, {})
     assert (second["released"], second["survivors"]) == (True, 3)
@@ -84,7 +95,7 @@ def test_a_killed_and_a_lying_node_cost_nobody_else_the_round(outcome: Outcome) 
     assert any("Error" in reason for reason in reasons)
 
 
-def test_uploads_take_the_packed_bits_and_little_more(outcome: Outcome) -> None:
+def uploads_take_the_packed_bits_and_little_more(outcome: Outcome) -> None:
     assert outcome.protocol.modulus is not None
     bits = outcome.protocol.modulus.bit_length() - 1
     for report in outcome.result["reports"]:
@@ -92,7 +103,7 @@ def test_uploads_take_the_packed_bits_and_little_more(outcome: Outcome) -> None:
             assert uploaded <= bits * DIM / 8 + 32_000
 
 
-def test_train_functions_run_once_a_round_and_their_metrics_stay(outcome: Outcome) -> None:
+def train_functions_run_once_a_round_and_their_metrics_stay(outcome: Outcome) -> None:
     trained = sorted(path.name for path in outcome.folder.glob("trained-*"))
     assert trained == [f"trained-{round}-{node}" for round in (1, 2) for node in range(NODES)]
     for metrics in outcome.result["metrics"].values():
@@ -100,5 +111,11 @@ def test_train_functions_run_once_a_round_and_their_metrics_stay(outcome: Outcom
     assert "4711" not in json.dumps(outcome.result["reports"])
 
 
-def test_both_rounds_are_paid_for(outcome: Outcome) -> None:
+def both_rounds_are_paid_for(outcome: Outcome) -> None:
     assert 0.0 < outcome.result["spent"] <= 8.0
+
+
+def nodes_remember_the_rounds_also_one_that_was_killed_in_it(outcome: Outcome) -> None:
+    for memory in outcome.memories:
+        assert [line[1] for line in memory] == ["1", "2"]
+        assert len({tuple(line[::2]) for line in memory}) == 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,14 @@ def test_a_client_keeps_its_own_limits(small_plan: Plan, limits: dict[str, Any],
 def test_a_protocol_that_cannot_tell_examples_is_refused(small_plan: Plan) -> None:
     narrow = with_protocol(small_plan, coordinate_range=1e-3)
     with pytest.raises(RoundRefusedError, match="single examples"):
-        cpsgd_mod(examples=5)(opening(narrow, secure=parameters(narrow)), context(), never)
+        cpsgd_mod(examples=5)(opening(narrow, secure=parameters(narrow), examples=5), context(), never)
+
+
+@pytest.mark.parametrize(("own", "servers"), [(None, 5), (5, 0), (5, 6), (5, -5)])
+def test_client_and_server_must_protect_the_same(small_plan: Plan, own: int | None, servers: int) -> None:
+    """A silo that clips to a fifth of the sum's norm is not what a server has planned that counts on a sixth."""
+    with pytest.raises(RoundRefusedError, match="what is protected"):
+        cpsgd_mod(examples=own)(opening(small_plan, examples=servers), context(), never)
 
 
 def test_more_rounds_than_the_limit_allows_cost_too_much(small_plan: Plan) -> None:
@@ -156,6 +164,81 @@ def test_rounds_are_counted_over_runs(small_plan: Plan, limits: dict[str, Any]) 
         strategy.start(LocalGrid(members), model(DIM), num_rounds=2, timeout=1.0)
         assert [report.survivors for report in strategy.reports if report.released] == [n for n in survivors if n]
     assert [node.trained for node in members] == [3] * 4
+
+
+def remembering(path: Path, run: int = RUN) -> Context:
+    """A context as Flower makes it for a new run: with nothing in it but what the node's operator says."""
+    return Context(run, 5, {"cpsgd-memory": str(path)}, RecordDict(), {})
+
+
+@pytest.mark.parametrize("limits", [{"rounds": 3}, {"epsilon": 8.0, "delta": 1e-5}])
+def test_a_memory_counts_rounds_though_every_run_begins_with_an_empty_state(
+    small_plan: Plan, limits: dict[str, Any], tmp_path: Path
+) -> None:
+    members = [Node(100 + i, cpsgd_mod(**limits), adds(np.zeros(DIM, np.float32))) for i in range(4)]
+    for run, released in ((1, [True, True]), (2, [True, False]), (3, [False, False])):
+        for i, node in enumerate(members):
+            node.context = remembering(tmp_path / str(i), run)
+        strategy = CpsgdStrategy(small_plan)
+        strategy.start(LocalGrid(members), model(DIM), num_rounds=2, timeout=1.0)
+        assert [report.released for report in strategy.reports] == released
+    assert [node.trained for node in members] == [3] * 4
+
+
+def plain(plan: Plan, round: int = 1) -> Message:
+    return message(
+        Request("upload", round, plan.rounds, plan.surviving, plan.protocol.to_json()),
+        RecordDict({"arrays": model(DIM)}),
+    )
+
+
+def test_with_a_memory_a_limit_belongs_to_one_protocol_over_all_runs(small_plan: Plan, tmp_path: Path) -> None:
+    mod = cpsgd_mod(epsilon=8.0, delta=1e-5, secure=False)
+    train = adds(np.zeros(DIM, np.float32))
+    mod(plain(small_plan), remembering(tmp_path / "memory", 1), train)
+    quieter = with_protocol(small_plan, coordinate_range=2 * small_plan.protocol.coordinate_range)
+    with pytest.raises(RoundRefusedError, match="another protocol"):
+        mod(plain(quieter), remembering(tmp_path / "memory", 2), never)
+    mod(plain(small_plan), remembering(tmp_path / "memory", 2), train)
+
+
+def test_two_runs_that_begin_together_cannot_both_have_their_protocol(small_plan: Plan, tmp_path: Path) -> None:
+    quieter = with_protocol(small_plan, coordinate_range=2 * small_plan.protocol.coordinate_range)
+    mod = cpsgd_mod(epsilon=8.0, delta=1e-5, secure=False)
+    kept = adds(np.zeros(DIM, np.float32))
+
+    def slow(message: Message, context: Context) -> Message:
+        # While this round trains, which is after it was counted, another run asks.
+        with pytest.raises(RoundRefusedError, match="another protocol"):
+            mod(plain(quieter), remembering(tmp_path / "memory", 2), never)
+        return kept(message, context)
+
+    mod(plain(small_plan), remembering(tmp_path / "memory", 1), slow)
+
+
+def test_with_a_memory_a_lost_state_does_not_answer_a_round_twice(small_plan: Plan, tmp_path: Path) -> None:
+    mod, train = cpsgd_mod(secure=False), adds(np.zeros(DIM, np.float32))
+    mod(plain(small_plan), remembering(tmp_path / "memory"), train)
+    with pytest.raises(RoundError, match="already"):
+        mod(plain(small_plan), remembering(tmp_path / "memory"), never)
+
+
+@pytest.mark.parametrize("content", [b"1 2", b"1 2 ab\n3 4", b"1 two ab\n", b"\xff\n", b"1 2 xy\n"])
+def test_a_damaged_memory_refuses(small_plan: Plan, content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "memory"
+    path.write_bytes(content)
+    with pytest.raises(RoundRefusedError, match="cannot read or write its memory") as caught:
+        cpsgd_mod(secure=False)(plain(small_plan), remembering(path), never)
+    assert str(tmp_path) not in str(caught.value)
+    assert path.read_bytes() == content
+
+
+def test_a_memory_that_cannot_be_opened_refuses(small_plan: Plan, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none" / "memory"):
+        with pytest.raises(RoundRefusedError, match="memory"):
+            cpsgd_mod()(opening(small_plan), remembering(path), never)
+    with pytest.raises(RoundRefusedError, match="not the name of a file"):
+        cpsgd_mod()(opening(small_plan), Context(RUN, 5, {"cpsgd-memory": 7}, RecordDict(), {}), never)
 
 
 # ---------------------------------------------------------------------- messages
@@ -314,6 +397,15 @@ def test_errors_of_the_train_function_keep_their_text(small_plan: Plan) -> None:
         plain_round(small_plan, fails)
     assert "4711" not in str(caught.value)
     assert "KeyError" in str(caught.value)
+
+
+def test_errors_of_ours_in_a_train_function_keep_their_text_too(small_plan: Plan) -> None:
+    def fails(message: Message, context: Context) -> Message:
+        raise ParameterError("got 4711 patients")
+
+    with pytest.raises(TrainFunctionError) as caught:
+        plain_round(small_plan, fails)
+    assert "4711" not in str(caught.value)
 
 
 def test_evaluation_and_queries_let_only_allowed_metrics_out() -> None:

@@ -66,11 +66,12 @@ def secure_parameters(plan: Plan, round: int, clients: int) -> SecureParameters:
 class SecureCarrier:
     """Secure aggregation: the server learns the sum of the survivors' integers and nothing else."""
 
-    def __init__(self, plan: Plan, round: int, nodes: list[int]) -> None:
+    def __init__(self, plan: Plan, round: int, nodes: list[int], examples: int = 0) -> None:
         """Invites the nodes; node i of the list is client i."""
         self._plan = plan
         self._round = round
         self._nodes = nodes
+        self._examples = examples
         parameters = secure_parameters(plan, round, len(nodes))
         self._server = SecureServer(parameters)
         self._outgoing = self._server.invite()
@@ -95,6 +96,7 @@ class SecureCarrier:
                 surviving=self._plan.surviving,
                 protocol=self._plan.protocol.to_json() if begins else "",
                 payload=payload,
+                examples=self._examples,
             )
             for client, payload in self._outgoing.items()
         }
@@ -127,10 +129,11 @@ class SecureCarrier:
 class PlainCarrier:
     """No secure aggregation: the server sees every noisy message."""
 
-    def __init__(self, plan: Plan, round: int, nodes: list[int]) -> None:
+    def __init__(self, plan: Plan, round: int, nodes: list[int], examples: int = 0) -> None:
         """Asks the nodes for their messages."""
         self._plan = plan
         self._nodes = nodes
+        self._examples = examples
         self._aggregator = Aggregator(plan.protocol, round)
         self.stage: Stage | None = "upload"
         self.reply_limit = plan.protocol.message_bytes
@@ -148,6 +151,7 @@ class PlainCarrier:
             rounds=self._plan.rounds,
             surviving=self._plan.surviving,
             protocol=self._plan.protocol.to_json(),
+            examples=self._examples,
         )
         return dict.fromkeys(self._nodes, request)
 

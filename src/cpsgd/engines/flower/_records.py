@@ -50,6 +50,7 @@ class Request:
         surviving: The fewest uploads of which the server will release a mean.
         protocol: The protocol as JSON, in the messages that begin a client's part in a round.
         payload: The stage's message of secure aggregation, empty without.
+        examples: The most examples of a client's sum where single examples are protected, 0 where whole clients are.
     """
 
     stage: Stage
@@ -58,6 +59,7 @@ class Request:
     surviving: int
     protocol: str = ""
     payload: bytes = b""
+    examples: int = 0
 
     def to_record(self) -> ConfigRecord:
         """As Flower carries it."""
@@ -80,11 +82,19 @@ class Request:
             )
         if record.get("version") != VERSION:
             raise VersionError(f"The server speaks version {record.get('version')!r} of the records, not {VERSION}.")
-        expected = {"stage": str, "round": int, "rounds": int, "surviving": int, "protocol": str, "payload": bytes}
+        expected = {
+            "stage": str,
+            "round": int,
+            "rounds": int,
+            "surviving": int,
+            "protocol": str,
+            "payload": bytes,
+            "examples": int,
+        }
         for name, kind in expected.items():
             if type(record.get(name)) is not kind:
                 raise TruncatedError(f"The server's record has no {name} of type {kind.__name__}.")
-        stage, round, rounds, surviving, protocol, payload = (record[name] for name in expected)
+        stage, round, rounds, surviving, protocol, payload, examples = (record[name] for name in expected)
         if stage not in get_args(Stage):
             raise StageError(f"Unknown stage {str(stage)[:20]!r}.")
         if not 0 <= cast(int, round) <= wire.MAX_ROUND:
@@ -96,6 +106,7 @@ class Request:
             surviving=cast(int, surviving),
             protocol=cast(str, protocol),
             payload=cast(bytes, payload),
+            examples=cast(int, examples),
         )
 
 

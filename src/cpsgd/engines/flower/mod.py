@@ -13,10 +13,10 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
 from cpsgd.engines.flower import _records
+from cpsgd.engines.flower._memory import Answered, Memory
 from cpsgd.engines.flower._records import RECORD, Request
 from cpsgd.engines.flower.limits import Limits
 from cpsgd.errors import (
-    CpsgdError,
     ParameterError,
     RoundError,
     RoundRefusedError,
@@ -30,6 +30,7 @@ from cpsgd.secagg import Invitation, SecureClient, SecureParameters, risk
 
 # The most that an unlucky draw of the graph may have for a probability to protect less than it should.
 _INSECURITY = 1e-6
+_ANOTHER_PROTOCOL = "This client's limit is accounted for with another protocol, and it keeps to that."
 _log = getLogger("flwr")
 
 
@@ -58,10 +59,11 @@ def cpsgd_mod(
 
     Args:
         epsilon: ε that all rounds together may cost at most; needs `delta`. The first protocol that keeps it, with the
-            number of rounds announced for it, is then all this client takes part in as long as its SuperNode lives,
-            over all runs: costs of different ones would add up.
+            number of rounds announced for it, is then all this client takes part in: costs of different ones would add
+            up. It remembers over all runs and restarts if its SuperNode was started with a file for that
+            (`--node-config 'cpsgd-memory="/path/to/file"'`). Without, Flower keeps its count for one run only.
         delta: δ of that guarantee.
-        rounds: Rounds this client answers at most, over all runs, as long as its SuperNode lives.
+        rounds: Rounds this client answers at most, counted in the same way.
         colluding: Other clients who may tell their noise to the server; it is not counted.
         adjacency: "replace-one" or "zero-out": which data sets are neighbours.
         examples: Protects single examples instead of the whole client: the train function returns the *sum* of at most
@@ -113,7 +115,8 @@ class _State:
         run: The run that `round` belongs to, as text: Flower's numbers need 64 bits without sign.
         round: The last round of the run that was begun.
         rounds: Rounds that the server announced with the protocol.
-        answered: Rounds in which something was sent, over all runs.
+        answered: Rounds in which something was sent, over all runs that Flower keeps one state for, or over all that
+            are in the client's memory.
         accepted: Digest of the last protocol that was found acceptable.
         protocol: The current round's protocol as JSON.
         secrets: The state of the secure aggregation client, empty when no round is under way.
@@ -197,11 +200,19 @@ def _begin(request: Request, state: _State, context: Context, limits: Limits) ->
     """Enters a round: a new one, with a protocol that keeps the client's limits."""
     if request.round <= state.round:
         raise RoundError(f"The server begins round {request.round} of this run again or too late.")
+    if request.examples != (limits.examples or 0):
+        raise RoundRefusedError(
+            f"The server plans for sums of {request.examples} examples (0: whole clients are protected), and this "
+            f"client is set up for {limits.examples or 0}: one of them would be wrong about what is protected."
+        )
     protocol = Protocol.from_json(request.protocol)
+    memory = Memory.of(context)
+    if memory is not None and (before := memory.rounds()):
+        state = replace(state, answered=len(before), accepted=bytes.fromhex(before[-1].digest))
     digest = limits.digest(protocol, rounds=request.rounds, surviving=request.surviving)
     if digest != state.accepted:
         if limits.epsilon is not None and state.answered:
-            raise RoundRefusedError("This client's limit is accounted for with another protocol, and it keeps to that.")
+            raise RoundRefusedError(_ANOTHER_PROTOCOL)
         limits.check(protocol, rounds=request.rounds, surviving=request.surviving)
     state = state.save(
         context, round=request.round, rounds=request.rounds, accepted=digest, protocol=request.protocol, secrets=b""
@@ -212,9 +223,24 @@ def _begin(request: Request, state: _State, context: Context, limits: Limits) ->
 def _count(state: _State, context: Context, limits: Limits) -> _State:
     """Counts the round before anything about the data is computed."""
     most = limits.rounds if limits.epsilon is None else state.rounds
-    if most is not None and state.answered >= most:
-        raise RoundRefusedError(f"This client has answered {state.answered} rounds, and answers no more.")
-    return state.save(context, answered=state.answered + 1)
+
+    def in_time(answered: int) -> None:
+        if most is not None and answered >= most:
+            raise RoundRefusedError(f"This client has answered {answered} rounds, and answers no more.")
+
+    def permit(before: list[Answered]) -> None:
+        in_time(len(before))
+        if any((other.run, other.round) == (this.run, this.round) for other in before):
+            raise RoundError(f"This client has answered round {this.round} of this run already.")
+        if limits.epsilon is not None and any(other.digest != this.digest for other in before):
+            raise RoundRefusedError(_ANOTHER_PROTOCOL)
+
+    memory = Memory.of(context)
+    if memory is None:
+        in_time(state.answered)
+        return state.save(context, answered=state.answered + 1)
+    this = Answered(state.run, state.round, state.accepted.hex())
+    return state.save(context, answered=memory.add(this, permit))
 
 
 def _expected(protocol: Protocol, request: Request, limits: Limits) -> SecureParameters:
@@ -283,8 +309,6 @@ def _call(call_next: ClientAppCallable, message: Message, context: Context) -> M
     """Calls the user's function; an error's text might quote data, so it stays in this machine's log."""
     try:
         reply = call_next(message, context)
-    except CpsgdError:
-        raise
     except Exception as error:
         _log.error("The client's function failed.", exc_info=error)
         raise TrainFunctionError(type(error).__name__) from None

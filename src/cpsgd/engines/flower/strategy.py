@@ -88,7 +88,8 @@ class CpsgdStrategy(Strategy):
             apply: What the mean update does to the model; by default it is added. Privacy does not depend on it.
             ledger: Where every round's cost is written down before its model is handed out.
             population: The ledger's name of the clients; needed with a ledger.
-            examples: With a plan for single examples, how many a silo's sum holds at most.
+            examples: With a plan for single examples, how many a silo's sum holds at most. Clients that are set up for
+                another number refuse.
             node_timeout: Seconds that a round waits for nodes to connect.
             arrayrecord_key: Name of the model in messages.
             configrecord_key: Name of the app's settings in messages.
@@ -226,7 +227,8 @@ class CpsgdStrategy(Strategy):
         entry = self._reserve(report.round, grid)
         config["server-round"] = report.round
         records = RecordDict({self._keys[0]: arrays, self._keys[1]: config})
-        carrier: Carrier = (SecureCarrier if self._secure else PlainCarrier)(plan, report.round, nodes)
+        kind = SecureCarrier if self._secure else PlainCarrier
+        carrier: Carrier = kind(plan, report.round, nodes, self._examples or 0)
         metrics: dict[int, dict[str, float]] = {}
         while (stage := carrier.stage) is not None:
             if stage == "unmask" and carrier.count < plan.surviving:
