@@ -17,20 +17,26 @@ from rich.table import Table
 
 from cpsgd.errors import DataError
 from cpsgd.learning import NoPrivacy, Trainer, mlp
-from cpsgd.learning.datasets import Dataset, from_arrays, infinite_mnist
+from cpsgd.learning.datasets import Dataset, infinite_mnist
+from cpsgd.learning.datasets.base import ImageDataset
+from cpsgd.learning.datasets.fields import smooth_fields
+from cpsgd.learning.datasets.infinite import FIELD_COUNT, InfiniteDataset
 from cpsgd.planner import plan
 
 COHORTS = [1_000, 10_000, 100_000]
 
 
 def population() -> Dataset:
-    """Infinite MNIST where its files are at hand, otherwise noise of the same shape."""
+    """Infinite MNIST where its files are at hand, otherwise images of noise, made without end in the same way."""
     try:
         return infinite_mnist()
     except DataError:
         rng = np.random.default_rng(0)
-        x, y = rng.random((200_000, 784), dtype=np.float32), rng.integers(0, 10, 200_000)
-        return from_arrays(x, y, test_features=x[:10], test_labels=y[:10], name="noise")
+        images = rng.integers(0, 256, (10_000, 28, 28), dtype=np.uint8)
+        labels = rng.integers(0, 10, 10_000, dtype=np.uint8)
+        base = ImageDataset("noise", "random numbers", images, labels, images[:10], labels[:10])
+        fields = smooth_fields(FIELD_COUNT, 28, smoothing=4.0, displacement=1.0)
+        return InfiniteDataset(base=base, fields=fields, size=25_000_000)
 
 
 def main() -> None:
