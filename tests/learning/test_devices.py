@@ -14,6 +14,7 @@ import torch
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, devices, mlp
 from cpsgd.learning.datasets import infinite_digits
+from cpsgd.learning.places import Accelerator
 from cpsgd.planner import plan
 from cpsgd.privacy.ledger import Ledger
 
@@ -149,12 +150,14 @@ def test_unsupported_numbers_are_refused() -> None:
         Trainer(model, LOSS, data, NoPrivacy(1.0), cohort=10, rounds=1)
 
 
-def test_permutation_is_drawn_ahead(engine: None) -> None:
+def test_cohorts_are_drawn_ahead(engine: None) -> None:
     found = trainer(NoPrivacy(1.0))
-    np.testing.assert_array_equal(found._cohort(0), found._cohorts.clients(0))
-    assert list(found._ahead) == [1]
-    np.testing.assert_array_equal(found._cohort(1), found._cohorts.clients(1))
-    np.testing.assert_array_equal(found._cohort(3), found._cohorts.clients(3))
+    place, cohorts = found._place, found._cohorts
+    assert isinstance(place, Accelerator)
+    np.testing.assert_array_equal(place.clients(cohorts, 0, 4), cohorts.clients(0))
+    assert list(place._ahead) == [1]
+    np.testing.assert_array_equal(place.clients(cohorts, 1, 4), cohorts.clients(1))
+    np.testing.assert_array_equal(place.clients(cohorts, 3, 4), cohorts.clients(3))
 
 
 def test_a_ledger_does_not_pay_for_noise_that_protects_nobody(engine: None, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import math
 import secrets
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from cpsgd import _validate
-from cpsgd.engines.device import DeviceFloatMean, DeviceRound
-from cpsgd.engines.simulate import FloatMean, RoundSimulator
 from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import checkpoints, devices, mechanisms, optimizers
 from cpsgd.learning._torch import torch
@@ -34,11 +31,11 @@ from cpsgd.learning.charging import RunCharges
 from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
-from cpsgd.learning.datasets.on_device import on_device
 from cpsgd.learning.examples import ExampleSums, check_participation
 from cpsgd.learning.gradients import DEFAULT_MEMORY, DEVICE_MEMORY, ClientUpdates, Loss, trainable
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.metrics import RoundMetrics
+from cpsgd.learning.places import Accelerator, Processors
 from cpsgd.learning.spending import OVERFLOW_SHARE, Spending
 from cpsgd.planner.result import Plan
 from cpsgd.privacy.adjacency import Adjacency
@@ -47,7 +44,6 @@ from cpsgd.privacy.participation import Scheme
 from cpsgd.privacy.rounds import RoundsGuarantee
 
 _TEST_BATCH = 4096
-_EXAMPLES_BYTES = 1 << 26
 UNLUCKY = 1e-3
 """Chance that any round sees fewer messages than the budget was checked for, and may have to be abandoned."""
 
@@ -159,8 +155,6 @@ class Trainer:
         self.round = 0
         self.history: list[RoundMetrics] = []
         self._unfinished = False
-        self._ahead: dict[int, Future[NDArray[np.int64]]] = {}
-        self._drawing = ThreadPoolExecutor(1)
         self._loss = loss
         self._dataset = dataset
         self._mechanism = mechanism
@@ -169,10 +163,10 @@ class Trainer:
         self._evaluate_every = _validate.integer("evaluate_every", evaluate_every, low=1)
         self._checkpoint_every = _validate.integer("checkpoint_every", checkpoint_every, low=1)
         self._device = devices.resolve(device)
-        self._on_device = on_device(dataset, self._device) if devices.has_engine(self._device) else None
+        on_gpu = devices.has_engine(self._device)
         if memory_limit is None:
-            memory_limit = DEFAULT_MEMORY if self._on_device is None else DEVICE_MEMORY
-        if ledger is not None and self._on_device is not None:
+            memory_limit = DEVICE_MEMORY if on_gpu else DEFAULT_MEMORY
+        if ledger is not None and on_gpu:
             raise ParameterError(
                 "A ledger pays for noise that protects people; on a GPU it comes from a counter and protects nobody. "
                 "Use device cpu, or no ledger."
@@ -185,19 +179,22 @@ class Trainer:
             local_learning_rate=local_learning_rate,
             memory_limit=memory_limit,
         )
-        self._rows: ClientUpdates | ExampleSums = self._updates
+        rows: ClientUpdates | ExampleSums = self._updates
         self._divisor = 1
         if examples is not None:
             if local_steps > 1:
                 raise ParameterError("Example-level privacy is for gradients: give examples or local_steps, not both.")
-            if self._on_device is not None:
+            if on_gpu:
                 raise ParameterError("Example-level privacy is simulated on the CPU only: use device cpu.")
             check_participation(participation)
             whole = mechanism.protocol if isinstance(mechanism, Plan) else mechanism
-            self._rows = ExampleSums(self._updates, whole.clip_norm, examples)
+            rows = ExampleSums(self._updates, whole.clip_norm, examples)
             self._divisor = examples
-        # Clients whose examples are held at a time.
-        self._slice = max(1, min(_EXAMPLES_BYTES, memory_limit // 8) // (4 * dataset.feature_dim))
+        self._place: Processors | Accelerator = (
+            Accelerator(dataset, self._updates, memory_limit, self._device)
+            if on_gpu
+            else Processors(dataset, rows, memory_limit)
+        )
         protocol = mechanisms.protocol_of(mechanism)
         if protocol is not None and protocol.dim != self._updates.dim:
             raise ParameterError(
@@ -318,11 +315,11 @@ class Trainer:
             raise InfeasibleError(
                 f"All {self.rounds:,} rounds were run, and the budget was checked for no more: make a new Trainer."
             )
-        if self._on_device is None or self.round % self._evaluate_every == 0:
+        if not self._place.waits_to_look or self.round % self._evaluate_every == 0:
             self._check_finite()
         begun = time.perf_counter()
         number = self.round
-        clients = self._cohort(number)
+        clients = self._place.clients(self._cohorts, number, self.rounds)
         messages = max(self._cohorts.messages, len(clients))
         arrived = self._cohorts.generator("dropout", number).random(messages) >= self._dropout
         survivors = int(arrived.sum())
@@ -332,8 +329,7 @@ class Trainer:
         released = self._may_release(survivors)
         if released:
             mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
-            if self._on_device is None or evaluated:
-                # To look at a number means to wait for the device.
+            if evaluated or not self._place.waits_to_look:
                 norm = float(torch.linalg.vector_norm(mean, dtype=torch.float64))
                 signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
             self._apply(mean, number)
@@ -354,11 +350,7 @@ class Trainer:
 
     def evaluate(self) -> tuple[float, float]:
         """Mean loss and accuracy on the test set."""
-        if self._on_device is None:
-            test = self._dataset.test_set()
-            features, labels = torch.from_numpy(test.features), torch.from_numpy(test.labels)
-        else:
-            features, labels = self._on_device.test.features, self._on_device.test.labels
+        features, labels = self._place.test_examples()
         loss, correct = 0.0, 0
         self.model.eval()
         with torch.no_grad(), _one_thread():
@@ -388,22 +380,12 @@ class Trainer:
             return survivors > 0
         return self._spending.affords(survivors, self.rounds - self.round - 1)
 
-    def _cohort(self, number: int) -> NDArray[np.int64]:
-        """A round's clients. For a device, which computes a round in the time it takes to draw one, drawn ahead."""
-        if self._on_device is None:
-            return self._cohorts.clients(number)
-        clients = self._ahead.pop(number, None)
-        if number + 1 < self.rounds:
-            self._ahead = {number + 1: self._drawing.submit(self._cohorts.clients, number + 1)}
-        return self._cohorts.clients(number) if clients is None else clients.result()
-
     def _mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[torch.Tensor, float]:
         """The round's mean, charged before it is known, and the norm of its noise."""
         self.model.train()
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []), _one_thread():
             self._seed_layers(int(self._cohorts.generator("torch", number).integers(2**63)))
-            summed = self._summed if self._on_device is None else self._summed_on_device
-            engine = summed(number, clients, survivors - len(clients))
+            engine = self._place.summed(self._mechanism, number, self._seed, clients, survivors - len(clients))
         if self._ledger is not None:
             self._ledger.reserve(self._cohorts, number, survivors)
         self._unfinished = True
@@ -419,30 +401,6 @@ class Trainer:
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.default_generators[self._device.index].manual_seed(seed)
-
-    def _summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> RoundSimulator | FloatMean:
-        engine = mechanisms.start_round(self._mechanism, self.dim, number, self._seed)
-        for start in range(0, len(clients), self._slice):
-            for chunk in self._rows.chunks(self._dataset.batch(clients[start : start + self._slice])):
-                engine.add(chunk)
-        engine.add_zeros(zeros)
-        return engine
-
-    def _summed_on_device(self, number: int, clients: NDArray[np.int64], zeros: int) -> DeviceRound | DeviceFloatMean:
-        assert self._on_device is not None
-        try:
-            engine = mechanisms.start_device_round(self._mechanism, self.dim, number, self._seed, self._device)
-            for start in range(0, len(clients), self._slice):
-                batch = self._on_device.batch(clients[start : start + self._slice])
-                for chunk in self._updates.tensors(batch.features, batch.labels, batch.counts):
-                    engine.add(chunk)
-            engine.add_zeros(zeros)
-        except torch.OutOfMemoryError:
-            raise ParameterError(
-                f"The GPU has too little memory for {self._updates.memory_limit / 2**20:,.0f} MiB of clients at a "
-                "time: give a smaller memory_limit, free the GPU, or use device cpu. The round was not charged."
-            ) from None
-        return engine
 
     def _is_finite(self) -> bool:
         # One answer for all, so that a device is waited for once.
