@@ -6,47 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binom, chisquare
+from scipy.stats import chisquare
 
 from cpsgd import Aggregator, Protocol
-from cpsgd.codec import noise, quantize
+from cpsgd.codec import noise
 from cpsgd.engines.simulate import FloatMean, RoundSimulator, clipped_sum, noise_norm
 from cpsgd.errors import EmptyError, ParameterError, VectorError
 
-CLIENTS, DIM = 6, 20_000
-VALUES = (0.3, -0.7, 0.05, 0.9, -0.2, 0.0)
-
-
-def protocol(**changes: Any) -> Protocol:
-    parameters: dict[str, Any] = {
-        "clients": CLIENTS,
-        "dim": DIM,
-        "clip_norm": 1e4,
-        "coordinate_range": 1.0,
-        "levels": 3,
-        "trials": 5,
-    }
-    return Protocol.binomial(**{**parameters, **changes})
-
-
-def integers(of: Protocol, mean: np.ndarray, count: int) -> np.ndarray:
-    """The integer sums behind a mean."""
-    middle = count * (of.trials * of.p + (of.levels - 1) / 2)
-    return np.rint(mean.astype(np.float64) / of.scale * count + middle).astype(np.int64)
-
-
-def exact_law(of: Protocol) -> np.ndarray:
-    """Probabilities of a coordinate's sum: each client's rounding, then Binomial(nm, p)."""
-    law = binom.pmf(np.arange(CLIENTS * of.trials + 1), CLIENTS * of.trials, of.p)
-    for value in VALUES:
-        grid = round(value * quantize.unit(1.0, of.levels)) + quantize.coordinate_limit(of.levels)
-        level, fraction = divmod(grid / 2 ** quantize.fraction_bits(of.levels), 1.0)
-        client = np.zeros(of.levels)
-        client[int(level)] = 1.0 - fraction
-        if fraction:
-            client[int(level) + 1] = fraction
-        law = np.convolve(law, client)
-    return law
+from .exact_law import CLIENTS, DIM, VALUES, exact_law, integers, protocol
 
 
 def vectors() -> np.ndarray:

@@ -10,43 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, chisquare
+from scipy.stats import chisquare
 
 from cpsgd import Protocol
-from cpsgd.codec import quantize
 from cpsgd.engines.device import DeviceFloatMean, DeviceRound, plain, rounds
 from cpsgd.engines.device.rounds import current, kernels_for
 from cpsgd.engines.simulate import FloatMean, RoundSimulator
 from cpsgd.errors import EmptyError, ParameterError, VectorError
 
-CLIENTS, DIM = 6, 20_000
-VALUES = (0.3, -0.7, 0.05, 0.9, -0.2, 0.0)
-
-
-def protocol(**changes: Any) -> Protocol:
-    parameters: dict[str, Any] = {
-        "clients": CLIENTS,
-        "dim": DIM,
-        "clip_norm": 1e4,
-        "coordinate_range": 1.0,
-        "levels": 3,
-        "trials": 5,
-    }
-    return Protocol.binomial(**{**parameters, **changes})
-
-
-def exact_law(of: Protocol) -> np.ndarray:
-    """Probabilities of a coordinate's sum: each client's rounding, then Binomial(nm, p)."""
-    law = binom.pmf(np.arange(CLIENTS * of.trials + 1), CLIENTS * of.trials, of.p)
-    for value in VALUES:
-        grid = round(value * quantize.unit(1.0, of.levels)) + quantize.coordinate_limit(of.levels)
-        level, fraction = divmod(grid / 2 ** quantize.fraction_bits(of.levels), 1.0)
-        client = np.zeros(of.levels)
-        client[int(level)] = 1.0 - fraction
-        if fraction:
-            client[int(level) + 1] = fraction
-        law = np.convolve(law, client)
-    return law
+from ..exact_law import CLIENTS, DIM, VALUES, exact_law, integers, protocol  # noqa: TID252 - tests are no package
 
 
 @pytest.mark.parametrize("changes", [{}, {"p": 0.3}, {"trials": 0}, {"trials": 60, "levels": 2}, {"modulus": 64}])
@@ -55,9 +27,7 @@ def test_the_sum_has_the_exact_law(changes: dict[str, Any], device: torch.device
     tested = protocol(**changes)
     round_ = DeviceRound(tested, 3, seed=5, device=device)
     round_.add(torch.tensor(VALUES, device=device)[:, None].repeat(1, DIM))
-    mean = round_.mean().cpu().numpy().astype(np.float64)
-    middle = CLIENTS * (tested.trials * tested.p + (tested.levels - 1) / 2)
-    sums = np.rint(mean / tested.scale * CLIENTS + middle).astype(np.int64)
+    sums = integers(tested, round_.mean().cpu().numpy(), CLIENTS)
     law = exact_law(tested)
     seen = np.bincount(sums, minlength=len(law)).astype(float)
     common = law * DIM >= 10
