@@ -64,14 +64,14 @@ class LocalGrid(Grid):
         self._replies: dict[str, Message] = {}
 
     def set_run(self, run: Run) -> None:
-        raise NotImplementedError
+        raise AssertionError("Flower sets the run, never the strategy.")
 
     @property
     def run(self) -> Run:
         return Run.create_empty(RUN)
 
     def create_message(self, *args: Any, **options: Any) -> Message:
-        raise NotImplementedError
+        raise AssertionError("Deprecated by Flower: the strategy makes messages itself.")
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
