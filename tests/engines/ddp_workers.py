@@ -13,6 +13,7 @@ import os
 import pickle
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -247,6 +248,29 @@ def wrong_model(rank: int) -> dict[str, Any]:
         "static": attempt(lambda: WorkerGradients(DistributedDataParallel(layer, static_graph=True), small())),
         "unit": attempt(lambda: ExampleGradients(DistributedDataParallel(layer), cross_entropy, small())),
     }
+
+
+def slow_release(rank: int) -> dict[str, Any]:
+    """A carrier whose thread keeps the tensor for a while after the collective, as gloo's may."""
+    released: list[float] = []
+    all_reduce = dist.all_reduce
+
+    def keep(tensor: torch.Tensor) -> None:
+        time.sleep(0.3)
+        released.append(time.monotonic())
+
+    def all_reduce_and_keep(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        done = all_reduce(tensor, *args, **kwargs)
+        threading.Thread(target=keep, args=(tensor,)).start()
+        return done
+
+    exchange = small()
+    dist.all_reduce = all_reduce_and_keep
+    try:
+        exchange.mean(lambda: vector(rank))
+    finally:
+        dist.all_reduce = all_reduce
+    return {"returned": time.monotonic(), "released": released}
 
 
 def lost_worker(rank: int) -> dict[str, Any]:

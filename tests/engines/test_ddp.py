@@ -20,7 +20,7 @@ WORKERS = Path(__file__).with_name("ddp_workers.py")
 SCENARIOS = {
     2: [
         *("mean", "workers", "not_finite", "not_finite_gradient", "too_many_examples"),
-        *("other_types", "other_protocol", "other_budget", "other_round", "budget", "wrong_model"),
+        *("other_types", "other_protocol", "other_budget", "other_round", "budget", "wrong_model", "slow_release"),
     ],
     4: ["mean", "workers", "not_finite", "other_protocol", "other_round"],
 }
@@ -161,6 +161,13 @@ def test_what_cannot_be_promised_is_refused_at_the_start(run: Run) -> None:
         words = {"statistics": "statistics", "buffers": "broadcast", "unused": "find_unused", "static": "static_graph"}
         for name, word in words.items():
             assert word in worker[name][1]
+
+
+def test_a_round_ends_when_the_carrier_has_let_go(run: Run) -> None:
+    # Otherwise a program that ends after its last round is aborted, while gloo's thread still frees the tensor.
+    for worker in run("slow_release", 2):
+        (released,) = worker["released"]
+        assert worker["returned"] >= released
 
 
 def test_a_worker_that_ends_is_noticed(tmp_path: Path) -> None:

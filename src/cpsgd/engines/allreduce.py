@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -43,6 +45,9 @@ Group = torch.distributed.ProcessGroup
 _DIGEST_BYTES = 16
 _RECORD_BYTES = _DIGEST_BYTES + 8 + 1
 _READY, _REFUSED = range(2)
+
+# Longest wait for the carrier's threads to let go of a buffer, should anything else hold it for good.
+_RELEASE_SECONDS = 5.0
 
 
 class PrivateMean:
@@ -177,19 +182,28 @@ class PrivateMean:
         number = self.round
         # From here on integers may be seen, so the round is spent whatever happens.
         self.round += 1
-        lanes = torch.from_numpy(self._lanes.forward(integers))
-        self._carry(lambda: torch.distributed.all_reduce(lanes, group=self._group), f"Round {number} counts as spent.")
-        return self.protocol.decode_sum(self._lanes.backward(lanes.numpy()), self.workers, number)
+        lanes = self._lanes.forward(integers)
+        self._carry(
+            lambda: torch.distributed.all_reduce(torch.from_numpy(lanes), group=self._group),
+            lanes,
+            f"Round {number} counts as spent.",
+        )
+        return self.protocol.decode_sum(self._lanes.backward(lanes), self.workers, number)
 
     # ------------------------------------------------------------------ before a round
 
     def _compare(self, status: int) -> str | None:
         """Exchanges records with all workers; says what is wrong with somebody else's, or None."""
         record = self._digest + self.round.to_bytes(8, "little") + bytes([status])
-        own = torch.frombuffer(bytearray(record), dtype=torch.uint8)
-        records = [torch.empty_like(own) for _ in range(self.workers)]
-        self._carry(lambda: torch.distributed.all_gather(records, own, group=self._group), "Nothing was sent.")
-        for worker, theirs in enumerate(bytes(r.numpy()) for r in records):
+        records = np.zeros((self.workers + 1, _RECORD_BYTES), dtype=np.uint8)  # theirs by rank, then our own
+        records[-1] = list(record)
+
+        def gather() -> None:
+            *theirs, own = torch.from_numpy(records).unbind()
+            torch.distributed.all_gather(theirs, own, group=self._group)
+
+        self._carry(gather, records, "Nothing was sent.")
+        for worker, theirs in enumerate(map(bytes, records[:-1])):
             if theirs[:_DIGEST_BYTES] != self._digest:
                 return f"Worker {worker} has another protocol, budget or unit of privacy than this one."
             if theirs[_DIGEST_BYTES:-1] != record[_DIGEST_BYTES:-1]:
@@ -241,10 +255,17 @@ class PrivateMean:
         )
 
     @staticmethod
-    def _carry(collective: Callable[[], object], consequence: str) -> None:
+    def _carry(collective: Callable[[], object], buffer: NDArray[np.generic], consequence: str) -> None:
+        """Runs a collective on `buffer`; afterwards no thread of the carrier holds it."""
+        held = sys.getrefcount(buffer)
         try:
             collective()
         except RuntimeError as error:  # what torch.distributed raises for lost peers and timeouts
             raise CarrierError(
                 f"The collective failed: a worker ended, or did not come in time. {consequence} ({error})"
             ) from None
+        # Gloo's thread drops its tensor a moment after it has woken us, and takes the interpreter's lock to do so. A
+        # program that ends in between is aborted, and `destroy_process_group` does not wait, since DDP keeps the group.
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while sys.getrefcount(buffer) > held and time.monotonic() < deadline:
+            time.sleep(1e-4)
