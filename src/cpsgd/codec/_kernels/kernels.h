@@ -21,14 +21,26 @@ struct Grouping {
   int last_bits;
 };
 
-// Cumulative probabilities times 2^128, ascending; the outcome is base + how many of them a uniform number reaches.
+// Cumulative probabilities times 2^128, ascending; the outcome is base + how many of them a uniform number reaches. A
+// bisection in steps of first_step, half of it, ... 1 finds that number.
 struct Thresholds {
-  const std::uint64_t* high;
-  const std::uint64_t* low;
   std::size_t count;
   std::size_t first_step;  // the largest power of two that is at most count
   std::uint32_t base;
+  // Up to kLargestOblivious thresholds: one step's after another, in blocks of sixteen, see arrange_in_blocks.
+  const std::uint8_t* blocks;
+  // More than that: their halves.
+  const std::uint64_t* high;
+  const std::uint64_t* low;
 };
+
+// Their number must fit in twelve bits: inversion.h keeps four in one byte and the rest in another.
+constexpr std::size_t kLargestOblivious = 4095;
+constexpr std::size_t kBlockBytes = 256;
+
+// A step compares with the thresholds at step, 3 step, 5 step, ... counted from 1.
+constexpr std::size_t thresholds_of_step(std::size_t count, std::size_t step) { return (count / step + 1) / 2; }
+constexpr std::size_t blocks_of_step(std::size_t count, std::size_t step) { return (thresholds_of_step(count, step) + 15) / 16; }
 
 // How the noise is drawn: thresholds, or coins where `table.count` is zero.
 struct Noise {

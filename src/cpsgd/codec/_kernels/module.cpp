@@ -118,6 +118,26 @@ Lattice make_lattice(std::uint32_t levels, int fraction_bits) {
   return Lattice{static_cast<float>(offset), offset, fraction_bits};
 }
 
+// The thresholds in the order in which a bisection with this first step meets them. A block holds sixteen of a step: their
+// least significant bytes, then the next ones. All are complemented, so that zero, which fills up the last block, stands
+// for the largest number there is.
+std::vector<std::uint8_t> arrange_in_blocks(const std::vector<std::uint64_t>& high, const std::vector<std::uint64_t>& low,
+                                            std::size_t first_step) {
+  std::vector<std::uint8_t> blocks;
+  for (std::size_t step = first_step; step != 0; step /= 2) {
+    const std::size_t start = blocks.size();
+    blocks.resize(start + cpsgd::kBlockBytes * cpsgd::blocks_of_step(high.size(), step));
+    for (std::size_t i = 0; i < cpsgd::thresholds_of_step(high.size(), step); ++i) {
+      const std::size_t threshold = (2 * i + 1) * step - 1;
+      for (std::size_t byte = 0; byte < 16; ++byte) {
+        const std::uint64_t half = byte < 8 ? low[threshold] : high[threshold];
+        blocks[start + cpsgd::kBlockBytes * (i / 16) + 16 * byte + i % 16] = static_cast<std::uint8_t>(~half >> (8 * (byte % 8)));
+      }
+    }
+  }
+  return blocks;
+}
+
 // Rounding, noise and (given a grouping) packing with fixed parameters.
 class Rounder {
  public:
@@ -127,12 +147,14 @@ class Rounder {
         lattice_(make_lattice(levels, fraction_bits)),
         high_(aligned(high), aligned(high) + high.shape(0)),
         low_(aligned(low), aligned(low) + low.shape(0)) {
-    require(high_.size() == low_.size(), "threshold halves differ in length");
-    require(!high_.empty() || trials <= 4096, "too many coins: use thresholds");
-    require(high_.empty() || std::uint64_t{base} + high_.size() <= trials, "thresholds reach beyond the number of trials");
-    std::size_t step = high_.empty() ? 0 : 1;
-    while (step != 0 && 2 * step <= high_.size()) step *= 2;
-    noise_ = Noise{trials, {high_.data(), low_.data(), high_.size(), step, base}};
+    const std::size_t count = high_.size();
+    require(count == low_.size(), "threshold halves differ in length");
+    require(count != 0 || trials <= 4096, "too many coins: use thresholds");
+    require(count == 0 || std::uint64_t{base} + count <= trials, "thresholds reach beyond the number of trials");
+    std::size_t step = count == 0 ? 0 : 1;
+    while (step != 0 && 2 * step <= count) step *= 2;
+    if (count <= cpsgd::kLargestOblivious) blocks_ = arrange_in_blocks(high_, low_, step);
+    noise_ = Noise{trials, {count, step, base, blocks_.data(), high_.data(), low_.data()}};
   }
   Rounder(const Rounder&) = delete;
 
@@ -164,6 +186,7 @@ class Rounder {
   std::uint32_t levels_;
   Lattice lattice_;
   std::vector<std::uint64_t> high_, low_;
+  std::vector<std::uint8_t> blocks_;
   Noise noise_;
 };
 
