@@ -1,9 +1,9 @@
 // Binomial(m, p) by inversion: base + the number of thresholds that a 128-bit uniform number reaches.
 //
-// Both searches below bisect in a fixed number of steps without a branch on the number drawn. In tables of at most
-// kLargestOblivious thresholds the addresses do not depend on it either: a threshold is found by reading all those of its
-// step, sixteen to a register, and picking with a byte shuffle. Larger tables are looked up where the search leads, so
-// that which lines of the cache are touched tells something about the number.
+// Both searches below bisect in a fixed number of steps, without a branch on the number drawn. In tables of at most
+// kLargestOblivious thresholds the addresses do not depend on it either: every step reads all the thresholds that it may
+// need, sixteen to a register, and picks one with byte shuffles. Larger tables are looked up where the search leads, so that
+// which lines of the cache are touched tells something about the number.
 #pragma once
 
 #include <algorithm>
@@ -101,8 +101,8 @@ static inline void search(const Bytes (&draws)[16], const Thresholds& table, Byt
   }
 }
 
-static void add_obliviously(const std::uint8_t* uniform, const Thresholds& table, std::uint32_t* values, std::size_t n) {
-  const std::uint32_t count = static_cast<std::uint32_t>(table.count);
+static void add_obliviously(const std::uint8_t* uniform, const Thresholds& table, std::uint32_t* __restrict values, std::size_t n) {
+  const std::uint32_t count = static_cast<std::uint32_t>(table.count), base = table.base;
   for (std::size_t start = 0; start < n; start += kDraws) {
     const std::size_t here = std::min(kDraws, n - start);
     std::uint8_t last[16 * kDraws] = {};
@@ -110,10 +110,9 @@ static void add_obliviously(const std::uint8_t* uniform, const Thresholds& table
     Bytes planes[16], sixteens, ones;
     transpose(here < kDraws ? last : uniform + 16 * start, planes);
     search(planes, table, sixteens, ones);
-    std::uint8_t tens[kDraws], units[kDraws];
-    std::memcpy(tens, &sixteens, kDraws);
-    std::memcpy(units, &ones, kDraws);
-    for (std::size_t i = 0; i < here; ++i) values[start + i] += table.base + std::min<std::uint32_t>(16u * tens[i] + units[i], count);
+    const std::uint8_t* high = reinterpret_cast<const std::uint8_t*>(&sixteens);
+    const std::uint8_t* low = reinterpret_cast<const std::uint8_t*>(&ones);
+    for (std::size_t i = 0; i < here; ++i) values[start + i] += base + std::min<std::uint32_t>(16u * high[i] + low[i], count);
   }
 }
 
@@ -127,7 +126,9 @@ static void add_by_look_up(const std::uint8_t* uniform, const Thresholds& table,
       const std::size_t candidate = reached + step;
       const std::size_t index = std::min(candidate, table.count) - 1;
       const bool over = (high > table.high[index]) | ((high == table.high[index]) & (low >= table.low[index]));
-      reached += step * static_cast<std::size_t>(over & (candidate <= table.count));
+      std::size_t mask = -static_cast<std::size_t>(over & (candidate <= table.count));
+      __asm__("" : "+r"(mask));  // or Clang makes a branch of it
+      reached += step & mask;
     }
     values[i] += table.base + static_cast<std::uint32_t>(reached);
   }

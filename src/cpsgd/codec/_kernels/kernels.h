@@ -27,14 +27,14 @@ struct Thresholds {
   std::size_t count;
   std::size_t first_step;  // the largest power of two that is at most count
   std::uint32_t base;
-  // Up to kLargestOblivious thresholds: one step's after another, in blocks of sixteen, see arrange_in_blocks.
+  // Up to kLargestOblivious of them: one step's after another's, in blocks of sixteen (see arrange_in_blocks).
   const std::uint8_t* blocks;
-  // More than that: their halves.
+  // More than that: ascending, in halves.
   const std::uint64_t* high;
   const std::uint64_t* low;
 };
 
-// Their number must fit in twelve bits: inversion.h keeps four in one byte and the rest in another.
+// A number of thresholds must fit in twelve bits: inversion.h keeps four of them in one byte and the rest in another.
 constexpr std::size_t kLargestOblivious = 4095;
 constexpr std::size_t kBlockBytes = 256;
 

@@ -118,9 +118,9 @@ Lattice make_lattice(std::uint32_t levels, int fraction_bits) {
   return Lattice{static_cast<float>(offset), offset, fraction_bits};
 }
 
-// The thresholds in the order in which a bisection with this first step meets them. A block holds sixteen of a step: their
-// least significant bytes, then the next ones. All are complemented, so that zero, which fills up the last block, stands
-// for the largest number there is.
+// The thresholds in the order of the bisection's steps. A block holds sixteen of one step: their least significant bytes,
+// then the next ones. All are complemented, so that zero, which fills up a step's last block and is what the kernels find
+// beyond it, stands for the largest number there is.
 std::vector<std::uint8_t> arrange_in_blocks(const std::vector<std::uint64_t>& high, const std::vector<std::uint64_t>& low,
                                             std::size_t first_step) {
   std::vector<std::uint8_t> blocks;
@@ -153,7 +153,7 @@ class Rounder {
     require(count == 0 || std::uint64_t{base} + count <= trials, "thresholds reach beyond the number of trials");
     std::size_t step = count == 0 ? 0 : 1;
     while (step != 0 && 2 * step <= count) step *= 2;
-    if (count <= cpsgd::kLargestOblivious) blocks_ = arrange_in_blocks(high_, low_, step);
+    if (count <= cpsgd::kLargestOblivious) blocks_ = arrange_in_blocks(high_, low_, step);  // none of coins
     noise_ = Noise{trials, {count, step, base, blocks_.data(), high_.data(), low_.data()}};
   }
   Rounder(const Rounder&) = delete;
