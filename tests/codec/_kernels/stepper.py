@@ -1,11 +1,12 @@
 """Runs the rounding kernel one instruction at a time and describes its path (see test_trace.py).
 
-    python stepper.py values|packed TRIALS P
+    python stepper.py values|packed|elsewhere TRIALS P
 
 The kernel runs in forked children that differ in nothing but the keystream and the vector they find in shared memory.
 The parent stops a child before every instruction and, inside the compiled module, records which it is and what the
 registers hold that it addresses memory by, according to the disassembler. One line is printed for the smallest values,
 one for the largest, one for random ones: the number of instructions, a digest of which they were, one of the addresses.
+With "elsewhere" the values are written to a place that depends on the first byte of the keystream: this must show.
 """
 
 from __future__ import annotations
@@ -97,15 +98,16 @@ def main() -> None:
     kind, trials, p = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     size = noise.keystream_bytes(trials, p) * COUNT
     kernel = noise.rounder(2, trials, p)
-    grid, words, out = _shared(COUNT, np.float32), _shared(size, np.uint8), _shared(COUNT, np.uint32)
+    grid, words, out = _shared(COUNT, np.float32), _shared(size, np.uint8), _shared(COUNT + 255, np.uint32)
     radix = trials + 2
     grouping, packed = pack.grouping(radix).arguments(COUNT), _shared(pack.payload_bytes(COUNT, radix), np.uint8)
 
     def run() -> None:
-        if kind == "values":
-            kernel.values(grid, words, out)
-        else:
+        if kind == "packed":
             kernel.packed(grid, words, *grouping, packed)
+        else:
+            start = int(words[0]) if kind == "elsewhere" else 0
+            kernel.values(grid, words, out[start : start + COUNT])
 
     generator = np.random.default_rng(0)
     keystreams = [0, 255, generator.integers(0, 256, size)]

@@ -124,8 +124,10 @@ def test_inversion_at_the_thresholds_themselves() -> None:
     np.testing.assert_array_equal(values[: len(halves)], table.base + 1 + np.arange(len(halves)))
 
 
-# Around every change of the number of steps and of blocks, and where look-ups by address begin.
-@pytest.mark.parametrize("size", [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 255, 256, 257, 1000, 2048, 4095, 4096, 4200])
+# Around changes of the number of steps, of blocks of sixteen and (a last step of more than 4,096) of pages of them.
+@pytest.mark.parametrize(
+    "size", [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 255, 256, 257, 1000, 2048, 4095, 4096, 8190, 8193, 17_000]
+)
 def test_inversion_with_tables_of_every_size(size: int) -> None:
     random = np.random.default_rng(size)
     # As in true tables there are small thresholds and large ones, close to each other and to the ends, and equal ones.

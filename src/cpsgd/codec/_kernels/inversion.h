@@ -1,9 +1,8 @@
 // Binomial(m, p) by inversion: base + the number of thresholds that a 128-bit uniform number reaches.
 //
-// Both searches below bisect in a fixed number of steps, without a branch on the number drawn. In tables of at most
-// kLargestOblivious thresholds the addresses do not depend on it either: every step reads all the thresholds that it may
-// need, sixteen to a register, and picks one with byte shuffles. Larger tables are looked up where the search leads, so that
-// which lines of the cache are touched tells something about the number.
+// A bisection in a fixed number of steps. Neither its instructions nor the addresses they use depend on the number drawn:
+// every step reads all the thresholds that it may need, sixteen to a register, and picks one with byte shuffles. For many
+// numbers at once that takes less time than looking each up, as long as there are not many thousand thresholds.
 #pragma once
 
 #include <algorithm>
@@ -73,21 +72,37 @@ static inline void transpose(const std::uint8_t* draws, Bytes (&planes)[16]) {
   }
 }
 
-// How many thresholds each of kDraws numbers reaches: 16 sixteens + ones. Numbers beyond all thresholds may seem to
-// reach more than there are.
-static inline void search(const Bytes (&draws)[16], const Thresholds& table, Bytes& sixteens, Bytes& ones) {
+// A number below 2^20 in every lane: 4096 pages + 16 blocks + entries.
+struct Positions {
+  Bytes pages{}, blocks{}, entries{};
+
+  // Twice the numbers, plus one where `plus` is all ones.
+  void advance(Bytes plus) {
+    pages = pages + pages - (Bytes)(blocks > std::uint8_t{127});  // a true comparison is -1
+    blocks = blocks + blocks - (Bytes)(entries > std::uint8_t{7});
+    entries = (entries + entries - plus) & std::uint8_t{15};
+  }
+};
+
+// How many thresholds each of kDraws numbers reaches. The largest number of all may seem to reach more than there are.
+static inline Positions search(const Bytes (&draws)[16], const Thresholds& table) {
   constexpr int kAtOnce = 8;  // planes whose bytes are picked with the same indices, while these are in a register
-  const std::uint8_t* blocks = table.blocks;
-  sixteens = ones = Bytes{};  // which of the step's thresholds comes next
+  const std::uint8_t* thresholds = table.blocks;
+  Positions next;  // which of the step's thresholds to compare with
   for (std::size_t step = table.first_step; step != 0; step /= 2) {
     const std::size_t count = blocks_of_step(table.count, step);
     Bytes reached = ~Bytes{};
     for (int first = 0; first < 16; first += kAtOnce) {
       Bytes found[kAtOnce] = {};
-      for (std::size_t block = 0; block < count; ++block) {
-        const Bytes index = ones | (Bytes)(sixteens != static_cast<std::uint8_t>(block));
+      for (std::size_t start = 0; start < count; start += 256) {
+        const Bytes entries = next.entries | (Bytes)(next.pages != static_cast<std::uint8_t>(start / 256));
+        const std::size_t end = std::min<std::size_t>(count, start + 256);
+        for (std::size_t block = start; block < end; ++block) {
+          const Bytes index = entries | (Bytes)(next.blocks != static_cast<std::uint8_t>(block));
+          const std::uint8_t* bytes = thresholds + kBlockBytes * block + 16 * first;
 #pragma GCC unroll 8
-        for (int i = 0; i < kAtOnce; ++i) found[i] |= pick(blocks + kBlockBytes * block + 16 * (first + i), index);
+          for (int i = 0; i < kAtOnce; ++i) found[i] |= pick(bytes + 16 * i, index);
+        }
       }
       // Both sides are complements: the larger byte belongs to the smaller number.
 #pragma GCC unroll 8
@@ -95,48 +110,29 @@ static inline void search(const Bytes (&draws)[16], const Thresholds& table, Byt
         reached = (Bytes)(found[i] > draws[first + i]) | ((Bytes)(found[i] == draws[first + i]) & reached);
       }
     }
-    blocks += kBlockBytes * count;
-    sixteens = sixteens + sixteens - (Bytes)(ones > std::uint8_t{7});  // a true comparison is -1
-    ones = (ones + ones - reached) & std::uint8_t{15};
+    thresholds += kBlockBytes * count;
+    next.advance(reached);
   }
+  return next;
 }
 
-static void add_obliviously(const std::uint8_t* uniform, const Thresholds& table, std::uint32_t* __restrict values, std::size_t n) {
+static void add_inverted(const std::uint8_t* uniform, const Thresholds& table, std::uint32_t* __restrict values, std::size_t n) {
   const std::uint32_t count = static_cast<std::uint32_t>(table.count), base = table.base;
   for (std::size_t start = 0; start < n; start += kDraws) {
     const std::size_t here = std::min(kDraws, n - start);
     std::uint8_t last[16 * kDraws] = {};
     if (here < kDraws) std::memcpy(last, uniform + 16 * start, 16 * here);
-    Bytes planes[16], sixteens, ones;
-    transpose(here < kDraws ? last : uniform + 16 * start, planes);
-    search(planes, table, sixteens, ones);
-    const std::uint8_t* high = reinterpret_cast<const std::uint8_t*>(&sixteens);
-    const std::uint8_t* low = reinterpret_cast<const std::uint8_t*>(&ones);
-    for (std::size_t i = 0; i < here; ++i) values[start + i] += base + std::min<std::uint32_t>(16u * high[i] + low[i], count);
-  }
-}
-
-static void add_by_look_up(const std::uint8_t* uniform, const Thresholds& table, std::uint32_t* values, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) {
-    std::uint64_t number[2];
-    std::memcpy(number, uniform + 16 * i, 16);
-    const std::uint64_t low = number[0], high = number[1];
-    std::size_t reached = 0;
-    for (std::size_t step = table.first_step; step != 0; step /= 2) {
-      const std::size_t candidate = reached + step;
-      const std::size_t index = std::min(candidate, table.count) - 1;
-      const bool over = (high > table.high[index]) | ((high == table.high[index]) & (low >= table.low[index]));
-      std::size_t mask = -static_cast<std::size_t>(over & (candidate <= table.count));
-      __asm__("" : "+r"(mask));  // or Clang makes a branch of it
-      reached += step & mask;
+    Bytes draws[16];
+    transpose(here < kDraws ? last : uniform + 16 * start, draws);
+    const Positions reached = search(draws, table);
+    std::uint8_t bytes[3][kDraws];
+    std::memcpy(bytes[0], &reached.entries, kDraws);
+    std::memcpy(bytes[1], &reached.blocks, kDraws);
+    std::memcpy(bytes[2], &reached.pages, kDraws);
+    for (std::size_t i = 0; i < here; ++i) {
+      values[start + i] += base + std::min<std::uint32_t>(4096u * bytes[2][i] + 16u * bytes[1][i] + bytes[0][i], count);
     }
-    values[i] += table.base + static_cast<std::uint32_t>(reached);
   }
-}
-
-static void add_inverted(const std::uint8_t* uniform, const Thresholds& table, std::uint32_t* values, std::size_t n) {
-  if (table.count <= kLargestOblivious) add_obliviously(uniform, table, values, n);
-  else add_by_look_up(uniform, table, values, n);
 }
 
 }  // namespace CPSGD_LEVEL

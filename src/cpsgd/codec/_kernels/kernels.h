@@ -21,22 +21,17 @@ struct Grouping {
   int last_bits;
 };
 
-// Cumulative probabilities times 2^128, ascending; the outcome is base + how many of them a uniform number reaches. A
-// bisection in steps of first_step, half of it, ... 1 finds that number.
+// Cumulative probabilities times 2^128; the outcome is base + how many of them a uniform number reaches. A bisection in
+// steps of first_step, half of it, ... 1 finds that.
 struct Thresholds {
+  const std::uint8_t* blocks;  // one step's thresholds after another's, see arrange_in_blocks
   std::size_t count;
   std::size_t first_step;  // the largest power of two that is at most count
   std::uint32_t base;
-  // Up to kLargestOblivious of them: one step's after another's, in blocks of sixteen (see arrange_in_blocks).
-  const std::uint8_t* blocks;
-  // More than that: ascending, in halves.
-  const std::uint64_t* high;
-  const std::uint64_t* low;
 };
 
-// A number of thresholds must fit in twelve bits: inversion.h keeps four of them in one byte and the rest in another.
-constexpr std::size_t kLargestOblivious = 4095;
-constexpr std::size_t kBlockBytes = 256;
+constexpr std::size_t kMostThresholds = (1u << 20) - 1;
+constexpr std::size_t kBlockBytes = 256;  // sixteen thresholds
 
 // A step compares with the thresholds at step, 3 step, 5 step, ... counted from 1.
 constexpr std::size_t thresholds_of_step(std::size_t count, std::size_t step) { return (count / step + 1) / 2; }
