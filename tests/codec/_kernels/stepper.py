@@ -45,22 +45,26 @@ def _ptrace(request: int, process: int, data: object = None) -> None:
         raise OSError(ctypes.get_errno(), "ptrace")
 
 
+def _module_start() -> int:
+    path = os.path.realpath(_native.__file__)
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        return min(int(line.split("-")[0], 16) for line in maps if line.split()[-1] == path)
+
+
 def _address_registers() -> dict[int, tuple[int, ...]]:
-    """For every instruction of the module, by its address: the registers it addresses memory by.
+    """For every instruction, by its distance from the module's start: the registers it addresses memory by.
 
     A vector register among them (a gather) is a KeyError. Calls and pushes use the stack pointer, which all children
     share as long as they run the same instructions.
     """
-    path = os.path.realpath(_native.__file__)
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        start = min(int(line.split("-")[0], 16) for line in maps if line.split()[-1] == path)
-    listing = subprocess.run(["objdump", "-d", "--no-show-raw-insn", path], check=True, capture_output=True, text=True)
+    command = ["objdump", "-d", "--no-show-raw-insn", _native.__file__]
+    listing = subprocess.run(command, check=True, capture_output=True, text=True)
     found = {}
     for match in filter(None, map(_INSTRUCTION.match, listing.stdout.splitlines())):
         offset, mnemonic, operands = match.groups()
         computes_only = mnemonic.startswith("lea") or "nop" in mnemonic + operands
         used = [] if computes_only else [name for pair in _OPERAND.findall(operands) for name in pair if name]
-        found[start + int(offset, 16)] = tuple(_REGISTERS[name.removeprefix("%")] for name in used)
+        found[int(offset, 16)] = tuple(_REGISTERS[name.removeprefix("%")] for name in used)
     return found
 
 
@@ -76,6 +80,7 @@ def _wait() -> None:
 
 def _follow(child: int, code: dict[int, tuple[int, ...]]) -> tuple[int, str, str]:
     """How many instructions of the module the child takes until it ends, which, and with what addresses."""
+    start = _module_start()
     registers = (ctypes.c_ulonglong * 27)()
     instructions, addresses, steps = hashlib.sha256(), hashlib.sha256(), 0
     _, status = os.waitpid(child, 0)
@@ -83,10 +88,10 @@ def _follow(child: int, code: dict[int, tuple[int, ...]]) -> tuple[int, str, str
         if not os.WIFSTOPPED(status):
             raise RuntimeError(f"the traced process ended with status {status}")
         _ptrace(_GETREGS, child, registers)
-        pointer = registers[_REGISTERS["rip"]]
-        if pointer in code:
-            instructions.update(pointer.to_bytes(8, "little"))
-            for register in code[pointer]:
+        place = registers[_REGISTERS["rip"]] - start
+        if place in code:
+            instructions.update(place.to_bytes(8, "little"))
+            for register in code[place]:
                 addresses.update(registers[register].to_bytes(8, "little"))
             steps += 1
         _ptrace(_SINGLESTEP, child)

@@ -56,6 +56,6 @@ def test_other_addresses_show() -> None:
 
 
 def test_other_instructions_show() -> None:
-    one, _ = traces(_native.simd_level(), "values", 16, 0.5)
-    two, _ = traces(_native.simd_level(), "values", 17, 0.5)
-    assert not one & two
+    fewer, same, more = (traces(_native.simd_level(), "values", trials, 0.5)[0] for trials in (15, 16, 17))
+    assert fewer == same
+    assert same != more  # the first coin that the rounding words have no bit for
