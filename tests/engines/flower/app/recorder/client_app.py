@@ -40,7 +40,7 @@ def mark_confirmations(message: Message, context: Context, call_next: ClientAppC
     asked = message.content.config_records["cpsgd"]
     reply = call_next(message, context)
     if asked["stage"] == "confirm":
-        name = f"confirmed-{asked['round']}-{context.node_config['partition-id']}"
+        name = f"confirmed-{message.metadata.group_id}-{context.node_config['partition-id']}"
         (Path(str(context.run_config["folder"])) / name).touch()
     return reply
 
