@@ -25,10 +25,9 @@ from scipy.stats import binom
 
 from cpsgd import _validate
 from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
-from cpsgd.learning import checkpoints, devices, mechanisms, optimizers
+from cpsgd.learning import devices, mechanisms, optimizers
 from cpsgd.learning._torch import torch
 from cpsgd.learning.charging import RunCharges
-from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.examples import ExampleSums, check_participation
@@ -36,6 +35,7 @@ from cpsgd.learning.gradients import DEFAULT_MEMORY, DEVICE_MEMORY, ClientUpdate
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.metrics import RoundMetrics
 from cpsgd.learning.places import Accelerator, Processors
+from cpsgd.learning.run_folder import Progress, RunFolder
 from cpsgd.learning.spending import OVERFLOW_SHARE, Spending
 from cpsgd.planner.result import Plan
 from cpsgd.privacy.adjacency import Adjacency
@@ -261,20 +261,19 @@ class Trainer:
             "device": self._device.type,
             "parameters": {name: list(p.shape) for name, p in trainable(model).items()},
         }
-        self._folder = None if run_dir is None else Path(run_dir)
-        self._charges: ChargeLog | None = None
-        self._data: str | None = None
-        if self._folder is not None:
-            self._open(self._folder, resume)
+        self._folder: RunFolder | None = None
+        if run_dir is not None:
+            self._folder = RunFolder(Path(run_dir), self.config, dataset, resume=resume)
+            self._take_up(self._folder)
         elif resume:
             raise ParameterError("There is nothing to resume from: give the run_dir of the run to continue.")
         if self._spending is not None:
             self._spending.check(self.rounds, self._fewest_survivors())
         if self._ledger is not None:
-            charged = () if self._charges is None else self._charges.survivors.keys()
+            charged = () if self._folder is None else self._folder.charged.keys()
             left = range(self.round, self.rounds)
             self._ledger.check(self._cohorts, charged=charged, rounds=left, survivors=self._fewest_survivors())
-        if self._folder is not None and self.round == 0:
+        if self.round == 0:
             self._save()
 
     @property
@@ -341,7 +340,7 @@ class Trainer:
             number, released, survivors, loss, accuracy, signal_ratio, seconds=time.perf_counter() - begun
         )
         self.history.append(metrics)
-        if self._folder is not None and (last or self.round % self._checkpoint_every == 0):
+        if last or self.round % self._checkpoint_every == 0:
             self._save()
         self._unfinished = False
         if last:
@@ -363,7 +362,7 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint after the last complete round, due or not; without a `run_dir` nothing is kept."""
-        if self._folder is not None and not self._unfinished:
+        if not self._unfinished:
             self._save()
 
     # ------------------------------------------------------------------ a round's parts
@@ -415,12 +414,8 @@ class Trainer:
 
     def _charge(self, number: int, survivors: int) -> None:
         assert self._spending is not None
-        if self._charges is not None:
-            known = self._charges.survivors.get(number)
-            if known is None:
-                self._charges.append(number, survivors)
-            elif known != survivors:
-                raise CheckpointError(f"Round {number} was charged with {known} messages and has {survivors} now.")
+        if self._folder is not None:
+            self._folder.charge(number, survivors)
         if self._ledger is not None:
             self._ledger.release(survivors)
         self._spending.charge(survivors)
@@ -468,79 +463,32 @@ class Trainer:
 
     # ------------------------------------------------------------------ the run directory
 
-    def _open(self, folder: Path, resume: bool) -> None:
-        """Starts a run directory, or continues the run in it."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / checkpoints.CHECKPOINT
-        # Kept apart from `config`, which may be shown: it follows from everybody's data without noise.
-        self._data = getattr(self._dataset, "fingerprint", None)
-        # From here on no other process can open the run.
-        self._charges = ChargeLog(folder / checkpoints.CHARGES)
-        if not resume and (path.exists() or self._charges.survivors):
-            raise CheckpointError(f"{folder} holds a run already; resume it, or choose another directory.")
-        if not path.exists() and self._charges.survivors:
-            raise CheckpointError(f"{folder} has charges but no checkpoint: the run cannot be continued.")
-        if path.exists():
-            state = checkpoints.load(path)
-            try:
-                self._restore(state)
-            except (KeyError, TypeError, AttributeError, RuntimeError):
-                raise CheckpointError(f"{path} does not hold the state of a run of this kind.") from None
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        assert self._charges is not None
-        different = sorted(name for name, value in self.config.items() if state["config"].get(name) != value)
-        if state["data"] != self._data:
-            different.append("content of the data set")
-        if different:
-            raise CheckpointError(
-                f"The run was started with another {', '.join(different)}; resume it with the same settings."
-            )
-        if self._ledger is not None:
-            self._ledger.run = state["run"]
-        self.round = int(state["round"])
-        self.history = [RoundMetrics(**row) for row in state["history"]]
-        self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._cohorts = Cohorts(**state["cohorts"])
+    def _take_up(self, folder: RunFolder) -> None:
+        """Continues the run in a folder, if there is one."""
+        saved = folder.restore(self.model, self._optimizer)
+        if saved is None:
+            return
+        self.round, self.history, self._cohorts = saved.round, saved.history, saved.cohorts
+        if self._ledger is not None and saved.run is not None:
+            self._ledger.run = saved.run
         if self._spending is None:
             return
-        charged: dict[int, int] = state["charged"]
-        if any(self._charges.survivors.get(number) != survivors for number, survivors in charged.items()):
-            raise CheckpointError(
-                "The log of charges does not hold all that the checkpoint has spent: restore it from a copy."
-            )
-        for survivors in charged.values():
+        for number, survivors in sorted(folder.charged.items()):
+            completed = number < saved.round
+            # With a seed, a round that was charged but not completed is run again, to the same result. Otherwise it may
+            # have been seen by someone: it stays spent, and is not run again with other noise.
+            if not completed and self._seed is not None:
+                break
             self._spending.charge(survivors)
-        # Rounds that were charged but are not in the checkpoint. With a seed they are run again to the same result.
-        # Otherwise they may have been seen by someone: they stay spent, and are not run again with other noise.
-        if self._seed is None:
-            for number in sorted(set(self._charges.survivors) - set(charged)):
-                survivors = self._charges.survivors[number]
-                self._spending.charge(survivors)
+            if not completed:
                 self.history.append(self._metrics(number, False, survivors, None, None, None, 0.0))
                 self.round = number + 1
 
     def _save(self) -> None:
-        assert self._folder is not None
-        assert self._charges is not None
-        charged = {number: size for number, size in self._charges.survivors.items() if number < self.round}
-        rows = [metrics.to_dict() for metrics in self.history]
-        checkpoints.save(
-            self._folder / checkpoints.CHECKPOINT,
-            {
-                "config": self.config,
-                "data": self._data,
-                "run": None if self._ledger is None else self._ledger.run,
-                "round": self.round,
-                "history": rows,
-                "model": self.model.state_dict(),
-                "optimizer": self._optimizer.state_dict(),
-                "cohorts": vars(self._cohorts),
-                "charged": charged,
-            },
-        )
-        checkpoints.write_lines(self._folder / checkpoints.METRICS, rows)
+        if self._folder is not None:
+            run = None if self._ledger is None else self._ledger.run
+            progress = Progress(self.round, self.history, self._cohorts, run)
+            self._folder.save(progress, self.model, self._optimizer)
 
 
 @contextmanager
