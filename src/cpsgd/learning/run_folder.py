@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cpsgd.errors import CheckpointError
-from cpsgd.learning import checkpoints
+from cpsgd.learning import checkpoints, devices
 from cpsgd.learning._torch import torch
 from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.cohorts import Cohorts
@@ -87,8 +87,9 @@ class RunFolder:
                 cohorts=Cohorts(**state["cohorts"]),
                 run=state["run"],
             )
-            model.load_state_dict(state["model"])
-            optimizer.load_state_dict(state["optimizer"])
+            with devices.enough_memory("the model and its optimizer", "use a smaller model."):
+                model.load_state_dict(state["model"])
+                optimizer.load_state_dict(state["optimizer"])
         except (KeyError, TypeError, AttributeError, RuntimeError):
             raise CheckpointError(f"{self._path} does not hold the state of a run of this kind.") from None
         return progress

@@ -44,6 +44,7 @@ from cpsgd.privacy.participation import Scheme
 from cpsgd.privacy.rounds import RoundsGuarantee
 
 _TEST_BATCH = 4096
+_CHARGED = "The round was charged; a run with a folder can be resumed."
 UNLUCKY = 1e-3
 """Chance that any round sees fewer messages than the budget was checked for, and may have to be abandoned."""
 
@@ -136,7 +137,9 @@ class Trainer:
             evaluate_every: The test set is looked at after every so many rounds, and after the last.
             device: Where everything is computed: "cpu", "cuda" (an NVIDIA GPU; see `cpsgd.engines.device` for what
                 differs) or "auto".
-            memory_limit: Bytes that the clients computed together may take; 1 GiB by default, 4 GiB on a GPU.
+            memory_limit: Bytes that the clients computed together may take; 1 GiB by default, 4 GiB on a GPU. It
+                changes how a run is computed and not what, but for the rounding of floats: a run may be resumed with
+                another.
             run_dir: Where checkpoint, charges and metrics go; None keeps nothing. Other processes are kept out of it
                 while this object lives. It holds the cohorts' key, which must stay private for sampling to count.
             resume: Continue the run in `run_dir` from its last complete round, if there is one.
@@ -171,14 +174,15 @@ class Trainer:
                 "A ledger pays for noise that protects people; on a GPU it comes from a counter and protects nobody. "
                 "Use device cpu, or no ledger."
             )
-        model.to(self._device)
-        self._updates = ClientUpdates(
-            model,
-            loss,
-            local_steps=local_steps,
-            local_learning_rate=local_learning_rate,
-            memory_limit=memory_limit,
-        )
+        with devices.enough_memory("the model", "use a smaller one."):
+            model.to(self._device)
+            self._updates = ClientUpdates(
+                model,
+                loss,
+                local_steps=local_steps,
+                local_learning_rate=local_learning_rate,
+                memory_limit=memory_limit,
+            )
         rows: ClientUpdates | ExampleSums = self._updates
         self._divisor = 1
         if examples is not None:
@@ -201,7 +205,8 @@ class Trainer:
                 f"The model has {self._updates.dim:,} trainable parameters, the protocol is for {protocol.dim:,} "
                 "coordinates; plan with dim equal to the former."
             )
-        self._optimizer = optimizers.make(optimizer, trainable(model).values(), learning_rate, weight_decay)
+        with devices.enough_memory("the optimizer", "use a simpler one."):
+            self._optimizer = optimizers.make(optimizer, trainable(model).values(), learning_rate, weight_decay)
         self._schedule = optimizers.check_schedule(schedule)
         self._first_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         if isinstance(mechanism, Plan):
@@ -302,6 +307,7 @@ class Trainer:
 
         Raises:
             InfeasibleError: All rounds were run; the budget was checked for no more than these.
+            ParameterError: The GPU has too little memory; the message says for what, and whether the round was charged.
             DivergedError: The model's parameters are not finite; the round was not begun and costs nothing. On a GPU
                 this is looked at once in `evaluate_every` rounds, since to look is to wait for it.
             CheckpointError: The round before was interrupted after its charge, so that this object's state is unknown.
@@ -327,11 +333,12 @@ class Trainer:
         evaluated = last or (number + 1) % self._evaluate_every == 0
         released = self._may_release(survivors)
         if released:
-            mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
-            if evaluated or not self._place.waits_to_look:
-                norm = float(torch.linalg.vector_norm(mean, dtype=torch.float64))
-                signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
-            self._apply(mean, number)
+            with devices.enough_memory("the model's step", f"use a smaller model. {_CHARGED}"):
+                mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
+                if evaluated or not self._place.waits_to_look:
+                    norm = float(torch.linalg.vector_norm(mean, dtype=torch.float64))
+                    signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
+                self._apply(mean, number)
         self.round = number + 1
         loss, accuracy = None, None
         if evaluated and self._is_finite():
@@ -352,7 +359,8 @@ class Trainer:
         features, labels = self._place.test_examples()
         loss, correct = 0.0, 0
         self.model.eval()
-        with torch.no_grad(), _one_thread():
+        remedy = f"use a smaller model. {_CHARGED if self._unfinished else ''}".rstrip()
+        with torch.no_grad(), _one_thread(), devices.enough_memory("the test examples", remedy):
             for start in range(0, len(labels), _TEST_BATCH):
                 truth = labels[start : start + _TEST_BATCH]
                 outputs = self.model(features[start : start + _TEST_BATCH])
