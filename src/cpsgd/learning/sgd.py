@@ -15,7 +15,6 @@ import math
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,9 @@ from cpsgd.learning.gradients import DEFAULT_MEMORY, DEVICE_MEMORY, ClientUpdate
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.metrics import RoundMetrics
 from cpsgd.learning.places import Accelerator, Processors
+from cpsgd.learning.repeatable import fixed_draws, one_thread
 from cpsgd.learning.run_folder import Progress, RunFolder
+from cpsgd.learning.server import Server
 from cpsgd.learning.spending import OVERFLOW_SHARE, Spending
 from cpsgd.planner.result import Plan
 from cpsgd.privacy.adjacency import Adjacency
@@ -43,7 +44,6 @@ from cpsgd.privacy.ledger import Ledger
 from cpsgd.privacy.participation import Scheme
 from cpsgd.privacy.rounds import RoundsGuarantee
 
-_TEST_BATCH = 4096
 _CHARGED = "The round was charged; a run with a folder can be resumed."
 UNLUCKY = 1e-3
 """Chance that any round sees fewer messages than the budget was checked for, and may have to be abandoned."""
@@ -158,8 +158,6 @@ class Trainer:
         self.round = 0
         self.history: list[RoundMetrics] = []
         self._unfinished = False
-        self._loss = loss
-        self._dataset = dataset
         self._mechanism = mechanism
         self._seed = None if seed is None else _validate.integer("seed", seed, low=0, high=2**63 - 1)
         self._dropout = _validate.positive("dropout", dropout, low=-1e-300, high=1.0)
@@ -205,10 +203,15 @@ class Trainer:
                 f"The model has {self._updates.dim:,} trainable parameters, the protocol is for {protocol.dim:,} "
                 "coordinates; plan with dim equal to the former."
             )
-        with devices.enough_memory("the optimizer", "use a simpler one."):
-            self._optimizer = optimizers.make(optimizer, trainable(model).values(), learning_rate, weight_decay)
-        self._schedule = optimizers.check_schedule(schedule)
-        self._first_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._server = Server(
+            model,
+            loss,
+            optimizer,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            schedule=schedule,
+            rounds=self.rounds,
+        )
         if isinstance(mechanism, Plan):
             epsilon = mechanism.wished_epsilon if epsilon is None else epsilon
             delta = mechanism.guarantee.delta if delta is None else delta
@@ -255,7 +258,7 @@ class Trainer:
             "messages": self._cohorts.messages,
             "participation": participation,
             "dropout": self._dropout,
-            "optimizer": optimizer if isinstance(optimizer, str) else type(self._optimizer).__name__,
+            "optimizer": optimizer if isinstance(optimizer, str) else type(self._server.optimizer).__name__,
             "learning_rate": learning_rate,
             "weight_decay": weight_decay,
             "schedule": schedule if schedule == "constant" else f"{schedule} over {self.rounds} rounds",
@@ -338,10 +341,10 @@ class Trainer:
                 if evaluated or not self._place.waits_to_look:
                     norm = float(torch.linalg.vector_norm(mean, dtype=torch.float64))
                     signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
-                self._apply(mean, number)
+                self._server.step(mean, number)
         self.round = number + 1
         loss, accuracy = None, None
-        if evaluated and self._is_finite():
+        if evaluated and self._server.is_finite():
             loss, accuracy = self.evaluate()
         metrics = self._metrics(
             number, released, survivors, loss, accuracy, signal_ratio, seconds=time.perf_counter() - begun
@@ -356,17 +359,9 @@ class Trainer:
 
     def evaluate(self) -> tuple[float, float]:
         """Mean loss and accuracy on the test set."""
-        features, labels = self._place.test_examples()
-        loss, correct = 0.0, 0
-        self.model.eval()
         remedy = f"use a smaller model. {_CHARGED if self._unfinished else ''}".rstrip()
-        with torch.no_grad(), _one_thread(), devices.enough_memory("the test examples", remedy):
-            for start in range(0, len(labels), _TEST_BATCH):
-                truth = labels[start : start + _TEST_BATCH]
-                outputs = self.model(features[start : start + _TEST_BATCH])
-                loss += float(self._loss(outputs, truth)) * len(truth)
-                correct += int((outputs.argmax(dim=-1) == truth).sum())
-        return loss / len(labels), correct / len(labels)
+        with devices.enough_memory("the test examples", remedy):
+            return self._server.evaluate(*self._place.test_examples())
 
     def save(self) -> None:
         """Writes a checkpoint after the last complete round, due or not; without a `run_dir` nothing is kept."""
@@ -390,8 +385,8 @@ class Trainer:
     def _mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[torch.Tensor, float]:
         """The round's mean, charged before it is known, and the norm of its noise."""
         self.model.train()
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []), _one_thread():
-            self._seed_layers(int(self._cohorts.generator("torch", number).integers(2**63)))
+        draws = fixed_draws(int(self._cohorts.generator("torch", number).integers(2**63)), self._device)
+        with draws, one_thread():
             engine = self._place.summed(self._mechanism, number, self._seed, clients, survivors - len(clients))
         if self._ledger is not None:
             self._ledger.reserve(self._cohorts, number, survivors)
@@ -402,19 +397,8 @@ class Trainer:
         factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
         return torch.as_tensor(engine.mean()) * factor, engine.noise_norm() * factor
 
-    def _seed_layers(self, seed: int) -> None:
-        """Fixes what layers such as dropout draw."""
-        # Not torch.manual_seed, which also queues work for kinds of devices that nobody uses.
-        torch.default_generator.manual_seed(seed)
-        if self._device.type == "cuda":
-            torch.cuda.default_generators[self._device.index].manual_seed(seed)
-
-    def _is_finite(self) -> bool:
-        # One answer for all, so that a device is waited for once.
-        return bool(torch.stack([torch.isfinite(p).all() for p in trainable(self.model).values()]).all())
-
     def _check_finite(self) -> None:
-        if not self._is_finite():
+        if not self._server.is_finite():
             raise DivergedError(
                 f"After {self.round:,} rounds the model's parameters are NaN or infinite: training has diverged. Start "
                 "again with a lower learning rate."
@@ -427,16 +411,6 @@ class Trainer:
         if self._ledger is not None:
             self._ledger.release(survivors)
         self._spending.charge(survivors)
-
-    def _apply(self, mean: torch.Tensor, number: int) -> None:
-        for group, rate in zip(self._optimizer.param_groups, self._first_rates, strict=True):
-            group["lr"] = rate * optimizers.factor(self._schedule, number, self.rounds)
-        start = 0
-        for p in trainable(self.model).values():
-            p.grad = mean[start : start + p.numel()].view(p.shape)
-            start += p.numel()
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
 
     def _metrics(
         self,
@@ -473,7 +447,7 @@ class Trainer:
 
     def _take_up(self, folder: RunFolder) -> None:
         """Continues the run in a folder, if there is one."""
-        saved = folder.restore(self.model, self._optimizer)
+        saved = folder.restore(self.model, self._server.optimizer)
         if saved is None:
             return
         self.round, self.history, self._cohorts = saved.round, saved.history, saved.cohorts
@@ -496,15 +470,4 @@ class Trainer:
         if self._folder is not None:
             run = None if self._ledger is None else self._ledger.run
             progress = Progress(self.round, self.history, self._cohorts, run)
-            self._folder.save(progress, self.model, self._optimizer)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread for PyTorch: results do not depend on the machine's cores, and none is spinning while we round."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+            self._folder.save(progress, self.model, self._server.optimizer)
