@@ -1,7 +1,7 @@
 """What a silo runs.
 
-Flower starts this file anew for each of the four messages of a round, and only one of them trains: so what is slow to
-import is imported where it is needed.
+Flower starts this file anew for each of the four or five messages of a round, and only one of them trains: so what is
+slow to import is imported where it is needed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def train(message: Message, context: Context) -> Message:
 @app.train("baseline")
 def baseline(message: Message, context: Context) -> Message:
     """One pass of plain SGD, without privacy: only here to compare with. Leave it out where data is private."""
+    if "cpsgd-roster" in context.node_config:
+        raise PermissionError("A silo with a roster sends nothing without protection.")
     import torch
 
     from flower_digits import task
