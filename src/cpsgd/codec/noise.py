@@ -1,11 +1,11 @@
 """Stage 4: Binomial(m, p) noise from cryptographic randomness.
 
-Two samplers, both taking the same steps whatever the outcome:
+Two samplers, whose instructions and addresses are the same whatever the outcome:
 
 * **coins**, for p = ½ and m up to 256: the number of ones among m keystream bits. Exact.
 * **inversion**, for everything else: a 128-bit uniform number is compared with the cumulative probabilities, each
   rounded to 128 bits. The law differs from Binomial(m, p) by at most `total_variation(m, p)`, below 1e-32 for all m
-  here, which the accounting adds to δ.
+  here, which the accounting adds to δ. Every draw reads the whole table, so that its time grows with √(m p (1-p)).
 """
 
 from __future__ import annotations

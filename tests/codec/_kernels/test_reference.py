@@ -124,6 +124,27 @@ def test_inversion_at_the_thresholds_themselves() -> None:
     np.testing.assert_array_equal(values[: len(halves)], table.base + 1 + np.arange(len(halves)))
 
 
+# Around changes of the number of steps, of blocks of sixteen and (a last step of more than 4,096) of pages of them.
+@pytest.mark.parametrize(
+    "size", [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 255, 256, 257, 1000, 2048, 4095, 4096, 8190, 8193, 17_000]
+)
+def test_inversion_with_tables_of_every_size(size: int) -> None:
+    random = np.random.default_rng(size)
+    # As in true tables there are small thresholds and large ones, close to each other and to the ends, and equal ones.
+    numbers = [int.from_bytes(random.bytes(16), "little") >> int(random.integers(0, 128)) for _ in range(size)]
+    thresholds = sorted(2**128 - 1 - number if random.random() < 0.5 else number for number in numbers)
+    high, low = (np.array([t >> shift & 2**64 - 1 for t in thresholds], np.uint64) for shift in (64, 0))
+    near = [thresholds[i] + int(random.integers(-1, 2)) for i in random.integers(0, size, 100)]
+    draws = [0, 2**128 - 1, *(number % 2**128 for number in near)]
+    draws += [int.from_bytes(random.bytes(16), "little") for _ in range(30)]
+    words = np.frombuffer(bytes(4 * len(draws)) + b"".join(draw.to_bytes(16, "little") for draw in draws), np.uint8)
+    values = np.empty(len(draws), np.uint32)
+    lowest = np.full(len(draws), -quantize.coordinate_limit(2), np.float32)
+    _native.Rounder(2, quantize.fraction_bits(2), size + 5, high, low, 5).values(lowest, words, values)
+    np.testing.assert_array_equal(values, reference.inverted(len(draws), words, high, low, 5))
+    assert values[1] == 5 + size
+
+
 RADICES = st.integers(1, 31).map(lambda bits: 2**bits) | st.integers(2, 70_000) | st.integers(70_001, 2**32 - 1)
 
 

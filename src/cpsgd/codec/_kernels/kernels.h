@@ -21,14 +21,21 @@ struct Grouping {
   int last_bits;
 };
 
-// Cumulative probabilities times 2^128, ascending; the outcome is base + how many of them a uniform number reaches.
+// Cumulative probabilities times 2^128; the outcome is base + how many of them a uniform number reaches. A bisection in
+// steps of first_step, half of it, ... 1 finds that.
 struct Thresholds {
-  const std::uint64_t* high;
-  const std::uint64_t* low;
+  const std::uint8_t* blocks;  // one step's thresholds after another's, see arrange_in_blocks
   std::size_t count;
   std::size_t first_step;  // the largest power of two that is at most count
   std::uint32_t base;
 };
+
+constexpr std::size_t kMostThresholds = (1u << 20) - 1;
+constexpr std::size_t kBlockBytes = 256;  // sixteen thresholds
+
+// A step compares with the thresholds at step, 3 step, 5 step, ... counted from 1.
+constexpr std::size_t thresholds_of_step(std::size_t count, std::size_t step) { return (count / step + 1) / 2; }
+constexpr std::size_t blocks_of_step(std::size_t count, std::size_t step) { return (thresholds_of_step(count, step) + 15) / 16; }
 
 // How the noise is drawn: thresholds, or coins where `table.count` is zero.
 struct Noise {

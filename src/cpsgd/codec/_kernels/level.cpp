@@ -1,6 +1,7 @@
 // One SIMD level: compiled several times with different flags, CPSGD_LEVEL naming the namespace each time.
 #include "kernels.h"
 
+#include "inversion.h"
 #include "packing.h"
 #include "stages.h"
 
@@ -17,9 +18,7 @@ static void noisy_values(const float* y, const std::uint32_t* words, const Latti
     add_planes(words + n + start, n, noise.trials - first, values, count);
   } else {
     quantize(y + start, words + start, lattice, 0, values, count);
-    std::uint64_t uniform[2 * kTile];  // copied, since words are aligned for 32 bits only
-    std::memcpy(uniform, words + n + 4 * start, 16 * count);
-    add_inverted(uniform, noise.table, values, count);
+    add_inverted(reinterpret_cast<const std::uint8_t*>(words + n + 4 * start), noise.table, values, count);
   }
 }
 

@@ -118,21 +118,42 @@ Lattice make_lattice(std::uint32_t levels, int fraction_bits) {
   return Lattice{static_cast<float>(offset), offset, fraction_bits};
 }
 
+// Ascending thresholds in the order of the bisection's steps. A block holds sixteen of one step: their least significant bytes,
+// then the next ones. All are complemented, so that zero, which fills up a step's last block and is what the kernels find
+// beyond it, stands for the largest number there is.
+std::vector<std::uint8_t> arrange_in_blocks(const std::uint64_t* high, const std::uint64_t* low, std::size_t count,
+                                            std::size_t first_step) {
+  std::vector<std::uint8_t> blocks;
+  for (std::size_t step = first_step; step != 0; step /= 2) {
+    const std::size_t start = blocks.size();
+    blocks.resize(start + cpsgd::kBlockBytes * cpsgd::blocks_of_step(count, step));
+    for (std::size_t i = 0; i < cpsgd::thresholds_of_step(count, step); ++i) {
+      const std::size_t threshold = (2 * i + 1) * step - 1;
+      for (std::size_t byte = 0; byte < 16; ++byte) {
+        const std::uint64_t half = byte < 8 ? low[threshold] : high[threshold];
+        blocks[start + cpsgd::kBlockBytes * (i / 16) + 16 * byte + i % 16] = static_cast<std::uint8_t>(~half >> (8 * (byte % 8)));
+      }
+    }
+  }
+  return blocks;
+}
+
 // Rounding, noise and (given a grouping) packing with fixed parameters.
 class Rounder {
  public:
   Rounder(std::uint32_t levels, int fraction_bits, std::uint32_t trials, const Input<std::uint64_t>& high, const Input<std::uint64_t>& low,
           std::uint32_t base)
       : levels_(levels),
-        lattice_(make_lattice(levels, fraction_bits)),
-        high_(aligned(high), aligned(high) + high.shape(0)),
-        low_(aligned(low), aligned(low) + low.shape(0)) {
-    require(high_.size() == low_.size(), "threshold halves differ in length");
-    require(!high_.empty() || trials <= 4096, "too many coins: use thresholds");
-    require(high_.empty() || std::uint64_t{base} + high_.size() <= trials, "thresholds reach beyond the number of trials");
-    std::size_t step = high_.empty() ? 0 : 1;
-    while (step != 0 && 2 * step <= high_.size()) step *= 2;
-    noise_ = Noise{trials, {high_.data(), low_.data(), high_.size(), step, base}};
+        lattice_(make_lattice(levels, fraction_bits)) {
+    const std::size_t count = high.shape(0);
+    require(count == low.shape(0), "threshold halves differ in length");
+    require(count <= cpsgd::kMostThresholds, "too many thresholds");
+    require(count != 0 || trials <= 4096, "too many coins: use thresholds");
+    require(count == 0 || std::uint64_t{base} + count <= trials, "thresholds reach beyond the number of trials");
+    std::size_t step = count == 0 ? 0 : 1;
+    while (step != 0 && 2 * step <= count) step *= 2;
+    blocks_ = arrange_in_blocks(aligned(high), aligned(low), count, step);
+    noise_ = Noise{trials, {blocks_.data(), count, step, base}};
   }
   Rounder(const Rounder&) = delete;
 
@@ -163,7 +184,7 @@ class Rounder {
 
   std::uint32_t levels_;
   Lattice lattice_;
-  std::vector<std::uint64_t> high_, low_;
+  std::vector<std::uint8_t> blocks_;
   Noise noise_;
 };
 

@@ -15,6 +15,11 @@
 #define CPSGD_LANES 8
 #else
 #define CPSGD_LANES 4
+#if defined(__SSSE3__)
+#include <tmmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 #endif
 
 namespace cpsgd {

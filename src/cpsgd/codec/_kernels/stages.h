@@ -169,7 +169,7 @@ static void quantize(const float* __restrict y, const std::uint32_t* __restrict 
   }
 }
 
-// ---------------------------------------------------------------- Binomial noise
+// ---------------------------------------------------------------- Binomial noise by coins (inversion.h: other laws)
 
 constexpr std::uint32_t kCoinsInWord = 16;
 
@@ -181,22 +181,6 @@ static void add_planes(const std::uint32_t* __restrict planes, std::size_t strid
     const std::uint32_t mask = here == 32 ? ~0u : (1u << here) - 1u;
     for (std::size_t i = 0; i < n; ++i) values[i] += count_ones(planes[i] & mask);
     left -= here;
-  }
-}
-
-// Binomial(m, p) by inversion: base + the number of thresholds that a 128-bit uniform number reaches. The search takes
-// the same steps for every outcome.
-static void add_inverted(const std::uint64_t* uniform, const Thresholds& table, std::uint32_t* values, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::uint64_t low = uniform[2 * i], high = uniform[2 * i + 1];
-    std::size_t reached = 0;
-    for (std::size_t step = table.first_step; step != 0; step /= 2) {
-      const std::size_t candidate = reached + step;
-      const std::size_t index = std::min(candidate, table.count) - 1;
-      const bool over = (high > table.high[index]) | ((high == table.high[index]) & (low >= table.low[index]));
-      reached += step * static_cast<std::size_t>(over & (candidate <= table.count));
-    }
-    values[i] += table.base + static_cast<std::uint32_t>(reached);
   }
 }
 

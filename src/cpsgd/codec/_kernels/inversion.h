@@ -1,0 +1,139 @@
+// Binomial(m, p) by inversion: base + the number of thresholds that a 128-bit uniform number reaches.
+//
+// A bisection in a fixed number of steps. Neither its instructions nor the addresses they use depend on the number drawn:
+// every step reads all the thresholds that it may need, sixteen to a register, and picks one with byte shuffles. For many
+// numbers at once that takes less time than looking each up, as long as there are not many thousand thresholds.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace cpsgd {
+namespace CPSGD_LEVEL {
+
+// A byte of each of so many numbers; all sixteen bytes of a number take as many of these, the least significant first.
+typedef std::uint8_t Bytes __attribute__((vector_size(4 * CPSGD_LANES)));
+constexpr std::size_t kDraws = sizeof(Bytes);
+
+typedef std::uint8_t Sixteen __attribute__((vector_size(16)));
+
+// In every lane: the byte of the sixteen at `entries` that `index` names, or 0 where the index is 255.
+static inline Bytes pick(const std::uint8_t* entries, Bytes index) {
+#if CPSGD_LANES == 16
+  // Masked, though all lanes are wanted: GCC 12 warns of the plain broadcast.
+  const __m512i everywhere = _mm512_maskz_broadcast_i32x4(0xFFFF, _mm_loadu_si128((const __m128i*)entries));
+  return (Bytes)_mm512_shuffle_epi8(everywhere, (__m512i)index);
+#elif CPSGD_LANES == 8
+  return (Bytes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)entries)), (__m256i)index);
+#elif defined(__SSSE3__)
+  return (Bytes)_mm_shuffle_epi8(_mm_loadu_si128((const __m128i*)entries), (__m128i)index);
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+  return (Bytes)vqtbl1q_u8(vld1q_u8(entries), (uint8x16_t)index);
+#else
+  Bytes found{};
+  for (int entry = 0; entry < 16; ++entry) found |= (Bytes)(index == static_cast<std::uint8_t>(entry)) & entries[entry];
+  return found;
+#endif
+}
+
+template <std::size_t... kIndex>
+static inline Sixteen interleave(Sixteen a, Sixteen b, int half, std::index_sequence<kIndex...>) {
+#if defined(__clang__)
+  return half == 0 ? __builtin_shufflevector(a, b, static_cast<int>(kIndex / 2 + 16 * (kIndex % 2))...)
+                   : __builtin_shufflevector(a, b, static_cast<int>(8 + kIndex / 2 + 16 * (kIndex % 2))...);
+#else
+  const std::uint8_t first = static_cast<std::uint8_t>(8 * half);
+  return __builtin_shuffle(a, b, Sixteen{static_cast<std::uint8_t>(first + kIndex / 2 + 16 * (kIndex % 2))...});
+#endif
+}
+
+// Complements of kDraws numbers, transposed: byte p of number i from draws[16 i + p] to lane i of planes[p].
+static inline void transpose(const std::uint8_t* draws, Bytes (&planes)[16]) {
+  for (std::size_t start = 0; start < kDraws; start += 16) {
+    Sixteen rows[16], mixed[16];
+    std::memcpy(rows, draws + 16 * start, sizeof rows);
+#pragma GCC unroll 4
+    for (int round = 0; round < 4; ++round) {
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        mixed[2 * i] = interleave(rows[i], rows[i + 8], 0, std::make_index_sequence<16>{});
+        mixed[2 * i + 1] = interleave(rows[i], rows[i + 8], 1, std::make_index_sequence<16>{});
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) rows[i] = mixed[i];
+    }
+#pragma GCC unroll 16
+    for (int plane = 0; plane < 16; ++plane) {
+      const Sixteen complement = ~rows[plane];
+      std::memcpy(reinterpret_cast<std::uint8_t*>(&planes[plane]) + start, &complement, 16);
+    }
+  }
+}
+
+// A number below 2^20 in every lane: 4096 pages + 16 blocks + entries.
+struct Positions {
+  Bytes pages{}, blocks{}, entries{};
+
+  // Twice the numbers, plus one where `plus` is all ones.
+  void advance(Bytes plus) {
+    pages = pages + pages - (Bytes)(blocks > std::uint8_t{127});  // a true comparison is -1
+    blocks = blocks + blocks - (Bytes)(entries > std::uint8_t{7});
+    entries = (entries + entries - plus) & std::uint8_t{15};
+  }
+};
+
+// How many thresholds each of kDraws numbers reaches. The largest number of all may seem to reach more than there are.
+static inline Positions search(const Bytes (&draws)[16], const Thresholds& table) {
+  constexpr int kAtOnce = 8;  // planes whose bytes are picked with the same indices, while these are in a register
+  const std::uint8_t* thresholds = table.blocks;
+  Positions next;  // which of the step's thresholds to compare with
+  for (std::size_t step = table.first_step; step != 0; step /= 2) {
+    const std::size_t count = blocks_of_step(table.count, step);
+    Bytes reached = ~Bytes{};
+    for (int first = 0; first < 16; first += kAtOnce) {
+      Bytes found[kAtOnce] = {};
+      for (std::size_t start = 0; start < count; start += 256) {
+        const Bytes entries = next.entries | (Bytes)(next.pages != static_cast<std::uint8_t>(start / 256));
+        const std::size_t end = std::min<std::size_t>(count, start + 256);
+        for (std::size_t block = start; block < end; ++block) {
+          const Bytes index = entries | (Bytes)(next.blocks != static_cast<std::uint8_t>(block));
+          const std::uint8_t* bytes = thresholds + kBlockBytes * block + 16 * first;
+#pragma GCC unroll 8
+          for (int i = 0; i < kAtOnce; ++i) found[i] |= pick(bytes + 16 * i, index);
+        }
+      }
+      // Both sides are complements: the larger byte belongs to the smaller number.
+#pragma GCC unroll 8
+      for (int i = 0; i < kAtOnce; ++i) {
+        reached = (Bytes)(found[i] > draws[first + i]) | ((Bytes)(found[i] == draws[first + i]) & reached);
+      }
+    }
+    thresholds += kBlockBytes * count;
+    next.advance(reached);
+  }
+  return next;
+}
+
+static void add_inverted(const std::uint8_t* uniform, const Thresholds& table, std::uint32_t* __restrict values, std::size_t n) {
+  const std::uint32_t count = static_cast<std::uint32_t>(table.count), base = table.base;
+  for (std::size_t start = 0; start < n; start += kDraws) {
+    const std::size_t here = std::min(kDraws, n - start);
+    std::uint8_t last[16 * kDraws] = {};
+    if (here < kDraws) std::memcpy(last, uniform + 16 * start, 16 * here);
+    Bytes draws[16];
+    transpose(here < kDraws ? last : uniform + 16 * start, draws);
+    const Positions reached = search(draws, table);
+    std::uint8_t bytes[3][kDraws];
+    std::memcpy(bytes[0], &reached.entries, kDraws);
+    std::memcpy(bytes[1], &reached.blocks, kDraws);
+    std::memcpy(bytes[2], &reached.pages, kDraws);
+    for (std::size_t i = 0; i < here; ++i) {
+      values[start + i] += base + std::min<std::uint32_t>(4096u * bytes[2][i] + 16u * bytes[1][i] + bytes[0][i], count);
+    }
+  }
+}
+
+}  // namespace CPSGD_LEVEL
+}  // namespace cpsgd
