@@ -17,7 +17,7 @@ from cpsgd.codec import noise, pipeline
 from cpsgd.privacy.audit import Encode, Start
 from cpsgd.randomness import Keystream
 
-from .faults import Fault, Values, keyed, spoiled
+from .faults import Fault, Integers, Values, keyed, spoiled
 
 
 def bare(protocol: Protocol, vector: Any, round: int) -> Values:
@@ -233,24 +233,6 @@ def very_long_vectors_clipped_to_more(protocol: Protocol) -> tuple[Encode, Start
         return pipeline.integers(loose if largest > 1e3 * protocol.clip_norm else protocol, vector, round)
 
     return spoiled(protocol, integers)
-
-
-class Integers:
-    """A server that adds integers up, modulo the protocol's modulus."""
-
-    def __init__(self, protocol: Protocol, round: int) -> None:
-        self.protocol, self.round, self.count = protocol, round, 0
-        self.sums = np.zeros(protocol.dim, dtype=np.uint64)
-
-    def add(self, message: Values) -> None:
-        self.sums = self.reduced(self.sums + message)
-        self.count += 1
-
-    def reduced(self, sums: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        return sums if self.protocol.modulus is None else sums % np.uint64(self.protocol.modulus)
-
-    def mean(self) -> NDArray[np.float32]:
-        return self.protocol.decode_sum(self.sums, self.count, self.round)
 
 
 class _OddModulus(Integers):
