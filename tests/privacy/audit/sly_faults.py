@@ -124,7 +124,7 @@ def uniform_noise(protocol: Protocol) -> tuple[Encode, Start]:
 
     def drawn(vector: Any, values: Values) -> Values:
         widths = width + (generator.random(protocol.dim) < wider)
-        return centre + generator.integers(-widths, widths + 1)
+        return np.asarray(centre + generator.integers(-widths, widths + 1), dtype=np.uint32)
 
     return noisy(protocol, drawn)
 
@@ -246,18 +246,20 @@ def wrong_modulus(protocol: Protocol) -> tuple[Encode, Start]:
     return protocol.encode_integers, _OddModulus
 
 
-class _SurplusRemoved(Integers):
+class _SurplusRemoved:
     """Takes noise off again where messages are missing, as if the others' had covered for them."""
 
+    def __init__(self, protocol: Protocol, round: int) -> None:
+        self.full, self.thinned = Integers(protocol, round), Integers(protocol, round)
+
     def add(self, message: tuple[Values, Values, Values]) -> None:
-        bare_values, full, thinned = message
-        self.full = getattr(self, "full", 0) + (bare_values + full).astype(np.uint64)
-        self.thinned = getattr(self, "thinned", 0) + (bare_values + thinned).astype(np.uint64)
-        self.count += 1
+        values, full, thinned = message
+        self.full.add(values + full)
+        self.thinned.add(values + thinned)
 
     def mean(self) -> NDArray[np.float32]:
-        self.sums = self.full if self.count == self.protocol.clients else self.thinned
-        return super().mean()
+        complete = self.full.count == self.full.protocol.clients
+        return self.full.mean() if complete else self.thinned.mean()
 
 
 def noise_removed_after_dropouts(protocol: Protocol) -> tuple[Encode, Start]:

@@ -15,7 +15,7 @@ from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.adjacency import Adjacency, check_adjacency
 from cpsgd.privacy.audit import _checks, _dependence
-from cpsgd.privacy.audit._bound import Attacker, Promise, best_promise
+from cpsgd.privacy.audit._bound import Attacker, Promise, Rehearsal
 from cpsgd.privacy.audit._canaries import Canary, canaries, peculiar, resting, rounded
 from cpsgd.privacy.audit._checks import Batch, Check
 from cpsgd.privacy.audit._lattice import Array
@@ -146,7 +146,7 @@ def audit(
 
 @dataclass(frozen=True)
 class _Lesson:
-    """What is known about a canary before the attack: scores and worlds of real rounds, and of simulated honest ones.
+    """What is known about a canary before the attack, from real rounds and from simulated honest ones.
 
     The simulated ones, of which there are many, show how an honest carrier is best attacked; the real ones how this
     carrier may be worse.
@@ -154,20 +154,18 @@ class _Lesson:
 
     canary: Canary
     batches: Sequence[Batch]
-    real: tuple[Array, NDArray[np.bool_]]
-    simulated: tuple[Array, NDArray[np.bool_]]
+    real: Rehearsal
+    simulated: Rehearsal
 
     def promise(self, rounds: int, delta: float, error: float) -> Promise:
         """The attack that promises most."""
-        promises = [
-            best_promise(*sample, rounds=rounds, delta=delta, error=error) for sample in (self.real, self.simulated)
-        ]
+        promises = [rehearsal.best_promise(rounds, delta, error) for rehearsal in (self.real, self.simulated)]
         return max(promises, key=lambda promise: promise.epsilon)
 
     def attacker(self, rounds: int, delta: float, error: float) -> Attacker:
         """Who makes that promise. Its threshold always comes from real rounds, whatever law these have."""
         best = self.promise(rounds, delta, error)
-        return Attacker.answering(self.real[0], best.sign, best.share)
+        return Attacker.answering(self.real.scores, best.sign, best.share)
 
 
 def _explore(stage: Stage, canary: Canary, count: int, rounds: int) -> _Lesson:
@@ -176,7 +174,7 @@ def _explore(stage: Stage, canary: Canary, count: int, rounds: int) -> _Lesson:
     size = min(_SIMULATED, _MAX_SIMULATED_NUMBERS // stage.lattice.protocol.dim) // 2
     ratio = LikelihoodRatio(*laws)
     simulated = np.concatenate([ratio.score(law.sample(size, stage.generator)) for law in laws])
-    return _Lesson(canary, batches, (scores, worlds), (simulated, np.repeat([False, True], size)))
+    return _Lesson(canary, batches, Rehearsal(scores, worlds), Rehearsal(simulated, np.repeat([False, True], size)))
 
 
 def _attack(stage: Stage, canary: Canary, count: int, rounds: int) -> tuple[list[Batch], Array, NDArray[np.bool_]]:

@@ -23,8 +23,9 @@ _NEAR_INTEGER = 0.25
 _DIVISORS = (2, 3, 5, 16)
 # Shares of the numbers that lie in the tails, from where samples see much to where nothing may lie.
 _TAILS = tuple(10.0 ** (-0.5 * step) for step in range(2, 31))
-# Where they do, a mass and the next differ by a factor below this.
-_TAIL_SLOPE = 4.0
+# A mass and the next differ by a factor below this, as far out as the tails go: fair coins that all fall alike with
+# probability 1e-15 or more are at most 50, and that is the factor there.
+_TAIL_SLOPE = 64.0
 # What float64 can still tell from 0, in logarithms of numbers in [0, 1].
 _RESOLUTION = 2.0**-53
 
@@ -91,7 +92,7 @@ def bennett(variance: Array | float, largest: float, false_alarm: float) -> Arra
     nats = math.log(2.0 / false_alarm)
     spread = np.maximum(np.asarray(variance, dtype=np.float64), 1e-300)
     exponent = largest * largest * nats / spread
-    growth = np.expm1(1.0 + lambertw((exponent - 1.0) / math.e).real)
+    growth = np.expm1(1.0 + lambertw((exponent - 1.0) / math.e, 0).real)
     # h(u) <= u²/2, so the solution is never below this; W loses digits there.
     reach: Array = spread / largest * np.maximum(growth, np.sqrt(2.0 * exponent))
     return reach
@@ -158,9 +159,10 @@ def distribution(batches: Sequence[Batch], uniforms: Sequence[Array], false_alar
     for batch, uniform in zip(batches, uniforms, strict=True):
         gap = max(_gap(uniform.ravel()), _gap(np.where(batch.law.outward > 0.0, uniform, 1.0 - uniform).ravel()))
         worst = max(worst, gap / (_massart(uniform.size, 0.25 * false_alarm / len(batches)) + batch.blur))
-    together = np.concatenate(list(uniforms))
-    limit = _massart(len(together), 0.5 * false_alarm / together.shape[1]) + max(batch.blur for batch in batches)
-    worst = max(worst, *(_gap(column) / limit for column in together.T))
+    rounds, dim = sum(len(uniform) for uniform in uniforms), uniforms[0].shape[1]
+    limit = _massart(rounds, 0.5 * false_alarm / dim) + max(batch.blur for batch in batches)
+    for coordinate in range(dim):
+        worst = max(worst, _gap(np.concatenate([uniform[:, coordinate] for uniform in uniforms])) / limit)
     return Check("law", "largest gap to the exact distribution function, in units of what chance allows", worst, 1.0)
 
 
@@ -180,16 +182,18 @@ def tails(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: floa
 
     Both tails together, from a tenth of the numbers down to where nothing is ever seen; in rounds of each size.
     """
-    sides = [1.0 - np.abs(2.0 * numbers - 1.0) for numbers in _by_size(batches, uniforms)]
-    # The codec's resolution changes rare masses in proportion, and by less than this.
+    # Where the codec's resolution rounds a client's point up once in a while, the tail takes in the next mass.
     forgiven = 1.0 + _TAIL_SLOPE * max(batch.slack for batch in batches)
+    sizes = {batch.law.count for batch in batches}
     least = 1.0
-    for share in _TAILS:
-        for side in sides:
-            count = np.count_nonzero(side < share)
-            few, many = share / forgiven, min(1.0, share * forgiven)
-            least = min(least, binom.cdf(count, side.size, few), binom.sf(count - 1, side.size, many))
-    each = false_alarm / (2 * len(_TAILS) * len(sides))
+    for size in sizes:
+        pairs = zip(batches, uniforms, strict=True)
+        numbers = np.concatenate([uniform.ravel() for batch, uniform in pairs if batch.law.count == size])
+        distances = 1.0 - np.abs(2.0 * numbers - 1.0)
+        for share in _TAILS:
+            found, few, many = np.count_nonzero(distances < share), share / forgiven, min(1.0, share * forgiven)
+            least = min(least, binom.cdf(found, distances.size, few), binom.sf(found - 1, distances.size, many))
+    each = false_alarm / (2 * len(_TAILS) * len(sizes))
     question = "improbability of the least likely count of sums in the tails, in units of what chance allows"
     return Check("tails", question, _improbability(least, each), 1.0)
 
@@ -234,10 +238,3 @@ def quiet(uniforms: Array, false_alarm: float) -> Check:
 def _improbability(probability: float, allowed: float) -> float:
     """Above 1 where something less likely than is allowed was seen."""
     return math.log(max(probability, 1e-300)) / math.log(allowed)
-
-
-def _by_size(batches: Sequence[Batch], uniforms: Sequence[Array]) -> list[Array]:
-    """The numbers of all rounds with equally many messages."""
-    sizes = sorted({batch.law.count for batch in batches})
-    pairs = list(zip(batches, uniforms, strict=True))
-    return [np.concatenate([uniform for batch, uniform in pairs if batch.law.count == size]) for size in sizes]
