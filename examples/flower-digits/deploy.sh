@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A whole federation on this machine: one SuperLink and ten SuperNodes as processes of their own on 127.0.0.1, with TLS
-# and node authentication. Runs the app once and ends everything. Arguments go to `flwr run`, for example
+# A whole federation on this machine: one SuperLink and ten SuperNodes as processes of their own on 127.0.0.1, with TLS,
+# node authentication, and a roster of the silos. Runs the app once and ends everything. Arguments go to `flwr run`:
 #   ./deploy.sh --run-config "rounds=5"
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -39,16 +39,22 @@ until (exec 3<> "/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
   sleep 0.5
 done
 
-# 3. Each silo makes a key pair, has the public half registered, and starts its SuperNode. Its memory, in which it counts
-#    the rounds it has answered over all runs, belongs where it stays; here it goes with everything else.
+# 3. Each silo makes an identity, and the silos tell each other the public lines, not through the server: the roster.
+for ((silo = 0; silo < silos; silo++)); do
+  cpsgd identity create "$folder/silo-$silo.identity" --name "silo $silo" >> "$folder/roster"
+done
+
+# 4. Each silo makes a key pair for the SuperLink, has the public half registered, and starts its SuperNode. Its memory,
+#    in which it counts the rounds it has answered over all runs, belongs where it stays; here it goes with everything.
 for ((silo = 0; silo < silos; silo++)); do
   ssh-keygen -q -t ecdsa -b 384 -N "" -f "$folder/silo-$silo"
   flwr supernode register "$folder/silo-$silo.pub" digits
   flower-supernode --superlink "127.0.0.1:$port" --root-certificates "$folder/ca.crt" \
     --auth-supernode-private-key "$folder/silo-$silo" --port $((port + 1 + silo)) \
-    --node-config "partition-id=$silo cpsgd-memory=\"$folder/silo-$silo.memory\"" > "$folder/silo-$silo.log" 2>&1 &
+    --node-config "partition-id=$silo cpsgd-memory=\"$folder/silo-$silo.memory\" \
+      cpsgd-identity=\"$folder/silo-$silo.identity\" cpsgd-roster=\"$folder/roster\"" > "$folder/silo-$silo.log" 2>&1 &
   processes+=($!)
 done
 
-# 4. The run.
-flwr run . digits --stream "$@"
+# 5. The run.
+flwr run . digits --stream --run-config "roster=\"$folder/roster\"" "$@"

@@ -208,6 +208,10 @@ class RoundRefusedError(CpsgdError):
     """A client refuses a round: it would not get the guarantee it asks for."""
 
 
+class IdentityFileError(CpsgdError):
+    """A file of an identity or a roster cannot be used. The message never quotes what stands in it."""
+
+
 class TrainFunctionError(CpsgdError):
     """A client's own train function failed. What it said stays on the client: it might quote data."""
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import cpsgd
 from cpsgd.cli import app as app_module
 
-COMMANDS = ("train", "data", "mean", "protocol", "encode", "aggregate", "audit")
+COMMANDS = ("train", "data", "mean", "protocol", "encode", "aggregate", "audit", "identity")
 
 
 def process(*arguments: str, cwd: Path, path: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from cpsgd.aggregator import Aggregator
 from cpsgd.cli import _data
@@ -33,6 +35,7 @@ from cpsgd.privacy import ledger
 from cpsgd.privacy.ledger import chain
 from cpsgd.privacy.participation import Participation
 from cpsgd.protocol import Protocol
+from cpsgd.secagg import public_line, read_identity, read_roster
 
 from . import secure
 
@@ -189,6 +192,28 @@ def read_settings(path: Path) -> None:
     settings.Settings.of(settings.read_file(path))
 
 
+# ------------------------------------------------------------------ identities
+
+
+def read_members(path: Path) -> None:
+    """A roster; what it accepts must be keys."""
+    if not all(len(key) == 32 for key in read_roster(path)):
+        raise AssertionError("a key of a roster has not 32 bytes")
+
+
+def roster_seeds() -> list[bytes]:
+    """Rosters of one and of several."""
+    lines = [public_line(identity, "a silo") for identity in secure.IDENTITIES]
+    return [lines[0].encode(), "\n".join(["# silos", *lines, ""]).encode(), "\r\n".join(lines).encode()]
+
+
+def identity_seeds() -> list[bytes]:
+    """Private keys of the right and of another kind."""
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    keys = secure.IDENTITIES[0], ec.derive_private_key(7, ec.SECP256R1())
+    return [key.private_bytes(*form) for key in keys]
+
+
 # ------------------------------------------------------------------ a run directory
 
 
@@ -317,6 +342,11 @@ TARGETS = (
     Target("secagg-client", secure.to_client, secure.client_seeds, secure.seal, share=0.2),
     Target("secagg-server", secure.to_server, secure.server_seeds, secure.seal, share=0.2),
     Target("secagg-state", secure.restore, secure.state_seeds, secure.seal_state, share=0.5),
+    Target(
+        "roster", as_file("roster", read_members), roster_seeds,
+        tokens=(b"ssh-ed25519 ", b"ssh-rsa ", b"AAAAC3NzaC1lZDI1NTE5AAAAI", b"\n", "\u202e".encode()), share=0.5,
+    ),
+    Target("identity", as_file("identity", read_identity), identity_seeds, share=0.5),
     Target("npy", as_file("rows.npy", read_rows), arrays, tokens=(b"'<f4'", b"'O'", b"(1099511627776, 2)"), share=0.3),
     Target("npz", as_file("rows.npz", read_rows), archives, share=0.2),
     Target("csv", as_file("rows.csv", read_rows), lambda: [b"a,b\n1,2\n3,4.5\n", b"1\n2\n"], tokens=NUMBERS),

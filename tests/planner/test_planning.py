@@ -6,8 +6,10 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
+from cpsgd.codec.noise import MAX_COINS
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.modulus import overflow_probability
@@ -151,6 +153,37 @@ def test_the_modulus_is_the_smallest_power_of_two_and_its_overflow_is_bounded() 
     assert protocol.modulus < 500 * (protocol.levels + protocol.trials - 1)
 
 
+def test_sums_of_very_many_clients_get_the_modulus_they_need() -> None:
+    found = plan(clients=1_000_000, dim=1, epsilon=1.0, delta=1e-9, secure=True)
+    assert found.ratio <= 1.1
+    assert found.protocol.modulus == 2**found.bits > 2**16
+    assert found.overflow_probability <= 1e-9
+    # With 16 bits everything would have to be so coarse that the noise drowns it.
+    assert next(point for point in found.frontier if point.bits == 16).ratio > 1e6
+
+
+def test_a_mean_through_a_modulus_of_more_than_16_bits() -> None:
+    found = plan(clients=400, dim=4, epsilon=200.0, delta=1e-6, secure=True, bits=24)
+    protocol = found.protocol
+    assert protocol.modulus is not None
+    assert 2**16 < protocol.modulus <= 2**24
+    vectors = np.random.default_rng(0).normal(size=(400, 4))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    sums = sum(protocol.encode_integers(vector, round=3).astype(np.uint64) for vector in vectors)
+    mean = protocol.decode_sum(sums % protocol.modulus, 400, round=3)
+    # The error is that of four Gaussian coordinates, nearly: beyond 40 times its expectation with probability < 1e-30.
+    assert float(((mean - vectors.mean(axis=0)) ** 2).sum()) < 40 * found.error.total
+    assert found.error.total < 1e-6
+
+
+@pytest.mark.parametrize("epsilon", [60.0, 400.0])
+def test_a_large_epsilon_is_planned_with_noise_that_is_drawn_exactly(epsilon: float) -> None:
+    # e^ε times the error of one inexact draw would be more than δ.
+    found = plan(clients=1000, dim=1000, epsilon=epsilon, delta=1e-9, bits=12)
+    assert found.protocol.trials <= MAX_COINS
+    assert found.ratio <= 1.1
+
+
 def test_a_fraction_of_a_bit_is_of_no_use_to_a_modulus() -> None:
     whole, more = (plan(**SMALL, bits=bits, secure=True).protocol for bits in (10, 10.9))
     assert whole == more
@@ -219,7 +252,7 @@ def test_nobody_left_to_protect() -> None:
     "wishes",
     [
         {"bits": 4, "max_error": 0.1},
-        {"bits": 17},
+        {"bits": 32},
         {"bits": 0},
         {"bits": 4, "epsilon": 0.0},
         {"bits": 4, "delta": 1.0},

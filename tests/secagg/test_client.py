@@ -72,7 +72,7 @@ def test_a_client_that_is_saved_and_restored_before_every_message_goes_on(signed
     current = new_round(parameters(4), signed=signed)
     while current.server.stage is not Stage.DONE:
         for number, client in enumerate(current.clients):
-            again = {"identity": IDENTITIES[number], "roster": ROSTER} if signed else {}
+            again = {"index": number, "identity": IDENTITIES[number], "roster": ROSTER} if signed else {}
             current.clients[number] = SecureClient.restore(client.export_state(), **again)
             with pytest.raises(StageError, match="moved out"):
                 client.unmask(b"")
@@ -88,6 +88,17 @@ def test_a_restored_client_needs_its_roster_again() -> None:
     current = new_round(parameters(3), signed=True).until(Stage.SHARE)
     with pytest.raises(InvitationError, match="roster"):
         SecureClient.restore(current.clients[0].export_state())
+
+
+def test_without_fixed_numbers_a_roster_is_of_those_who_take_part_and_nobody_else() -> None:
+    current = new_round(parameters(4), signed=True)
+    with pytest.raises(InvitationError, match="8 are on the roster"):
+        SecureClient(expected=None, identity=IDENTITIES[0], roster=ROSTER).advertise(current.waiting[0])
+    current = new_round(parameters(8), signed=True)
+    for number in (5, 6):
+        client = SecureClient(expected=None, identity=IDENTITIES[0], roster=ROSTER)
+        current.server.receive(number, client.advertise(current.waiting[number]))
+        current.server._public.clear()
 
 
 def test_identity_and_roster_come_together() -> None:

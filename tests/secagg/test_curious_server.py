@@ -279,6 +279,35 @@ def test_nobody_joins_who_is_not_on_the_roster_and_nobody_twice() -> None:
         current.clients[2].share(keys[2])
 
 
+def test_an_advert_of_another_attempt_is_refused_even_in_the_same_round() -> None:
+    old = new_round(parameters(3), signed=True, session=b"another attempt!").until(Stage.SHARE)
+    current = new_round(parameters(3), signed=True).until(Stage.SHARE)
+    adverts = {1: old.server._adverts[1].to_bytes(), 2: current.server._adverts[2].to_bytes()}
+    with pytest.raises(SignatureError, match="client 1"):
+        current.clients[ME].share(entries(current, Kind.KEYS, adverts))
+
+
+def test_clients_with_different_rosters_refuse_each_other() -> None:
+    """Also where both are on both: those who go on together know the same people."""
+    agreed = parameters(3)
+    longer = ROSTER | {Ed25519PrivateKey.generate().public_key().public_bytes_raw()}
+    current = new_round(agreed, signed=True)
+    other = SecureClient(1, expected=agreed, identity=IDENTITIES[1], roster=longer)
+    message = other.advertise(current.waiting[1])
+    with pytest.raises(SignatureError, match="roster is not the same"):
+        current.server.receive(1, message)
+    for client in (0, 2):
+        current.server.receive(client, current.answer(client))
+    # The same seen by clients, if the server does not care.
+    adverts = {client: advert.to_bytes() for client, advert in current.server._adverts.items()}
+    adverts[1] = message[wire.HEADER_BYTES :]
+    with pytest.raises(SignatureError, match="client 1"):
+        current.clients[ME].share(entries(current, Kind.KEYS, {1: adverts[1], 2: adverts[2]}))
+    keys = current.server._session.write(Kind.KEYS, 1, wire.write_entries({0: adverts[0], 2: adverts[2]}))
+    with pytest.raises(SignatureError, match="client 0"):
+        other.share(keys)
+
+
 def test_clients_that_were_told_different_survivors_reveal_nothing() -> None:
     current = new_round(parameters(4), signed=True).until(Stage.CONFIRM)
     session = current.server._session

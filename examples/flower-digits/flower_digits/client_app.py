@@ -1,7 +1,7 @@
 """What a silo runs.
 
-Flower starts this file anew for each of the four messages of a round, and only one of them trains: so what is slow to
-import is imported where it is needed.
+Flower starts this file anew for each of the four or five messages of a round, and only one of them trains: so what is
+slow to import is imported where it is needed.
 """
 
 from __future__ import annotations

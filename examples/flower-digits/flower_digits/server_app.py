@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from cpsgd.engines.flower import CpsgdStrategy
 from cpsgd.learning.examples import plan_examples
 from cpsgd.privacy.ledger import Ledger
+from cpsgd.secagg import read_roster
 from flower_digits import IMAGES, SILOS, task
 
 app = ServerApp()
@@ -61,6 +63,7 @@ def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
         apply=Momentum(float(settings["learning-rate"]), rounds),
         ledger=ledger,
         population="digits" if ledger else None,
+        roster=read_roster(Path(str(settings["roster"]))) if settings["roster"] else None,
     )
 
 

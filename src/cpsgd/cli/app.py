@@ -16,6 +16,7 @@ from cpsgd.cli import (
     data,
     encode,
     figures,
+    identity,
     kmeans,
     mean,
     pca,
@@ -82,6 +83,7 @@ app.command("encode")(encode.run)
 app.command("aggregate")(aggregate.run)
 app.command("audit")(audit.run)
 app.add_typer(budget.app, name="budget")
+app.add_typer(identity.app, name="identity")
 app.add_typer(data.app, name="data")
 app.add_typer(figures.app, name="figures")
 

@@ -41,7 +41,7 @@ def plan(
         epsilon: ε that all rounds together may cost a client.
         delta: δ of the guarantee.
         clip_norm: D; longer vectors are scaled down to it.
-        bits: Bits a coordinate may take. Any number: 1.6 allows the three values of k = 2, m = 1.
+        bits: Bits a coordinate may take, up to 31. Any number: 1.6 allows the three values of k = 2, m = 1.
         max_error: Instead of `bits`: the expected squared error allowed; the fewest whole bits that meet it are taken.
             With neither, the fewest bits within 10 % of the Gaussian mechanism's error.
         rounds: Rounds that will be run with the protocol.
@@ -91,8 +91,8 @@ def best_plan(wishes: Wishes, *, bits: float | None = None, max_error: float | N
         bits = _validate.positive("bits", bits, high=MAX_BITS + 1e-9)
     if max_error is not None:
         max_error = _validate.positive("max_error", max_error)
-    designs = wishes.designs([float(b) for b in range(1, MAX_BITS + 1)])
     gaussian = wishes.gaussian_squared_error
+    designs = wishes.designs(enough=_CLOSE_TO_GAUSSIAN * gaussian if max_error is None else max_error)
     if max_error is not None:
         chosen = next((b for b, design in designs.items() if design.error.total <= max_error), None)
         if chosen is None:

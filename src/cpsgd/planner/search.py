@@ -19,11 +19,13 @@ from dataclasses import dataclass
 
 from scipy.optimize import minimize_scalar
 
+from cpsgd.codec import quantize
 from cpsgd.error import ExpectedError
 from cpsgd.errors import ConditionError
 from cpsgd.planner import error_model, modulus
 from cpsgd.planner.target import Target
 from cpsgd.privacy.adjacency import distance
+from cpsgd.protocol import MAX_RADIX
 
 # How many of the ranked candidates are certified: fewer with more noise, where the ranking is the better and the
 # certificates the slower.
@@ -37,7 +39,8 @@ _LEAST_REACH = 2.5
 _MOST_NOISE_TRIALS = 10**10
 # 1 + _EXCESS/√N is how far the certificates are from a Gaussian of equal variance; only ranks candidates.
 _EXCESS = 8.0
-MAX_BITS = 16
+# A modulus, or k + m, must fit the radix of a message.
+MAX_BITS = (MAX_RADIX + 1).bit_length() - 2
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def _ladder(values: int) -> list[int]:
         steps.append((round(steps[-1] * 1.15) + 1) | 1)
     levels = {step for step in steps if 2 <= step < values}
     levels |= {values - step for step in steps if values - step >= 2}
-    return sorted(levels)
+    return sorted(k for k in levels if k <= quantize.MAX_LEVELS)
 
 
 def _range_worth_having(setting: Setting) -> float:
@@ -179,7 +182,7 @@ def _least_range(setting: Setting) -> float:
 
 def _most_trials(setting: Setting, target: Target, levels: int, values: int) -> int:
     """The largest m for these levels and bits, by the rough scale, and at least 1."""
-    most = min(values - levels, max(1, _MOST_NOISE_TRIALS // target.honest))
+    most = min(values - levels, max(1, _MOST_NOISE_TRIALS // target.honest), target.most_trials)
     if setting.overflow is None:
         return most
 

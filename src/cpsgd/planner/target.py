@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from cpsgd.codec import noise
 from cpsgd.errors import ConditionError
 from cpsgd.privacy import accountant, gaussian
 from cpsgd.privacy.adjacency import Adjacency, distance
@@ -21,6 +22,8 @@ from cpsgd.privacy.renyi import MAX_WORK, Moments, rdp_epsilon, renyi_floor
 from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE
 
 _RENYI_TAIL_SHARE = 1e-3
+# Half of what `cpsgd.privacy.guarantee` puts aside at most.
+_SAMPLER_SHARE = 0.05
 _TOLERANCE = 1e-4
 
 
@@ -79,6 +82,16 @@ class Target:
             )
             if spent <= delta:
                 return mu
+
+    @cached_property
+    def most_trials(self) -> int:
+        """The largest m whose sampler is exact enough for the wish: beyond a few hundred trials it is not quite exact.
+
+        All draws together may move the law of the output by so little that (1 + e^ε) times that is a small share of δ.
+        """
+        moved = self.counted_rounds * self.honest * self.dim * noise.MAX_VARIATION
+        affordable = moved * (1.0 + math.exp(self.epsilon)) <= _SAMPLER_SHARE * self.delta
+        return noise.MAX_TRIALS if affordable else noise.MAX_COINS
 
     def smallest_scale(self, levels: int, trials: int, *, renyi: bool = True) -> float:
         """The smallest s (rounded up) at which k levels and Binomial(m, ½) noise keep the wish.

@@ -18,6 +18,9 @@ from cpsgd.protocol import Protocol
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
 _ADJUSTMENTS = 2
+# Bits that are always looked at; sums of very many clients, taken modulo a power of two, may want more.
+_USUAL_BITS = 16
+_AS_GOOD_AS_GAUSSIAN = 1.001
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,18 @@ class Wishes:
         needed = (sensitivity / self.target.gaussian_mu) ** 2  # variance of the honest noise in the sum
         return self.target.dim * needed / (self.target.honest * self.setting.surviving)
 
-    def designs(self, bits: list[float]) -> dict[float, Design]:
-        """The best design for each number of bits (in increasing order) that has one."""
+    def designs(self, enough: float) -> dict[float, Design]:
+        """The best design for each whole number of bits that has one.
+
+        More than usual are looked at only while none has an expected squared error of at most `enough`, nor one so near
+        the Gaussian mechanism's that more bits would be wasted.
+        """
+        enough = max(enough, _AS_GOOD_AS_GAUSSIAN * self.gaussian_squared_error)
         designs: dict[float, Design] = {}
         best: Design | None = None
-        for b in bits:
+        for b in map(float, range(1, MAX_BITS + 1)):
+            if b > _USUAL_BITS and best is not None and best.error.total <= enough:
+                break
             found = best_design(self.setting, self.target, b)
             # What fits fewer bits fits these, too.
             if found is not None and (best is None or found.error.total < best.error.total):
@@ -233,7 +243,7 @@ class Wishes:
         if needed is not None:
             remedy += f"; max_error={max_error:g} needs about epsilon={needed:.3g}"
         return InfeasibleError(
-            f"No protocol of up to {MAX_BITS} bits has an expected squared error of at most {max_error:g} "
+            f"No protocol was found whose expected squared error is at most {max_error:g} "
             f"(the Gaussian mechanism itself has {self.gaussian_squared_error:.4g}). {remedy}, or more clients."
         )
 

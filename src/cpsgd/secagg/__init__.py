@@ -8,6 +8,10 @@ is described in docs/secure-aggregation.md, what it protects in docs/threat-mode
 from cpsgd.secagg.choice import Risk as Risk
 from cpsgd.secagg.choice import risk as risk
 from cpsgd.secagg.client import SecureClient as SecureClient
+from cpsgd.secagg.identity_files import create_identity as create_identity
+from cpsgd.secagg.identity_files import public_line as public_line
+from cpsgd.secagg.identity_files import read_identity as read_identity
+from cpsgd.secagg.identity_files import read_roster as read_roster
 from cpsgd.secagg.parameters import SecureParameters as SecureParameters
 from cpsgd.secagg.server import SecureServer as SecureServer
 from cpsgd.secagg.server import SecureSum as SecureSum

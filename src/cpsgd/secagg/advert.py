@@ -22,7 +22,8 @@ class Advert:
     Attributes:
         keys: The X25519 public keys: 32 bytes for the channels to its neighbours, 32 for its masks.
         identity: The Ed25519 public key of who the client is; empty without a roster.
-        signature: By that identity, over all of this, the client's number and the session; empty without a roster.
+        signature: By that identity, over all of this, the client's number, the session and the roster; empty without a
+            roster.
     """
 
     keys: bytes
@@ -61,15 +62,22 @@ class Advert:
         return cls(data[:_KEYS_BYTES], data[_KEYS_BYTES:end], data[end:])
 
     @classmethod
-    def make(cls, session: Session, client: int, public_keys: bytes, signer: Ed25519PrivateKey | None) -> Advert:
-        """The advert of a client, signed if there is a signer."""
-        if signer is None:
+    def make(
+        cls,
+        session: Session,
+        client: int,
+        public_keys: bytes,
+        signer: Ed25519PrivateKey | None,
+        roster: frozenset[bytes] | None,
+    ) -> Advert:
+        """The advert of a client, signed if there are a signer and a roster."""
+        if signer is None or roster is None:
             return cls(public_keys)
-        signature = signer.sign(_signed(session, client, public_keys))
+        signature = signer.sign(_signed(session, client, public_keys, roster))
         return cls(public_keys, identity.public_bytes(signer), signature)
 
     def check(self, session: Session, client: int, roster: frozenset[bytes] | None) -> None:
-        """Refuses an advert that is not by somebody on the roster for this client number and session.
+        """Refuses an advert that is not by somebody on the roster, with the same roster, for this number and session.
 
         Raises:
             SignatureError: It is not. (Without a roster nothing is checked.)
@@ -78,8 +86,15 @@ class Advert:
             return
         if self.identity not in roster:
             raise SignatureError(f"Client {client} is nobody on the roster.")
-        identity.verify(self.identity, self.signature, _signed(session, client, self.keys), client)
+        try:
+            identity.verify(self.identity, self.signature, _signed(session, client, self.keys, roster), client)
+        except SignatureError:
+            raise SignatureError(
+                f"The signature of client {client} is wrong, or its roster is not the same as here."
+            ) from None
 
 
-def _signed(session: Session, client: int, public_keys: bytes) -> bytes:
-    return keys.digest(b"advert", session.context, _INDEX.pack(client), public_keys)
+def _signed(session: Session, client: int, public_keys: bytes, roster: frozenset[bytes]) -> bytes:
+    """What an advert signs. With the roster in it, all who accept each other have the same one."""
+    parts = session.context, _INDEX.pack(client), public_keys, identity.roster_digest(roster)
+    return keys.digest(b"advert", *parts)

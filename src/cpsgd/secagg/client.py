@@ -76,8 +76,9 @@ class SecureClient:
             index: The number the client must have in the round; None to take what the server gives.
             expected: The parameters it agrees to; any others are refused. None trusts the server with the choice.
             identity: The key the client signs with; together with `roster`.
-            roster: Raw Ed25519 public keys (32 bytes) of all who may take part. Keys and the set of survivors must
-                then be signed, and an active server can neither invent clients nor tell them different survivors.
+            roster: Raw Ed25519 public keys (32 bytes) of all who may take part, the same for all of them. Keys and the
+                set of survivors must then be signed, and an active server can neither invent clients nor tell them
+                different survivors. Without `index` it must hold exactly as many keys as the round has clients.
         """
         self._index = index
         self._expected = expected
@@ -113,9 +114,14 @@ class SecureClient:
             raise InvitationError(
                 "The server and this client do not agree whether messages are signed: both or neither need a roster."
             )
+        if self._roster is not None and self._index is None and len(self._roster) != found.session.parameters.clients:
+            raise InvitationError(
+                f"The round is for {found.session.parameters.clients} clients and {len(self._roster)} are on the "
+                "roster: a server could give one number to two of them. They must be as many, or index fixed."
+            )
         channel, mask = (X25519PrivateKey.from_private_bytes(os.urandom(keys.KEY_BYTES)) for _ in range(2))
         public = channel.public_key().public_bytes_raw() + mask.public_key().public_bytes_raw()
-        advert = Advert.make(found.session, found.client, public, self._identity)
+        advert = Advert.make(found.session, found.client, public, self._identity, self._roster)
         state.invitation = found
         state.channel_private, state.mask_private = channel.private_bytes_raw(), mask.private_bytes_raw()
         state.adverts = {found.client: advert}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from cpsgd.errors import ParameterError, SignatureError
+from cpsgd.secagg import keys
 
 PUBLIC_BYTES = 32
 SIGNATURE_BYTES = 64
@@ -21,6 +23,12 @@ def as_roster(roster: Iterable[bytes]) -> frozenset[bytes]:
     return found
 
 
+@lru_cache(maxsize=4)
+def roster_digest(roster: frozenset[bytes]) -> bytes:
+    """32 bytes that stand for the roster, whatever order its keys were read in."""
+    return keys.digest(b"roster", *sorted(roster))
+
+
 def public_bytes(identity: Ed25519PrivateKey) -> bytes:
     """The public key by which a roster knows this identity."""
     return identity.public_key().public_bytes_raw()
@@ -30,7 +38,7 @@ def verify(public: bytes, signature: bytes, signed: bytes, client: int) -> None:
     """Checks a signature.
 
     Raises:
-        SignatureError: It is wrong.
+        SignatureError: It is wrong, or over something else.
     """
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)

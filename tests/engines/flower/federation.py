@@ -1,4 +1,4 @@
-"""A Flower federation of real processes on 127.0.0.1: a SuperLink and SuperNodes with TLS and node authentication.
+"""A Flower federation of real processes on 127.0.0.1: TLS, node authentication, and identities with a roster.
 
 Every wait has a deadline, and `stop` ends every process that was started, also those that Flower's own started.
 """
@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 import cpsgd
+from cpsgd.secagg import create_identity, public_line
 
 _MARK = "CPSGD_TEST_FEDERATION"
 _START_SECONDS = 90.0
@@ -43,6 +44,7 @@ class Federation:
         """Writes keys and certificates into `directory`; starts nothing yet."""
         self.directory = directory
         self.nodes = nodes
+        self.roster = directory / "roster"
         self.supernodes: list[subprocess.Popen[bytes]] = []
         self._mark = uuid.uuid4().hex
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -95,6 +97,9 @@ class Federation:
             "--enable-supernode-auth",
         )
         self._wait_for_port(superlink)
+        identities = [create_identity(self.directory / f"identity-{node}") for node in range(self.nodes)]
+        lines = [public_line(identity, f"node-{node}") + "\n" for node, identity in enumerate(identities)]
+        self.roster.write_text("".join(lines))
         for node in range(self.nodes):
             write_node_key(self.directory, node)
             self._flwr("supernode", "register", str(self.directory / f"node-{node}.pub"), "local")
@@ -107,7 +112,7 @@ class Federation:
                     *("--root-certificates", str(self.directory / "ca.crt")),
                     *("--auth-supernode-private-key", str(self.directory / f"node-{node}.key")),
                     *("--port", str(free_port())),
-                    *("--node-config", f'partition-id={node} cpsgd-memory="{self.directory / f"memory-{node}"}"'),
+                    *("--node-config", self._node_config(node)),
                 )
             )
 
@@ -136,6 +141,14 @@ class Federation:
                     raise AssertionError(f"The run ended as {state}:\n{self.logs()}")
                 return self.logs()
         raise TimeoutError(f"The run did not end within {timeout:g} s:\n{self.logs()}")
+
+    def _node_config(self, node: int) -> str:
+        files = {
+            "cpsgd-memory": self.directory / f"memory-{node}",
+            "cpsgd-identity": self.directory / f"identity-{node}",
+            "cpsgd-roster": self.roster,
+        }
+        return f"partition-id={node} " + " ".join(f'{name}="{path}"' for name, path in files.items())
 
     def kill_node(self, node: int) -> None:
         """Kills a SuperNode and its ClientApp at once, without a word to anybody."""

@@ -1,4 +1,4 @@
-"""A whole federation of processes with TLS and node authentication; in its second round things go wrong."""
+"""A whole federation of processes with TLS, node authentication and a roster; in its second round things go wrong."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def test_a_federation_of_processes(tmp_path_factory: pytest.TempPathFactory) -> 
     uploads_take_the_packed_bits_and_little_more(outcome)
     train_functions_run_once_a_round_and_their_metrics_stay(outcome)
     both_rounds_are_paid_for(outcome)
+    clients_have_confirmed_the_survivors(outcome)
     nodes_remember_the_rounds_also_one_that_was_killed_in_it(outcome)
 
 
@@ -62,7 +63,8 @@ def run_federation(directory: Path, folder: Path) -> Outcome:
         watcher = threading.Thread(target=kill_the_sleeper)
         watcher.start()
         try:
-            logs = federation.run(APP, 300.0, folder / "result.json", folder=str(folder), dim=DIM)
+            settings = {"folder": str(folder), "dim": DIM, "roster": str(federation.roster)}
+            logs = federation.run(APP, 300.0, folder / "result.json", **settings)
         finally:
             stop.set()
             watcher.join(15.0)
@@ -113,6 +115,12 @@ def train_functions_run_once_a_round_and_their_metrics_stay(outcome: Outcome) ->
 
 def both_rounds_are_paid_for(outcome: Outcome) -> None:
     assert 0.0 < outcome.result["spent"] <= 8.0
+
+
+def clients_have_confirmed_the_survivors(outcome: Outcome) -> None:
+    confirmed = sorted(path.name for path in outcome.folder.glob("confirmed-*"))
+    survivors = ((1, node) for node in range(NODES)), ((2, node) for node in (0, 3, 4))
+    assert confirmed == [f"confirmed-{round}-{node}" for nodes in survivors for round, node in nodes]
 
 
 def nodes_remember_the_rounds_also_one_that_was_killed_in_it(outcome: Outcome) -> None:

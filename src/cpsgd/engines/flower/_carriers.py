@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol as Interface
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from cpsgd.aggregator import Aggregator
 from cpsgd.engines.flower._records import Request, Stage
+from cpsgd.engines.flower._signing import session_identifier
 from cpsgd.planner import Plan
 from cpsgd.secagg import SecureParameters, SecureServer
 
@@ -16,6 +18,7 @@ from cpsgd.secagg import SecureParameters, SecureServer
 _OVERHEAD_BYTES = 1 << 15
 _OVERHEAD_BYTES_A_CLIENT = 1 << 10
 _STAGES: tuple[Stage, ...] = ("advertise", "share", "mask", "unmask")
+_SIGNED_STAGES: tuple[Stage, ...] = ("advertise", "share", "mask", "confirm", "unmask")
 
 
 class Carrier(Interface):
@@ -46,14 +49,16 @@ class Carrier(Interface):
         """The mean of the updates."""
 
 
-def secure_parameters(plan: Plan, round: int, clients: int) -> SecureParameters:
+def secure_parameters(plan: Plan, round: int, clients: int, *, complete: bool) -> SecureParameters:
     """What a round of secure aggregation with so many clients agrees on; it stands the dropouts the plan stands.
+
+    In a `complete` graph all are each other's neighbours, however many they are.
 
     Raises:
         ParameterError: The plan was not made for secure aggregation.
         InfeasibleError: So many dropouts and colluding clients are more than secure aggregation stands.
     """
-    return SecureParameters.for_protocol(
+    found = SecureParameters.for_protocol(
         plan.protocol,
         round=round,
         clients=clients,
@@ -61,36 +66,56 @@ def secure_parameters(plan: Plan, round: int, clients: int) -> SecureParameters:
         colluding=plan.colluding,
         surviving=plan.surviving,
     )
+    if not complete:
+        return found
+    return replace(found, neighbours=clients - 1, threshold=(clients + plan.colluding) // 2 + 1)
 
 
 class SecureCarrier:
     """Secure aggregation: the server learns the sum of the survivors' integers and nothing else."""
 
-    def __init__(self, plan: Plan, round: int, nodes: list[int], examples: int = 0) -> None:
-        """Invites the nodes; node i of the list is client i."""
+    def __init__(
+        self,
+        plan: Plan,
+        round: int,
+        nodes: list[int],
+        examples: int = 0,
+        *,
+        run: int = 0,
+        roster: frozenset[bytes] | None = None,
+    ) -> None:
+        """Invites the nodes; node i of the list is client i.
+
+        With a roster the round is for all who are on it: those without a node have dropped out from the beginning. Who
+        has which number does not matter to them, for they sign what they say with their number.
+        """
         self._plan = plan
         self._round = round
         self._nodes = nodes
         self._examples = examples
-        parameters = secure_parameters(plan, round, len(nodes))
-        self._server = SecureServer(parameters)
-        self._outgoing = self._server.invite()
+        self._stages = _STAGES if roster is None else _SIGNED_STAGES
+        clients = len(nodes) if roster is None else len(roster)
+        parameters = secure_parameters(plan, round, clients, complete=roster is not None)
+        session = None if roster is None else session_identifier(run, round)
+        self._server = SecureServer(parameters, roster=roster, session=session)
+        invitations = self._server.invite()
+        self._outgoing = {client: invitations[client] for client in range(len(nodes))}
         self._answered: set[int] = set()
         self._step = 0
         self.count = len(nodes)
-        self.reply_limit = parameters.upload_bytes + _OVERHEAD_BYTES + _OVERHEAD_BYTES_A_CLIENT * len(nodes)
+        self.reply_limit = parameters.upload_bytes + _OVERHEAD_BYTES + _OVERHEAD_BYTES_A_CLIENT * clients
 
     @property
     def stage(self) -> Stage | None:
         """What clients are asked for next, or None at the end."""
-        return _STAGES[self._step] if self._step < len(_STAGES) else None
+        return self._stages[self._step] if self._step < len(self._stages) else None
 
     def requests(self) -> dict[int, Request]:
         """The stage's request to each node."""
         begins = self._step == 0
         return {
             self._nodes[client]: Request(
-                stage=_STAGES[self._step],
+                stage=self._stages[self._step],
                 round=self._round,
                 rounds=self._plan.rounds,
                 surviving=self._plan.surviving,
@@ -114,7 +139,7 @@ class SecureCarrier:
             ThresholdError: Too few are left; nothing was revealed.
         """
         self._outgoing = self._server.advance()
-        if self._step < 3:
+        if self._step <= _STAGES.index("mask"):
             self.count = len(self._answered)
         self._answered = set()
         self._step += 1

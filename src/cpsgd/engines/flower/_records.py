@@ -31,8 +31,8 @@ UPLOAD = "upload"
 METRICS = "metrics"
 """Name of the record with the metrics a client allows to leave."""
 
-Stage = Literal["advertise", "share", "mask", "unmask", "upload"]
-"""What a message asks for: the four stages of secure aggregation, or a plain upload without it."""
+Stage = Literal["advertise", "share", "mask", "confirm", "unmask", "upload"]
+"""What a message asks for: a stage of secure aggregation ("confirm" with a roster only), or an upload without it."""
 
 # Serialization of the upload's bytes: as they are. NumPy's would let a stranger announce a shape to be allocated.
 _PLAIN = "cpsgd.bytes"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cpsgd.engines.flower import _records
 from cpsgd.engines.flower._memory import Answered, Memory
 from cpsgd.engines.flower._records import RECORD, Request
+from cpsgd.engines.flower._signing import Signing
 from cpsgd.engines.flower.limits import Limits
 from cpsgd.errors import (
     ParameterError,
@@ -56,6 +57,10 @@ def cpsgd_mod(
 
     The client does not take the server's word for its privacy. It refuses protocols without noise, and with `epsilon`
     and `delta` every round that would not keep them: the guarantee is computed here, for all rounds together.
+
+    A SuperNode that was started with an identity and a roster (`--node-config 'cpsgd-identity="/path/to/key"
+    cpsgd-roster="/path/to/roster"'`) takes part in rounds only whose keys and survivors are signed by those on the
+    roster: the server can then not put keys of its own in place of theirs.
 
     Args:
         epsilon: ε that all rounds together may cost at most; needs `delta`. The first protocol that keeps it, with the
@@ -151,10 +156,12 @@ def _secure_stage(
     allowed: frozenset[str],
 ) -> Message:
     """Answers one stage of secure aggregation. The state is saved before anything is computed from it."""
-    state = _State.of(context)
+    signing, state = Signing.of(context), _State.of(context)
     if request.stage == "advertise":
+        signing.check(Invitation.read(request.payload), context.run_id, request.round)
         protocol, state = _begin(request, state, context, limits)
-        client = SecureClient(expected=_expected(protocol, request, limits))
+        expected = _expected(protocol, request, limits)
+        client = SecureClient(expected=expected, identity=signing.identity, roster=signing.roster)
         reply = client.advertise(request.payload)
         state.save(context, secrets=client.export_state())
         return _records.make_reply(message, reply)
@@ -162,7 +169,7 @@ def _secure_stage(
         raise RoundError(f"The server's message is for round {request.round}, and this client is in {state.round}.")
     if not state.secrets:
         raise StageError("This client takes no part in the round, or has left it.")
-    client = SecureClient.restore(state.secrets)
+    client = SecureClient.restore(state.secrets, identity=signing.identity, roster=signing.roster)
     # Whatever goes wrong below, no secret is used twice.
     state = state.save(context, secrets=b"")
     if request.stage == "share":
@@ -174,6 +181,8 @@ def _secure_stage(
         reply = client.mask(request.payload, protocol.encode_integers(update, request.round))
         state.save(context, secrets=client.export_state())
         return _records.make_reply(message, reply, metrics)
+    elif request.stage == "confirm":
+        reply = client.confirm(request.payload)
     else:
         # The last stage: nothing is kept, so nothing can be asked again.
         return _records.make_reply(message, client.unmask(request.payload))
@@ -190,6 +199,8 @@ def _upload(
     allowed: frozenset[str],
 ) -> Message:
     """Answers a round without secure aggregation."""
+    if Signing.of(context).roster is not None:
+        raise RoundRefusedError("This client has a roster, and takes part in signed rounds of secure aggregation only.")
     protocol, state = _begin(request, _State.of(context), context, limits)
     _count(state, context, limits)
     update, metrics = _update(message, context, call_next, protocol, limits, allowed)

@@ -22,6 +22,7 @@ from cpsgd.engines.flower._exchange import exchange
 from cpsgd.errors import CpsgdError, ParameterError
 from cpsgd.planner import Plan
 from cpsgd.privacy.ledger import Entry, Ledger, RoundEvent
+from cpsgd.secagg.identity import as_roster
 
 Apply = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.float32]]
 """From the model, the mean update and the round's number to the next model, all as flat vectors."""
@@ -74,6 +75,7 @@ class CpsgdStrategy(Strategy):
         ledger: Ledger | None = None,
         population: str | None = None,
         examples: int | None = None,
+        roster: Iterable[bytes] | None = None,
         node_timeout: float = 300.0,
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
@@ -90,6 +92,9 @@ class CpsgdStrategy(Strategy):
             population: The ledger's name of the clients; needed with a ledger.
             examples: With a plan for single examples, how many a silo's sum holds at most. Clients that are set up for
                 another number refuse.
+            roster: Public keys of all clients, from `cpsgd.secagg.read_roster`; as many as the plan has clients. Rounds
+                are then signed, which takes one exchange more. It protects clients that have the same roster; those
+                without one refuse.
             node_timeout: Seconds that a round waits for nodes to connect.
             arrayrecord_key: Name of the model in messages.
             configrecord_key: Name of the app's settings in messages.
@@ -113,8 +118,14 @@ class CpsgdStrategy(Strategy):
             )
         if (ledger is None) != (population is None):
             raise ParameterError("Give ledger and population together.")
+        self._roster = None if roster is None else as_roster(roster)
+        if self._roster is not None and (not secure or len(self._roster) != plan.protocol.clients):
+            raise ParameterError(
+                f"A roster is for secure aggregation among everybody on it: {len(self._roster)} are, and the plan is "
+                f"for clients={plan.protocol.clients} with secure={secure}."
+            )
         if secure:
-            secure_parameters(plan, 0, plan.protocol.clients)
+            secure_parameters(plan, 0, plan.protocol.clients, complete=self._roster is not None)
         self.plan = plan
         self.reports: list[RoundReport] = []
         self._secure = secure
@@ -160,7 +171,7 @@ class CpsgdStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Keeps what the round needs; its four exchanges are made by `aggregate_train`, not by Flower's loop."""
+        """Keeps what the round needs; its exchanges are made by `aggregate_train`, not by Flower's loop."""
         self._check_model(arrays)
         self._open = arrays, config, grid
         return []
@@ -208,6 +219,7 @@ class CpsgdStrategy(Strategy):
     def summary(self) -> None:
         """Logs what the plan promises."""
         how = "by secure aggregation" if self._secure else "in the server's sight"
+        how += ", signed" if self._roster is not None else ""
         _log.info("\t├──> cpsgd: %d clients, %s", self.plan.protocol.clients, how)
         for line in str(self.plan.guarantee).splitlines():
             _log.info("\t│\t%s", line)
@@ -227,8 +239,7 @@ class CpsgdStrategy(Strategy):
         entry = self._reserve(report.round, grid)
         config["server-round"] = report.round
         records = RecordDict({self._keys[0]: arrays, self._keys[1]: config})
-        kind = SecureCarrier if self._secure else PlainCarrier
-        carrier: Carrier = kind(plan, report.round, nodes, self._examples or 0)
+        carrier = self._carrier(report.round, nodes, grid)
         metrics: dict[int, dict[str, float]] = {}
         while (stage := carrier.stage) is not None:
             if stage == "unmask" and carrier.count < plan.surviving:
@@ -255,6 +266,12 @@ class CpsgdStrategy(Strategy):
         if self._ledger is not None and entry is not None:
             self._ledger.release(entry, survivors=carrier.count)
         return mean, _means(metrics)
+
+    def _carrier(self, round: int, nodes: list[int], grid: Grid) -> Carrier:
+        examples = self._examples or 0
+        if not self._secure:
+            return PlainCarrier(self.plan, round, nodes, examples)
+        return SecureCarrier(self.plan, round, nodes, examples, run=grid.run.run_id, roster=self._roster)
 
     def _next(self, arrays: ArrayRecord, mean: NDArray[np.float32], round: int) -> ArrayRecord:
         following = np.asarray(self._apply(_records.flatten(arrays, len(mean)), mean, round), dtype=np.float32)

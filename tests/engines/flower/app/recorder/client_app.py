@@ -35,6 +35,16 @@ def record(message: Message, context: Context, call_next: ClientAppCallable) -> 
     return call_next(message, context)
 
 
+def mark_confirmations(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Notes that the node has signed the survivors of a round."""
+    asked = message.content.config_records["cpsgd"]
+    reply = call_next(message, context)
+    if asked["stage"] == "confirm":
+        name = f"confirmed-{message.metadata.group_id}-{context.node_config['partition-id']}"
+        (Path(str(context.run_config["folder"])) / name).touch()
+    return reply
+
+
 def garble(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Node 2 replaces its upload of round 2 by random bytes."""
     asked = message.content.config_records["cpsgd"]
@@ -47,7 +57,7 @@ def garble(message: Message, context: Context, call_next: ClientAppCallable) -> 
     return reply
 
 
-@app.train(mods=[garble, record, cpsgd_mod(epsilon=8.0, delta=1e-5, rounds=2, min_clients=3)])
+@app.train(mods=[garble, mark_confirmations, record, cpsgd_mod(epsilon=8.0, delta=1e-5, rounds=2, min_clients=3)])
 def train(message: Message, context: Context) -> Message:
     """Adds a known vector to the model; its metrics must not leave."""
     node: Any = context.node_config["partition-id"]

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from cpsgd import plan
 from cpsgd.engines.flower import CpsgdStrategy
 from cpsgd.privacy.ledger import Budget, Ledger
+from cpsgd.secagg import read_roster
 
 app = ServerApp()
 
@@ -22,6 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     folder, dim = Path(str(context.run_config["folder"])), int(context.run_config["dim"])
     rounds = int(context.run_config["rounds"])
     best = plan(5, dim, 8.0, 1e-5, rounds=rounds, secure=True, dropout=0.4, bits=14)
+    roster = read_roster(Path(str(context.run_config["roster"])))
     (folder / "protocol.json").write_text(best.protocol.to_json())
 
     def save(round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -30,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
 
     with Ledger(folder / "ledger") as ledger:
         ledger.create(Budget(population="nodes", epsilon=8.0, delta=1e-5))
-        strategy = CpsgdStrategy(best, ledger=ledger, population="nodes")
+        strategy = CpsgdStrategy(best, ledger=ledger, population="nodes", roster=roster)
         result = strategy.start(
             grid,
             ArrayRecord({"weight": Array(np.zeros((dim // 10, 10), np.float32))}),

@@ -1,0 +1,63 @@
+"""`cpsgd identity`."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpsgd.secagg import public_line, read_identity, read_roster
+from cpsgd.secagg.identity import public_bytes
+
+
+def test_lines_make_a_roster(cpsgd: Any) -> None:
+    lines = []
+    for name in ("north", "south"):
+        result = cpsgd("identity", "create", f"{name}.key")
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout == cpsgd("identity", "show", f"{name}.key").stdout
+        lines.append(result.stdout)
+    assert [line.split()[2] for line in lines] == ["north", "south"]
+    Path("roster").write_text("".join(lines))
+    assert read_roster(Path("roster")) == {public_bytes(read_identity(Path(f"{n}.key"))) for n in ("north", "south")}
+    assert stat.S_IMODE(Path("north.key").stat().st_mode) == 0o600
+
+
+def test_json_and_a_name(cpsgd: Any) -> None:
+    made = json.loads(cpsgd("identity", "create", "key", "--name", "Klinik Süd", "--json").stdout)
+    assert made == {"file": "key", "public_key": public_line(read_identity(Path("key")), "Klinik Süd")}
+    shown = json.loads(cpsgd("identity", "show", "key", "--json").stdout)
+    assert shown["public_key"] == public_line(read_identity(Path("key")), "key")
+    # The private key is in the file and nowhere else.
+    secret = "".join(Path("key").read_text().split("\n")[2:-2])
+    assert secret[-40:] not in json.dumps([made, shown])
+
+
+def test_nothing_is_overwritten(cpsgd: Any) -> None:
+    Path("key").write_text("mine")
+    result = cpsgd("identity", "create", "key")
+    assert result.exit_code == 2
+    assert "exists already" in result.stderr
+    assert Path("key").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["", "a\nssh-ed25519 b", "x" * 101, "\u202e"])
+def test_a_name_that_could_mislead_makes_no_file(cpsgd: Any, name: str) -> None:
+    result = cpsgd("identity", "create", "key", "--name", name)
+    assert result.exit_code == 2
+    assert "printable" in result.stderr
+    assert not Path("key").exists()
+
+
+def test_files_that_are_no_identity(cpsgd: Any) -> None:
+    Path("text").write_text("secret")
+    for file, words in (("text", "not an OpenSSH private key"), ("none", "No such file"), (".", "Is a directory")):
+        result = cpsgd("identity", "show", file)
+        assert result.exit_code == 2
+        assert words in result.stderr
+        assert "secret" not in result.stderr
+        assert not result.stdout
+    assert cpsgd("identity", "create", "nowhere/key").exit_code == 2
