@@ -33,7 +33,6 @@ FAULTS: dict[str, tuple[faults.Fault, set[str]]] = {
     "keystream reused much later": (faults.keystream_that_comes_back, {"rounds", "repeats"}),
     "keystream reused in a message": (faults.keystream_used_twice_in_a_message, {"coordinates"}),
     "noise of one client only": (faults.noise_of_one_client, {"spread", "law"}),
-    "deterministic rounding": (faults.deterministic_rounding, {"unbiased"}),
     "noise of absent clients subtracted": (faults.planned_noise_subtracted, {"unbiased", "law"}),
     "divided by absent clients": (faults.planned_clients_divided_by, {"law"}),
     "off the lattice": (faults.off_the_lattice, {"integers"}),
@@ -65,6 +64,7 @@ FAULTS: dict[str, tuple[faults.Fault, set[str]]] = {
 # Those that take another protocol to show, or more rounds.
 SPECIAL: dict[str, tuple[Protocol, int, faults.Fault, set[str]]] = {
     "clip by the largest coordinate": (PROTOCOL, 12_000, faults.clip_by_the_largest_coordinate, {"unbiased"}),
+    "deterministic rounding": (PROTOCOL, 5_000, faults.deterministic_rounding, {"unbiased"}),
     "huge vectors unclipped": (PROTOCOL, 8_000, sly_faults.long_vectors_unclipped, {"unbiased"}),
     "huge vectors clipped to twice the bound": (
         PROTOCOL,
