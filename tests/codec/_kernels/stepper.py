@@ -7,11 +7,13 @@ The parent stops a child before every instruction and, inside the compiled modul
 registers hold that it addresses memory by, according to the disassembler. One line is printed for the smallest values,
 one for the largest, one for random ones: the number of instructions, a digest of which they were, one of the addresses.
 With "elsewhere" the values are written to a place that depends on the first byte of the keystream: this must show.
+Ends with FORBIDDEN where the system does not let one process trace another.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import hashlib
 import mmap
@@ -27,6 +29,7 @@ from cpsgd.codec import noise, pack, quantize
 from cpsgd.codec._kernels import _native
 
 COUNT = 64
+FORBIDDEN = 77
 _TRACEME, _SINGLESTEP, _GETREGS = 0, 9, 12
 # The first of the 27 words of Linux's user_regs_struct for x86-64; what follows addresses no memory.
 _FIELDS = ["r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"]
@@ -42,6 +45,8 @@ _libc.ptrace.restype = ctypes.c_long
 
 def _ptrace(request: int, process: int, data: object = None) -> None:
     if _libc.ptrace(request, process, None, data) == -1:
+        if ctypes.get_errno() in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+            os._exit(FORBIDDEN)
         raise OSError(ctypes.get_errno(), "ptrace")
 
 
@@ -96,6 +101,8 @@ def _follow(child: int, code: dict[int, tuple[int, ...]]) -> tuple[int, str, str
             steps += 1
         _ptrace(_SINGLESTEP, child)
         _, status = os.waitpid(child, 0)
+    if os.WEXITSTATUS(status) == FORBIDDEN:
+        os._exit(FORBIDDEN)
     return steps, instructions.hexdigest(), addresses.hexdigest()
 
 

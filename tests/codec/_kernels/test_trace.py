@@ -15,6 +15,8 @@ import pytest
 
 from cpsgd.codec._kernels import _native
 
+FORBIDDEN = 77  # as in stepper.py
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -29,6 +31,8 @@ def traces(level: str, kind: str, trials: int, p: float) -> tuple[set[str], set[
     environment = {**os.environ, "CPSGD_SIMD": level}
     command = [sys.executable, str(script), kind, str(trials), str(p)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if result.returncode == FORBIDDEN:
+        pytest.skip("this system does not let one process trace another")
     assert result.returncode == 0, result.stdout + result.stderr
     steps, instructions, addresses = zip(*map(str.split, result.stdout.splitlines()), strict=True)
     assert len(steps) == 3

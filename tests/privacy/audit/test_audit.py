@@ -1,4 +1,4 @@
-"""The audit passes the product and fails every carrier that gets something wrong.
+"""The audit passes the product, and says what it claims to say. Which faults it finds: test_faults.py.
 
 All randomness is fixed, so nothing here fails by chance; with fresh randomness an honest carrier would fail an audit
 with probability at most 1e-6.
@@ -21,7 +21,7 @@ from cpsgd.engines.simulate import RoundSimulator
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.audit import AuditReport, audit
 
-from . import faults
+from .faults import Integers, keyed
 
 auditing = sys.modules["cpsgd.privacy.audit._audit"]
 
@@ -29,44 +29,10 @@ DELTA = 1e-3
 PROTOCOL = Protocol.rotated_binomial(
     clients=4, dim=16, clip_norm=1.0, levels=8, trials=250, coordinate_range=0.72, rotation_seed=3
 )
-# How each fault is found. Others may notice as well. One that few canaries show takes more rounds.
-SUBTLE = "clip by the largest coordinate"
-FAULTS: dict[str, tuple[faults.Fault, set[str]]] = {
-    "no noise": (faults.no_noise, {"privacy", "unbiased", "law", "repeats"}),
-    "no noise, but its mean": (faults.no_noise_but_its_mean, {"privacy", "law"}),
-    "half the trials": (faults.half_the_trials, {"unbiased", "law"}),
-    "half the trials, but all of the mean": (faults.half_the_trials_but_all_of_the_mean, {"law"}),
-    "biased coins": (faults.biased_coins, {"unbiased", "law"}),
-    "slightly biased coins": (faults.slightly_biased_coins, {"unbiased", "law"}),
-    "missing clip": (faults.missing_clip, {"privacy", "unbiased", "law"}),
-    "clip before scaling": (faults.clip_before_scaling, {"privacy", "unbiased", "law"}),
-    SUBTLE: (faults.clip_by_the_largest_coordinate, {"unbiased"}),
-    "keystream reused by all clients": (faults.one_keystream_for_all_clients, {"law"}),
-    "keystream reused in all rounds": (faults.one_keystream_for_all_rounds, {"privacy", "law", "rounds", "repeats"}),
-    "keystream reused in the next round": (faults.one_keystream_for_two_rounds, {"rounds", "repeats"}),
-    "keystream reused much later": (faults.keystream_that_comes_back, {"repeats"}),
-    "keystream reused in a message": (faults.keystream_used_twice_in_a_message, {"coordinates"}),
-    "noise of one client only": (faults.noise_of_one_client, {"law"}),
-    "deterministic rounding": (faults.deterministic_rounding, {"unbiased"}),
-    "noise of absent clients subtracted": (faults.planned_noise_subtracted, {"unbiased", "law"}),
-    "divided by absent clients": (faults.planned_clients_divided_by, {"law"}),
-    "off the lattice": (faults.off_the_lattice, {"integers"}),
-}
 
 
 def failed(report: AuditReport) -> set[str]:
     return {check.name for check in report.checks if not check.passed}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.usefixtures("fixed_seed")
-def test_a_fault_is_found(name: str) -> None:
-    fault, expected = FAULTS[name]
-    encode, start = fault(PROTOCOL)
-    rounds = 12_000 if name == SUBTLE else 5_000
-    report = audit(PROTOCOL, DELTA, rounds=rounds, encode=encode, start=start, seed=2)
-    assert not report.passed
-    assert expected <= failed(report)
 
 
 PROTOCOLS = {
@@ -111,9 +77,10 @@ def test_the_product_passes_with_zero_out_neighbours_survivors_and_another_round
     assert report.surviving == 3
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
 def test_honest_keystreams_pass_whatever_they_are(seed: int) -> None:
-    encode, start = faults.keyed(PROTOCOL, lambda round, message: (seed << 96) + (round << 32) + message)
+    encode, start = keyed(PROTOCOL, lambda round, message: (seed << 96) + (round << 32) + message)
     assert failed(audit(PROTOCOL, DELTA, rounds=1_000, encode=encode, start=start, seed=seed)) == set()
 
 
@@ -141,23 +108,6 @@ def test_a_claim_that_is_too_good_is_refuted(monkeypatch: pytest.MonkeyPatch) ->
     assert failed(report) == {"privacy"}
 
 
-class Sum:
-    """A carrier that adds integers up, as secure aggregation would."""
-
-    def __init__(self, protocol: Protocol, round: int) -> None:
-        self.protocol, self.round, self.count = protocol, round, 0
-        self.sums = np.zeros(protocol.dim, dtype=np.uint64)
-
-    def add(self, message: NDArray[np.uint32]) -> None:
-        self.sums = self.sums + message
-        if self.protocol.modulus is not None:
-            self.sums %= np.uint64(self.protocol.modulus)
-        self.count += 1
-
-    def mean(self) -> NDArray[np.float32]:
-        return self.protocol.decode_sum(self.sums, self.count, self.round)
-
-
 class Simulated:
     """The simulator of training, which draws the noise of all clients at once."""
 
@@ -175,7 +125,7 @@ class Simulated:
 def test_another_carrier() -> None:
     protocol = PROTOCOLS["secure aggregation"]
     assert protocol.modulus is not None
-    report = audit(protocol, DELTA, rounds=1_000, encode=protocol.encode_integers, start=Sum, seed=1)
+    report = audit(protocol, DELTA, rounds=1_000, encode=protocol.encode_integers, start=Integers, seed=1)
     assert failed(report) == set()
 
 
@@ -186,7 +136,7 @@ def test_the_simulator() -> None:
 
 
 def test_what_is_not_a_number_fails() -> None:
-    class Broken(Sum):
+    class Broken(Integers):
         def mean(self) -> NDArray[np.float32]:
             return np.full(self.protocol.dim, np.nan, dtype=np.float32)
 

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import binom, multinomial
 
 from cpsgd.privacy.audit import epsilon_lower_bound
-from cpsgd.privacy.audit._bound import Attacker, best_promise
+from cpsgd.privacy.audit._bound import Attacker, Rehearsal
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 2.5])
@@ -70,7 +70,7 @@ def test_the_strongest_attacker_finds_the_side_that_tells(sign: int) -> None:
     telling = (worlds == (sign > 0)) & (generator.random(5_000) < 0.1)
     scores[telling] += 4.0
     scores *= sign
-    promise = best_promise(scores, worlds, rounds=20_000, delta=1e-3, error=1e-6)
+    promise = Rehearsal(scores, worlds).best_promise(20_000, delta=1e-3, error=1e-6)
     assert promise.sign == sign
     assert promise.share in (0.03, 0.05)
     assert promise.epsilon > 2.0

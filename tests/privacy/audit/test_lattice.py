@@ -8,7 +8,7 @@ import pytest
 from cpsgd import Aggregator, Protocol
 from cpsgd.codec import pipeline, quantize
 from cpsgd.privacy.adjacency import Adjacency, lattice_sensitivity
-from cpsgd.privacy.audit._canaries import canaries, resting, rounded
+from cpsgd.privacy.audit._canaries import canaries, peculiar, resting, rounded
 from cpsgd.privacy.audit._lattice import Lattice
 
 PROTOCOLS = [
@@ -93,3 +93,25 @@ def test_rounding_is_looked_at_between_levels(protocol: Protocol) -> None:
     vector = rounded(Lattice(protocol, 6))
     assert np.linalg.norm(vector) <= 0.5 * protocol.clip_norm * (1.0 + 1e-6)
     assert fractions(protocol, vector).min() > 0.2
+
+
+@protocols
+def test_peculiar_vectors_are_encoded_where_the_auditor_expects_them(protocol: Protocol) -> None:
+    lattice = Lattice(protocol, 6)
+    limit = quantize.coordinate_limit(protocol.levels)
+    for name, vector in peculiar(lattice).items():
+        grid = pipeline.to_grid(protocol, vector, 6)
+        points = (np.clip(np.rint(grid), -limit, limit) + limit) / 2.0 ** quantize.fraction_bits(protocol.levels)
+        np.testing.assert_allclose(lattice.points(vector), points, atol=lattice.slack(1), err_msg=name)
+
+
+def test_peculiar_vectors_are_what_they_are_called() -> None:
+    vectors = peculiar(Lattice(PROTOCOLS[0], 6))
+    assert not vectors["zero"].any()
+    assert np.linalg.norm(vectors["constant, of the largest norm"]) == pytest.approx(PROTOCOLS[0].clip_norm)
+    assert np.ptp(vectors["constant, of the largest norm"]) == 0.0
+    assert np.count_nonzero(vectors["one-hot"]) == 1
+    assert 0.0 < np.abs(vectors["subnormal"]).max() < np.finfo(np.float64).smallest_normal
+    assert np.isfinite(vectors["huge"].astype(np.float32)).all()
+    assert np.linalg.norm(vectors["huge"]) ** 2 > np.finfo(np.float32).max
+    assert vectors["single precision"].dtype == np.float32

@@ -44,8 +44,27 @@ def test_law(coordinate: int) -> None:
 
 def test_coincidence() -> None:
     law = Law(PROTOCOL, GROUPS)
-    each = [sum(mass**2 for mass in coin_by_coin(coordinate).values()) for coordinate in range(3)]
-    assert law.coincidence == pytest.approx(each[0] * each[1] * each[2], rel=1e-12)
+    for rounds in (2, 3):
+        each = [sum(mass**rounds for mass in coin_by_coin(coordinate).values()) for coordinate in range(3)]
+        assert law.coincidence(rounds) == pytest.approx(each[0] * each[1] * each[2], rel=1e-12)
+
+
+def test_probability() -> None:
+    law = Law(PROTOCOL, GROUPS)
+    laws = [coin_by_coin(coordinate) for coordinate in range(3)]
+    sums = np.array([law.first, law.first + np.array([7, 2, 5]), law.first - np.array([0, 1, 0]), [1000] * 3])
+    expected = [np.prod([laws[i].get(int(outcome), 0.0) for i, outcome in enumerate(row)]) for row in sums]
+    np.testing.assert_allclose(law.probability(sums), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("divisor", [2, 3, 16])
+def test_remainders(divisor: int) -> None:
+    law = Law(PROTOCOL, GROUPS)
+    expected = np.zeros((3, divisor))
+    for coordinate in range(3):
+        for outcome, mass in coin_by_coin(coordinate).items():
+            expected[coordinate, (outcome - law.first[coordinate]) % divisor] += mass
+    np.testing.assert_allclose(law.remainders(divisor), expected, atol=1e-15)
 
 
 def test_uniform_numbers_stand_for_the_outcomes() -> None:

@@ -7,11 +7,11 @@ sums follow the protocol's exact law. What is proved and what each check is for:
 
 from __future__ import annotations
 
-from cpsgd.privacy.audit._audit import AuditReport as AuditReport
-from cpsgd.privacy.audit._audit import Carrier as Carrier
-from cpsgd.privacy.audit._audit import Claim as Claim
-from cpsgd.privacy.audit._audit import Encode as Encode
-from cpsgd.privacy.audit._audit import Start as Start
 from cpsgd.privacy.audit._audit import audit as audit
 from cpsgd.privacy.audit._bound import epsilon_lower_bound as epsilon_lower_bound
 from cpsgd.privacy.audit._checks import Check as Check
+from cpsgd.privacy.audit._report import AuditReport as AuditReport
+from cpsgd.privacy.audit._report import Claim as Claim
+from cpsgd.privacy.audit._stage import Carrier as Carrier
+from cpsgd.privacy.audit._stage import Encode as Encode
+from cpsgd.privacy.audit._stage import Start as Start

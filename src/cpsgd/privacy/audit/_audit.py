@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-from typing import Protocol as Interface
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +14,14 @@ from cpsgd.aggregator import Aggregator
 from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.adjacency import Adjacency, check_adjacency
-from cpsgd.privacy.audit import _checks
-from cpsgd.privacy.audit._bound import Attacker, Promise, best_promise
-from cpsgd.privacy.audit._canaries import Canary, canaries, resting, rounded
+from cpsgd.privacy.audit import _checks, _dependence
+from cpsgd.privacy.audit._bound import Attacker, Promise, Rehearsal
+from cpsgd.privacy.audit._canaries import Canary, canaries, peculiar, resting, rounded
 from cpsgd.privacy.audit._checks import Batch, Check
-from cpsgd.privacy.audit._lattice import Array, Lattice
-from cpsgd.privacy.audit._law import Law, LikelihoodRatio
+from cpsgd.privacy.audit._lattice import Array
+from cpsgd.privacy.audit._law import LikelihoodRatio
+from cpsgd.privacy.audit._report import AuditReport, Claim
+from cpsgd.privacy.audit._stage import Encode, Stage, Start
 from cpsgd.privacy.guarantee import Guarantee, guarantee
 from cpsgd.protocol import Protocol
 
@@ -38,111 +38,14 @@ _MAX_NUMBERS = 2**27
 _MAX_SUM = 2.0**17
 # Besides the δ asked for: claims are tested where samples can see something.
 _DELTAS = (1e-4, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
-# Shares of the rounds: to find the best canary and its thresholds, and to check the law of honest vectors.
+# Shares of the rounds: to find the best canary and its thresholds, and to check the law of other vectors, in full
+# rounds and in those with few messages.
 _EXPLORING, _ROUNDING, _FEW = 0.2, 0.1, 0.1
-# The checks that chance can fail.
-_RANDOM_CHECKS = 6
+# The checks that chance can fail: all but that of the integers.
+_RANDOM_CHECKS = 10
 _CURVE_POINTS = 200
 # Rounds to prepare an attack with, drawn from the law.
 _SIMULATED, _MAX_SIMULATED_NUMBERS = 40_000, 2**23
-# Rounds between two calls to say how far it is.
-_REPORTED = 100
-
-
-class Carrier(Interface):
-    """The server's half of a round, such as `Aggregator`."""
-
-    def add(self, message: Any, /) -> None:
-        """Takes one client's message."""
-
-    def mean(self) -> NDArray[np.float32]:
-        """What is released."""
-
-
-Encode = Callable[[Array, int], Any]
-"""The client's half: from a vector and the round's number to a message, such as `Protocol.encode`."""
-
-Start = Callable[[Protocol, int], Carrier]
-"""Starts a round, such as `Aggregator` itself."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What is claimed and what was found at one δ.
-
-    Attributes:
-        delta: δ.
-        claimed: ε that is proved, an upper bound.
-        found: ε that the attack proves, a lower bound that holds for all δ at once but for the audit's false-alarm
-            probability.
-    """
-
-    delta: float
-    claimed: float
-    found: float
-
-
-@dataclass(frozen=True)
-class AuditReport:
-    """What an audit found.
-
-    Attributes:
-        claimed: The guarantee under audit.
-        lower_bound: ε at the guarantee's δ that the attack proves with `confidence`.
-        confidence: Of `lower_bound`.
-        claims: Claimed and found ε at several δ, the guarantee's first. These decide.
-        canary: The canary that did best.
-        promises: For every canary, ε that it promised when canaries were compared.
-        rounds: Rounds played in all.
-        attacked_rounds: Rounds behind the lower bounds.
-        surviving: Messages of a round.
-        false_alarm: Probability that an honest carrier fails.
-        error_rates: The attacker's two error rates, (false alarms, misses), from one end to the other.
-        checks: The attack's verdict and the checks of the law.
-    """
-
-    claimed: Guarantee
-    lower_bound: float
-    confidence: float
-    claims: tuple[Claim, ...]
-    canary: str
-    promises: tuple[tuple[str, float], ...]
-    rounds: int
-    attacked_rounds: int
-    surviving: int
-    false_alarm: float
-    error_rates: tuple[tuple[float, float], ...]
-    checks: tuple[Check, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing speaks against the claim."""
-        return all(check.passed for check in self.checks)
-
-    def claimed_misses(self, false_alarms: Array) -> Array:
-        """The claimed trade-off: the least share of misses at these shares of false alarms.
-
-        Of every (ε, δ) that is claimed, 1 - δ - e^ε α and e^-ε (1 - δ - α) (Dong, Roth and Su, "Gaussian Differential
-        Privacy", 2022, Proposition 3).
-        """
-        lines = [np.zeros_like(false_alarms)]
-        for claim in self.claims:
-            lines.append(1.0 - claim.delta - math.exp(claim.claimed) * false_alarms)
-            lines.append(math.exp(-claim.claimed) * (1.0 - claim.delta - false_alarms))
-        highest: Array = np.max(lines, axis=0)
-        return highest
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "passed": self.passed,
-            **vars(self),
-            "claimed": self.claimed.to_dict(),
-            "claims": [vars(claim) for claim in self.claims],
-            "promises": dict(self.promises),
-            "error_rates": [list(pair) for pair in self.error_rates],
-            "checks": [{**vars(check), "passed": check.passed} for check in self.checks],
-        }
 
 
 def audit(
@@ -193,7 +96,7 @@ def audit(
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
     claimed = guarantee(protocol, delta, adjacency=check_adjacency(adjacency), surviving=count)
     claims = _claims(protocol, claimed, count)
-    stage = _Stage(protocol, round, encode or protocol.encode, start, seed, progress)
+    stage = Stage(protocol, round, encode or protocol.encode, start, seed, progress)
     share = FALSE_ALARM / _RANDOM_CHECKS
     error = share / len(claims)
 
@@ -218,9 +121,11 @@ def audit(
         return best.attacker(attacked, delta, error).lower_bound(scores, worlds, delta, error)
 
     found = tuple(Claim(delta_, epsilon, proved(delta_, error)) for delta_, epsilon in claims)
-    vector = rounded(stage.lattice)
-    batches.append(stage.play("between levels", [(vector, count)], int(_ROUNDING * rounds)))
-    batches.append(stage.play("few messages", [(vector, few)], int(_FEW * rounds)))
+    batches.append(stage.play("between levels", [(rounded(stage.lattice), count)], int(_ROUNDING * rounds)))
+    vectors = peculiar(stage.lattice)
+    ends = np.linspace(0, int(_FEW * rounds), len(vectors) + 1).astype(int)
+    for (name, vector), number in zip(vectors.items(), np.diff(ends), strict=True):
+        batches.append(stage.play(f"few messages, {name}", [(vector, few)], int(number)))
     return AuditReport(
         claimed=claimed,
         lower_bound=proved(delta, 1.0 - CONFIDENCE),
@@ -239,53 +144,9 @@ def audit(
     )
 
 
-class _Stage:
-    """Plays rounds of a carrier."""
-
-    def __init__(
-        self,
-        protocol: Protocol,
-        round: int,
-        encode: Encode,
-        start: Start,
-        seed: int | None,
-        progress: Callable[[int], None] | None,
-    ) -> None:
-        self.lattice = Lattice(protocol, round)
-        self.generator = np.random.default_rng(seed)
-        self.played = 0
-        self._protocol, self._round = protocol, round
-        self._encode, self._start, self._progress = encode, start, progress
-
-    def law(self, clients: Sequence[tuple[Array, int]]) -> Law:
-        """The law of the sums of clients, given as vectors and how many have each."""
-        return Law(self._protocol, [(self.lattice.points(vector), number) for vector, number in clients])
-
-    def means(self, worlds: Sequence[Sequence[tuple[Array, int]]]) -> NDArray[np.float32]:
-        """What is released in rounds with these clients, a row each."""
-        released = np.empty((len(worlds), self._protocol.dim), dtype=np.float32)
-        for row, clients in zip(released, worlds, strict=True):
-            carrier = self._start(self._protocol, self._round)
-            for vector, number in clients:
-                for _ in range(number):
-                    carrier.add(self._encode(vector, self._round))
-            row[:] = carrier.mean()
-            self.played += 1
-            if self._progress is not None and self.played % _REPORTED == 0:
-                self._progress(_REPORTED)
-        return released
-
-    def play(self, name: str, clients: Sequence[tuple[Array, int]], rounds: int) -> Batch:
-        """Rounds with the same vectors."""
-        times = self.played + np.arange(rounds)
-        count = sum(number for _, number in clients)
-        exact = self.lattice.sums(self.means([clients] * rounds), count)
-        return Batch(name, self.law(clients), self.lattice.slack(count), exact, times)
-
-
 @dataclass(frozen=True)
 class _Lesson:
-    """What is known about a canary before the attack: scores and worlds of real rounds, and of simulated honest ones.
+    """What is known about a canary before the attack, from real rounds and from simulated honest ones.
 
     The simulated ones, of which there are many, show how an honest carrier is best attacked; the real ones how this
     carrier may be worse.
@@ -293,32 +154,30 @@ class _Lesson:
 
     canary: Canary
     batches: Sequence[Batch]
-    real: tuple[Array, NDArray[np.bool_]]
-    simulated: tuple[Array, NDArray[np.bool_]]
+    real: Rehearsal
+    simulated: Rehearsal
 
     def promise(self, rounds: int, delta: float, error: float) -> Promise:
         """The attack that promises most."""
-        promises = [
-            best_promise(*sample, rounds=rounds, delta=delta, error=error) for sample in (self.real, self.simulated)
-        ]
+        promises = [rehearsal.best_promise(rounds, delta, error) for rehearsal in (self.real, self.simulated)]
         return max(promises, key=lambda promise: promise.epsilon)
 
     def attacker(self, rounds: int, delta: float, error: float) -> Attacker:
         """Who makes that promise. Its threshold always comes from real rounds, whatever law these have."""
         best = self.promise(rounds, delta, error)
-        return Attacker.answering(self.real[0], best.sign, best.share)
+        return Attacker.answering(self.real.scores, best.sign, best.share)
 
 
-def _explore(stage: _Stage, canary: Canary, count: int, rounds: int) -> _Lesson:
+def _explore(stage: Stage, canary: Canary, count: int, rounds: int) -> _Lesson:
     batches, scores, worlds = _attack(stage, canary, count, rounds)
     laws = [batch.law for batch in batches]
     size = min(_SIMULATED, _MAX_SIMULATED_NUMBERS // stage.lattice.protocol.dim) // 2
     ratio = LikelihoodRatio(*laws)
     simulated = np.concatenate([ratio.score(law.sample(size, stage.generator)) for law in laws])
-    return _Lesson(canary, batches, (scores, worlds), (simulated, np.repeat([False, True], size)))
+    return _Lesson(canary, batches, Rehearsal(scores, worlds), Rehearsal(simulated, np.repeat([False, True], size)))
 
 
-def _attack(stage: _Stage, canary: Canary, count: int, rounds: int) -> tuple[list[Batch], Array, NDArray[np.bool_]]:
+def _attack(stage: Stage, canary: Canary, count: int, rounds: int) -> tuple[list[Batch], Array, NDArray[np.bool_]]:
     """Plays rounds in which a coin decides which neighbour takes part; the attacker's scores, and the coins."""
     others = (resting(stage.lattice), count - 1)
     zero, one = [(canary.zero, 1), others], [(canary.one, 1), others]
@@ -366,14 +225,18 @@ def _excess(claims: Sequence[Claim]) -> float:
 
 def _law_checks(batches: Sequence[Batch], generator: np.random.Generator, share: float) -> list[Check]:
     uniforms = [batch.law.uniform(batch.sums, generator) for batch in batches]
-    ordered = _checks.in_order(batches, uniforms)
+    ordered = _dependence.in_order(batches, uniforms)
     return [
         _checks.integers(batches),
         _checks.unbiased(batches, share),
+        _checks.spread(batches, uniforms, share),
         _checks.distribution(batches, uniforms, share),
-        _checks.coordinates(ordered, share),
-        _checks.successive(ordered, share),
-        _checks.repeats(batches, share),
+        _checks.tails(batches, uniforms, share),
+        _checks.remainders(batches, share),
+        _checks.quiet(ordered, share),
+        _dependence.coordinates(ordered, share),
+        _dependence.rounds(ordered, share),
+        _dependence.repeats(batches, share),
     ]
 
 

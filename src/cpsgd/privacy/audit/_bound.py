@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -82,18 +83,32 @@ class Promise:
     share: float
 
 
-def best_promise(scores: Array, worlds: NDArray[np.bool_], *, rounds: int, delta: float, error: float) -> Promise:
-    """The attacker who promises most on `rounds` fresh rounds, judged by rounds to learn from.
+@dataclass(frozen=True, eq=False)
+class Rehearsal:
+    """Rounds to learn from: scores and worlds. They prove nothing any more."""
 
-    The rounds to learn from prove nothing any more; the promise is only a guess. It is a careful one, two standard
-    deviations to the safe side, so that rare answers that were right by chance do not win.
-    """
-    growth = rounds / len(scores)
-    promises: list[Promise] = []
-    for sign in (1, -1):
-        for share in _SHARES:
-            right, wrong = Attacker.answering(scores, sign, share).counts(scores, worlds)
+    scores: Array
+    worlds: NDArray[np.bool_]
+
+    @cached_property
+    def _answers(self) -> list[tuple[int, float, int, int]]:
+        """Sign and share of every attacker, and its right and wrong answers."""
+        return [
+            (sign, share, *Attacker.answering(self.scores, sign, share).counts(self.scores, self.worlds))
+            for sign in (1, -1)
+            for share in _SHARES
+        ]
+
+    def best_promise(self, rounds: int, delta: float, error: float) -> Promise:
+        """The attacker who promises most on `rounds` fresh rounds.
+
+        The promise is only a guess. It is a careful one, two standard deviations to the safe side, so that rare answers
+        that were right by chance do not win.
+        """
+        growth = rounds / len(self.scores)
+        promises: list[Promise] = []
+        for sign, share, right, wrong in self._answers:
             fewer, more = max(0.0, right - 2.0 * math.sqrt(right)), wrong + 1.0 + 2.0 * math.sqrt(wrong + 1.0)
             epsilon = epsilon_lower_bound(growth * fewer, growth * more, rounds, delta, error)
             promises.append(Promise(epsilon, sign, share))
-    return max(promises, key=lambda promise: promise.epsilon)
+        return max(promises, key=lambda promise: promise.epsilon)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cpsgd.codec.clip import Vector
 from cpsgd.privacy.adjacency import Adjacency
 from cpsgd.privacy.audit._lattice import Array, Lattice
 
@@ -14,6 +15,10 @@ from cpsgd.privacy.audit._lattice import Array, Lattice
 _LENGTH = 8.0
 # Where the rounding is looked at, clients lie this far above a level: any rounding but the random one moves the mean.
 _OFFSET = 0.45
+# Longer than any clip norm, and its square than any number of single precision; that precision still holds it.
+_HUGE = 1e37
+# Subnormal: shorter than what arithmetic keeps all digits of.
+_TINY = 1e-310
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +62,25 @@ def resting(lattice: Lattice) -> Array:
 def rounded(lattice: Lattice) -> Array:
     """A vector well inside the norm's bound that lies between levels in every coordinate."""
     return _beside_zero(lattice, _OFFSET, within=0.5)
+
+
+def peculiar(lattice: Lattice) -> dict[str, Vector]:
+    """Vectors by name that code may treat in a way of its own, and must not."""
+    dim, clip_norm = lattice.protocol.dim, lattice.protocol.clip_norm
+    constant = np.full(dim, clip_norm / math.sqrt(dim))
+    alternating = np.where(np.arange(dim) % 2, -1.0, 1.0)
+    last = np.eye(dim)[-1]
+    return {
+        "between levels": rounded(lattice),
+        "on levels": resting(lattice),
+        "zero": np.zeros(dim),
+        "constant, of the largest norm": constant,
+        "one-hot": clip_norm * last,
+        "one-hot after rotation": _LENGTH * clip_norm * lattice.unrotated(last),
+        "subnormal": _TINY * alternating,
+        "huge": lattice.unrotated(np.full(dim, _HUGE / math.sqrt(dim))),
+        "single precision": (0.5 * alternating * constant).astype(np.float32),
+    }
 
 
 def _beside_zero(lattice: Lattice, offset: float, within: float) -> Array:

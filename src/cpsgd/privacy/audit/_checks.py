@@ -1,8 +1,8 @@
-"""Does the carrier follow the protocol's law? Checks on what a likelihood attack alone would miss.
+"""Does the carrier follow the protocol's law? Checks of single sums, on what a likelihood attack alone would miss.
 
-Each has a false-alarm probability that is proved for a finite sample: by Bernstein's inequality (sums of independent
-coins; products of independent uniform numbers), by the inequality of Dvoretzky, Kiefer and Wolfowitz with Massart's
-constant (distribution functions), or by Markov's (coincidences). docs/auditing.md says which fault shows up where.
+Each has a false-alarm probability that is proved for a finite sample: by Bennett's inequality (sums of independent and
+bounded numbers), by the inequality of Dvoretzky, Kiefer and Wolfowitz with Massart's constant (distribution functions),
+or by an exact law (Binomial counts, Gamma sums of logarithms). docs/auditing.md says which fault shows up where.
 """
 
 from __future__ import annotations
@@ -12,12 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.special import lambertw
+from scipy.stats import binom, gamma
 
 from cpsgd.privacy.audit._law import Array, Integers, Law
 
 # A released mean is float32, so its sums are integers only up to rounding.
 _NEAR_INTEGER = 0.25
+# Steps of the noise that a carrier may leave out: all but every second sum, and so on.
+_DIVISORS = (2, 3, 5, 16)
+# Shares of the numbers that lie in the tails, from where samples see much to where nothing may lie.
+_TAILS = tuple(10.0 ** (-0.5 * step) for step in range(2, 31))
+# A mass and the next differ by a factor below this, as far out as the tails go: fair coins that all fall alike with
+# probability 1e-15 or more are at most 50, and that is the factor there.
+_TAIL_SLOPE = 64.0
+# What float64 can still tell from 0, in logarithms of numbers in [0, 1].
+_RESOLUTION = 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -62,16 +72,30 @@ class Batch:
     times: Integers
 
     @property
+    def blur(self) -> float:
+        """How far the codec's resolution may move the distribution function of a sum."""
+        return self.slack * float(self.law.mass.max())
+
+    @property
     def sums(self) -> Integers:
         """The sums as integers; what is no number counts as far away."""
         return np.rint(np.nan_to_num(np.clip(self.exact, -(2.0**52), 2.0**52), nan=2.0**52)).astype(np.int64)
 
 
-def bernstein(variance: float, largest: float, false_alarm: float) -> float:
-    """What |Σ X| exceeds with at most this probability; X independent, centred, at most `largest`, of this variance."""
+def bennett(variance: Array | float, largest: float, false_alarm: float) -> Array:
+    """What |Σ X| exceeds with at most this probability; X independent, centred, |X| <= `largest`, of this variance.
+
+    Bennett's inequality: P(Σ X >= x) <= exp(-v/b² h(b x/v)) with h(u) = (1 + u) log(1 + u) - u, solved for x by
+    Lambert's W. Freedman's inequality has the same form where X are differences of a martingale and v bounds the sum of
+    their conditional variances.
+    """
     nats = math.log(2.0 / false_alarm)
-    third = largest * nats / 3.0
-    return third + math.sqrt(third * third + 2.0 * variance * nats)
+    spread = np.maximum(np.asarray(variance, dtype=np.float64), 1e-300)
+    exponent = largest * largest * nats / spread
+    growth = np.expm1(1.0 + lambertw((exponent - 1.0) / math.e, 0).real)
+    # h(u) <= u²/2, so the solution is never below this; W loses digits there.
+    reach: Array = spread / largest * np.maximum(growth, np.sqrt(2.0 * exponent))
+    return reach
 
 
 def integers(batches: Sequence[Batch]) -> Check:
@@ -92,8 +116,8 @@ def unbiased(batches: Sequence[Batch], false_alarm: float) -> Check:
         rounds, dim = batch.exact.shape
         deviations = np.sum(batch.sums - batch.law.mean, axis=0)
         slack = rounds * batch.slack
-        apart = np.abs(deviations) / [bernstein(rounds * v, 1.0, each / dim) + slack for v in batch.law.variance]
-        together = bernstein(rounds * float(batch.law.variance.sum()), 1.0, each) + dim * slack
+        apart = np.abs(deviations) / (bennett(rounds * batch.law.variance, 1.0, each / dim) + slack)
+        together = float(bennett(rounds * float(batch.law.variance.sum()), 1.0, each)) + dim * slack
         pushed = max(abs(float(deviations.sum())), abs(float(deviations @ batch.law.outward)))
         worst = max(worst, float(apart.max()), pushed / together)
     return Check(
@@ -101,62 +125,116 @@ def unbiased(batches: Sequence[Batch], false_alarm: float) -> Check:
     )
 
 
-def distribution(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: float) -> Check:
-    """Whether the sums have the protocol's law: the distribution function of all coordinates at once.
+def spread(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: float) -> Check:
+    """Whether the noise is as wide as it should be: for every vector, in every coordinate, in rounds of each size.
 
-    Once as they are, and once turned outwards: too long a vector moves coordinates apart, which would cancel out.
+    Of independent uniform numbers u, (u - ½)² has mean 1/12 and variance 1/180.
+    """
+    widths = [np.sum((uniform - 0.5) ** 2 - 1.0 / 12.0, axis=0) for uniform in uniforms]
+    rounds = np.array([len(uniform) for uniform in uniforms])
+    counts = np.array([batch.law.count for batch in batches])
+    dim = len(widths[0])
+    # Deviations, and how many numbers each is the sum of.
+    alone = (np.array(widths), rounds[:, None])
+    vectors = (np.sum(widths, axis=1), dim * rounds)
+    coordinates = (np.sum(widths, axis=0), rounds.sum())
+    sizes = [(np.sum(vectors[0][counts == count]), dim * rounds[counts == count].sum()) for count in set(counts)]
+    kinds = [alone, vectors, coordinates, *sizes]
+    # On [0, 1], (u - ½)² goes up and down by ½ in all.
+    forgiven = 0.5 * max(batch.blur for batch in batches)
+    worst = 0.0
+    for deviations, numbers in kinds:
+        limits = bennett(numbers / 180.0, 1.0 / 6.0, false_alarm / len(kinds) / deviations.size) + forgiven * numbers
+        worst = max(worst, float(np.max(np.abs(deviations) / limits)))
+    return Check("spread", "largest deviation of the noise's width, in units of what chance allows", worst, 1.0)
+
+
+def distribution(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: float) -> Check:
+    """Whether the sums have the protocol's law: the distribution function of all coordinates at once, and of each.
+
+    All at once for every batch, as they are and turned outwards: too long a vector moves coordinates apart, which would
+    cancel out. Each by itself for all batches.
     """
     worst = 0.0
     for batch, uniform in zip(batches, uniforms, strict=True):
-        limit = math.sqrt(math.log(4.0 * len(batches) / false_alarm) / (2.0 * uniform.size))
-        gap = max(_gap(uniform), _gap(np.where(batch.law.outward > 0.0, uniform, 1.0 - uniform)))
-        worst = max(worst, gap / (limit + batch.slack * float(batch.law.mass.max())))
+        gap = max(_gap(uniform.ravel()), _gap(np.where(batch.law.outward > 0.0, uniform, 1.0 - uniform).ravel()))
+        worst = max(worst, gap / (_massart(uniform.size, 0.25 * false_alarm / len(batches)) + batch.blur))
+    rounds, dim = sum(len(uniform) for uniform in uniforms), uniforms[0].shape[1]
+    limit = _massart(rounds, 0.5 * false_alarm / dim) + max(batch.blur for batch in batches)
+    for coordinate in range(dim):
+        worst = max(worst, _gap(np.concatenate([uniform[:, coordinate] for uniform in uniforms])) / limit)
     return Check("law", "largest gap to the exact distribution function, in units of what chance allows", worst, 1.0)
+
+
+def _massart(size: int, false_alarm: float) -> float:
+    return math.sqrt(math.log(2.0 / false_alarm) / (2.0 * size))
 
 
 def _gap(uniform: Array) -> float:
     """The largest distance of the empirical distribution function from the uniform one."""
-    ordered = np.sort(uniform, axis=None)
+    ordered = np.sort(uniform)
     steps = np.arange(ordered.size + 1) / ordered.size
     return float(max(np.max(steps[1:] - ordered), np.max(ordered - steps[:-1])))
 
 
-def coordinates(uniforms: Array, false_alarm: float) -> Check:
-    """Whether the noise of any two coordinates is uncorrelated."""
-    question = "largest correlation of two coordinates, in units of what chance allows"
-    rounds, dim = uniforms.shape
-    if dim == 1:
-        return Check("coordinates", question, 0.0, None)
-    centred = uniforms - 0.5
-    products = centred.T @ centred
-    np.fill_diagonal(products, 0.0)
-    limit = bernstein(rounds / 144.0, 0.25, false_alarm / (dim * (dim - 1) / 2.0))
-    return Check("coordinates", question, float(np.abs(products).max()) / limit, 1.0)
+def tails(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: float) -> Check:
+    """Whether as many sums lie in the tails as should, neither too few nor too many: exact counts.
+
+    Both tails together, from a tenth of the numbers down to where nothing is ever seen; in rounds of each size.
+    """
+    # Where the codec's resolution rounds a client's point up once in a while, the tail takes in the next mass.
+    forgiven = 1.0 + _TAIL_SLOPE * max(batch.slack for batch in batches)
+    sizes = {batch.law.count for batch in batches}
+    least = 1.0
+    for size in sizes:
+        pairs = zip(batches, uniforms, strict=True)
+        numbers = np.concatenate([uniform.ravel() for batch, uniform in pairs if batch.law.count == size])
+        distances = 1.0 - np.abs(2.0 * numbers - 1.0)
+        for share in _TAILS:
+            found, few, many = np.count_nonzero(distances < share), share / forgiven, min(1.0, share * forgiven)
+            least = min(least, binom.cdf(found, distances.size, few), binom.sf(found - 1, distances.size, many))
+    each = false_alarm / (2 * len(_TAILS) * len(sizes))
+    question = "improbability of the least likely count of sums in the tails, in units of what chance allows"
+    return Check("tails", question, _improbability(least, each), 1.0)
 
 
-def successive(uniforms: Array, false_alarm: float) -> Check:
-    """Whether the noise of a round and of the next one is uncorrelated; pairs of rounds do not overlap."""
-    centred = uniforms[: len(uniforms) // 2 * 2] - 0.5
-    products = centred[::2] * centred[1::2]
-    limit = bernstein(products.size / 144.0, 0.25, false_alarm)
-    question = "correlation of a round with the next, in units of what chance allows"
-    return Check("rounds", question, abs(float(products.sum())) / limit, 1.0)
+def remainders(batches: Sequence[Batch], false_alarm: float) -> Check:
+    """Whether sums leave the remainders they should: noise in steps of two hides nothing from who looks at parity.
 
-
-def repeats(batches: Sequence[Batch], false_alarm: float) -> Check:
-    """Whether the noise of one round comes back in another, however much later."""
-    expected, found = 0.0, 0
+    For every vector, in every coordinate and in all together.
+    """
+    worst = 0.0
+    each = false_alarm / (2 * sum(_DIVISORS) * len(batches))
     for batch in batches:
-        rounds = len(batch.exact)
-        expected += 0.5 * rounds * (rounds - 1) * batch.law.coincidence
-        found += rounds - len(np.unique(batch.sums, axis=0))
-    # With few coordinates honest rounds coincide too, and nothing can be concluded.
-    return Check(
-        "repeats", "rounds whose noise was there before", float(found), 0.0 if expected <= false_alarm else None
-    )
+        rounds, dim = batch.exact.shape
+        index = batch.sums - batch.law.first
+        # The codec's resolution moves at most this many sums to another remainder.
+        slack = rounds * batch.slack
+        for divisor in _DIVISORS:
+            expected = batch.law.remainders(divisor)
+            # Every coordinate counts its own remainders.
+            places = index % divisor + divisor * np.arange(dim)
+            found = np.bincount(places.ravel(), minlength=dim * divisor).reshape(dim, divisor)
+            excess, variance = found - rounds * expected, rounds * expected * (1.0 - expected)
+            apart = np.abs(excess) / (bennett(variance, 1.0, each / dim) + slack)
+            together = np.abs(excess.sum(axis=0)) / (bennett(variance.sum(axis=0), 1.0, each) + dim * slack)
+            worst = max(worst, float(apart.max()), float(together.max()))
+    question = f"largest excess of a remainder modulo {', '.join(map(str, _DIVISORS))}, in units of what chance allows"
+    return Check("remainders", question, worst, 1.0)
 
 
-def in_order(batches: Sequence[Batch], uniforms: Sequence[Array]) -> NDArray[np.float64]:
-    """The uniform numbers of all rounds as they were played."""
-    times = np.concatenate([batch.times for batch in batches])
-    return np.concatenate(list(uniforms))[np.argsort(times)]
+def quiet(uniforms: Array, false_alarm: float) -> Check:
+    """Whether any one round has next to no noise.
+
+    Of independent uniform numbers u, -log|2u - 1| is exponential: its sum over a round's coordinates is Gamma.
+    """
+    rounds, dim = uniforms.shape
+    closeness = -np.sum(np.log(np.maximum(np.abs(2.0 * uniforms - 1.0), _RESOLUTION)), axis=1)
+    least = float(gamma.sf(closeness.max(), dim))
+    question = "improbability of the round with the least noise, in units of what chance allows"
+    return Check("quiet", question, _improbability(least, false_alarm / rounds), 1.0)
+
+
+def _improbability(probability: float, allowed: float) -> float:
+    """Above 1 where something less likely than is allowed was seen."""
+    return math.log(max(probability, 1e-300)) / math.log(allowed)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cpsgd.codec import quantize, rotate
 from cpsgd.codec._kernels import reference
+from cpsgd.codec.clip import Vector
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -39,10 +40,11 @@ class Lattice:
         """The vector that the protocol rotates to this one."""
         return self._rotation @ vector
 
-    def points(self, vector: Array) -> Array:
+    def points(self, vector: Vector) -> Array:
         """Where a client's vector lies between the levels: clipped, rotated, clipped to the range; 0 to k - 1."""
-        norm = float(np.linalg.norm(vector))
-        clipped = vector * min(1.0, self.protocol.clip_norm / norm) if norm else vector
+        exact = vector.astype(np.float64)
+        norm = float(np.linalg.norm(exact))
+        clipped = exact * min(1.0, self.protocol.clip_norm / norm) if norm else exact
         reach = self.protocol.coordinate_range
         return (np.clip(clipped @ self._rotation, -reach, reach) + reach) / self.protocol.scale
 

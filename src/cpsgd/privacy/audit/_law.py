@@ -27,6 +27,7 @@ class Law:
     """The law of one round's sums, coordinate by coordinate; the coordinates are independent.
 
     Attributes:
+        count: Messages of a round.
         first: The smallest sum that has a mass, for each coordinate.
         mass: A row of masses for each coordinate, from `first` on.
         mean: Expected sums.
@@ -44,7 +45,7 @@ class Law:
         Raises:
             ParameterError: The law would take too much memory.
         """
-        count = sum(clients for _, clients in groups)
+        self.count = count = sum(clients for _, clients in groups)
         noise = _binomial.window(protocol.trials * count, protocol.p, _NATS)
         width = len(noise.mass) + count
         if protocol.dim * width > _MAX_ENTRIES:
@@ -67,10 +68,22 @@ class Law:
         self.outward = np.where(self.mean >= middle, 1.0, -1.0)
         self._below = np.cumsum(self.mass, axis=1) - self.mass
 
-    @property
-    def coincidence(self) -> float:
-        """The probability that two rounds have the same sums in all coordinates."""
-        return float(np.exp(np.sum(np.log(np.sum(self.mass**2, axis=1)))))
+    def coincidence(self, rounds: int) -> float:
+        """The probability that so many rounds have the same sums in all coordinates."""
+        return float(np.prod(np.sum(self.mass**rounds, axis=1)))
+
+    def probability(self, sums: Integers) -> Array:
+        """Of each row of sums."""
+        index = sums - self.first
+        inside = np.clip(index, 0, self.mass.shape[1] - 1)
+        masses = np.where(index == inside, self.mass[np.arange(sums.shape[1]), inside], 0.0)
+        product: Array = masses.prod(axis=1)
+        return product
+
+    def remainders(self, divisor: int) -> Array:
+        """The probabilities of the remainders that a sum's distance from `first` leaves, a row a coordinate."""
+        folded: Array = np.stack([self.mass[:, start::divisor].sum(axis=1) for start in range(divisor)], axis=1)
+        return folded
 
     def sample(self, rounds: int, generator: np.random.Generator) -> Integers:
         """Sums of honest rounds, a row each, to prepare an attack with; no noise that protects anybody."""
