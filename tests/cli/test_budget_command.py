@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpsgd.aggregator import Aggregator
+from cpsgd.errors import VectorError
 from cpsgd.privacy.guarantee import guarantee
-from cpsgd.privacy.ledger import Ledger
+from cpsgd.privacy.ledger import Ledger, RoundEvent
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.rotated_binomial(clients=200, dim=20, clip_norm=1.0, levels=2, trials=2)
@@ -71,11 +73,65 @@ def test_one_mean_for_people(budget: Any) -> None:
     assert "released" in shown
 
 
-def test_a_table_that_fails_stays_spent(budget: Any) -> None:
-    np.save("table.npy", np.full((200, 20), np.nan))
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_table_that_is_not_finite_costs_nothing(budget: Any, bad: float) -> None:
+    table = np.full((200, 20), 0.01)
+    table[-1, 7] = bad
+    np.save("table.npy", table)
+    before = Path("b.ledger").read_bytes()
+    result = mean(budget)
+    assert result.exit_code == 2
+    assert "row 199: NaN or infinite at coordinate 7" in " ".join(result.stderr.split())
+    assert Path("b.ledger").read_bytes() == before
+    assert not Path("mean.npy").exists()
+
+
+def test_a_table_that_is_damaged_at_its_end_costs_nothing(budget: Any) -> None:
+    good = "0.01" + ",0.02" * 19 + "\n"
+    Path("table.csv").write_text(good * 199 + good.replace("0.01", "x"))
+    before = Path("b.ledger").read_bytes()
+    options = ("--protocol", "p.json", "--ledger", "b.ledger", "--population", "people")
+    result = budget("mean", "table.csv", *options)
+    assert result.exit_code == 2
+    assert "line 200, column 1: not a number" in " ".join(result.stderr.split())
+    assert Path("b.ledger").read_bytes() == before
+    Path("table.csv").write_text(good * 200)  # the same options with a good table
+    assert budget("mean", "table.csv", *options).exit_code == 0
+    assert Path("b.ledger").read_bytes() != before
+
+
+def test_a_round_is_on_the_ledger_before_its_mean_is_computed(budget: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = []
+
+    def fail(aggregator: Aggregator) -> None:
+        spent.append(Ledger("b.ledger").total("people").rounds)
+        raise VectorError("no mean today")
+
+    monkeypatch.setattr(Aggregator, "mean", fail)
     assert mean(budget).exit_code == 2
-    total = Ledger("b.ledger").total("people")
-    assert (total.rounds, total.unreleased) == (1, 1)
+    assert spent == [1]
+    assert Ledger("b.ledger").total("people").rounds == 1
+
+
+def test_a_budget_that_is_spent_meanwhile_is_refused(budget: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = Aggregator.add
+
+    def spend_and_add(aggregator: Aggregator, message: bytes) -> None:
+        ledger = Ledger("b.ledger")
+        while ledger.total("people").rounds < 2:
+            ledger.reserve("people", RoundEvent(PROTOCOL, survivors=200))
+        add(aggregator, message)
+
+    monkeypatch.setattr(Aggregator, "add", spend_and_add)
+    result = mean(budget)
+    assert result.exit_code == 2
+    assert "is left; this would bring it to" in result.stderr
+    assert not Path("mean.npy").exists()
+    assert Ledger("b.ledger").total("people").rounds == 2
+
+
+def test_what_was_reserved_and_not_released_is_shown(budget: Any) -> None:
+    Ledger("b.ledger").reserve("people", RoundEvent(PROTOCOL, survivors=200))
     assert "1 of them reserved and not released" in budget("budget", "show", "b.ledger").stdout
 
 

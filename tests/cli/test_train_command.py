@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.planner.paper import paper_design
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -213,6 +214,8 @@ def test_sampled_rounds_with_dropouts_keep_their_budget(cpsgd: Any, participatio
         (("--examples", 0), "examples"),
         (("--examples", 2, "--participation", "fixed-size"), "whole clients"),
         (("--examples", 2, "--local-steps", 2, "--local-lr", 0.1), "examples or local_steps"),
+        (("--memory-limit", 0), "Expected memory_limit (in MiB) in [1, 16777216]"),
+        (("--memory-limit", 1 << 30), "Expected memory_limit (in MiB) in [1, 16777216]"),
         (("--colluding", 400), "nobody is left whose noise protects"),
         (("--resume",), "no run under runs/"),
         (("--resume", "--run", "none"), "There is no run in runs/none"),
@@ -247,6 +250,35 @@ def test_a_run_is_not_overwritten_nor_resumed_with_other_settings(
     result = cpsgd("train", "--resume", "--run", "whole", "--lr", 3.0)
     assert result.exit_code == 2
     assert "another lr" in result.stderr
+
+
+def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: Any) -> None:
+    limits: list[int] = []
+    real = ClientUpdates.tensors
+
+    def record(self: ClientUpdates, *arguments: Any) -> Any:
+        limits.append(self.memory_limit)
+        return real(self, *arguments)
+
+    small = ("--cohort", 300, "--model", "linear", "--bits", 6, "--no-baselines")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ClientUpdates, "tensors", record)
+        assert cpsgd("train", *small, "--rounds", 4, "--run", "free").exit_code == 0
+        assert set(limits) == {1 << 30}
+        limits.clear()
+        Path("run.toml").write_text("memory_limit = 2\n")
+        with pytest.MonkeyPatch.context() as stopped:
+            stopped.setattr("cpsgd.cli._training.interrupts", lambda: nullcontext(lambda: True))
+            result = cpsgd("train", *small, "--rounds", 4, "--run", "tight", "--config", "run.toml")
+        assert result.exit_code == 130, result.stderr
+        assert set(limits) == {2 << 20}
+        limits.clear()
+        result = cpsgd("train", "--resume", "--run", "tight", "--memory-limit", 1)
+        assert result.exit_code == 0, result.stderr
+        assert set(limits) == {1 << 20}
+    assert rows(Path("runs/tight")) == rows(Path("runs/free"))
+    # What the run was started with stays on record.
+    assert json.loads(Path("runs/tight/config.json").read_text())["memory_limit"] == 2
 
 
 def test_the_accuracy_figure(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from cpsgd.engines.allreduce import PrivateMean
 from cpsgd.engines.ddp import ExampleGradients, WorkerGradients
 from cpsgd.learning import mlp
 from cpsgd.learning.datasets import infinite_digits
+from cpsgd.privacy.ledger import Budget, Entry, Ledger, RoundEvent
 from cpsgd.protocol import Protocol
 
 SECONDS = 60
@@ -250,6 +251,109 @@ def wrong_model(rank: int) -> dict[str, Any]:
     }
 
 
+def book(rank: int, population: str, epsilon: float, **options: Any) -> Ledger:
+    """A ledger with a budget, opened by the first worker; the others' machines need not have the file."""
+    folder = Path(sys.argv[1])
+    if rank != 0:
+        return Ledger(folder / "elsewhere.ledger")
+    ledger = Ledger(folder / "b.ledger")
+    ledger.create(Budget(population=population, epsilon=epsilon, delta=BUDGET["delta"], **options))
+    return ledger
+
+
+def entries(rank: int, ledger: Ledger, population: str) -> list[Entry]:
+    return list(ledger.events(population)) if rank == 0 else []
+
+
+def charged(rank: int) -> dict[str, Any]:
+    last = rank == dist.get_world_size() - 1
+    ledger = book(rank, "charged", 400.0)
+    exchange = small(ledger=ledger, population="charged")
+    exchange.mean(lambda: vector(rank))
+    before = len(entries(rank, ledger, "charged"))
+    refused = attempt(lambda: exchange.mean(lambda: np.full(20, np.nan) if last else vector(rank)))
+    between = len(entries(rank, ledger, "charged"))
+    exchange.mean(lambda: vector(rank))
+    return {
+        "refused": refused,
+        "counts": (before, between),
+        "entries": entries(rank, ledger, "charged"),
+        "spent": ledger.total("charged").epsilon if rank == 0 else None,
+        "epsilon": exchange.epsilon,
+        "protocol": exchange.protocol,
+        "files": sorted(path.name for path in Path(sys.argv[1]).glob("elsewhere*")),
+    }
+
+
+def unpaid(rank: int) -> dict[str, Any]:
+    # Enough for two rounds of three: refused before the first.
+    two = small(first_round=2).epsilon
+    ledger = book(rank, "too small", 1.01 * two)
+    exchange = small(ledger=ledger, population="too small")
+    with recorded() as seen:
+        too_small = attempt(lambda: exchange.mean(lambda: vector(rank)))
+    # Enough for three, until somebody else spends of it.
+    three = small(first_round=3).epsilon
+    shared = book(rank, "shared", 1.01 * three)
+    other = small(ledger=shared, population="shared")
+    other.mean(lambda: vector(rank))
+    if rank == 0:
+        for _ in range(2):
+            shared.reserve("shared", RoundEvent(other.protocol, survivors=other.workers, colluding=1))
+    with recorded() as later:
+        meanwhile = attempt(lambda: other.mean(lambda: vector(rank)))
+    return {
+        "errors": (too_small, meanwhile),
+        "sent": seen["sent"] + later["sent"],
+        "spent": (exchange.round, other.round),
+        "entries": (len(entries(rank, ledger, "too small")), len(entries(rank, shared, "shared"))),
+    }
+
+
+def taken_up(rank: int) -> dict[str, Any]:
+    options = {**BUDGET, "rounds": 4, "examples": 4, "participation": "once", "population": "once", "run": "a"}
+    examples = replace(protocol(20, 100_000), coordinate_range=1.0)
+    cost = PrivateMean(examples, **{**options, "population": None}, first_round=1).epsilon
+    ledger = book(rank, "once", 1.01 * cost, unit="example")
+    for first in (0, 2):
+        exchange = PrivateMean(examples, **options, ledger=ledger, first_round=first)
+        for _ in range(2 if first == 0 else 1):
+            exchange.mean(lambda: vector(rank))
+    again = PrivateMean(examples, **options, ledger=ledger, first_round=2)
+    with recorded() as seen:
+        error = attempt(lambda: again.mean(lambda: vector(rank)))
+    other = PrivateMean(examples, **{**options, "run": "b"}, ledger=ledger)
+    return {
+        "error": error,
+        "sent": seen["sent"],
+        "other": attempt(lambda: other.mean(lambda: vector(rank))),
+        "entries": entries(rank, ledger, "once"),
+        "total": ledger.total("once").epsilon if rank == 0 else None,
+        "cost": cost,
+    }
+
+
+def wrong_ledger(rank: int) -> dict[str, Any]:
+    ledger = book(rank, "zeros", 400.0, adjacency="zero-out")
+    book_of_examples = book(rank, "examples", 400.0, unit="example")
+
+    def refused(**options: Any) -> tuple[tuple[str, str], list[Any], int]:
+        exchange = small(**options)
+        with recorded() as seen:
+            error = attempt(lambda: exchange.mean(lambda: vector(rank)))
+        return error, seen["sent"], exchange.round
+
+    found = {
+        "adjacency": refused(ledger=ledger, population="zeros"),
+        "unit": refused(ledger=book_of_examples, population="examples"),
+        "unknown": refused(ledger=ledger, population="nobody"),
+        "disagreement": refused() if rank == 0 else refused(ledger=ledger, population="zeros"),
+    }
+    spent = sum(len(entries(rank, ledger, population)) for population in ("zeros", "examples"))
+    halves = [attempt(lambda: small(ledger=ledger)), attempt(lambda: small(population="zeros"))]
+    return {"found": found, "spent": spent, "halves": halves}
+
+
 def slow_release(rank: int) -> dict[str, Any]:
     """A carrier whose thread keeps the tensor for a while after the collective, as gloo's may."""
     released: list[float] = []
@@ -274,12 +378,14 @@ def slow_release(rank: int) -> dict[str, Any]:
 
 
 def lost_worker(rank: int) -> dict[str, Any]:
-    exchange = small()
+    ledger = book(rank, "lost", 400.0)
+    exchange = small(ledger=ledger, population="lost")
     exchange.mean(lambda: vector(rank))
     if rank == 1:
         time.sleep(2.0)  # until the others have all of the first round
         os._exit(0)
-    return {"error": attempt(lambda: exchange.mean(lambda: vector(rank))), "spent": exchange.round}
+    error = attempt(lambda: exchange.mean(lambda: vector(rank)))
+    return {"error": error, "spent": exchange.round, "charged": len(entries(rank, ledger, "lost"))}
 
 
 def run(rank: int, workers: int, folder: Path, names: list[str]) -> None:

@@ -21,8 +21,9 @@ SCENARIOS = {
     2: [
         *("mean", "workers", "not_finite", "not_finite_gradient", "too_many_examples"),
         *("other_types", "other_protocol", "other_budget", "other_round", "budget", "wrong_model", "slow_release"),
+        *("charged", "unpaid", "taken_up", "wrong_ledger"),
     ],
-    4: ["mean", "workers", "not_finite", "other_protocol", "other_round"],
+    4: ["mean", "workers", "not_finite", "other_protocol", "other_round", "charged"],
 }
 
 Results = list[dict[str, Any]]
@@ -151,6 +152,56 @@ def test_the_budget_ends_before_anything_is_sent(run: Run) -> None:
         assert worker["spent"] == 3
 
 
+@pytest.mark.parametrize("count", [2, 4])
+def test_one_worker_charges_every_round_once(run: Run, count: int) -> None:
+    first, *others = run("charged", count)
+    assert [entry.event.round for entry in first["entries"]] == [0, 1]
+    for entry in first["entries"]:
+        event = entry.event
+        assert event.protocol == first["protocol"]
+        assert (event.survivors, event.colluding, event.taking_part.scheme) == (count, 1, "every")
+        assert entry.released
+    assert first["spent"] == first["epsilon"] > 0.0
+    # The second round was charged before its last worker refused it, and its repetition was not.
+    assert first["counts"] == (1, 2)
+    assert [worker["refused"][0] for worker in (first, *others)] == ["WorkerError"] * (count - 1) + ["NonFiniteError"]
+    assert all(worker["files"] == [] for worker in others)
+
+
+def test_what_the_ledger_does_not_pay_for_is_sent_by_nobody(run: Run) -> None:
+    first, second = run("unpaid", 2)
+    assert [error[0] for error in first["errors"]] == ["BudgetExceededError"] * 2
+    assert [error[0] for error in second["errors"]] == ["WorkerError"] * 2
+    assert all("the privacy ledger does not pay" in error[1] for error in second["errors"])
+    for worker in (first, second):
+        assert worker["sent"] == []
+        assert worker["spent"] == (0, 1)
+    assert first["entries"] == (0, 3)  # of the second: one round, and what somebody else reserved
+
+
+def test_a_run_that_is_taken_up_is_charged_as_one(run: Run) -> None:
+    first, second = run("taken_up", 2)
+    assert [entry.event.round for entry in first["entries"]] == [0, 1, 2]
+    assert first["total"] == first["cost"]
+    # Whether integers of a round that is on the ledger were seen is not known: it is not run again.
+    assert (first["error"][0], second["error"][0]) == ("EntryError", "WorkerError")
+    assert first["sent"] == second["sent"] == []
+    # Examples of another run are others' or the same: the budget pays for the same.
+    assert (first["other"][0], second["other"][0]) == ("BudgetExceededError", "WorkerError")
+
+
+def test_a_ledger_that_does_not_fit_stops_everybody(run: Run) -> None:
+    first, second = run("wrong_ledger", 2)
+    expected = {"adjacency": "ParameterError", "unit": "ParameterError", "unknown": "PopulationError"}
+    for name, error in expected.items():
+        assert (first["found"][name][0][0], second["found"][name][0][0]) == (error, "WorkerError")
+    assert [worker["found"]["disagreement"][0][0] for worker in (first, second)] == ["WorkerError"] * 2
+    for worker in (first, second):
+        assert all(sent == [] and spent == 0 for _, sent, spent in worker["found"].values())
+        assert [error[0] for error in worker["halves"]] == ["ParameterError"] * 2
+    assert first["spent"] == 0
+
+
 def test_what_cannot_be_promised_is_refused_at_the_start(run: Run) -> None:
     for worker in run("budget", 2):
         assert worker["too small"][0] == "InfeasibleError"
@@ -171,9 +222,12 @@ def test_a_round_ends_when_the_carrier_has_let_go(run: Run) -> None:
 
 
 def test_a_worker_that_ends_is_noticed(tmp_path: Path) -> None:
-    for worker in launch(tmp_path, 3, ["lost_worker"], expected=2):
+    found = launch(tmp_path, 3, ["lost_worker"], expected=2)
+    for worker in found:
         assert worker["lost_worker"]["error"][0] == "CarrierError"
         assert worker["lost_worker"]["spent"] == 1
+    # The second round was charged before its worker was missed, and stays so.
+    assert [worker["lost_worker"]["charged"] for worker in found] == [2, 0]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from cpsgd.errors import BudgetExceededError, CheckpointError, ParameterError, P
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.datasets import ArrayDataset, Dataset
+from cpsgd.learning.server import Server
 from cpsgd.privacy.ledger import Budget, Ledger
 from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.protocol import Protocol
@@ -114,7 +115,7 @@ POINTS = [
     (ChargeLog, "append", True),
     (Ledger, "release", False),
     (Ledger, "release", True),
-    (Trainer, "_apply", True),
+    (Server, "step", True),
     (Trainer, "_save", False),
 ]
 

@@ -109,16 +109,91 @@ def test_examples_are_for_the_cpu(engine: None) -> None:
         trainer(private(), examples=3)
 
 
-def test_too_little_memory_says_what_to_do(engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+# How a full GPU is told of: by PyTorch, by CUDA before PyTorch has begun, and by its library for matrices.
+FULL = [
+    torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+
+
+def fails(error: Exception) -> Any:
+    def call(*arguments: object, **options: object) -> None:
+        raise error
+
+    return call
+
+
+def test_a_gpu_that_is_too_full_for_a_rounds_clients(engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = trainer(private())
-
-    def full(*arguments: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(found._updates, "tensors", full)
-    with pytest.raises(ParameterError, match="smaller memory_limit"):
+    monkeypatch.setattr(found._updates, "tensors", fails(FULL[0]))
+    with pytest.raises(ParameterError, match=r"4,096 MiB of clients.*smaller memory_limit \(.*--memory-limit\)"):
         found.step()
     assert found.guarantee() is None  # nothing was charged
+
+
+@pytest.mark.parametrize("error", FULL)
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("torch.nn.Module.to", "too little memory for the model. Free it, use device cpu, or use a smaller one."),
+        ("cpsgd.learning.places.on_device", "too little memory for the data set. Free it"),
+        ("cpsgd.learning.optimizers.make", "too little memory for the optimizer. Free it"),
+    ],
+)
+def test_a_full_gpu_is_told_of_before_the_first_round(
+    engine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, words: str, error: Exception
+) -> None:
+    monkeypatch.setattr(place, fails(error))
+    with pytest.raises(ParameterError) as raised:
+        trainer(private(), run_dir=tmp_path / "run")
+    assert words in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("cpsgd.engines.device.rounds.DeviceRound.mean", "for the model's step"),
+        ("torch.optim.SGD.step", "for the model's step"),
+        ("torch.Tensor.argmax", "for the test examples"),
+    ],
+)
+def test_a_gpu_that_is_full_after_the_charge_says_so_and_the_run_goes_on(
+    engine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, words: str
+) -> None:
+    found = trainer(private(), run_dir=tmp_path, evaluate_every=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(place, fails(FULL[0]))
+        with pytest.raises(ParameterError, match=rf"{words}.*The round was charged; .* can be resumed"):
+            found.step()
+    with pytest.raises(CheckpointError, match="resume=True"):
+        found.step()
+    del found
+    resumed = trainer(private(), run_dir=tmp_path, evaluate_every=1, resume=True)
+    assert len(list(resumed.run())) == 4
+
+
+def test_a_gpu_that_is_too_full_to_resume_is_no_damaged_checkpoint(
+    engine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trainer(private(), run_dir=tmp_path).step()
+    monkeypatch.setattr("torch.optim.SGD.load_state_dict", fails(FULL[0]))
+    with pytest.raises(ParameterError, match="too little memory for the model and its optimizer"):
+        trainer(private(), run_dir=tmp_path, resume=True)
+
+
+def test_the_test_examples_alone_cost_nothing(engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trainer(private())
+    monkeypatch.setattr("torch.Tensor.argmax", fails(FULL[0]))
+    with pytest.raises(ParameterError, match=r"for the test examples.*use a smaller model\.$"):
+        found.evaluate()
+
+
+def test_other_errors_of_torch_stay_what_they_are(engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.nn.Module.to", fails(RuntimeError("CUDA error: device-side assert triggered")))
+    with pytest.raises(RuntimeError, match="device-side"):
+        trainer(private())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

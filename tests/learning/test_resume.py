@@ -24,6 +24,7 @@ from cpsgd.engines.simulate import RoundSimulator
 from cpsgd.errors import CheckpointError, InfeasibleError
 from cpsgd.learning import NoPrivacy, Trainer, checkpoints, mlp
 from cpsgd.learning.datasets import ArrayDataset, Dataset
+from cpsgd.learning.server import Server
 from cpsgd.protocol import Protocol
 
 LOSS = torch.nn.functional.cross_entropy
@@ -82,7 +83,7 @@ POINTS = [
     ("cpsgd.learning.checkpoints.ChargeLog.append", False),
     ("cpsgd.learning.checkpoints.ChargeLog.append", True),
     ("cpsgd.engines.simulate.RoundSimulator.mean", True),
-    ("cpsgd.learning.sgd.Trainer._apply", True),
+    ("cpsgd.learning.server.Server.step", True),
     ("cpsgd.learning.checkpoints.save", False),
     ("cpsgd.learning.checkpoints.save", True),
     ("cpsgd.learning.checkpoints.write_lines", True),
@@ -96,7 +97,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, point: str, afterwards: bool, cal
     functions: dict[str, Callable[..., Any]] = {
         "append": checkpoints.ChargeLog.append,
         "mean": RoundSimulator.mean,
-        "_apply": Trainer._apply,
+        "step": Server.step,
         "save": checkpoints.save,
         "write_lines": checkpoints.write_lines,
     }
@@ -161,7 +162,7 @@ def test_an_interrupted_trainer_does_not_go_on_by_itself(
     run = trainer(triangle, tmp_path, seed=None)
     run.step()
     with monkeypatch.context() as patched:
-        interrupt(patched, "cpsgd.learning.sgd.Trainer._apply", False, 0)
+        interrupt(patched, "cpsgd.learning.server.Server.step", False, 0)
         with pytest.raises(Crash):
             run.step()
     with pytest.raises(CheckpointError, match="interrupted after its charge"):

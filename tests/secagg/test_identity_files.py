@@ -113,6 +113,9 @@ def test_a_roster_is_a_set_of_lines(tmp_path: Path) -> None:
         (LINES[0][:40], "line 1: expected"),
         (LINES[0][:60] + "=" + LINES[0][61:], "line 1: expected"),
         ("ssh-ed25519", "line 1: expected"),
+        # Base64 with something in it that a lenient decoder passes over; ssh-keygen does not list such a line.
+        *((LINES[0][:60] + junk + LINES[0][60:], "line 1: expected") for junk in ("*", "-", "=", "\u00e9")),
+        *((LINES[0].replace(" silo", junk + " silo"), "line 1: expected") for junk in ("*", "=", "==", "\u00e9")),
         (LINES[0] + "\u202ehidden", "line 1: there is a character"),
         (LINES[0] + "\x1b[2K", "line 1: there is a character"),
         (f"{LINES[0]}\x0b{LINES[1]}", "line 1: there is a character"),

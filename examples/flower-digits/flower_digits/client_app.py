@@ -38,6 +38,8 @@ def train(message: Message, context: Context) -> Message:
 @app.train("baseline")
 def baseline(message: Message, context: Context) -> Message:
     """One pass of plain SGD, without privacy: only here to compare with. Leave it out where data is private."""
+    if "cpsgd-roster" in context.node_config:
+        raise PermissionError("A silo with a roster sends nothing without protection.")
     import torch
 
     from flower_digits import task

@@ -10,21 +10,30 @@ from cpsgd.cli import _render
 from cpsgd.errors import ParameterError
 
 if TYPE_CHECKING:
-    from cpsgd.privacy.ledger import Entry, Ledger
+    from cpsgd.privacy.ledger import Ledger, RoundEvent
     from cpsgd.protocol import Protocol
 
 
 @dataclass(frozen=True)
 class Charge:
-    """A round that is reserved."""
+    """A round that a population's budget is to pay for. Nothing is spent before `pay`."""
 
     ledger: Ledger
-    entry: Entry
+    population: str
+    event: RoundEvent
 
-    def release(self, survivors: int) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-        """Records the release, which may happen afterwards; returns what is spent, as JSON and for people."""
-        self.ledger.release(self.entry, survivors)
-        total = self.ledger.total(self.entry.population)
+    def pay(self) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        """Charges the round; its result may be computed when this has returned.
+
+        Returns:
+            What is spent, as JSON and for people.
+
+        Raises:
+            LedgerError: The budget does not allow the round, or the ledger cannot be used.
+        """
+        entry = self.ledger.reserve(self.population, self.event)
+        self.ledger.release(entry, self.event.survivors)
+        total = self.ledger.total(self.population)
         text = (
             f"{total.population}: ε = {_render.rounded_up(total.epsilon)} of {total.limit:g} at δ = {total.delta:g} "
             f"spent, {total.left:.4g} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
@@ -32,10 +41,10 @@ class Charge:
         return {"budget": {"ledger": str(self.ledger.path), **total.to_dict()}}, [("budget", text)]
 
 
-def reserve(
+def quote(
     path: Path | None, population: str | None, protocol: Protocol, *, survivors: int, round: int, label: str
 ) -> Charge | None:
-    """Charges a round that everybody in the table takes part in; None where no ledger is given.
+    """A round that everybody in the table takes part in, if the budget allows it; None where no ledger is given.
 
     Raises:
         ParameterError: Only one of the ledger and the population is given.
@@ -49,4 +58,5 @@ def reserve(
 
     ledger = Ledger(path)
     event = RoundEvent(protocol, survivors=survivors, participation="every", round=round, label=label)
-    return Charge(ledger, ledger.reserve(population, event))
+    ledger.quote(population, [event])
+    return Charge(ledger, population, event)

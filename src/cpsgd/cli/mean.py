@@ -54,8 +54,9 @@ def run(
     Every row is encoded as its client would do it, and the messages are added up as the server would. This is a
     simulation: here the real error can be measured, because one machine holds all vectors.
 
-    With --ledger the mean is a release: the round is charged to the population's budget before anything is computed,
-    and refused if too little is left. The real error is then not shown, because no budget covers it.
+    With --ledger the mean is a release: the round is refused if too little is left of the population's budget, and
+    charged to it before the mean is computed. A table that cannot be read to its end costs nothing. The real error is
+    then not shown, because no budget covers it.
     """
     from cpsgd.aggregator import Aggregator
     from cpsgd.cli import _data
@@ -82,7 +83,7 @@ def run(
         raise ParameterError(f"The protocol is for {chosen.dim} coordinates, the rows of {file} have {rows.dim}.")
 
     privacy, privacy_facts = _output.privacy(chosen, delta, rows.clients)
-    charge = _ledger.reserve(
+    charge = _ledger.quote(
         ledger, population, chosen, survivors=rows.clients, round=round, label=f"cpsgd mean {file.name}"
     )
 
@@ -91,6 +92,10 @@ def run(
     if threads is None:
         threads = (os.cpu_count() or 1) if chosen.dim >= _THREADED_DIM else 1
     _simulate(rows, aggregator, expectation, threads)
+    # Only now, since all rows are known to be good, and nothing has been seen yet but by this machine.
+    if charge is not None:
+        budget, budget_facts = charge.pay()
+        privacy, privacy_facts = privacy | budget, privacy_facts + budget_facts
     estimate = aggregator.mean()
     error: dict[str, float] | None = None
     if charge is None:
@@ -102,9 +107,6 @@ def run(
             "rounding": expected.rounding,
             "clipping": expected.clipping,
         }
-    else:
-        budget, budget_facts = charge.release(aggregator.count)
-        privacy, privacy_facts = privacy | budget, privacy_facts + budget_facts
     _files.write_vector(out, estimate)
 
     if json:

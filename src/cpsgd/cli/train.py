@@ -120,6 +120,15 @@ def run(
     device: Annotated[
         str | None, typer.Option(help=_options.DEVICE_HELP, show_default="cpu", rich_help_panel=_RUN)
     ] = None,
+    memory_limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MIB",
+            help="MiB that the clients computed together may take; a run may be resumed with another limit.",
+            show_default="1024, on a GPU 4096",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
     evaluate_every: Annotated[
         int | None,
         typer.Option(
@@ -172,6 +181,7 @@ def run(
         "local_lr": local_lr,
         "baselines": baselines,
         "device": device,
+        "memory_limit": memory_limit,
         "evaluate_every": evaluate_every,
         "seed": _seed(seed),
         "ledger": None if ledger is None else str(ledger),
@@ -316,19 +326,18 @@ def _latest() -> Path:
 
 
 def _settings_of(folder: Path, given: dict[str, Any]) -> Settings:
-    """The settings a run was started with; what is given on top must agree."""
-    from cpsgd.learning.settings import Settings, read_file
+    """The settings a run was started with; what is given on top must agree, but for what makes no difference to it."""
+    from cpsgd.learning.settings import FREE, Settings, read_file
 
     if not (folder / _CONFIG).exists():
         raise CheckpointError(f"There is no run in {folder} to resume.")
-    settings = Settings.of(read_file(folder / _CONFIG))
-    kept = settings.to_dict()
-    if different := sorted(key for key, value in given.items() if kept.get(key) != value):
+    kept = Settings.of(read_file(folder / _CONFIG)).to_dict()
+    if different := sorted(key for key, value in given.items() if key not in FREE and kept.get(key) != value):
         raise CheckpointError(
             f"The run in {folder} was started with another {', '.join(different)}; leave that out to resume it, or "
             "start a new run."
         )
-    return settings
+    return Settings.of({**kept, **{key: value for key, value in given.items() if key in FREE}})
 
 
 # ------------------------------------------------------------------ the end of a run

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from cpsgd.errors import CarrierError, InfeasibleError, ParameterError, WorkerEr
 from cpsgd.learning._torch import torch
 from cpsgd.learning.examples import check_participation, example_protocol
 from cpsgd.privacy.adjacency import Adjacency
+from cpsgd.privacy.ledger import Entry, Ledger, RoundEvent
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
@@ -44,7 +46,7 @@ Group = torch.distributed.ProcessGroup
 # What each worker tells the others before a round: a digest of all it was set up with, the round, and how it is.
 _DIGEST_BYTES = 16
 _RECORD_BYTES = _DIGEST_BYTES + 8 + 1
-_READY, _REFUSED = range(2)
+_READY, _REFUSED, _UNPAID = range(3)
 
 # Longest wait for the carrier's threads to let go of a buffer, should anything else hold it for good.
 _RELEASE_SECONDS = 5.0
@@ -53,8 +55,9 @@ _RELEASE_SECONDS = 5.0
 class PrivateMean:
     """The private mean of one vector a worker, by an all-reduce of integers, within a budget.
 
-    Before integers are mixed, workers compare what they were set up with (protocol, budget, round) and whether each has
-    a finite vector. Where anything is amiss all of them raise, and nothing was sent.
+    Before integers are mixed, workers compare what they were set up with (protocol, budget, round), whether each has a
+    finite vector, and whether the ledger pays, if there is one. Where anything is amiss all of them raise, and nothing
+    was sent.
 
     Attributes:
         protocol: The parameters of every round.
@@ -75,6 +78,9 @@ class PrivateMean:
         participation: Literal["once", "every"] = "every",
         adjacency: Adjacency = "replace-one",
         first_round: int = 0,
+        ledger: Ledger | None = None,
+        population: str | None = None,
+        run: str | None = None,
         group: Group | None = None,
     ) -> None:
         """Checks that the budget reaches to all rounds. Sends nothing.
@@ -90,6 +96,11 @@ class PrivateMean:
             participation: "every" if data may be used in all rounds, "once" if an example is used in one round only.
             adjacency: Which data sets are neighbours.
             first_round: Where to begin, for a run that goes on. What was spent before is counted, never forgotten.
+            ledger: Where the first worker charges every round before integers are mixed; the others give theirs, which
+                is not used. What is charged stays spent, whatever becomes of the round.
+            population: With a ledger: whose budget pays.
+            run: With a ledger: the run's name there, for a run that goes on; a new one by default. With
+                participation="once" rounds of one name cost an example one round.
             group: The workers, by default all processes; it must carry tensors of the CPU (gloo).
 
         Raises:
@@ -116,6 +127,12 @@ class PrivateMean:
                 "Give `examples`, or use participation='every'."
             )
         self._accounted = protocol if self.examples is None else example_protocol(protocol, self.examples)
+        if (ledger is None) != (population is None):
+            raise ParameterError("Give ledger and population together.")
+        self._ledger = ledger
+        self._population = population
+        self._run = secrets.token_hex(8) if run is None else run
+        self._entry: Entry | None = None
         self._lanes = Lanes(protocol.dim, self.workers * (protocol.levels + protocol.trials - 1) + 1)
         self._digest = self._settings_digest()
         planned = self._proved(self.rounds)
@@ -160,10 +177,12 @@ class PrivateMean:
         Raises:
             NonFiniteError: This worker's vector is NaN or infinite somewhere.
             InfeasibleError: All rounds of the budget are used.
+            LedgerError: This is the first worker, and the ledger does not pay for the round.
             WorkerError: Another worker refused, or is set up differently or in another round.
             CarrierError: The collective failed. If integers may have left this machine, the round counts as spent.
         """
         failure: Exception | None = None
+        status = _REFUSED
         integers = np.empty(0, dtype=np.uint32)
         if self.round >= self.rounds:
             failure = InfeasibleError(
@@ -172,9 +191,12 @@ class PrivateMean:
         else:
             try:
                 integers = self.protocol.encode_integers(vector(), self.round)
+                status = _UNPAID
+                self._pay()
+                status = _READY
             except Exception as error:  # whatever it is, the other workers are waiting to hear of it
                 failure = error
-        problem = self._compare(_READY if failure is None else _REFUSED)
+        problem = self._compare(status)
         if failure is not None:
             raise failure
         if problem is not None:
@@ -191,6 +213,38 @@ class PrivateMean:
         return self.protocol.decode_sum(self._lanes.backward(lanes), self.workers, number)
 
     # ------------------------------------------------------------------ before a round
+
+    def _pay(self) -> None:
+        """Charges the round to the ledger, once and by one worker."""
+        if self._ledger is None or self._population is None or torch.distributed.get_rank(self._group) != 0:
+            return
+        if self._entry is None:
+            budget = self._ledger.budget(self._population)
+            if budget.adjacency != self._adjacency:
+                raise ParameterError(
+                    f"The budget of {self._population!r} is for {budget.adjacency} neighbours and the rounds for "
+                    f"{self._adjacency} ones; choose the same adjacency, or another budget."
+                )
+            # A run that cannot be paid to its end is not begun.
+            self._ledger.quote(self._population, [self._event(number) for number in range(self.round, self.rounds)])
+        # An entry of this round was made before some worker refused it: nothing was sent, and it still pays.
+        if self._entry is None or self._entry.event.round != self.round:
+            self._entry = self._ledger.reserve(self._population, self._event(self.round))
+        if not self._entry.released:
+            self._entry = self._ledger.release(self._entry, self.workers)
+
+    def _event(self, number: int) -> RoundEvent:
+        return RoundEvent(
+            self.protocol,
+            survivors=self.workers,
+            participation=self._participation,
+            colluding=self.colluding,
+            round=number,
+            run=self._run,
+            partition=self._run if self._participation == "once" else "",
+            examples=self.examples,
+            label="cpsgd all-reduce",
+        )
 
     def _compare(self, status: int) -> str | None:
         """Exchanges records with all workers; says what is wrong with somebody else's, or None."""
@@ -209,6 +263,8 @@ class PrivateMean:
             if theirs[_DIGEST_BYTES:-1] != record[_DIGEST_BYTES:-1]:
                 other = int.from_bytes(theirs[_DIGEST_BYTES:-1], "little")
                 return f"Worker {worker} is in round {other}, this one in round {self.round}."
+            if theirs[-1] == _UNPAID:
+                return f"Worker {worker} refused: the privacy ledger does not pay for the round."
             if theirs[-1] != _READY:
                 return f"Worker {worker} refused: it could not compute its vector, or the vector is not finite."
         return None
@@ -225,6 +281,7 @@ class PrivateMean:
             "examples": self.examples,
             "participation": self._participation,
             "adjacency": self._adjacency,
+            "population": self._population,
         }
         text = "cpsgd all-reduce" + json.dumps(settings, sort_keys=True)
         return hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]

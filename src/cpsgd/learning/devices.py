@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from cpsgd.errors import ParameterError
 from cpsgd.learning._torch import torch
 
 NAMES = "cpu, cuda or auto"
+
+# How CUDA and its library for matrices say that a GPU is full, where PyTorch does not notice it first.
+_FULL = "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"
 
 
 def resolve(name: str | torch.device) -> torch.device:
@@ -40,6 +46,30 @@ def resolve(name: str | torch.device) -> torch.device:
     if index >= torch.cuda.device_count():
         raise ParameterError(f"There is no GPU number {index}; there are {torch.cuda.device_count()}, counted from 0.")
     return torch.device("cuda", index)
+
+
+@contextmanager
+def enough_memory(needed_for: str, remedy: str) -> Iterator[None]:
+    """What PyTorch says of a GPU whose memory is full becomes a `ParameterError` that says what to do.
+
+    Args:
+        needed_for: What did not fit.
+        remedy: What helps, beside a GPU with more memory to spare or the CPU, and what the round has cost.
+
+    Example:
+        >>> with enough_memory("the model", "use a smaller one."):
+        ...     raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.77 GiB.")
+        Traceback (most recent call last):
+        cpsgd.errors.ParameterError: The GPU has too little memory for the model. Free it, use device cpu, or use a ...
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.cuda.OutOfMemoryError) and not any(text in str(error) for text in _FULL):
+            raise
+        raise ParameterError(
+            f"The GPU has too little memory for {needed_for}. Free it, use device cpu, or {remedy}"
+        ) from None
 
 
 def has_engine(device: torch.device) -> bool:

@@ -152,6 +152,7 @@ class Experiment:
             local_steps=settings.local_steps,
             local_learning_rate=settings.local_lr,
             device=settings.device,
+            memory_limit=None if settings.memory_limit is None else settings.memory_limit << 20,
             evaluate_every=settings.evaluate_every,
             checkpoint_every=settings.evaluate_every,
             run_dir=folder,

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from cpsgd.engines.device import DeviceFloatMean, DeviceRound
 from cpsgd.engines.simulate import FloatMean, RoundSimulator
-from cpsgd.errors import ParameterError
-from cpsgd.learning import mechanisms
+from cpsgd.learning import devices, mechanisms
 from cpsgd.learning._torch import torch
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
@@ -64,8 +63,13 @@ class Accelerator:
     waits_to_look = True
 
     def __init__(self, dataset: Dataset, updates: ClientUpdates, memory_limit: int, device: torch.device) -> None:
-        """Carries what the data set needs to the device."""
-        self._data = on_device(dataset, device)
+        """Carries what the data set needs to the device.
+
+        Raises:
+            ParameterError: The GPU has too little memory for it.
+        """
+        with devices.enough_memory("the data set", "use a smaller one."):
+            self._data = on_device(dataset, device)
         self._updates = updates
         self._device = device
         self._slice = _clients_at_a_time(dataset, memory_limit)
@@ -87,18 +91,16 @@ class Accelerator:
         Raises:
             ParameterError: The GPU has too little memory.
         """
-        try:
+        with devices.enough_memory(
+            f"{self._updates.memory_limit / 2**20:,.0f} MiB of clients at a time",
+            "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
+        ):
             engine = mechanisms.start_device_round(mechanism, self._updates.dim, number, seed, self._device)
             for start in range(0, len(clients), self._slice):
                 batch = self._data.batch(clients[start : start + self._slice])
                 for chunk in self._updates.tensors(batch.features, batch.labels, batch.counts):
                     engine.add(chunk)
             engine.add_zeros(zeros)
-        except torch.OutOfMemoryError:
-            raise ParameterError(
-                f"The GPU has too little memory for {self._updates.memory_limit / 2**20:,.0f} MiB of clients at a "
-                "time: give a smaller memory_limit, free the GPU, or use device cpu. The round was not charged."
-            ) from None
         return engine
 
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:

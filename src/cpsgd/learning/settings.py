@@ -19,6 +19,12 @@ from cpsgd.errors import ParameterError
 NO_SEED = "none"
 """How files and the command line say that there is no seed."""
 
+FREE = frozenset({"memory_limit"})
+"""Settings that say how a run is computed and not what: it may be resumed with others."""
+
+# 16 TiB. Who gives more has most likely given bytes.
+_MOST_MEMORY = 1 << 24
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -54,6 +60,7 @@ class Settings:
             the operating system, which is the default with a ledger.
         baselines: Whether the baselines are run, too.
         device: Where it is computed: cpu, cuda or auto.
+        memory_limit: MiB that the clients computed together may take; 1,024, or on a GPU 4,096, if None.
         evaluate_every: The test set is looked at, and a checkpoint written, after every so many rounds.
         ledger: File of the privacy ledger that the rounds are charged to; None for none.
         population: With a ledger: whose budget pays.
@@ -86,6 +93,7 @@ class Settings:
     seed: int | None = 0
     baselines: bool = True
     device: str = "cpu"
+    memory_limit: int | None = None
     evaluate_every: int = 1
     ledger: str | None = None
     population: str | None = None
@@ -121,6 +129,8 @@ class Settings:
                 raise ParameterError("Give bits, or levels and trials, not both: bits are what the planner is given.")
             if settings.levels is None or settings.trials is None:
                 raise ParameterError("An explicit protocol needs both levels and trials (range is optional).")
+        if settings.memory_limit is not None:
+            _validate.integer("memory_limit (in MiB)", settings.memory_limit, low=1, high=_MOST_MEMORY)
         if (settings.ledger is None) != (settings.population is None):
             raise ParameterError("Give both ledger and population: a ledger may hold several budgets.")
         if settings.ledger is not None and settings.baselines:
@@ -193,6 +203,7 @@ _KINDS: dict[str, type] = {
     "seed": int,
     "baselines": bool,
     "device": str,
+    "memory_limit": int,
     "evaluate_every": int,
     "ledger": str,
     "population": str,

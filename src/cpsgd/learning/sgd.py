@@ -15,7 +15,6 @@ import math
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,9 @@ from scipy.stats import binom
 
 from cpsgd import _validate
 from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
-from cpsgd.learning import checkpoints, devices, mechanisms, optimizers
+from cpsgd.learning import devices, mechanisms, optimizers
 from cpsgd.learning._torch import torch
 from cpsgd.learning.charging import RunCharges
-from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.examples import ExampleSums, check_participation
@@ -36,6 +34,9 @@ from cpsgd.learning.gradients import DEFAULT_MEMORY, DEVICE_MEMORY, ClientUpdate
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.metrics import RoundMetrics
 from cpsgd.learning.places import Accelerator, Processors
+from cpsgd.learning.repeatable import fixed_draws, one_thread
+from cpsgd.learning.run_folder import Progress, RunFolder
+from cpsgd.learning.server import Server
 from cpsgd.learning.spending import OVERFLOW_SHARE, Spending
 from cpsgd.planner.result import Plan
 from cpsgd.privacy.adjacency import Adjacency
@@ -43,7 +44,7 @@ from cpsgd.privacy.ledger import Ledger
 from cpsgd.privacy.participation import Scheme
 from cpsgd.privacy.rounds import RoundsGuarantee
 
-_TEST_BATCH = 4096
+_CHARGED = "The round was charged; a run with a folder can be resumed."
 UNLUCKY = 1e-3
 """Chance that any round sees fewer messages than the budget was checked for, and may have to be abandoned."""
 
@@ -136,7 +137,9 @@ class Trainer:
             evaluate_every: The test set is looked at after every so many rounds, and after the last.
             device: Where everything is computed: "cpu", "cuda" (an NVIDIA GPU; see `cpsgd.engines.device` for what
                 differs) or "auto".
-            memory_limit: Bytes that the clients computed together may take; 1 GiB by default, 4 GiB on a GPU.
+            memory_limit: Bytes that the clients computed together may take; 1 GiB by default, 4 GiB on a GPU. It
+                changes how a run is computed and not what, but for the rounding of floats: a run may be resumed with
+                another.
             run_dir: Where checkpoint, charges and metrics go; None keeps nothing. Other processes are kept out of it
                 while this object lives. It holds the cohorts' key, which must stay private for sampling to count.
             resume: Continue the run in `run_dir` from its last complete round, if there is one.
@@ -155,8 +158,6 @@ class Trainer:
         self.round = 0
         self.history: list[RoundMetrics] = []
         self._unfinished = False
-        self._loss = loss
-        self._dataset = dataset
         self._mechanism = mechanism
         self._seed = None if seed is None else _validate.integer("seed", seed, low=0, high=2**63 - 1)
         self._dropout = _validate.positive("dropout", dropout, low=-1e-300, high=1.0)
@@ -171,14 +172,15 @@ class Trainer:
                 "A ledger pays for noise that protects people; on a GPU it comes from a counter and protects nobody. "
                 "Use device cpu, or no ledger."
             )
-        model.to(self._device)
-        self._updates = ClientUpdates(
-            model,
-            loss,
-            local_steps=local_steps,
-            local_learning_rate=local_learning_rate,
-            memory_limit=memory_limit,
-        )
+        with devices.enough_memory("the model", "use a smaller one."):
+            model.to(self._device)
+            self._updates = ClientUpdates(
+                model,
+                loss,
+                local_steps=local_steps,
+                local_learning_rate=local_learning_rate,
+                memory_limit=memory_limit,
+            )
         rows: ClientUpdates | ExampleSums = self._updates
         self._divisor = 1
         if examples is not None:
@@ -201,9 +203,15 @@ class Trainer:
                 f"The model has {self._updates.dim:,} trainable parameters, the protocol is for {protocol.dim:,} "
                 "coordinates; plan with dim equal to the former."
             )
-        self._optimizer = optimizers.make(optimizer, trainable(model).values(), learning_rate, weight_decay)
-        self._schedule = optimizers.check_schedule(schedule)
-        self._first_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._server = Server(
+            model,
+            loss,
+            optimizer,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            schedule=schedule,
+            rounds=self.rounds,
+        )
         if isinstance(mechanism, Plan):
             epsilon = mechanism.wished_epsilon if epsilon is None else epsilon
             delta = mechanism.guarantee.delta if delta is None else delta
@@ -250,7 +258,7 @@ class Trainer:
             "messages": self._cohorts.messages,
             "participation": participation,
             "dropout": self._dropout,
-            "optimizer": optimizer if isinstance(optimizer, str) else type(self._optimizer).__name__,
+            "optimizer": optimizer if isinstance(optimizer, str) else type(self._server.optimizer).__name__,
             "learning_rate": learning_rate,
             "weight_decay": weight_decay,
             "schedule": schedule if schedule == "constant" else f"{schedule} over {self.rounds} rounds",
@@ -261,20 +269,19 @@ class Trainer:
             "device": self._device.type,
             "parameters": {name: list(p.shape) for name, p in trainable(model).items()},
         }
-        self._folder = None if run_dir is None else Path(run_dir)
-        self._charges: ChargeLog | None = None
-        self._data: str | None = None
-        if self._folder is not None:
-            self._open(self._folder, resume)
+        self._folder: RunFolder | None = None
+        if run_dir is not None:
+            self._folder = RunFolder(Path(run_dir), self.config, dataset, resume=resume)
+            self._take_up(self._folder)
         elif resume:
             raise ParameterError("There is nothing to resume from: give the run_dir of the run to continue.")
         if self._spending is not None:
             self._spending.check(self.rounds, self._fewest_survivors())
         if self._ledger is not None:
-            charged = () if self._charges is None else self._charges.survivors.keys()
+            charged = () if self._folder is None else self._folder.charged.keys()
             left = range(self.round, self.rounds)
             self._ledger.check(self._cohorts, charged=charged, rounds=left, survivors=self._fewest_survivors())
-        if self._folder is not None and self.round == 0:
+        if self.round == 0:
             self._save()
 
     @property
@@ -303,6 +310,7 @@ class Trainer:
 
         Raises:
             InfeasibleError: All rounds were run; the budget was checked for no more than these.
+            ParameterError: The GPU has too little memory; the message says for what, and whether the round was charged.
             DivergedError: The model's parameters are not finite; the round was not begun and costs nothing. On a GPU
                 this is looked at once in `evaluate_every` rounds, since to look is to wait for it.
             CheckpointError: The round before was interrupted after its charge, so that this object's state is unknown.
@@ -328,20 +336,21 @@ class Trainer:
         evaluated = last or (number + 1) % self._evaluate_every == 0
         released = self._may_release(survivors)
         if released:
-            mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
-            if evaluated or not self._place.waits_to_look:
-                norm = float(torch.linalg.vector_norm(mean, dtype=torch.float64))
-                signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
-            self._apply(mean, number)
+            with devices.enough_memory("the model's step", f"use a smaller model. {_CHARGED}"):
+                mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
+                if evaluated or not self._place.waits_to_look:
+                    norm = float(torch.linalg.vector_norm(mean, dtype=torch.float64))
+                    signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
+                self._server.step(mean, number)
         self.round = number + 1
         loss, accuracy = None, None
-        if evaluated and self._is_finite():
+        if evaluated and self._server.is_finite():
             loss, accuracy = self.evaluate()
         metrics = self._metrics(
             number, released, survivors, loss, accuracy, signal_ratio, seconds=time.perf_counter() - begun
         )
         self.history.append(metrics)
-        if self._folder is not None and (last or self.round % self._checkpoint_every == 0):
+        if last or self.round % self._checkpoint_every == 0:
             self._save()
         self._unfinished = False
         if last:
@@ -350,20 +359,13 @@ class Trainer:
 
     def evaluate(self) -> tuple[float, float]:
         """Mean loss and accuracy on the test set."""
-        features, labels = self._place.test_examples()
-        loss, correct = 0.0, 0
-        self.model.eval()
-        with torch.no_grad(), _one_thread():
-            for start in range(0, len(labels), _TEST_BATCH):
-                truth = labels[start : start + _TEST_BATCH]
-                outputs = self.model(features[start : start + _TEST_BATCH])
-                loss += float(self._loss(outputs, truth)) * len(truth)
-                correct += int((outputs.argmax(dim=-1) == truth).sum())
-        return loss / len(labels), correct / len(labels)
+        remedy = f"use a smaller model. {_CHARGED if self._unfinished else ''}".rstrip()
+        with devices.enough_memory("the test examples", remedy):
+            return self._server.evaluate(*self._place.test_examples())
 
     def save(self) -> None:
         """Writes a checkpoint after the last complete round, due or not; without a `run_dir` nothing is kept."""
-        if self._folder is not None and not self._unfinished:
+        if not self._unfinished:
             self._save()
 
     # ------------------------------------------------------------------ a round's parts
@@ -383,8 +385,8 @@ class Trainer:
     def _mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[torch.Tensor, float]:
         """The round's mean, charged before it is known, and the norm of its noise."""
         self.model.train()
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []), _one_thread():
-            self._seed_layers(int(self._cohorts.generator("torch", number).integers(2**63)))
+        draws = fixed_draws(int(self._cohorts.generator("torch", number).integers(2**63)), self._device)
+        with draws, one_thread():
             engine = self._place.summed(self._mechanism, number, self._seed, clients, survivors - len(clients))
         if self._ledger is not None:
             self._ledger.reserve(self._cohorts, number, survivors)
@@ -395,19 +397,8 @@ class Trainer:
         factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
         return torch.as_tensor(engine.mean()) * factor, engine.noise_norm() * factor
 
-    def _seed_layers(self, seed: int) -> None:
-        """Fixes what layers such as dropout draw."""
-        # Not torch.manual_seed, which also queues work for kinds of devices that nobody uses.
-        torch.default_generator.manual_seed(seed)
-        if self._device.type == "cuda":
-            torch.cuda.default_generators[self._device.index].manual_seed(seed)
-
-    def _is_finite(self) -> bool:
-        # One answer for all, so that a device is waited for once.
-        return bool(torch.stack([torch.isfinite(p).all() for p in trainable(self.model).values()]).all())
-
     def _check_finite(self) -> None:
-        if not self._is_finite():
+        if not self._server.is_finite():
             raise DivergedError(
                 f"After {self.round:,} rounds the model's parameters are NaN or infinite: training has diverged. Start "
                 "again with a lower learning rate."
@@ -415,25 +406,11 @@ class Trainer:
 
     def _charge(self, number: int, survivors: int) -> None:
         assert self._spending is not None
-        if self._charges is not None:
-            known = self._charges.survivors.get(number)
-            if known is None:
-                self._charges.append(number, survivors)
-            elif known != survivors:
-                raise CheckpointError(f"Round {number} was charged with {known} messages and has {survivors} now.")
+        if self._folder is not None:
+            self._folder.charge(number, survivors)
         if self._ledger is not None:
             self._ledger.release(survivors)
         self._spending.charge(survivors)
-
-    def _apply(self, mean: torch.Tensor, number: int) -> None:
-        for group, rate in zip(self._optimizer.param_groups, self._first_rates, strict=True):
-            group["lr"] = rate * optimizers.factor(self._schedule, number, self.rounds)
-        start = 0
-        for p in trainable(self.model).values():
-            p.grad = mean[start : start + p.numel()].view(p.shape)
-            start += p.numel()
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
 
     def _metrics(
         self,
@@ -468,87 +445,29 @@ class Trainer:
 
     # ------------------------------------------------------------------ the run directory
 
-    def _open(self, folder: Path, resume: bool) -> None:
-        """Starts a run directory, or continues the run in it."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / checkpoints.CHECKPOINT
-        # Kept apart from `config`, which may be shown: it follows from everybody's data without noise.
-        self._data = getattr(self._dataset, "fingerprint", None)
-        # From here on no other process can open the run.
-        self._charges = ChargeLog(folder / checkpoints.CHARGES)
-        if not resume and (path.exists() or self._charges.survivors):
-            raise CheckpointError(f"{folder} holds a run already; resume it, or choose another directory.")
-        if not path.exists() and self._charges.survivors:
-            raise CheckpointError(f"{folder} has charges but no checkpoint: the run cannot be continued.")
-        if path.exists():
-            state = checkpoints.load(path)
-            try:
-                self._restore(state)
-            except (KeyError, TypeError, AttributeError, RuntimeError):
-                raise CheckpointError(f"{path} does not hold the state of a run of this kind.") from None
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        assert self._charges is not None
-        different = sorted(name for name, value in self.config.items() if state["config"].get(name) != value)
-        if state["data"] != self._data:
-            different.append("content of the data set")
-        if different:
-            raise CheckpointError(
-                f"The run was started with another {', '.join(different)}; resume it with the same settings."
-            )
-        if self._ledger is not None:
-            self._ledger.run = state["run"]
-        self.round = int(state["round"])
-        self.history = [RoundMetrics(**row) for row in state["history"]]
-        self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._cohorts = Cohorts(**state["cohorts"])
+    def _take_up(self, folder: RunFolder) -> None:
+        """Continues the run in a folder, if there is one."""
+        saved = folder.restore(self.model, self._server.optimizer)
+        if saved is None:
+            return
+        self.round, self.history, self._cohorts = saved.round, saved.history, saved.cohorts
+        if self._ledger is not None and saved.run is not None:
+            self._ledger.run = saved.run
         if self._spending is None:
             return
-        charged: dict[int, int] = state["charged"]
-        if any(self._charges.survivors.get(number) != survivors for number, survivors in charged.items()):
-            raise CheckpointError(
-                "The log of charges does not hold all that the checkpoint has spent: restore it from a copy."
-            )
-        for survivors in charged.values():
+        for number, survivors in sorted(folder.charged.items()):
+            completed = number < saved.round
+            # With a seed, a round that was charged but not completed is run again, to the same result. Otherwise it may
+            # have been seen by someone: it stays spent, and is not run again with other noise.
+            if not completed and self._seed is not None:
+                break
             self._spending.charge(survivors)
-        # Rounds that were charged but are not in the checkpoint. With a seed they are run again to the same result.
-        # Otherwise they may have been seen by someone: they stay spent, and are not run again with other noise.
-        if self._seed is None:
-            for number in sorted(set(self._charges.survivors) - set(charged)):
-                survivors = self._charges.survivors[number]
-                self._spending.charge(survivors)
+            if not completed:
                 self.history.append(self._metrics(number, False, survivors, None, None, None, 0.0))
                 self.round = number + 1
 
     def _save(self) -> None:
-        assert self._folder is not None
-        assert self._charges is not None
-        charged = {number: size for number, size in self._charges.survivors.items() if number < self.round}
-        rows = [metrics.to_dict() for metrics in self.history]
-        checkpoints.save(
-            self._folder / checkpoints.CHECKPOINT,
-            {
-                "config": self.config,
-                "data": self._data,
-                "run": None if self._ledger is None else self._ledger.run,
-                "round": self.round,
-                "history": rows,
-                "model": self.model.state_dict(),
-                "optimizer": self._optimizer.state_dict(),
-                "cohorts": vars(self._cohorts),
-                "charged": charged,
-            },
-        )
-        checkpoints.write_lines(self._folder / checkpoints.METRICS, rows)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread for PyTorch: results do not depend on the machine's cores, and none is spinning while we round."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        if self._folder is not None:
+            run = None if self._ledger is None else self._ledger.run
+            progress = Progress(self.round, self.history, self._cohorts, run)
+            self._folder.save(progress, self.model, self._server.optimizer)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 
 from cpsgd import Plan
 from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod
+from cpsgd.engines.flower._memory import Answered, Memory
 from cpsgd.engines.flower._records import RECORD, Request, make_message
 from cpsgd.errors import (
     FingerprintError,
@@ -221,6 +224,27 @@ def test_with_a_memory_a_lost_state_does_not_answer_a_round_twice(small_plan: Pl
     mod(plain(small_plan), remembering(tmp_path / "memory"), train)
     with pytest.raises(RoundError, match="already"):
         mod(plain(small_plan), remembering(tmp_path / "memory"), never)
+
+
+def test_of_many_who_ask_at_once_a_memory_lets_one(tmp_path: Path) -> None:
+    path = tmp_path / "memory"
+    path.write_text(f"1 1 {'ab' * 16}\n1 1 advertise\n")
+    together = threading.Barrier(8)
+
+    def ask() -> bool:
+        together.wait()
+        try:
+            Memory(path).once("1", 1, "confirm")
+        except StageError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(asked.result() for asked in [pool.submit(ask) for _ in range(8)]) == 1
+    Memory(path).once("1", 2, "confirm")
+    Memory(path).once("2", 1, "confirm")
+    # Other stages are no rounds.
+    assert Memory(path).rounds() == [Answered("1", 1, "ab" * 16)]
 
 
 @pytest.mark.parametrize("content", [b"1 2", b"1 2 ab\n3 4", b"1 two ab\n", b"\xff\n", b"1 2 xy\n"])

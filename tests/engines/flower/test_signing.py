@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod
 from cpsgd.engines.flower._carriers import secure_parameters
 from cpsgd.engines.flower._records import RECORD, Request, make_message, read_reply
 from cpsgd.engines.flower._signing import Signing, session_identifier
-from cpsgd.errors import InvitationError, ParameterError, RoundRefusedError, SignatureError
-from cpsgd.secagg import create_identity, public_line, wire
+from cpsgd.errors import InvitationError, ParameterError, RoundError, RoundRefusedError, SignatureError, StageError
+from cpsgd.secagg import SecureServer, create_identity, public_line, wire
 from cpsgd.secagg.advert import Advert
 from cpsgd.secagg.identity import public_bytes
 from cpsgd.secagg.wire import HEADER_BYTES, Invitation, Kind, Session
@@ -45,7 +46,11 @@ class Silos:
         (self.folder / name).write_text("".join(f"{line}\n" for line in lines))
 
     def config(self, silo: int, roster: str = "roster") -> dict[str, Any]:
-        return {"cpsgd-identity": str(self.folder / f"silo-{silo}"), "cpsgd-roster": str(self.folder / roster)}
+        return {
+            "cpsgd-identity": str(self.folder / f"silo-{silo}"),
+            "cpsgd-roster": str(self.folder / roster),
+            "cpsgd-memory": str(self.folder / f"memory-{silo}"),
+        }
 
     def context(self, silo: int, roster: str = "roster", run: int = RUN) -> Context:
         return Context(run, 100 + silo, self.config(silo, roster), RecordDict(), {})
@@ -135,6 +140,7 @@ def test_a_client_whose_roster_differs_is_dropped_although_it_is_on_both(small_p
 def test_one_identity_on_two_nodes_counts_once(small_plan: Plan, silos: Silos) -> None:
     twin = silos.node(2)
     twin.number = 103
+    twin.context.node_config["cpsgd-memory"] = str(silos.folder / "memory of the twin")
     strategy = CpsgdStrategy(small_plan, roster=silos.roster)
     run(strategy, [*(silos.node(i) for i in range(3)), twin])
     (report,) = strategy.reports
@@ -366,6 +372,68 @@ def test_a_roster_that_changes_within_a_round_ends_it_for_the_client(small_plan:
         server.announce({1: server.advert(1), 2: server.advert(2)})
 
 
+# ---------------------------------------------------------------------- states that come back
+
+
+class Round:
+    """A signed round of all four silos, carried by hand up to a stage; asks from copies of their states."""
+
+    def __init__(self, small_plan: Plan, silos: Silos, until: str) -> None:
+        self.plan, self.mod = small_plan, cpsgd_mod()
+        self.contexts = [silos.context(i) for i in range(CLIENTS)]
+        parameters = secure_parameters(small_plan, 1, CLIENTS, complete=True)
+        self.server = SecureServer(parameters, roster=silos.roster, session=session_identifier(RUN, 1))
+        self.session = self.server._session
+        self.outgoing = self.server.invite()
+        while (stage := self.server.stage.value) != until:
+            for silo, payload in self.outgoing.items():
+                self.server.receive(silo, self.ask(self.contexts[silo], stage, payload))
+            self.outgoing = self.server.advance()
+
+    def ask(self, context: Context, stage: Any, payload: bytes) -> bytes:
+        protocol = self.plan.protocol.to_json() if stage == "advertise" else ""
+        request = Request(stage, 1, self.plan.rounds, self.plan.surviving, protocol=protocol, payload=payload)
+        message = make_message(
+            request, context.node_id, RecordDict({"arrays": model(DIM)}) if stage == "mask" else None
+        )
+        message.metadata.__dict__["_message_id"] = "m"
+        reply = self.mod(through_the_wire(message), context, adds(VECTORS[context.node_id - 100]))
+        return read_reply(reply, 10**6)
+
+    def copy(self, silo: int) -> Context:
+        """What Flower hands to another process that it starts before the first one has ended."""
+        found = self.contexts[silo]
+        return Context(RUN, found.node_id, found.node_config, deepcopy(found.state), {})
+
+
+def test_survivors_are_signed_once_also_by_two_processes_with_the_same_state(small_plan: Plan, silos: Silos) -> None:
+    """Three silos that sign two sets reveal both secrets of the fourth, and its message lies open."""
+    current = Round(small_plan, silos, "confirm")
+    for silo in range(3):
+        first, second = current.copy(silo), current.copy(silo)
+        everybody, without_last = (wire.write_set(numbers, CLIENTS) for numbers in ({0, 1, 2, 3}, {0, 1, 2}))
+        assert current.ask(first, "confirm", current.session.write(Kind.SURVIVORS, silo, everybody))
+        for again in (everybody, without_last):
+            with pytest.raises(StageError, match="'confirm' of round 1 of this run already"):
+                current.ask(current.copy(silo), "confirm", current.session.write(Kind.SURVIVORS, silo, again))
+        with pytest.raises(StageError):
+            current.ask(second, "confirm", current.session.write(Kind.SURVIVORS, silo, without_last))
+
+
+@pytest.mark.parametrize("stage", ["advertise", "share", "mask", "confirm", "unmask"])
+def test_no_stage_is_answered_twice_from_a_state_that_comes_back(small_plan: Plan, silos: Silos, stage: str) -> None:
+    current = Round(small_plan, silos, stage)
+    first, second, lost = current.copy(0), current.copy(0), silos.context(0)
+    payload = current.outgoing[0]
+    assert current.ask(first, stage, payload)
+    with pytest.raises(RoundError if stage == "mask" else StageError, match="already"):
+        current.ask(second, stage, payload)
+    # Nor can a client that has forgotten everything begin again.
+    begin = Invitation(current.session, 0).write()
+    with pytest.raises(StageError, match="'advertise' of round 1 of this run already"):
+        current.ask(lost, "advertise", begin)
+
+
 # ---------------------------------------------------------------------- files
 
 
@@ -404,6 +472,14 @@ def test_one_without_the_other_refuses(small_plan: Plan, silos: Silos, missing: 
     del config[missing]
     with pytest.raises(RoundRefusedError, match="needs both"):
         Signing.of(Context(RUN, 100, config, RecordDict(), {}))
+
+
+def test_a_roster_needs_a_memory(small_plan: Plan, silos: Silos) -> None:
+    server = Server(small_plan, silos)
+    del server.own.node_config["cpsgd-memory"]
+    with pytest.raises(RoundRefusedError, match="needs cpsgd-memory as well"):
+        server.invite()
+    assert RECORD not in server.own.state
 
 
 def test_nothing_of_a_key_shows(silos: Silos) -> None:

@@ -1,7 +1,11 @@
-"""What a client remembers over runs and restarts: a file on its own machine with a line for each round it answered.
+"""What a client remembers over runs and restarts: a file on its own machine with a line for each stage it answered.
 
 Flower keeps a client's state for one run (or series of runs) only, and who starts the next run is the server. A limit
 over all runs therefore needs a place that is the client's own.
+
+Nor is Flower's state a place for what may happen once only. It is stored after an answer has left, and a SuperLink that
+fails one of its SuperNode's calls at the right time makes it run several ClientApps at once, all from the same state.
+What is written here was written before the answer, under a lock.
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
+from typing import get_args
 
 from flwr.app import Context
 
-from cpsgd.errors import CpsgdError, RoundRefusedError
+from cpsgd.engines.flower._records import Stage
+from cpsgd.errors import CpsgdError, RoundRefusedError, StageError
 
 KEY = "cpsgd-memory"
 """Where a SuperNode's `--node-config` names the file: the node's operator says so, not the server."""
@@ -56,17 +62,27 @@ class Memory:
     def rounds(self) -> list[Answered]:
         """The rounds answered so far."""
         with self._opened() as file:
-            return _read(file)
+            return _read(file)[0]
 
     def add(self, answered: Answered, permit: Callable[[list[Answered]], None]) -> int:
         """Writes a round down, if `permit` lets it with those before; returns how many there are then."""
         with self._opened() as file:
-            before = _read(file)
+            before, _ = _read(file)
             permit(before)
-            file.write(f"{answered.run} {answered.round} {answered.digest}\n".encode())
-            file.flush()
-            os.fsync(file.fileno())
+            _write(file, f"{answered.run} {answered.round} {answered.digest}")
             return len(before) + 1
+
+    def once(self, run: str, round: int, stage: Stage) -> None:
+        """Writes down that a stage of a round will be answered, one that takes nothing from the data.
+
+        Raises:
+            StageError: It was before.
+        """
+        line = f"{run} {round} {stage}"
+        with self._opened() as file:
+            if line in _read(file)[1]:
+                raise StageError(f"This client has answered stage {stage!r} of round {round} of this run already.")
+            _write(file, line)
 
     @contextmanager
     def _opened(self) -> Iterator[BufferedRandom]:
@@ -84,13 +100,24 @@ class Memory:
             raise RoundRefusedError(f"This client cannot read or write its memory ({type(error).__name__}).") from None
 
 
-def _read(file: BufferedRandom) -> list[Answered]:
+def _write(file: BufferedRandom, line: str) -> None:
+    file.write(f"{line}\n".encode())
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _read(file: BufferedRandom) -> tuple[list[Answered], set[str]]:
+    """The rounds that were answered, and the lines about other stages as they are."""
     file.seek(0)
     text = file.read().decode("ascii")
     if text and not text.endswith("\n"):
         raise ValueError("The last line is incomplete.")
-    found = []
-    for line in text.splitlines():
-        run, round, digest = line.split(" ")
-        found.append(Answered(run, int(round), bytes.fromhex(digest).hex()))
-    return found
+    rounds: list[Answered] = []
+    stages: set[str] = set()
+    for line in text.split("\n")[:-1]:
+        run, round, last = line.split(" ")
+        if last in get_args(Stage):
+            stages.add(line)
+        else:
+            rounds.append(Answered(run, int(round), bytes.fromhex(last).hex()))
+    return rounds, stages

@@ -2,7 +2,7 @@
 
 A roster makes clients independent of what the server says about who they are. Each checks by itself that the keys it is
 given are signed by people on the roster, by each of them once, for this run, this round and the number in it. Which
-number the server gives to whom is then all the same.
+number the server gives to whom is then all the same. What each signs it signs once, for which it needs its memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Context
 
+from cpsgd.engines.flower import _memory
 from cpsgd.errors import IdentityFileError, RoundRefusedError
 from cpsgd.secagg import Invitation, read_identity, read_roster
 from cpsgd.secagg.identity import public_bytes
@@ -28,7 +29,8 @@ ROSTER_KEY = "cpsgd-roster"
 def session_identifier(run: int, round: int) -> bytes:
     """The 16 bytes that stand for one signed round of one run.
 
-    Not the server's choice: a client enters a round of a run once, so what it signs belongs to one attempt only.
+    Not the server's choice: a client's memory lets it enter a round of a run once, so what it signs belongs to one
+    attempt only.
     """
     return hashlib.sha256(f"cpsgd flower session {run} {round}".encode()).digest()[:16]
 
@@ -45,13 +47,18 @@ class Signing:
         """What the SuperNode was started with.
 
         Raises:
-            RoundRefusedError: A file is missing or cannot be used, or the identity is not on the roster.
+            RoundRefusedError: A file is missing or cannot be used, or the identity is not on the roster, or there is no
+                memory.
         """
         paths = [context.node_config.get(key) for key in (IDENTITY_KEY, ROSTER_KEY)]
         if paths == [None, None]:
             return cls()
         if not all(isinstance(path, str) and path for path in paths):
             raise RoundRefusedError(f"This client needs both {IDENTITY_KEY} and {ROSTER_KEY}, each the name of a file.")
+        if context.node_config.get(_memory.KEY) is None:
+            raise RoundRefusedError(
+                f"This client has a roster and needs {_memory.KEY} as well: it could be made to sign twice without."
+            )
         try:
             identity, roster = read_identity(Path(str(paths[0]))), read_roster(Path(str(paths[1])))
         except (IdentityFileError, OSError, ValueError) as error:

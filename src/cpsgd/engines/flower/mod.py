@@ -59,8 +59,8 @@ def cpsgd_mod(
     and `delta` every round that would not keep them: the guarantee is computed here, for all rounds together.
 
     A SuperNode that was started with an identity and a roster (`--node-config 'cpsgd-identity="/path/to/key"
-    cpsgd-roster="/path/to/roster"'`) takes part in rounds only whose keys and survivors are signed by those on the
-    roster: the server can then not put keys of its own in place of theirs.
+    cpsgd-roster="/path/to/roster" cpsgd-memory="/path/to/file"'`) takes part in rounds only whose keys and survivors
+    are signed by those on the roster: the server can then not put keys of its own in place of theirs.
 
     Args:
         epsilon: ε that all rounds together may cost at most; needs `delta`. The first protocol that keeps it, with the
@@ -161,6 +161,7 @@ def _secure_stage(
         signing.check(Invitation.read(request.payload), context.run_id, request.round)
         protocol, state = _begin(request, state, context, limits)
         expected = _expected(protocol, request, limits)
+        _once(request, state, context)
         client = SecureClient(expected=expected, identity=signing.identity, roster=signing.roster)
         reply = client.advertise(request.payload)
         state.save(context, secrets=client.export_state())
@@ -172,6 +173,8 @@ def _secure_stage(
     client = SecureClient.restore(state.secrets, identity=signing.identity, roster=signing.roster)
     # Whatever goes wrong below, no secret is used twice.
     state = state.save(context, secrets=b"")
+    if request.stage != "mask":
+        _once(request, state, context)
     if request.stage == "share":
         reply = client.share(request.payload)
     elif request.stage == "mask":
@@ -229,6 +232,13 @@ def _begin(request: Request, state: _State, context: Context, limits: Limits) ->
         context, round=request.round, rounds=request.rounds, accepted=digest, protocol=request.protocol, secrets=b""
     )
     return protocol, state
+
+
+def _once(request: Request, state: _State, context: Context) -> None:
+    """Refuses, with a memory, a stage that was answered before, whichever state Flower hands over."""
+    memory = Memory.of(context)
+    if memory is not None:
+        memory.once(state.run, request.round, request.stage)
 
 
 def _count(state: _State, context: Context, limits: Limits) -> _State:
