@@ -1,0 +1,66 @@
+"""The app in examples/flower-digits, with its silos in this process."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from cpsgd.privacy.ledger import Budget, Ledger
+
+from .local import RUN, LocalGrid, Node
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "flower-digits"
+ROUNDS = 8
+
+
+@pytest.fixture
+def apps(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, ModuleType]]:
+    """The client's and the server's module of the example."""
+    monkeypatch.syspath_prepend(EXAMPLE)
+    yield import_module("flower_digits.client_app"), import_module("flower_digits.server_app")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "flower_digits"]:
+        del sys.modules[name]
+
+
+def silo(client_app: ModuleType, number: int) -> Node:
+    node = Node(100 + number, client_app.protected, client_app.train)
+    node.context.node_config["partition-id"] = number
+    return node
+
+
+@pytest.mark.slow
+def test_ten_silos_learn_and_every_round_is_charged(
+    apps: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client_app, server_app = apps
+    with Ledger(tmp_path / "ledger") as ledger:
+        ledger.create(Budget(population="digits", epsilon=4.0, delta=1e-6, unit="example"))
+    settings = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    settings |= {"rounds": ROUNDS, "ledger": str(tmp_path / "ledger")}
+    grid = LocalGrid([silo(client_app, number) for number in range(10)])
+    server_app.main(grid, Context(RUN, 0, {}, RecordDict(), settings))
+    printed = capsys.readouterr().out
+    accuracy = re.search(rf"accuracy (0\.\d+) after {ROUNDS} rounds", printed)
+    assert accuracy is not None
+    # Three runs read 82 to 85 % right, and guessing 10 %; the noise has no seed, so the limit is far from both.
+    assert float(accuracy[1]) > 0.6
+    assert [node.trained for node in grid.nodes.values()] == [ROUNDS] * 10
+    with Ledger(tmp_path / "ledger") as ledger:
+        assert len(ledger.events("digits")) == ROUNDS
+        assert 3.5 < ledger.total("digits").epsilon <= 4.0
+
+
+def test_a_silo_with_a_roster_sends_nothing_unprotected(apps: tuple[ModuleType, ModuleType]) -> None:
+    client_app, _ = apps
+    context = Context(RUN, 1, {"partition-id": 1, "cpsgd-roster": "roster"}, RecordDict(), {})
+    message = Message(RecordDict(), dst_node_id=1, message_type="train.baseline")
+    with pytest.raises(PermissionError, match="without protection"):
+        client_app.baseline(message, context)
