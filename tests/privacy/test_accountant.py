@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, least_noise, mixed_epsilon, solve
-from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
+from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from cpsgd.privacy.participation import Participation
 
 EVERY = Participation.every()
@@ -32,6 +32,17 @@ def test_gaussians_compose_as_the_root_of_summed_squares() -> None:
     exact = gdp_epsilon(math.sqrt(9 * 0.01 + 4 * 0.04), 1e-6)
     found = composed_epsilon(rounds, delta=1e-6, participation=EVERY)
     assert exact <= found <= exact * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [200.0, 300.0, 499.0])
+def test_every_epsilon_up_to_the_largest_is_found(epsilon: float) -> None:
+    mu = gdp_mu(epsilon, 1e-6)
+    assert composed_epsilon([Rounds(mu=0.5 * mu, count=4)], delta=1e-6, participation=EVERY) == pytest.approx(epsilon)
+
+
+def test_epsilon_beyond_the_largest_is_infinite() -> None:
+    mu = gdp_mu(499.0, 1e-6)
+    assert composed_epsilon([Rounds(mu=1.01 * mu, count=1)], delta=1e-6, participation=EVERY) == math.inf
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])

@@ -408,9 +408,9 @@ def _smallest(enough: Callable[[float], bool], *, start: float, limit: float) ->
     """
     low = high = start
     while not enough(high):
-        low, high = high, 2.0 * high
-        if high > limit:
+        if high >= limit:
             return math.inf
+        low, high = high, min(2.0 * high, limit)
     while low == high or enough(low):
         high, low = low, 0.5 * low
         if low < 1e-9:
