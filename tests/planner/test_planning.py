@@ -124,7 +124,7 @@ def test_a_wider_range_is_chosen_where_privacy_alone_would_clip() -> None:
 def test_unrotated_vectors_are_never_clipped() -> None:
     found = plan(**SMALL, bits=9, rotate=False)
     assert found.protocol.coordinate_range >= found.protocol.clip_norm
-    assert found.error.clipping == 0.0
+    assert found.error.clipping < 1e-10
 
 
 def test_more_privacy_costs_accuracy_and_more_clients_buy_it() -> None:
