@@ -22,7 +22,7 @@ _NEAR_INTEGER = 0.25
 # Steps of the noise that a carrier may leave out: all but every second sum, and so on.
 _DIVISORS = (2, 3, 5, 16)
 # Shares of the numbers that lie in the tails, from where samples see much to where nothing may lie.
-_TAILS = 10.0 ** (-0.5 * np.arange(2, 31))
+_TAILS: Array = np.array([10.0 ** (-0.5 * step) for step in range(2, 31)])
 # What float64 can still tell from 0, in logarithms of numbers in [0, 1].
 _RESOLUTION = 2.0**-53
 
