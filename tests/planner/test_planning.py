@@ -189,6 +189,23 @@ def test_a_large_epsilon_of_many_rounds() -> None:
     assert 390.0 < best.guarantee.epsilon <= 400.0
 
 
+@pytest.mark.parametrize("participation", ["every", "poisson:0.05"])
+def test_an_epsilon_near_what_a_sampler_that_is_not_exact_can_keep(participation: str) -> None:
+    best = plan(
+        clients=33,
+        dim=500,
+        epsilon=39.0,
+        delta=6e-8,
+        bits=10,
+        rounds=10,
+        participation=participation,
+        adjacency="zero-out",
+    )
+    assert best.protocol.trials > MAX_COINS
+    assert best.guarantee.epsilon <= 39.0
+    assert best.ratio < 1.2
+
+
 def test_bits_that_are_of_no_use_are_not_chosen() -> None:
     # Far from the Gaussian mechanism, whose noise 256 coins a client are too coarse for, and more bits do not help.
     best = plan(clients=2, dim=100, epsilon=100.0, delta=1e-9, rounds=100)

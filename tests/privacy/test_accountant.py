@@ -40,6 +40,20 @@ def test_every_epsilon_up_to_the_largest_is_found(epsilon: float) -> None:
     assert composed_epsilon([Rounds(mu=0.5 * mu, count=4)], delta=1e-6, participation=EVERY) == pytest.approx(epsilon)
 
 
+@pytest.mark.parametrize("epsilon", [15.0, 33.0, 45.0, 50.0])
+def test_epsilon_is_found_where_a_larger_one_would_not_pay_for_the_sampler(epsilon: float) -> None:
+    # At 64, the next power of two, the variation costs 6e-4 and more: far more than δ.
+    mu = gdp_mu(epsilon, 1e-6)
+    found = composed_epsilon([Rounds(mu=0.5 * mu, count=4, variation=2.5e-32)], delta=1e-6, participation=EVERY)
+    assert epsilon * (1 - 1e-9) <= found <= epsilon + 0.001
+    assert composed_delta([Rounds(mu=0.5 * mu, count=4, variation=2.5e-32)], epsilon=found, participation=EVERY) <= 1e-6
+
+
+def test_a_sampler_that_spends_delta_leaves_no_proof() -> None:
+    mu = gdp_mu(61.0, 1e-6)
+    assert composed_epsilon([Rounds(mu, 1, variation=1e-31)], delta=1e-6, participation=EVERY) == math.inf
+
+
 def test_epsilon_beyond_the_largest_is_infinite() -> None:
     mu = gdp_mu(499.0, 1e-6)
     assert composed_epsilon([Rounds(mu=1.01 * mu, count=1)], delta=1e-6, participation=EVERY) == math.inf

@@ -215,7 +215,8 @@ def _composed(
         raise failure or ConditionError("No method proves anything about these rounds.")
     if math.isinf(best[0]):
         raise ConditionError(
-            f"Nothing is proved about {sizes.total()} such rounds (ε would be over 500); run fewer or add noise."
+            f"Nothing is proved about {sizes.total()} such rounds: ε would be over 500, or so large that the "
+            "resolution of a noise sampler of more than 256 trials spends δ. Run fewer, or add noise."
         )
     return best
 
