@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cpsgd.aggregator import Aggregator
+from cpsgd.cli import _ledger
 from cpsgd.errors import VectorError
 from cpsgd.privacy.guarantee import guarantee
 from cpsgd.privacy.ledger import Ledger, RoundEvent
@@ -111,6 +112,23 @@ def test_a_round_is_on_the_ledger_before_its_mean_is_computed(budget: Any, monke
     assert mean(budget).exit_code == 2
     assert spent == [1]
     assert Ledger("b.ledger").total("people").rounds == 1
+
+
+def test_a_table_that_loses_rows_while_it_is_read_costs_nothing(budget: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savetxt("table.csv", np.full((200, 20), 0.01), delimiter=",")
+    quote = _ledger.quote
+
+    def quote_and_cut(*arguments: Any, **named: Any) -> Any:
+        Path("table.csv").write_text("".join(Path("table.csv").read_text().splitlines(keepends=True)[:150]))
+        return quote(*arguments, **named)
+
+    monkeypatch.setattr(_ledger, "quote", quote_and_cut)
+    before = Path("b.ledger").read_bytes()
+    result = budget("mean", "table.csv", "--protocol", "p.json", "--ledger", "b.ledger", "--population", "people")
+    assert result.exit_code == 2
+    assert "it had 200 rows, and then 150" in " ".join(result.stderr.split())
+    assert Path("b.ledger").read_bytes() == before
+    assert not Path("mean.npy").exists()
 
 
 def test_a_budget_that_is_spent_meanwhile_is_refused(budget: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_noise_term_is_the_variance() -> None:
     error = predict(clients=50, dim=300, clip_norm=2.0, levels=4, trials=7, coordinate_range=3.0, p=0.3, rotate=False)
     assert error.noise == pytest.approx(300 * 2.0**2 * 7 * 0.3 * 0.7 / 50)
     assert error.rounding == pytest.approx(300 * 2.0**2 * 0.25 / 50)
-    assert error.clipping == 0.0
+    assert error.clipping < 1e-7
 
 
 def test_scales_with_the_square_of_the_norm() -> None:

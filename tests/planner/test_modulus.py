@@ -37,6 +37,18 @@ def test_never_less_than_one_client_needs_nor_more_than_everything() -> None:
     assert overflow_probability(12 + 2, clients=1, dim=8, clip_norm=1.0, levels=4, trials=9, coordinate_range=1.0) == 0
 
 
+def test_a_coarser_grid_of_many_levels_is_paid_for() -> None:
+    # Levels as far apart, of which there are more than leave room for 2^16 grid points between two: 2^8 at 2^24 levels.
+    clients, scale = 10**6, 0.1
+    few, many = (
+        smallest_modulus(
+            clients=clients, dim=64, clip_norm=1.0, levels=k, trials=100, coordinate_range=0.5 * scale * (k - 1)
+        )
+        for k in (2**16, 2**24)
+    )
+    assert many - few == pytest.approx(2.0 * clients * (2.0**-8 - 2.0**-16), abs=2.0)
+
+
 def test_monotone() -> None:
     base = smallest_modulus(**ROUND)
     assert smallest_modulus(**{**ROUND, "clients": 300}) > base

@@ -91,6 +91,20 @@ def test_clipping_of_a_vector_that_all_clients_share(reach: float) -> None:
     assert error == pytest.approx(predicted.total, rel=0.03)
 
 
+@pytest.mark.parametrize("rotate", [True, False])
+@pytest.mark.parametrize("levels", [2**20, 2**24])
+def test_the_codecs_resolution_is_counted_where_it_is_most_of_the_error(levels: int, rotate: bool) -> None:
+    # Among 10^6 clients who hold the same vector, all but the codec's own resolution averages out.
+    clients, dim = 10**6, 1024
+    shape: dict[str, Any] = {"dim": dim, "clip_norm": 1.0, "levels": levels, "trials": 16, "rotate": rotate}
+    reach = 7.0 / 32.0 if rotate else 1.0
+    predicted = predict(clients=clients, **shape, coordinate_range=reach)
+    vector = dense(np.random.default_rng(14), 1, dim)[0]
+    bias = Protocol(clients=1, **shape, coordinate_range=reach).expected_squared_error([vector], round=0).clipping
+    assert predicted.clipping > 0.5 * predicted.total
+    assert bias == pytest.approx(predicted.clipping, rel=0.1)
+
+
 def test_clipping_of_unrelated_vectors_is_below_the_prediction() -> None:
     shape: dict[str, Any] = {"clients": 50, "dim": 1024, "clip_norm": 1.0, "levels": 9, "trials": 1}
     protocol = Protocol(**shape, coordinate_range=1.5 / 32.0)

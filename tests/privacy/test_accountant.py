@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, least_noise, mixed_epsilon, solve
-from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
+from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from cpsgd.privacy.participation import Participation
 
 EVERY = Participation.every()
@@ -32,6 +32,31 @@ def test_gaussians_compose_as_the_root_of_summed_squares() -> None:
     exact = gdp_epsilon(math.sqrt(9 * 0.01 + 4 * 0.04), 1e-6)
     found = composed_epsilon(rounds, delta=1e-6, participation=EVERY)
     assert exact <= found <= exact * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [200.0, 300.0, 499.0])
+def test_every_epsilon_up_to_the_largest_is_found(epsilon: float) -> None:
+    mu = gdp_mu(epsilon, 1e-6)
+    assert composed_epsilon([Rounds(mu=0.5 * mu, count=4)], delta=1e-6, participation=EVERY) == pytest.approx(epsilon)
+
+
+@pytest.mark.parametrize("epsilon", [15.0, 33.0, 45.0, 50.0])
+def test_epsilon_is_found_where_a_larger_one_would_not_pay_for_the_sampler(epsilon: float) -> None:
+    # At 64, the next power of two, the variation costs 6e-4 and more: far more than δ.
+    mu = gdp_mu(epsilon, 1e-6)
+    found = composed_epsilon([Rounds(mu=0.5 * mu, count=4, variation=2.5e-32)], delta=1e-6, participation=EVERY)
+    assert epsilon * (1 - 1e-9) <= found <= epsilon + 0.001
+    assert composed_delta([Rounds(mu=0.5 * mu, count=4, variation=2.5e-32)], epsilon=found, participation=EVERY) <= 1e-6
+
+
+def test_a_sampler_that_spends_delta_leaves_no_proof() -> None:
+    mu = gdp_mu(61.0, 1e-6)
+    assert composed_epsilon([Rounds(mu, 1, variation=1e-31)], delta=1e-6, participation=EVERY) == math.inf
+
+
+def test_epsilon_beyond_the_largest_is_infinite() -> None:
+    mu = gdp_mu(499.0, 1e-6)
+    assert composed_epsilon([Rounds(mu=1.01 * mu, count=1)], delta=1e-6, participation=EVERY) == math.inf
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])

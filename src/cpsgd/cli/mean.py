@@ -165,6 +165,12 @@ def _simulate(rows: Rows, aggregator: Aggregator, expectation: Expectation, thre
 
     with _output.progress(rows.clients) as advance:
         _in_order(rows, max(1, _BLOCK // rows.dim), work, threads, advance)
+    # A .csv file is read twice, and with fewer rows the second time there would be less noise than is accounted for.
+    if aggregator.count != rows.clients:
+        raise VectorError(
+            f"The file changed while it was read: it had {rows.clients:,} rows, and then {aggregator.count:,}. Nothing "
+            "was released or charged; try again when it is complete."
+        )
 
 
 def _in_order(

@@ -8,7 +8,9 @@ The squared error of the mean of n messages is a sum of three independent causes
   number of levels puts a level at zero: coordinates small against s then cost about |x|/s and not 1/4 each;
 * clipping: coordinates beyond ±X are cut to it, a bias of the mean. Bias does not average out when the clients hold
   similar vectors, so the model takes the worst case, all clients holding the same vector: d E[(|x| - X)₊²].
-  For vectors that have nothing to do with each other it is n times smaller.
+  For vectors that have nothing to do with each other it is n times smaller. Also counted here, though it is next to
+  nothing but for very many clients or a very large ε: the codec's own resolution, which is the margin that vectors are
+  clipped with and the grid they are put on.
 
 Without rotation nothing is known of the coordinates but their norm. The planner then never clips (X >= D) and
 the rounding term is its maximum over all vectors of norm D instead of an expectation.
@@ -21,6 +23,7 @@ import math
 import numpy as np
 from scipy.special import erfcx
 
+from cpsgd.codec import clip, quantize
 from cpsgd.error import ExpectedError
 
 # Coordinates beyond this many standard deviations carry less than 1e-30 of the energy.
@@ -50,15 +53,16 @@ def predict(
     """
     scale = 2.0 * coordinate_range / (levels - 1)
     per_unit = dim * scale * scale / clients
+    resolution = (clip.MARGIN * clip_norm) ** 2 + dim * (scale * 2.0 ** -quantize.fraction_bits(levels)) ** 2 / 12.0
     noise = per_unit * trials * p * (1.0 - p)
     if rotate:
         deviation = clip_norm / math.sqrt(dim)
         rounding = per_unit * gaussian_rounding(scale / deviation, levels)
         # No coordinate of a vector of norm D exceeds D, whatever the rotation.
         clipped = 0.0 if coordinate_range >= clip_norm else gaussian_clipping(coordinate_range / deviation)
-        return ExpectedError(noise, rounding, clip_norm * clip_norm * clipped)
+        return ExpectedError(noise, rounding, clip_norm * clip_norm * clipped + resolution)
     rounding = per_unit * worst_rounding(clip_norm / scale / math.sqrt(dim), levels)
-    return ExpectedError(noise, rounding, max(0.0, clip_norm - coordinate_range) ** 2)
+    return ExpectedError(noise, rounding, max(0.0, clip_norm - coordinate_range) ** 2 + resolution)
 
 
 def gaussian_rounding(step: float, levels: int) -> float:

@@ -25,6 +25,8 @@ from __future__ import annotations
 
 import math
 
+from cpsgd.codec import quantize
+
 DEFAULT_OVERFLOW = 1e-9
 
 
@@ -93,8 +95,8 @@ def _deviations(
 ) -> list[tuple[float, float]]:
     """Pairs (largest possible offset, variance proxy of the rest) that each bound a coordinate's deviation."""
     scale = 2.0 * coordinate_range / (levels - 1)
-    # Vectors are rounded to a grid of 2^-16 levels, and a float32 transform is off by less than 2^-18 D a coordinate.
-    slack = clients * (2.0**-16 + 2.0**-18 * clip_norm / scale)
+    # Vectors are rounded to a grid of 2^-F levels, and a float32 transform is off by less than 2^-18 D a coordinate.
+    slack = clients * (2.0 ** -quantize.fraction_bits(levels) + 2.0**-18 * clip_norm / scale)
     noise = 0.25 * clients * trials
     rounding = 0.25 * clients
     largest = clients * min(clip_norm, coordinate_range) / scale

@@ -43,7 +43,7 @@ def plan(
         clip_norm: D; longer vectors are scaled down to it.
         bits: Bits a coordinate may take, up to 31. Any number: 1.6 allows the three values of k = 2, m = 1.
         max_error: Instead of `bits`: the expected squared error allowed; the fewest whole bits that meet it are taken.
-            With neither, the fewest bits within 10 % of the Gaussian mechanism's error.
+            With neither, the fewest bits within 10 % of the Gaussian mechanism's error, or as near as can be.
         rounds: Rounds that will be run with the protocol.
         participation: "once", "every", "poisson:RATE" or "fixed-size:RATE" (see `Participation`).
         adjacency: "replace-one" or "zero-out".
@@ -99,7 +99,7 @@ def best_plan(wishes: Wishes, *, bits: float | None = None, max_error: float | N
             raise wishes.too_accurate(designs, max_error)
     elif bits is None:
         close = (b for b, design in designs.items() if design.error.total <= _CLOSE_TO_GAUSSIAN * gaussian)
-        chosen = next(close, max(designs, default=None))
+        chosen = next(close, min(designs, key=lambda b: (designs[b].error.total, b), default=None))
     else:
         chosen = bits
         if bits not in designs and (design := best_design(wishes.setting, wishes.target, bits)) is not None:

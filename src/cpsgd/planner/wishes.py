@@ -215,7 +215,7 @@ class Wishes:
         else:
             return None
         low = high // 2
-        while high > 1.1 * low:
+        while high > max(1.1 * low, low + 1):
             middle = (low + high) // 2
             low, high = (low, middle) if self._scaled(middle)._feasible(bits) else (middle, high)
         return high

@@ -157,13 +157,20 @@ def _composed_epsilon(parts: Sequence[Part], delta: float, interval: float) -> f
             f"The tails of {sum(r.count for r in rounds)} rounds alone spend δ={tails(0.0):.3g} of {delta:g}; "
             "certify them with a smaller tail, or allow a larger delta."
         )
+    # As a function of e^ε, δ is convex, and what the variation adds is a line that rises. So where both together are
+    # small enough up to some limit, they are from a threshold on, and the search is sure to find that. Beyond the limit
+    # chosen here, the variation alone would spend half of what the tails leave.
+    limit = LARGEST_EPSILON
+    if variation := math.fsum(r.count * r.variation for r in rounds):
+        left = delta - (tails(0.0) - 2.0 * variation)
+        limit = min(limit, math.log(max(1.0 + 1e-9, 0.5 * left / variation)))
     found = math.inf
     for profile in _profiles(parts, interval):
 
         def enough(epsilon: float, profile: Profile = profile) -> bool:
             return profile(epsilon) + tails(epsilon) <= delta
 
-        found = min(found, _smallest(enough, start=1.0, limit=LARGEST_EPSILON))
+        found = min(found, _smallest(enough, start=min(1.0, limit), limit=limit))
     return found
 
 
@@ -408,9 +415,9 @@ def _smallest(enough: Callable[[float], bool], *, start: float, limit: float) ->
     """
     low = high = start
     while not enough(high):
-        low, high = high, 2.0 * high
-        if high > limit:
+        if high >= limit:
             return math.inf
+        low, high = high, min(2.0 * high, limit)
     while low == high or enough(low):
         high, low = low, 0.5 * low
         if low < 1e-9:

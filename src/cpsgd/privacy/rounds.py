@@ -214,9 +214,10 @@ def _composed(
     if best is None:
         raise failure or ConditionError("No method proves anything about these rounds.")
     if math.isinf(best[0]):
-        raise ConditionError(
-            f"Nothing is proved about {sizes.total()} such rounds (ε would be over 500); run fewer or add noise."
-        )
+        reason = "ε would be over 500"
+        if not exact and not noise.uses_coins(protocol.trials, protocol.p):
+            reason += ", or so large that the noise sampler's resolution spends δ"
+        raise ConditionError(f"Nothing is proved about {sizes.total()} such rounds ({reason}); run fewer or add noise.")
     return best
 
 

@@ -196,6 +196,8 @@ def test_checksum_check_value() -> None:
         lambda: _native.add_packed(np.zeros(5, np.uint8), 16, 1, 4, 0, np.zeros(8, np.uint32)),
         lambda: _native.pack(np.zeros(8, np.uint32), 1, 1, 4, 0, np.zeros(4, np.uint8)),
         lambda: _native.find_out_of_range(np.zeros(3, np.uint8), 16, 1, 4, 0, 16, 8),
+        # So many values that the number of their bits is a multiple of 2^64.
+        lambda: _native.find_out_of_range(np.zeros(0, np.uint8), 256, 1, 8, 0, 16, 2**61),
         lambda: _native.Rounder(1, 16, 0, np.zeros(0, np.uint64), np.zeros(0, np.uint64), 0),
         lambda: _native.Rounder(2, 16, 9000, np.zeros(0, np.uint64), np.zeros(0, np.uint64), 0),
         lambda: _native.Rounder(2, 16, 4, np.zeros(5, np.uint64), np.zeros(5, np.uint64), 0),

@@ -92,6 +92,7 @@ auto unlocked(const Body& body) {
 }
 
 std::size_t packed_bytes(std::size_t n, const Grouping& grouping) {
+  require(n <= (std::size_t{1} << 40), "the number of values is out of range");  // or the bits might not fit their type
   const std::size_t groups = n / grouping.digits;
   return (groups * grouping.bits + (n % grouping.digits ? grouping.last_bits : 0) + 7) / 8;
 }

@@ -22,10 +22,7 @@ _NEAR_INTEGER = 0.25
 # Steps of the noise that a carrier may leave out: all but every second sum, and so on.
 _DIVISORS = (2, 3, 5, 16)
 # Shares of the numbers that lie in the tails, from where samples see much to where nothing may lie.
-_TAILS = tuple(10.0 ** (-0.5 * step) for step in range(2, 31))
-# A mass and the next differ by a factor below this, as far out as the tails go: fair coins that all fall alike with
-# probability 1e-15 or more are at most 50, and that is the factor there.
-_TAIL_SLOPE = 64.0
+_TAILS: Array = np.array([10.0 ** (-0.5 * step) for step in range(2, 31)])
 # What float64 can still tell from 0, in logarithms of numbers in [0, 1].
 _RESOLUTION = 2.0**-53
 
@@ -115,9 +112,11 @@ def unbiased(batches: Sequence[Batch], false_alarm: float) -> Check:
     for batch in batches:
         rounds, dim = batch.exact.shape
         deviations = np.sum(batch.sums - batch.law.mean, axis=0)
+        # The codec's resolution moves the expectation, and with it the variance of a client's rounding.
         slack = rounds * batch.slack
-        apart = np.abs(deviations) / (bennett(rounds * batch.law.variance, 1.0, each / dim) + slack)
-        together = float(bennett(rounds * float(batch.law.variance.sum()), 1.0, each)) + dim * slack
+        variance = rounds * batch.law.variance + slack
+        apart = np.abs(deviations) / (bennett(variance, 1.0, each / dim) + slack)
+        together = float(bennett(float(variance.sum()), 1.0, each)) + dim * slack
         pushed = max(abs(float(deviations.sum())), abs(float(deviations @ batch.law.outward)))
         worst = max(worst, float(apart.max()), pushed / together)
     return Check(
@@ -140,11 +139,12 @@ def spread(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: flo
     coordinates = (np.sum(widths, axis=0), rounds.sum())
     sizes = [(np.sum(vectors[0][counts == count]), dim * rounds[counts == count].sum()) for count in set(counts)]
     kinds = [alone, vectors, coordinates, *sizes]
-    # On [0, 1], (u - ½)² goes up and down by ½ in all.
-    forgiven = 0.5 * max(batch.blur for batch in batches)
+    # On [0, 1], (u - ½)² goes up and down by ½ in all, and the square of its distance from 1/12 by 5/72.
+    blur = max(batch.blur for batch in batches)
+    forgiven, variance = 0.5 * blur, 1.0 / 180.0 + 5.0 / 72.0 * blur
     worst = 0.0
     for deviations, numbers in kinds:
-        limits = bennett(numbers / 180.0, 1.0 / 6.0, false_alarm / len(kinds) / deviations.size) + forgiven * numbers
+        limits = bennett(numbers * variance, 1.0 / 6.0, false_alarm / len(kinds) / deviations.size) + forgiven * numbers
         worst = max(worst, float(np.max(np.abs(deviations) / limits)))
     return Check("spread", "largest deviation of the noise's width, in units of what chance allows", worst, 1.0)
 
@@ -182,17 +182,19 @@ def tails(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: floa
 
     Both tails together, from a tenth of the numbers down to where nothing is ever seen; in rounds of each size.
     """
-    # Where the codec's resolution rounds a client's point up once in a while, the tail takes in the next mass.
-    forgiven = 1.0 + _TAIL_SLOPE * max(batch.slack for batch in batches)
+    # Where the codec's resolution rounds a client's point up once in a while, a tail takes in a mass at its end.
+    moved = [batch.slack * batch.law.tail_ends(_TAILS) for batch in batches]
     sizes = {batch.law.count for batch in batches}
     least = 1.0
     for size in sizes:
-        pairs = zip(batches, uniforms, strict=True)
-        numbers = np.concatenate([uniform.ravel() for batch, uniform in pairs if batch.law.count == size])
+        chosen = [i for i, batch in enumerate(batches) if batch.law.count == size]
+        numbers = np.concatenate([uniforms[i].ravel() for i in chosen])
         distances = 1.0 - np.abs(2.0 * numbers - 1.0)
-        for share in _TAILS:
-            found, few, many = np.count_nonzero(distances < share), share / forgiven, min(1.0, share * forgiven)
-            least = min(least, binom.cdf(found, distances.size, few), binom.sf(found - 1, distances.size, many))
+        for share, forgiven in zip(_TAILS, np.max([moved[i] for i in chosen], axis=0), strict=True):
+            found, few, many = np.count_nonzero(distances < share), max(0.0, share - forgiven), share + forgiven
+            least = min(
+                least, binom.cdf(found, distances.size, few), binom.sf(found - 1, distances.size, min(1.0, many))
+            )
     each = false_alarm / (2 * len(_TAILS) * len(sizes))
     question = "improbability of the least likely count of sums in the tails, in units of what chance allows"
     return Check("tails", question, _improbability(least, each), 1.0)
@@ -208,14 +210,14 @@ def remainders(batches: Sequence[Batch], false_alarm: float) -> Check:
     for batch in batches:
         rounds, dim = batch.exact.shape
         index = batch.sums - batch.law.first
-        # The codec's resolution moves at most this many sums to another remainder.
+        # The codec's resolution moves on average at most this many sums to another remainder, now these and now those.
         slack = rounds * batch.slack
         for divisor in _DIVISORS:
             expected = batch.law.remainders(divisor)
             # Every coordinate counts its own remainders.
             places = index % divisor + divisor * np.arange(dim)
             found = np.bincount(places.ravel(), minlength=dim * divisor).reshape(dim, divisor)
-            excess, variance = found - rounds * expected, rounds * expected * (1.0 - expected)
+            excess, variance = found - rounds * expected, rounds * expected * (1.0 - expected) + slack
             apart = np.abs(excess) / (bennett(variance, 1.0, each / dim) + slack)
             together = np.abs(excess.sum(axis=0)) / (bennett(variance.sum(axis=0), 1.0, each) + dim * slack)
             worst = max(worst, float(apart.max()), float(together.max()))

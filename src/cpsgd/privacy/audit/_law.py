@@ -85,6 +85,23 @@ class Law:
         folded: Array = np.stack([self.mass[:, start::divisor].sum(axis=1) for start in range(divisor)], axis=1)
         return folded
 
+    def tail_ends(self, shares: Array) -> Array:
+        """How much the tails that hold these shares together may gain or lose for each unit that a sum is moved by.
+
+        To move one client's rounding by a probability e is to move e of the rest of the sum by one. So a tail gains or
+        loses at most e times a mass of the rest next to where it ends, and a mass of the rest is at most twice the
+        larger of two neighbouring masses of the sum.
+        """
+        gains = np.zeros(len(shares))
+        for row in self.mass:
+            both = np.zeros(len(shares))
+            for masses in (row, row[::-1]):
+                ends = np.searchsorted(np.cumsum(masses), 0.5 * shares, side="right")
+                near = np.clip(ends[:, None] + np.arange(-2, 3), 0, len(row) - 1)
+                both += 2.0 * masses[near].max(axis=1)
+            gains = np.maximum(gains, both)
+        return gains
+
     def sample(self, rounds: int, generator: np.random.Generator) -> Integers:
         """Sums of honest rounds, a row each, to prepare an attack with; no noise that protects anybody."""
         uniform = generator.random((self.mass.shape[0], rounds))
