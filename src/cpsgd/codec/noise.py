@@ -22,8 +22,6 @@ from cpsgd.codec._kernels import _native
 
 MAX_TRIALS = 2**31
 MAX_COINS = 256
-# No draw is farther than this from its law, whatever m and p are; see `total_variation`.
-MAX_VARIATION = 1e-32
 # The thresholds are computed with this many bits, far more than the 128 kept.
 _WORKING_BITS = 320
 # Outcomes rarer than 2^-_WINDOW_BITS times the likeliest are left out of the table.

@@ -89,9 +89,11 @@ class Target:
 
         All draws together may move the law of the output by so little that (1 + e^ε) times that is a small share of δ.
         """
-        moved = self.counted_rounds * self.honest * self.dim * noise.MAX_VARIATION
-        affordable = moved * (1.0 + math.exp(self.epsilon)) <= _SAMPLER_SHARE * self.delta
-        return noise.MAX_TRIALS if affordable else noise.MAX_COINS
+        draws = self.counted_rounds * self.honest * self.dim
+        affordable = _SAMPLER_SHARE * self.delta / (1.0 + math.exp(self.epsilon)) / draws
+        # One draw is within about 15 √m 2^-127 of its law; what a plan promises rests on `noise.total_variation`.
+        root = min(affordable / 15.0 * 2.0**127, math.sqrt(noise.MAX_TRIALS))
+        return max(math.floor(root * root), noise.MAX_COINS)
 
     def smallest_scale(self, levels: int, trials: int, *, renyi: bool = True) -> float:
         """The smallest s (rounded up) at which k levels and Binomial(m, ½) noise keep the wish.
