@@ -327,17 +327,19 @@ def _latest() -> Path:
 
 def _settings_of(folder: Path, given: dict[str, Any]) -> Settings:
     """The settings a run was started with; what is given on top must agree, but for what makes no difference to it."""
-    from cpsgd.learning.settings import FREE, Settings, read_file
+    from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, Settings, read_file
 
     if not (folder / _CONFIG).exists():
         raise CheckpointError(f"There is no run in {folder} to resume.")
     kept = Settings.of(read_file(folder / _CONFIG)).to_dict()
-    if different := sorted(key for key, value in given.items() if key not in FREE and kept.get(key) != value):
+    if different := sorted(
+        key for key, value in given.items() if key not in CHANGEABLE_ON_RESUME and kept.get(key) != value
+    ):
         raise CheckpointError(
             f"The run in {folder} was started with another {', '.join(different)}; leave that out to resume it, or "
             "start a new run."
         )
-    return Settings.of({**kept, **{key: value for key, value in given.items() if key in FREE}})
+    return Settings.of({**kept, **{key: value for key, value in given.items() if key in CHANGEABLE_ON_RESUME}})
 
 
 # ------------------------------------------------------------------ the end of a run

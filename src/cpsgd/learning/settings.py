@@ -19,7 +19,7 @@ from cpsgd.errors import ParameterError
 NO_SEED = "none"
 """How files and the command line say that there is no seed."""
 
-FREE = frozenset({"memory_limit"})
+CHANGEABLE_ON_RESUME = frozenset({"memory_limit"})
 """Settings that say how a run is computed and not what: it may be resumed with others."""
 
 # 16 TiB. Who gives more has most likely given bytes.

@@ -245,12 +245,12 @@ def _count(state: _State, context: Context, limits: Limits) -> _State:
     """Counts the round before anything about the data is computed."""
     most = limits.rounds if limits.epsilon is None else state.rounds
 
-    def in_time(answered: int) -> None:
+    def check_rounds_left(answered: int) -> None:
         if most is not None and answered >= most:
             raise RoundRefusedError(f"This client has answered {answered} rounds, and answers no more.")
 
     def permit(before: list[Answered]) -> None:
-        in_time(len(before))
+        check_rounds_left(len(before))
         if any((other.run, other.round) == (this.run, this.round) for other in before):
             raise RoundError(f"This client has answered round {this.round} of this run already.")
         if limits.epsilon is not None and any(other.digest != this.digest for other in before):
@@ -258,7 +258,7 @@ def _count(state: _State, context: Context, limits: Limits) -> _State:
 
     memory = Memory.of(context)
     if memory is None:
-        in_time(state.answered)
+        check_rounds_left(state.answered)
         return state.save(context, answered=state.answered + 1)
     this = Answered(state.run, state.round, state.accepted.hex())
     return state.save(context, answered=memory.add(this, permit))
