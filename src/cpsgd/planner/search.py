@@ -39,8 +39,8 @@ _LEAST_REACH = 2.5
 _MOST_NOISE_TRIALS = 10**10
 # 1 + _EXCESS/√N is how far the certificates are from a Gaussian of equal variance; only ranks candidates.
 _EXCESS = 8.0
-# A modulus, or k + m, must fit the radix of a message.
-MAX_BITS = (MAX_RADIX + 1).bit_length() - 2
+# A modulus, or k + m, must fit the radix of a message: 2^31 is the largest power of two that does.
+MAX_BITS = MAX_RADIX.bit_length() - 1
 
 
 @dataclass(frozen=True)
