@@ -70,5 +70,5 @@ def train(message: Message, context: Context) -> Message:
     before = message.content.array_records["arrays"]["weight"].numpy()
     update = np.random.default_rng(node).normal(size=before.shape).astype(np.float32) * np.float32(0.01)
     arrays = ArrayRecord({"weight": Array(before + update)})
-    metrics = MetricRecord({"num-examples": 4711, "secret": 0.4711})
+    metrics = MetricRecord({"num-examples": 471108154711, "secret": 0.471108154711})
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
