@@ -17,13 +17,13 @@ import torch
 
 from cpsgd import Protocol
 from cpsgd.codec import quantize, rotate
-from cpsgd.engines.device import DeviceRound
-from cpsgd.engines.device.rounds import kernels_for
 from cpsgd.learning import dense
 from cpsgd.learning.cohorts import permuted
 from cpsgd.learning.datasets import load
 from cpsgd.learning.datasets.on_device import fused_kernels, on_device
 from cpsgd.learning.models import mlp
+from cpsgd.simulation.device import DeviceRound
+from cpsgd.simulation.device.rounds import kernels_for
 
 DEVICE = torch.device("cuda", 0)
 COHORT, LEVELS, TRIALS = 10_000, 3, 13

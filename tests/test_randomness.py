@@ -62,7 +62,7 @@ MESSAGES_OF_MANY_PROCESSES = """
 import multiprocessing, sys
 import numpy as np
 from cpsgd import Protocol
-from cpsgd.engines.simulate import RoundSimulator
+from cpsgd.simulation.cpu import RoundSimulator
 
 protocol = Protocol.rotated_binomial(clients=8, dim=64, clip_norm=1.0, levels=4, trials=200)
 

@@ -14,8 +14,8 @@ import pytest
 from cpsgd.aggregator import Aggregator
 from cpsgd.cli import _ledger
 from cpsgd.errors import VectorError
+from cpsgd.ledger import Ledger, RoundEvent
 from cpsgd.privacy.guarantee import guarantee
-from cpsgd.privacy.ledger import Ledger, RoundEvent
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.rotated_binomial(clients=200, dim=20, clip_norm=1.0, levels=2, trials=2)

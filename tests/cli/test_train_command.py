@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from cpsgd.learning.gradients import ClientUpdates
-from cpsgd.planner.paper import paper_design
+from cpsgd.paper.design import paper_design
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 SMALL = ("--cohort", 400, "--rounds", 4, "--model", "linear", "--bits", 6)

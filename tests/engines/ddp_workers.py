@@ -32,7 +32,7 @@ from cpsgd.engines.allreduce import PrivateMean
 from cpsgd.engines.ddp import ExampleGradients, WorkerGradients
 from cpsgd.learning import mlp
 from cpsgd.learning.datasets import infinite_digits
-from cpsgd.privacy.ledger import Budget, Entry, Ledger, RoundEvent
+from cpsgd.ledger import Budget, Entry, Ledger, RoundEvent
 from cpsgd.protocol import Protocol
 
 SECONDS = 60

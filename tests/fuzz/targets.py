@@ -24,6 +24,7 @@ import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from cpsgd import ledger
 from cpsgd.aggregator import Aggregator
 from cpsgd.cli import _data
 from cpsgd.codec import wire
@@ -31,8 +32,7 @@ from cpsgd.codec._kernels import _native
 from cpsgd.errors import CpsgdError
 from cpsgd.learning import checkpoints, settings
 from cpsgd.learning.datasets import mnist
-from cpsgd.privacy import ledger
-from cpsgd.privacy.ledger import chain
+from cpsgd.ledger import chain
 from cpsgd.privacy.participation import Participation
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import public_line, read_identity, read_roster

@@ -17,7 +17,7 @@ from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.datasets import ArrayDataset, Dataset
 from cpsgd.learning.server import Server
-from cpsgd.privacy.ledger import Budget, Ledger
+from cpsgd.ledger import Budget, Ledger
 from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 

@@ -15,8 +15,8 @@ from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, devices, mlp
 from cpsgd.learning.datasets import infinite_digits
 from cpsgd.learning.places import Accelerator
+from cpsgd.ledger import Ledger
 from cpsgd.planner import plan
-from cpsgd.privacy.ledger import Ledger
 
 LOSS = torch.nn.functional.cross_entropy
 
@@ -154,7 +154,7 @@ def test_a_full_gpu_is_told_of_before_the_first_round(
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        ("cpsgd.engines.device.rounds.DeviceRound.mean", "for the model's step"),
+        ("cpsgd.simulation.device.rounds.DeviceRound.mean", "for the model's step"),
         ("torch.optim.SGD.step", "for the model's step"),
         ("torch.Tensor.argmax", "for the test examples"),
     ],

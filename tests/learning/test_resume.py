@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 import torch
 
-from cpsgd.engines.simulate import RoundSimulator
 from cpsgd.errors import CheckpointError, InfeasibleError
 from cpsgd.learning import NoPrivacy, Trainer, checkpoints, mlp
 from cpsgd.learning.datasets import ArrayDataset, Dataset
 from cpsgd.learning.server import Server
 from cpsgd.protocol import Protocol
+from cpsgd.simulation.cpu import RoundSimulator
 
 LOSS = torch.nn.functional.cross_entropy
 PROTOCOL = Protocol.rotated_binomial(clients=100, dim=15, clip_norm=1.0, levels=8, trials=250)
@@ -82,7 +82,7 @@ def test_a_run_can_be_taken_up_and_prolonged(triangle: ArrayDataset, tmp_path: P
 POINTS = [
     ("cpsgd.learning.checkpoints.ChargeLog.append", False),
     ("cpsgd.learning.checkpoints.ChargeLog.append", True),
-    ("cpsgd.engines.simulate.RoundSimulator.mean", True),
+    ("cpsgd.simulation.cpu.RoundSimulator.mean", True),
     ("cpsgd.learning.server.Server.step", True),
     ("cpsgd.learning.checkpoints.save", False),
     ("cpsgd.learning.checkpoints.save", True),

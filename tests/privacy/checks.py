@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from cpsgd.errors import ConditionError
-from cpsgd.privacy import certificate, gaussian, renyi, theorem
+from cpsgd.paper import theorem
+from cpsgd.privacy import certificate, gaussian, renyi
 from cpsgd.privacy import guarantee as ask
 from cpsgd.protocol import Protocol
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from cpsgd.privacy import _binomial, adjacency, certificate, renyi, theorem
+from cpsgd.paper import theorem
+from cpsgd.privacy import _binomial, adjacency, certificate, renyi
 
 from . import checks
 

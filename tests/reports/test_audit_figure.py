@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpsgd import Protocol
-from cpsgd.privacy.audit import Check, audit
+from cpsgd.audit import Check, audit
 from cpsgd.reports import _plotting
 from cpsgd.reports.audit import draw_audit
 

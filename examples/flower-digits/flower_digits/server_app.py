@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from cpsgd.engines.flower import CpsgdStrategy
 from cpsgd.learning.examples import plan_examples
-from cpsgd.privacy.ledger import Ledger
+from cpsgd.ledger import Ledger
 from cpsgd.secagg import read_roster
 from flower_digits import IMAGES, SILOS, task
 

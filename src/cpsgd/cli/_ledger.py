@@ -10,7 +10,7 @@ from cpsgd.cli import _render
 from cpsgd.errors import ParameterError
 
 if TYPE_CHECKING:
-    from cpsgd.privacy.ledger import Ledger, RoundEvent
+    from cpsgd.ledger import Ledger, RoundEvent
     from cpsgd.protocol import Protocol
 
 
@@ -54,7 +54,7 @@ def quote(
         return None
     if path is None or population is None:
         raise ParameterError("Give both --ledger and --population: a ledger may hold several budgets.")
-    from cpsgd.privacy.ledger import Ledger, RoundEvent
+    from cpsgd.ledger import Ledger, RoundEvent
 
     ledger = Ledger(path)
     event = RoundEvent(protocol, survivors=survivors, participation="every", round=round, label=label)

@@ -13,7 +13,7 @@ from cpsgd.cli.privacy import AdjacencyName
 from cpsgd.errors import ParameterError
 
 if TYPE_CHECKING:
-    from cpsgd.privacy.audit import AuditReport, Check
+    from cpsgd.audit import AuditReport, Check
     from cpsgd.protocol import Protocol
 
 # A round small enough to be played many times, and an ε and δ that so many rounds can see.
@@ -63,7 +63,7 @@ def run(
     attacker who knows everything but the noise guesses which was sent. Exit code 1 if more is learned than claimed, or
     if the sums do not follow the protocol's law.
     """
-    from cpsgd.privacy.audit import audit
+    from cpsgd.audit import audit
 
     if plot is not None and plot.suffix.lower() not in _PICTURES:
         raise ParameterError(f"Expected --plot to name a file ending in {', '.join(_PICTURES)}, got {plot}.")

@@ -15,7 +15,7 @@ from cpsgd.cli.privacy import AdjacencyName
 from cpsgd.errors import LedgerAccessError, LedgerError
 
 if TYPE_CHECKING:
-    from cpsgd.privacy.ledger import Ledger, Total
+    from cpsgd.ledger import Ledger, Total
 
 app = typer.Typer(help="Privacy budgets on a durable ledger.", no_args_is_help=True)
 
@@ -44,7 +44,7 @@ def create(
     json: _options.Json = False,
 ) -> None:
     """Open a budget for a population; the file is made where there is none. Budgets are never changed."""
-    from cpsgd.privacy.ledger import Budget, Ledger
+    from cpsgd.ledger import Budget, Ledger
 
     budget = Budget(population=population, epsilon=epsilon, delta=delta, adjacency=adjacency.value, unit=unit.value)
     book = Ledger(ledger)
@@ -184,7 +184,7 @@ def export(
 
 
 def _open(path: Path) -> Ledger:
-    from cpsgd.privacy.ledger import Ledger
+    from cpsgd.ledger import Ledger
 
     return Ledger(path)
 

@@ -36,7 +36,7 @@ def run(
     import numpy as np
 
     from cpsgd.cli import _data
-    from cpsgd.learning.pca import exact_components, pca, subspace_angle
+    from cpsgd.statistics.pca import exact_components, pca, subspace_angle
 
     _files.check_vector_output(out, file)
     points = _data.read_points(_data.open_rows(file, key))

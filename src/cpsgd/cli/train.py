@@ -371,7 +371,7 @@ def _budget(settings: Settings) -> dict[str, Any] | None:
     """What is spent of the population's budget, all runs together."""
     if settings.ledger is None or settings.population is None:
         return None
-    from cpsgd.privacy.ledger import Ledger
+    from cpsgd.ledger import Ledger
 
     return {"ledger": settings.ledger, **Ledger(settings.ledger).total(settings.population).to_dict()}
 

@@ -31,13 +31,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
+from cpsgd._torch import torch
 from cpsgd.codec import wire
 from cpsgd.engines.lanes import Lanes
 from cpsgd.errors import CarrierError, InfeasibleError, ParameterError, WorkerError
-from cpsgd.learning._torch import torch
 from cpsgd.learning.examples import check_participation, example_protocol
+from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.privacy.adjacency import Adjacency
-from cpsgd.privacy.ledger import Entry, Ledger, RoundEvent
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
+from cpsgd._torch import torch
 from cpsgd.engines.allreduce import PrivateMean
 from cpsgd.errors import ParameterError
-from cpsgd.learning._torch import torch
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.examples import ExampleSums
 from cpsgd.learning.gradients import ClientUpdates, Loss, check_layers, trainable

@@ -16,7 +16,7 @@ from dataclasses import replace
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.spending import Spending
-from cpsgd.privacy.ledger import Entry, Ledger, RoundEvent
+from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.protocol import Protocol
 
 

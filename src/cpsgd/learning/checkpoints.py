@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from cpsgd import _validate
+from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError
-from cpsgd.learning._torch import torch
 
 _MAGIC = b"cpsgd checkpoint 1\n"
 _DIGEST_BYTES = 32

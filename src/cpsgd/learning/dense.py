@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
-from cpsgd.learning._torch import torch
+from cpsgd._torch import torch
 
 
 def layers_of(

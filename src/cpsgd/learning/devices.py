@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning._torch import torch
 
 NAMES = "cpu, cuda or auto"
 
@@ -73,5 +73,5 @@ def enough_memory(needed_for: str, remedy: str) -> Iterator[None]:
 
 
 def has_engine(device: torch.device) -> bool:
-    """Whether rounds are computed on the device itself (`cpsgd.engines.device`) and not by the CPU's own kernels."""
+    """Whether rounds are computed on the device itself (`cpsgd.simulation.device`) and not by the CPU's own kernels."""
     return device.type != "cpu"

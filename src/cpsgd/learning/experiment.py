@@ -11,9 +11,9 @@ from typing import Any, cast, get_args
 
 from scipy.stats import binom
 
+from cpsgd._torch import torch
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.learning import mechanisms, models, optimizers
-from cpsgd.learning._torch import torch
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import Dataset, load
 from cpsgd.learning.examples import example_protocol, plan_examples, sum_norm
@@ -22,13 +22,13 @@ from cpsgd.learning.metrics import RoundMetrics
 from cpsgd.learning.settings import Settings
 from cpsgd.learning.sgd import UNLUCKY, Trainer
 from cpsgd.learning.spending import OVERFLOW_SHARE, SAMPLED_SIZES
+from cpsgd.ledger import Ledger
+from cpsgd.paper.theorem import theorem_epsilon
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.target import Target
 from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance
-from cpsgd.privacy.ledger import Ledger
 from cpsgd.privacy.participation import Scheme
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds, paper_epsilon
-from cpsgd.privacy.theorem import theorem_epsilon
 from cpsgd.protocol import Protocol, paper_coordinate_range
 
 PRIVATE = "private"

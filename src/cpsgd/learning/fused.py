@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from cpsgd.learning._torch import torch
+from cpsgd._torch import torch
 
 # Coordinates of an outer product that a program writes.
 _BLOCK = 4096

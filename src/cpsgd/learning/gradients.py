@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.engines.device.rounds import current
+from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 from cpsgd.learning import dense
-from cpsgd.learning._torch import torch
 from cpsgd.learning.datasets.on_device import fused_kernels
+from cpsgd.simulation.device.rounds import current
 
 if TYPE_CHECKING:
     from cpsgd.learning.datasets.base import Batch

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cpsgd import _validate
-from cpsgd.engines.device import DeviceFloatMean, DeviceRound
-from cpsgd.engines.simulate import FloatMean, RoundSimulator
-from cpsgd.learning._torch import torch
+from cpsgd._torch import torch
 from cpsgd.planner.result import Plan
 from cpsgd.protocol import Protocol
+from cpsgd.simulation.cpu import FloatMean, RoundSimulator
+from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from cpsgd import _validate
+from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning._torch import torch
 
 
 def mlp(features: int, classes: int, hidden: tuple[int, ...] = (60, 60), *, seed: int | None = None) -> torch.nn.Module:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Literal, cast, get_args
 
 from cpsgd import _validate
+from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning._torch import torch
 
 Factory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 """Makes an optimizer for some parameters, such as `functools.partial(torch.optim.RMSprop, lr=0.01)`."""

@@ -11,16 +11,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.engines.device import DeviceFloatMean, DeviceRound
-from cpsgd.engines.simulate import FloatMean, RoundSimulator
+from cpsgd._torch import torch
 from cpsgd.learning import devices, mechanisms
-from cpsgd.learning._torch import torch
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.datasets.on_device import on_device
 from cpsgd.learning.examples import ExampleSums
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.mechanisms import Mechanism
+from cpsgd.simulation.cpu import FloatMean, RoundSimulator
+from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
 
 _EXAMPLES_BYTES = 1 << 26
 
@@ -58,7 +58,7 @@ class Processors:
 
 
 class Accelerator:
-    """Rounds on a GPU, by `cpsgd.engines.device`."""
+    """Rounds on a GPU, by `cpsgd.simulation.device`."""
 
     waits_to_look = True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cpsgd.learning._torch import torch
+from cpsgd._torch import torch
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError
 from cpsgd.learning import checkpoints, devices
-from cpsgd.learning._torch import torch
 from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cpsgd._torch import torch
 from cpsgd.learning import devices, optimizers
-from cpsgd.learning._torch import torch
 from cpsgd.learning.gradients import Loss, trainable
 from cpsgd.learning.repeatable import one_thread
 

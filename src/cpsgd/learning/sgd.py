@@ -6,7 +6,7 @@ the server takes a step along the mean. All parties live on this machine.
 **A seed makes a simulation.** With a seed, noise and cohorts follow from it: two runs are equal bit for bit on the same
 software, and a run that was killed continues as if nothing had happened. Noise that can be repeated protects nobody, so
 such a run shows what training with this privacy costs and is not itself private. Without a seed, noise comes from the
-operating system; on a GPU it comes from a counter either way (`cpsgd.engines.device`), and the run is a simulation.
+operating system; on a GPU it comes from a counter either way (`cpsgd.simulation.device`), and the run is a simulation.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from cpsgd import _validate
+from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import devices, mechanisms, optimizers
-from cpsgd.learning._torch import torch
 from cpsgd.learning.charging import RunCharges
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
@@ -38,9 +38,9 @@ from cpsgd.learning.repeatable import fixed_draws, one_thread
 from cpsgd.learning.run_folder import Progress, RunFolder
 from cpsgd.learning.server import Server
 from cpsgd.learning.spending import OVERFLOW_SHARE, Spending
+from cpsgd.ledger import Ledger
 from cpsgd.planner.result import Plan
 from cpsgd.privacy.adjacency import Adjacency
-from cpsgd.privacy.ledger import Ledger
 from cpsgd.privacy.participation import Scheme
 from cpsgd.privacy.rounds import RoundsGuarantee
 
@@ -135,7 +135,7 @@ class Trainer:
                 examples: a client sends the sum of at most E gradients, each clipped to a share of the clip norm (see
                 `cpsgd.learning.examples`), and the step is along the mean of the sums divided by E.
             evaluate_every: The test set is looked at after every so many rounds, and after the last.
-            device: Where everything is computed: "cpu", "cuda" (an NVIDIA GPU; see `cpsgd.engines.device` for what
+            device: Where everything is computed: "cpu", "cuda" (an NVIDIA GPU; see `cpsgd.simulation.device` for what
                 differs) or "auto".
             memory_limit: Bytes that the clients computed together may take; 1 GiB by default, 4 GiB on a GPU. It
                 changes how a run is computed and not what, but for the rounding of floats: a run may be resumed with

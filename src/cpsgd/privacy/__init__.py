@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from cpsgd.paper.theorem import Sensitivities as Sensitivities
+from cpsgd.paper.theorem import binomial_mechanism_epsilon as binomial_mechanism_epsilon
+from cpsgd.paper.theorem import binomial_mechanism_trials as binomial_mechanism_trials
+from cpsgd.paper.theorem import quantization_sensitivities as quantization_sensitivities
+from cpsgd.paper.theorem import theorem_epsilon as theorem_epsilon
 from cpsgd.privacy.accountant import Budget as Budget
 from cpsgd.privacy.accountant import solve as solve
 from cpsgd.privacy.adjacency import Adjacency as Adjacency
@@ -25,8 +30,3 @@ from cpsgd.privacy.renyi import RenyiCertificate as RenyiCertificate
 from cpsgd.privacy.renyi import renyi_certificate as renyi_certificate
 from cpsgd.privacy.rounds import RoundsGuarantee as RoundsGuarantee
 from cpsgd.privacy.rounds import guarantee_over_rounds as guarantee_over_rounds
-from cpsgd.privacy.theorem import Sensitivities as Sensitivities
-from cpsgd.privacy.theorem import binomial_mechanism_epsilon as binomial_mechanism_epsilon
-from cpsgd.privacy.theorem import binomial_mechanism_trials as binomial_mechanism_trials
-from cpsgd.privacy.theorem import quantization_sensitivities as quantization_sensitivities
-from cpsgd.privacy.theorem import theorem_epsilon as theorem_epsilon

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from cpsgd import _validate
 from cpsgd.codec import noise
 from cpsgd.errors import ConditionError
+from cpsgd.paper.theorem import theorem_epsilon
 from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance, lattice_sensitivity
 from cpsgd.privacy.certificate import certified_epsilon
 from cpsgd.privacy.gaussian import analytic_epsilon, classical_epsilon
 from cpsgd.privacy.renyi import renyi_certificate, renyi_floor
-from cpsgd.privacy.theorem import theorem_epsilon
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol

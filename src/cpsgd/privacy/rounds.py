@@ -13,13 +13,13 @@ import numpy as np
 from cpsgd import _validate
 from cpsgd.codec import noise
 from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.paper.theorem import theorem_epsilon
 from cpsgd.privacy import composition
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Rounds, composed_epsilon
 from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance, lattice_sensitivity
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.guarantee import CITATIONS, Guarantee, guarantee
 from cpsgd.privacy.participation import Participation
-from cpsgd.privacy.theorem import theorem_epsilon
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cpsgd.errors import DataError, ParameterError
-from cpsgd.planner.paper import paper_design
+from cpsgd.paper.design import paper_design
 from cpsgd.reports import _plotting
 
 if TYPE_CHECKING:

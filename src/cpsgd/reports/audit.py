@@ -12,7 +12,7 @@ from cpsgd.reports import _plotting
 from cpsgd.reports._numbers import rounded_up
 
 if TYPE_CHECKING:
-    from cpsgd.privacy.audit import AuditReport
+    from cpsgd.audit import AuditReport
 
 
 def draw_audit(report: AuditReport, path: Path) -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cpsgd.reports import _plotting
 
 if TYPE_CHECKING:
-    from cpsgd.privacy.ledger import Budget, Entry
+    from cpsgd.ledger import Budget, Entry
 
 
 def draw_spending(budget: Budget, entries: Sequence[Entry], path: Path) -> Path:

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from cpsgd.privacy.ledger import Budget, Ledger
+from cpsgd.ledger import Budget, Ledger
 
 from .local import RUN, LocalGrid, Node
 

@@ -13,7 +13,7 @@ from cpsgd import Plan, plan
 from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod
 from cpsgd.engines.flower._records import RECORD, UPLOAD
 from cpsgd.errors import InfeasibleError, ParameterError
-from cpsgd.privacy.ledger import Budget, Ledger
+from cpsgd.ledger import Budget, Ledger
 
 from .local import LocalGrid, Node, adds, model
 

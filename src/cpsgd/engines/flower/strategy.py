@@ -20,8 +20,8 @@ from cpsgd.engines.flower import _records
 from cpsgd.engines.flower._carriers import Carrier, PlainCarrier, SecureCarrier, secure_parameters
 from cpsgd.engines.flower._exchange import exchange
 from cpsgd.errors import CpsgdError, ParameterError
+from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.planner import Plan
-from cpsgd.privacy.ledger import Entry, Ledger, RoundEvent
 from cpsgd.secagg.identity import as_roster
 
 Apply = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.float32]]

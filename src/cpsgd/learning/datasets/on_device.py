@@ -8,10 +8,10 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.engines.device.rounds import carried, current, has_triton
-from cpsgd.learning._torch import torch
+from cpsgd._torch import torch
 from cpsgd.learning.datasets.base import Batch, Dataset
 from cpsgd.learning.datasets.infinite import FIELD_COUNT, MOVES, InfiniteDataset
+from cpsgd.simulation.device.rounds import carried, current, has_triton
 
 
 @dataclass(frozen=True)

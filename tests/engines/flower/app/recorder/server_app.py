@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from cpsgd import plan
 from cpsgd.engines.flower import CpsgdStrategy
-from cpsgd.privacy.ledger import Budget, Ledger
+from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import read_roster
 
 app = ServerApp()

@@ -1,0 +1,17 @@
+"""An empirical check of what is claimed: attack real rounds, and see whether more is learned than the proof allows.
+
+`audit` plays many rounds through the code under audit, with neighbours as far apart as they can be, lets the best
+attacker there is guess which was played, and turns its success into a lower bound on ε. Beside that it checks that the
+sums follow the protocol's exact law. What is proved and what each check is for: docs/auditing.md.
+"""
+
+from __future__ import annotations
+
+from cpsgd.audit.auditing import audit as audit
+from cpsgd.audit.bound import epsilon_lower_bound as epsilon_lower_bound
+from cpsgd.audit.checks import Check as Check
+from cpsgd.audit.playing import Carrier as Carrier
+from cpsgd.audit.playing import Encode as Encode
+from cpsgd.audit.playing import Start as Start
+from cpsgd.audit.report import AuditReport as AuditReport
+from cpsgd.audit.report import Claim as Claim

@@ -1,0 +1,265 @@
+"""The audit itself: plays rounds, attacks them, checks them, and compares what was found with what is claimed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.aggregator import Aggregator
+from cpsgd.audit import checks, dependence
+from cpsgd.audit.bound import Attacker, Promise, Rehearsal
+from cpsgd.audit.canaries import Canary, canaries, peculiar, resting, rounded
+from cpsgd.audit.checks import Batch, Check
+from cpsgd.audit.lattice import Array
+from cpsgd.audit.law import LikelihoodRatio
+from cpsgd.audit.playing import Encode, Stage, Start
+from cpsgd.audit.report import AuditReport, Claim
+from cpsgd.codec import wire
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.privacy.adjacency import Adjacency, check_adjacency
+from cpsgd.privacy.guarantee import Guarantee, guarantee
+from cpsgd.protocol import Protocol
+
+FALSE_ALARM = 1e-6
+"""The probability that an honest carrier fails an audit is at most this."""
+
+CONFIDENCE = 0.95
+"""Of the lower bound that is shown beside the claim. The verdict asks for far more."""
+
+SMALLEST_ROUNDS = 1_000
+_MAX_DIM = 2048
+_MAX_NUMBERS = 2**27
+# Further from the middle, a released float32 might no longer tell one integer from the next.
+_MAX_SUM = 2.0**17
+# Besides the δ asked for: claims are tested where samples can see something.
+_DELTAS = (1e-4, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
+# Shares of the rounds: to find the best canary and its thresholds, and to check the law of other vectors, in full
+# rounds and in those with few messages.
+_EXPLORING, _ROUNDING, _FEW = 0.2, 0.1, 0.1
+# The checks that chance can fail: all but that of the integers.
+_RANDOM_CHECKS = 10
+_CURVE_POINTS = 200
+# Rounds to prepare an attack with, drawn from the law.
+_SIMULATED, _MAX_SIMULATED_NUMBERS = 40_000, 2**23
+
+
+def audit(
+    protocol: Protocol,
+    delta: float,
+    *,
+    adjacency: Adjacency = "replace-one",
+    rounds: int = 20_000,
+    surviving: int | None = None,
+    few: int = 1,
+    round: int = 0,
+    encode: Encode | None = None,
+    start: Start = Aggregator,
+    seed: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> AuditReport:
+    """Attacks rounds of a protocol as they are really carried out, and compares with the ε that is claimed.
+
+    Args:
+        protocol: A Binomial protocol.
+        delta: δ of the claim.
+        adjacency: Which data sets are neighbours.
+        rounds: Rounds to play; the more, the closer the lower bound comes to the truth.
+        surviving: Messages of a round; all of the protocol's if None. The claim is for as many.
+        few: Messages of the rounds in which most clients drop out.
+        round: Number of the round that is played again and again; it fixes the rotation.
+        encode: The client's half of the carrier under audit; the product's if None.
+        start: Starts the server's half.
+        seed: Makes the auditor's own choices repeatable, not the noise.
+        progress: Called with the number of rounds just played.
+
+    Returns:
+        The report; `passed` is the verdict.
+
+    Raises:
+        ConditionError: There is no claim to audit: no theorem applies to so little noise.
+        ParameterError: The protocol is too large to audit, or a Gaussian one.
+
+    Example:
+        >>> protocol = Protocol.rotated_binomial(clients=2, dim=8, clip_norm=1.0, levels=8, trials=250)
+        >>> report = audit(protocol, delta=1e-3, rounds=1_000, seed=1)
+        >>> report.passed, [check.name for check in report.checks][:3]
+        (True, ['privacy', 'integers', 'unbiased'])
+    """
+    count = protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=1)
+    _check_size(protocol, count, _validate.integer("rounds", rounds, low=SMALLEST_ROUNDS))
+    _validate.integer("few", few, low=1, high=count)
+    _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
+    claimed = guarantee(protocol, delta, adjacency=check_adjacency(adjacency), surviving=count)
+    claims = _claims(protocol, claimed, count)
+    stage = Stage(protocol, round, encode or protocol.encode, start, seed, progress)
+    share = FALSE_ALARM / _RANDOM_CHECKS
+    error = share / len(claims)
+
+    # Which canary, and which attacker, promises most.
+    choices = canaries(stage.lattice, adjacency)
+    attacked = rounds - int(_EXPLORING * rounds) - int(_ROUNDING * rounds) - int(_FEW * rounds)
+    explored = [_explore(stage, canary, count, int(_EXPLORING * rounds) // len(choices)) for canary in choices]
+    batches = [batch for lesson in explored for batch in lesson.batches]
+
+    def promised(lesson: _Lesson) -> float:
+        return _excess(
+            [Claim(delta_, epsilon, lesson.promise(attacked, delta_, error).epsilon) for delta_, epsilon in claims]
+        )
+
+    best = max(explored, key=promised)
+
+    # Fresh rounds decide.
+    played, scores, worlds = _attack(stage, best.canary, count, attacked)
+    batches += played
+
+    def proved(delta: float, error: float) -> float:
+        return best.attacker(attacked, delta, error).lower_bound(scores, worlds, delta, error)
+
+    found = tuple(Claim(delta_, epsilon, proved(delta_, error)) for delta_, epsilon in claims)
+    batches.append(stage.play("between levels", [(rounded(stage.lattice), count)], int(_ROUNDING * rounds)))
+    vectors = peculiar(stage.lattice)
+    ends = np.linspace(0, int(_FEW * rounds), len(vectors) + 1).astype(int)
+    for (name, vector), number in zip(vectors.items(), np.diff(ends), strict=True):
+        batches.append(stage.play(f"few messages, {name}", [(vector, few)], int(number)))
+    return AuditReport(
+        claimed=claimed,
+        lower_bound=proved(delta, 1.0 - CONFIDENCE),
+        confidence=CONFIDENCE,
+        claims=found,
+        canary=best.canary.name,
+        promises=tuple(
+            (lesson.canary.name, lesson.promise(attacked, delta, 1.0 - CONFIDENCE).epsilon) for lesson in explored
+        ),
+        rounds=stage.played,
+        attacked_rounds=attacked,
+        surviving=count,
+        false_alarm=FALSE_ALARM,
+        error_rates=_error_rates(scores, worlds),
+        checks=(_privacy(found), *_law_checks(batches, stage.generator, share)),
+    )
+
+
+@dataclass(frozen=True)
+class _Lesson:
+    """What is known about a canary before the attack, from real rounds and from simulated honest ones.
+
+    The simulated ones, of which there are many, show how an honest carrier is best attacked; the real ones how this
+    carrier may be worse.
+    """
+
+    canary: Canary
+    batches: Sequence[Batch]
+    real: Rehearsal
+    simulated: Rehearsal
+
+    def promise(self, rounds: int, delta: float, error: float) -> Promise:
+        """The attack that promises most."""
+        promises = [rehearsal.best_promise(rounds, delta, error) for rehearsal in (self.real, self.simulated)]
+        return max(promises, key=lambda promise: promise.epsilon)
+
+    def attacker(self, rounds: int, delta: float, error: float) -> Attacker:
+        """Who makes that promise. Its threshold always comes from real rounds, whatever law these have."""
+        best = self.promise(rounds, delta, error)
+        return Attacker.answering(self.real.scores, best.sign, best.share)
+
+
+def _explore(stage: Stage, canary: Canary, count: int, rounds: int) -> _Lesson:
+    batches, scores, worlds = _attack(stage, canary, count, rounds)
+    laws = [batch.law for batch in batches]
+    size = min(_SIMULATED, _MAX_SIMULATED_NUMBERS // stage.lattice.protocol.dim) // 2
+    ratio = LikelihoodRatio(*laws)
+    simulated = np.concatenate([ratio.score(law.sample(size, stage.generator)) for law in laws])
+    return _Lesson(canary, batches, Rehearsal(scores, worlds), Rehearsal(simulated, np.repeat([False, True], size)))
+
+
+def _attack(stage: Stage, canary: Canary, count: int, rounds: int) -> tuple[list[Batch], Array, NDArray[np.bool_]]:
+    """Plays rounds in which a coin decides which neighbour takes part; the attacker's scores, and the coins."""
+    others = (resting(stage.lattice), count - 1)
+    zero, one = [(canary.zero, 1), others], [(canary.one, 1), others]
+    worlds = stage.generator.random(rounds) < 0.5
+    times = stage.played + np.arange(rounds)
+    exact = stage.lattice.sums(stage.means([one if world else zero for world in worlds]), count)
+    slack = stage.lattice.slack(count)
+    batches = [
+        Batch(f"{canary.name}, {label}", stage.law(clients), slack, exact[worlds == world], times[worlds == world])
+        for label, clients, world in (("zero", zero, False), ("one", one, True))
+    ]
+    ratio = LikelihoodRatio(batches[0].law, batches[1].law)
+    scores = np.empty(rounds)
+    for batch, world in zip(batches, (False, True), strict=True):
+        scores[worlds == world] = ratio.score(batch.sums)
+    return batches, scores, worlds
+
+
+def _claims(protocol: Protocol, claimed: Guarantee, count: int) -> list[tuple[float, float]]:
+    """The claimed (δ, ε), at the δ asked for and at those where samples see most."""
+    claims = [(claimed.delta, claimed.epsilon)]
+    for delta in _DELTAS:
+        if delta <= claimed.delta:
+            continue
+        try:
+            found = guarantee(protocol, delta, adjacency=claimed.adjacency, surviving=count)
+        except ConditionError:
+            continue  # no claim, nothing to audit
+        # What is proved at a smaller δ holds here too.
+        claims.append((delta, min(found.epsilon, claimed.epsilon)))
+    return claims
+
+
+def _privacy(claims: Sequence[Claim]) -> Check:
+    """Whether the attack stays within every claim."""
+    return Check("privacy", "largest excess of the ε found over the ε claimed", _excess(claims), 0.0)
+
+
+def _excess(claims: Sequence[Claim]) -> float:
+    """How far the attack goes beyond a claim at most; below zero where it stays within all."""
+    # Nothing found where nothing is claimed is no near miss.
+    excesses = [claim.found - claim.claimed for claim in claims if claim.found > 0.0]
+    return max(excesses, default=-claims[0].claimed)
+
+
+def _law_checks(batches: Sequence[Batch], generator: np.random.Generator, share: float) -> list[Check]:
+    uniforms = [batch.law.uniform(batch.sums, generator) for batch in batches]
+    ordered = dependence.in_order(batches, uniforms)
+    return [
+        checks.integers(batches),
+        checks.unbiased(batches, share),
+        checks.spread(batches, uniforms, share),
+        checks.distribution(batches, uniforms, share),
+        checks.tails(batches, uniforms, share),
+        checks.remainders(batches, share),
+        checks.quiet(ordered, share),
+        dependence.coordinates(ordered, share),
+        dependence.rounds(ordered, share),
+        dependence.repeats(batches, share),
+    ]
+
+
+def _error_rates(scores: Array, worlds: NDArray[np.bool_]) -> tuple[tuple[float, float], ...]:
+    """Shares of false alarms and of misses of the attacker who says "one" above a threshold, for many thresholds."""
+    zero, one = np.sort(scores[~worlds]), np.sort(scores[worlds])
+    thresholds = np.quantile(scores, np.linspace(0.0, 1.0, _CURVE_POINTS), method="lower")
+    alarms = 1.0 - np.searchsorted(zero, thresholds, side="right") / len(zero)
+    misses = np.searchsorted(one, thresholds, side="right") / len(one)
+    return ((1.0, 0.0), *((float(a), float(b)) for a, b in zip(alarms, misses, strict=True)))
+
+
+def _check_size(protocol: Protocol, count: int, rounds: int) -> None:
+    if protocol.sigma is not None:
+        raise ParameterError("The Gaussian protocol sends floats and is a baseline; only Binomial ones are audited.")
+    if protocol.dim > _MAX_DIM:
+        raise ParameterError(
+            f"Expected at most {_MAX_DIM} coordinates to audit, got {protocol.dim}; audit the same protocol with fewer."
+        )
+    if rounds * protocol.dim > _MAX_NUMBERS:
+        raise ParameterError(f"Expected rounds times dim <= {_MAX_NUMBERS}, got {rounds} times {protocol.dim}.")
+    reach = 0.5 * count * protocol.levels + 8.0 * math.sqrt(count * protocol.trials * protocol.p * (1.0 - protocol.p))
+    if reach > _MAX_SUM:
+        raise ParameterError(
+            "The sums are too large to be told apart in a released mean of float32; audit fewer surviving messages."
+        )

@@ -1,0 +1,242 @@
+"""Does the carrier follow the protocol's law? Checks of single sums, on what a likelihood attack alone would miss.
+
+Each has a false-alarm probability that is proved for a finite sample: by Bennett's inequality (sums of independent and
+bounded numbers), by the inequality of Dvoretzky, Kiefer and Wolfowitz with Massart's constant (distribution functions),
+or by an exact law (Binomial counts, Gamma sums of logarithms). docs/auditing.md says which fault shows up where.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import lambertw
+from scipy.stats import binom, gamma
+
+from cpsgd.audit.law import Array, Integers, Law
+
+# A released mean is float32, so its sums are integers only up to rounding.
+_NEAR_INTEGER = 0.25
+# Steps of the noise that a carrier may leave out: all but every second sum, and so on.
+_DIVISORS = (2, 3, 5, 16)
+# Shares of the numbers that lie in the tails, from where samples see much to where nothing may lie.
+_TAILS: Array = np.array([10.0 ** (-0.5 * step) for step in range(2, 31)])
+# What float64 can still tell from 0, in logarithms of numbers in [0, 1].
+_RESOLUTION = 2.0**-53
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question to the data.
+
+    Attributes:
+        name: Short name.
+        question: What was asked.
+        statistic: What was measured.
+        limit: What it may be at most; None where too little could be seen to ask at all.
+        passed: Whether it was within the limit.
+    """
+
+    name: str
+    question: str
+    statistic: float
+    limit: float | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the statistic is within its limit."""
+        return self.limit is None or self.statistic <= self.limit
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rounds with the same vectors.
+
+    Attributes:
+        name: What was played.
+        law: What their sums should follow.
+        slack: How far the codec's resolution may move an expected sum.
+        exact: The sums as they came out of the released means, a row a round.
+        times: When each round was played, from 0.
+    """
+
+    name: str
+    law: Law
+    slack: float
+    exact: Array
+    times: Integers
+
+    @property
+    def blur(self) -> float:
+        """How far the codec's resolution may move the distribution function of a sum."""
+        return self.slack * float(self.law.mass.max())
+
+    @property
+    def sums(self) -> Integers:
+        """The sums as integers; what is no number counts as far away."""
+        return np.rint(np.nan_to_num(np.clip(self.exact, -(2.0**52), 2.0**52), nan=2.0**52)).astype(np.int64)
+
+
+def bennett(variance: Array | float, largest: float, false_alarm: float) -> Array:
+    """What |Σ X| exceeds with at most this probability; X independent, centred, |X| <= `largest`, of this variance.
+
+    Bennett's inequality: P(Σ X >= x) <= exp(-v/b² h(b x/v)) with h(u) = (1 + u) log(1 + u) - u, solved for x by
+    Lambert's W. Freedman's inequality has the same form where X are differences of a martingale and v bounds the sum of
+    their conditional variances.
+    """
+    nats = math.log(2.0 / false_alarm)
+    spread = np.maximum(np.asarray(variance, dtype=np.float64), 1e-300)
+    exponent = largest * largest * nats / spread
+    growth = np.expm1(1.0 + lambertw((exponent - 1.0) / math.e, 0).real)
+    # h(u) <= u²/2, so the solution is never below this; W loses digits there.
+    reach: Array = spread / largest * np.maximum(growth, np.sqrt(2.0 * exponent))
+    return reach
+
+
+def integers(batches: Sequence[Batch]) -> Check:
+    """Whether released means are sums of integers, as the protocol's are. No chance is involved."""
+    gaps = [float(np.max(np.abs(batch.exact - np.rint(batch.exact)), initial=0.0)) for batch in batches]
+    worst = max(math.inf if math.isnan(gap) else gap for gap in gaps)
+    return Check("integers", "distance of a released sum from the lattice", worst, _NEAR_INTEGER)
+
+
+def unbiased(batches: Sequence[Batch], false_alarm: float) -> Check:
+    """Whether the means are right on average: in every coordinate, and in all together, upwards and outwards.
+
+    A sum's deviation from its expectation is a sum of independent coins, those of the noise and of the rounding.
+    """
+    worst = 0.0
+    each = false_alarm / len(batches) / 3.0
+    for batch in batches:
+        rounds, dim = batch.exact.shape
+        deviations = np.sum(batch.sums - batch.law.mean, axis=0)
+        # The codec's resolution moves the expectation, and with it the variance of a client's rounding.
+        slack = rounds * batch.slack
+        variance = rounds * batch.law.variance + slack
+        apart = np.abs(deviations) / (bennett(variance, 1.0, each / dim) + slack)
+        together = float(bennett(float(variance.sum()), 1.0, each)) + dim * slack
+        pushed = max(abs(float(deviations.sum())), abs(float(deviations @ batch.law.outward)))
+        worst = max(worst, float(apart.max()), pushed / together)
+    return Check(
+        "unbiased", "largest deviation of an average from its expectation, in units of what chance allows", worst, 1.0
+    )
+
+
+def spread(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: float) -> Check:
+    """Whether the noise is as wide as it should be: for every vector, in every coordinate, in rounds of each size.
+
+    Of independent uniform numbers u, (u - ½)² has mean 1/12 and variance 1/180.
+    """
+    widths = [np.sum((uniform - 0.5) ** 2 - 1.0 / 12.0, axis=0) for uniform in uniforms]
+    rounds = np.array([len(uniform) for uniform in uniforms])
+    counts = np.array([batch.law.count for batch in batches])
+    dim = len(widths[0])
+    # Deviations, and how many numbers each is the sum of.
+    alone = (np.array(widths), rounds[:, None])
+    vectors = (np.sum(widths, axis=1), dim * rounds)
+    coordinates = (np.sum(widths, axis=0), rounds.sum())
+    sizes = [(np.sum(vectors[0][counts == count]), dim * rounds[counts == count].sum()) for count in set(counts)]
+    kinds = [alone, vectors, coordinates, *sizes]
+    # On [0, 1], (u - ½)² goes up and down by ½ in all, and the square of its distance from 1/12 by 5/72.
+    blur = max(batch.blur for batch in batches)
+    forgiven, variance = 0.5 * blur, 1.0 / 180.0 + 5.0 / 72.0 * blur
+    worst = 0.0
+    for deviations, numbers in kinds:
+        limits = bennett(numbers * variance, 1.0 / 6.0, false_alarm / len(kinds) / deviations.size) + forgiven * numbers
+        worst = max(worst, float(np.max(np.abs(deviations) / limits)))
+    return Check("spread", "largest deviation of the noise's width, in units of what chance allows", worst, 1.0)
+
+
+def distribution(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: float) -> Check:
+    """Whether the sums have the protocol's law: the distribution function of all coordinates at once, and of each.
+
+    All at once for every batch, as they are and turned outwards: too long a vector moves coordinates apart, which would
+    cancel out. Each by itself for all batches.
+    """
+    worst = 0.0
+    for batch, uniform in zip(batches, uniforms, strict=True):
+        gap = max(_gap(uniform.ravel()), _gap(np.where(batch.law.outward > 0.0, uniform, 1.0 - uniform).ravel()))
+        worst = max(worst, gap / (_massart(uniform.size, 0.25 * false_alarm / len(batches)) + batch.blur))
+    rounds, dim = sum(len(uniform) for uniform in uniforms), uniforms[0].shape[1]
+    limit = _massart(rounds, 0.5 * false_alarm / dim) + max(batch.blur for batch in batches)
+    for coordinate in range(dim):
+        worst = max(worst, _gap(np.concatenate([uniform[:, coordinate] for uniform in uniforms])) / limit)
+    return Check("law", "largest gap to the exact distribution function, in units of what chance allows", worst, 1.0)
+
+
+def _massart(size: int, false_alarm: float) -> float:
+    return math.sqrt(math.log(2.0 / false_alarm) / (2.0 * size))
+
+
+def _gap(uniform: Array) -> float:
+    """The largest distance of the empirical distribution function from the uniform one."""
+    ordered = np.sort(uniform)
+    steps = np.arange(ordered.size + 1) / ordered.size
+    return float(max(np.max(steps[1:] - ordered), np.max(ordered - steps[:-1])))
+
+
+def tails(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: float) -> Check:
+    """Whether as many sums lie in the tails as should, neither too few nor too many: exact counts.
+
+    Both tails together, from a tenth of the numbers down to where nothing is ever seen; in rounds of each size.
+    """
+    # Where the codec's resolution rounds a client's point up once in a while, a tail takes in a mass at its end.
+    moved = [batch.slack * batch.law.tail_ends(_TAILS) for batch in batches]
+    sizes = {batch.law.count for batch in batches}
+    least = 1.0
+    for size in sizes:
+        chosen = [i for i, batch in enumerate(batches) if batch.law.count == size]
+        numbers = np.concatenate([uniforms[i].ravel() for i in chosen])
+        distances = 1.0 - np.abs(2.0 * numbers - 1.0)
+        for share, forgiven in zip(_TAILS, np.max([moved[i] for i in chosen], axis=0), strict=True):
+            found, few, many = np.count_nonzero(distances < share), max(0.0, share - forgiven), share + forgiven
+            least = min(
+                least, binom.cdf(found, distances.size, few), binom.sf(found - 1, distances.size, min(1.0, many))
+            )
+    each = false_alarm / (2 * len(_TAILS) * len(sizes))
+    question = "improbability of the least likely count of sums in the tails, in units of what chance allows"
+    return Check("tails", question, _improbability(least, each), 1.0)
+
+
+def remainders(batches: Sequence[Batch], false_alarm: float) -> Check:
+    """Whether sums leave the remainders they should: noise in steps of two hides nothing from who looks at parity.
+
+    For every vector, in every coordinate and in all together.
+    """
+    worst = 0.0
+    each = false_alarm / (2 * sum(_DIVISORS) * len(batches))
+    for batch in batches:
+        rounds, dim = batch.exact.shape
+        index = batch.sums - batch.law.first
+        # The codec's resolution moves on average at most this many sums to another remainder, now these and now those.
+        slack = rounds * batch.slack
+        for divisor in _DIVISORS:
+            expected = batch.law.remainders(divisor)
+            # Every coordinate counts its own remainders.
+            places = index % divisor + divisor * np.arange(dim)
+            found = np.bincount(places.ravel(), minlength=dim * divisor).reshape(dim, divisor)
+            excess, variance = found - rounds * expected, rounds * expected * (1.0 - expected) + slack
+            apart = np.abs(excess) / (bennett(variance, 1.0, each / dim) + slack)
+            together = np.abs(excess.sum(axis=0)) / (bennett(variance.sum(axis=0), 1.0, each) + dim * slack)
+            worst = max(worst, float(apart.max()), float(together.max()))
+    question = f"largest excess of a remainder modulo {', '.join(map(str, _DIVISORS))}, in units of what chance allows"
+    return Check("remainders", question, worst, 1.0)
+
+
+def quiet(uniforms: Array, false_alarm: float) -> Check:
+    """Whether any one round has next to no noise.
+
+    Of independent uniform numbers u, -log|2u - 1| is exponential: its sum over a round's coordinates is Gamma.
+    """
+    rounds, dim = uniforms.shape
+    closeness = -np.sum(np.log(np.maximum(np.abs(2.0 * uniforms - 1.0), _RESOLUTION)), axis=1)
+    least = float(gamma.sf(closeness.max(), dim))
+    question = "improbability of the round with the least noise, in units of what chance allows"
+    return Check("quiet", question, _improbability(least, false_alarm / rounds), 1.0)
+
+
+def _improbability(probability: float, allowed: float) -> float:
+    """Above 1 where something less likely than is allowed was seen."""
+    return math.log(max(probability, 1e-300)) / math.log(allowed)

@@ -1,0 +1,80 @@
+"""Plays rounds through the code under audit: every client encodes, the server adds up and releases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from typing import Protocol as Interface
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.audit.checks import Batch
+from cpsgd.audit.lattice import Lattice
+from cpsgd.audit.law import Law
+from cpsgd.codec.clip import Vector
+from cpsgd.protocol import Protocol
+
+# Rounds between two calls to say how far it is.
+_REPORTED = 100
+
+
+class Carrier(Interface):
+    """The server's half of a round, such as `Aggregator`."""
+
+    def add(self, message: Any, /) -> None:
+        """Takes one client's message."""
+
+    def mean(self) -> NDArray[np.float32]:
+        """What is released."""
+
+
+Encode = Callable[[Vector, int], Any]
+"""The client's half: from a vector and the round's number to a message, such as `Protocol.encode`."""
+
+Start = Callable[[Protocol, int], Carrier]
+"""Starts a round, such as `Aggregator` itself."""
+
+
+class Stage:
+    """Plays rounds of a carrier."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        round: int,
+        encode: Encode,
+        start: Start,
+        seed: int | None,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self.lattice = Lattice(protocol, round)
+        self.generator = np.random.default_rng(seed)
+        self.played = 0
+        self._protocol, self._round = protocol, round
+        self._encode, self._start, self._progress = encode, start, progress
+
+    def law(self, clients: Sequence[tuple[Vector, int]]) -> Law:
+        """The law of the sums of clients, given as vectors and how many have each."""
+        return Law(self._protocol, [(self.lattice.points(vector), number) for vector, number in clients])
+
+    def means(self, worlds: Sequence[Sequence[tuple[Vector, int]]]) -> NDArray[np.float32]:
+        """What is released in rounds with these clients, a row each."""
+        released = np.empty((len(worlds), self._protocol.dim), dtype=np.float32)
+        for row, clients in zip(released, worlds, strict=True):
+            carrier = self._start(self._protocol, self._round)
+            for vector, number in clients:
+                for _ in range(number):
+                    carrier.add(self._encode(vector, self._round))
+            row[:] = carrier.mean()
+            self.played += 1
+            if self._progress is not None and self.played % _REPORTED == 0:
+                self._progress(_REPORTED)
+        return released
+
+    def play(self, name: str, clients: Sequence[tuple[Vector, int]], rounds: int) -> Batch:
+        """Rounds with the same vectors."""
+        times = self.played + np.arange(rounds)
+        count = sum(number for _, number in clients)
+        exact = self.lattice.sums(self.means([clients] * rounds), count)
+        return Batch(name, self.law(clients), self.lattice.slack(count), exact, times)

@@ -1,0 +1,22 @@
+"""A durable ledger of privacy budgets: what was spent of whose, on disk before a result is released.
+
+    ledger = Ledger("budgets.ledger")
+    ledger.create(Budget(population="patients-2026", epsilon=4.0, delta=1e-6))
+    entry = ledger.reserve("patients-2026", RoundEvent(protocol, survivors=950, round=7))   # or refused, before it runs
+    ...                                                                                     # the round
+    ledger.release(entry, survivors=970)                                                    # then hand out the result
+
+`events` says what a budget and a round are, `totals` what rounds cost together, `chain` how records are linked,
+`storage` how they get on the disk, and `book` puts these together. docs/ledger.md has the whole story.
+"""
+
+from __future__ import annotations
+
+from cpsgd.ledger.book import Ledger as Ledger
+from cpsgd.ledger.book import Verification as Verification
+from cpsgd.ledger.chain import Head as Head
+from cpsgd.ledger.events import Budget as Budget
+from cpsgd.ledger.events import Entry as Entry
+from cpsgd.ledger.events import RoundEvent as RoundEvent
+from cpsgd.ledger.events import Unit as Unit
+from cpsgd.ledger.totals import Total as Total

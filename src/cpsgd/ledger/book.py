@@ -1,0 +1,375 @@
+"""`Ledger`: reserve before a round runs, release before its result is handed out, and know what is spent."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from sqlite3 import Connection
+from types import TracebackType
+from typing import Any, Self
+
+from cpsgd import _validate
+from cpsgd.errors import (
+    BudgetExceededError,
+    EntryError,
+    LedgerChainError,
+    LedgerError,
+    PopulationError,
+)
+from cpsgd.ledger import chain, storage, totals
+from cpsgd.ledger.chain import Head, State, check_event
+from cpsgd.ledger.events import Budget, Entry, RoundEvent
+from cpsgd.ledger.totals import Total
+from cpsgd.protocol import MAX_CLIENTS
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `Ledger.verify` found in a chain that holds.
+
+    Attributes:
+        head: The last record. Keep it elsewhere, and a later `verify` can tell that nothing before it was changed.
+        records: How many records there are.
+        totals: What is spent, by population, computed anew.
+    """
+
+    head: Head
+    records: int
+    totals: tuple[Total, ...]
+
+    @property
+    def overspent(self) -> tuple[str, ...]:
+        """Populations whose rounds cost more than their budget; none, unless a release of cpsgd miscounted."""
+        return tuple(total.population for total in self.totals if total.epsilon > total.limit)
+
+
+class Ledger:
+    """Privacy budgets in one file that several processes may use at once.
+
+    An entry is on the disk when the call that makes it returns. An entry that was reserved counts as spent for ever,
+    whether it is released or not: a process that dies between the two may have shown something to somebody.
+
+    The records are a chain of hashes, checked whenever they are read. A ledger object also remembers how the chain
+    ended when it last looked, and notices if that end is gone.
+
+    Example:
+        >>> import tempfile
+        >>> from cpsgd.protocol import Protocol
+        >>> protocol = Protocol.rotated_binomial(clients=1000, dim=100, clip_norm=1.0, levels=2, trials=200)
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with Ledger(f"{folder.name}/budgets.ledger") as ledger:
+        ...     _ = ledger.create(Budget(population="patients-2026", epsilon=2.0, delta=1e-6))
+        ...     entry = ledger.reserve("patients-2026", RoundEvent(protocol, survivors=950))
+        ...     # ... the round runs ...
+        ...     entry = ledger.release(entry, survivors=970)  # and now its result may be handed out
+        ...     total = ledger.total("patients-2026")
+        >>> total.rounds, total.epsilon <= 2.0
+        (1, True)
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, path: str | Path, *, timeout: float = 30.0) -> None:
+        """Reads the ledger in a file; where there is none, `create` makes it.
+
+        Args:
+            path: The file.
+            timeout: Seconds to wait for other processes that have it locked.
+
+        Raises:
+            LedgerFormatError: The file is not a ledger, is damaged, or is one of a newer release.
+            LedgerChainError: Its records were tampered with.
+            LedgerAccessError: It may not be read.
+        """
+        self.path = Path(path)
+        self._store = storage.Store(self.path, _validate.positive("timeout", timeout, low=-1e-300))
+        self._state = State()
+        self._lock = threading.RLock()
+        if self.path.exists() and self.path.stat().st_size > 0:
+            self._refresh()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing stays open between calls, so there is nothing to close."""
+
+    # ------------------------------------------------------------------ spending
+
+    def create(self, budget: Budget) -> Budget:
+        """Opens a budget, and the ledger's file if it is the first.
+
+        Raises:
+            PopulationError: The population has a budget; budgets are never changed.
+        """
+        with self._lock:
+            with self._store.writing(create=True) as connection:
+                self._read(connection)
+                if budget.population in self._state.budgets:
+                    raise PopulationError(
+                        f"{budget.population!r} has a budget already, and budgets are never changed: what was promised "
+                        "stays promised. Use it, or name another population."
+                    )
+                records: list[dict[str, Any]] = []
+                if self._state.head.number < 0:
+                    records.append({"kind": "ledger", "format": chain.VERSION, "id": secrets.token_hex(16)})
+                records.append({"kind": "budget", "budget": budget.to_dict()})
+                rows = _append(connection, self._state.head, records)
+            self._learn(rows)
+        return budget
+
+    def reserve(self, population: str, event: RoundEvent) -> Entry:
+        """Charges a round before it runs. On the disk when this returns, and from then on spent.
+
+        Args:
+            population: Whose budget pays.
+            event: The round, with the fewest survivors it may be released with.
+
+        Returns:
+            The entry, for `release`.
+
+        Raises:
+            BudgetExceededError: It would cost too much; it says how much is left. Nothing was recorded.
+            EntryError: The run's round was reserved before (see `find`).
+            ConditionError: Nothing is proved about such a round.
+            ParameterError: The round is accounted for another unit or adjacency than the budget's.
+        """
+        # Priced before the lock is taken, so that others wait for the disk only. If somebody else spends meanwhile, it
+        # is priced again under the lock.
+        self.quote(population, [event])
+        with self._lock:
+            with self._store.writing() as connection:
+                self._read(connection)
+                budget = self._budget(population)
+                if event.run and (known := self._state.find(population, event.run, event.round)) is not None:
+                    raise EntryError(
+                        f"Round {event.round} of run {event.run!r} was reserved before, as entry {known.number}. A "
+                        "second release would need a second charge: use another run or round."
+                    )
+                found = self._affordable(budget, event)
+                record = {
+                    "kind": "reserve",
+                    "population": population,
+                    "event": event.to_dict(),
+                    "spent": found.epsilon,
+                    "method": found.method,
+                }
+                rows = _append(connection, self._state.head, [record])
+            self._learn(rows)
+            return self._state.entries[rows[0][0]]
+
+    def release(self, entry: Entry | int, survivors: int) -> Entry:
+        """Records that a round's result is about to be handed out; do so only when this has returned.
+
+        Args:
+            entry: What `reserve` returned, or its number.
+            survivors: Messages in the sum.
+
+        Returns:
+            The entry as it is now. It is accounted with the survivors it really had.
+
+        Raises:
+            EntryError: There is no such entry, it was released before, or there are fewer survivors than reserved for.
+                The result must not be handed out.
+        """
+        number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
+        survivors = _validate.integer("survivors", survivors, low=1, high=MAX_CLIENTS)
+        with self._lock:
+            with self._store.writing() as connection:
+                self._read(connection)
+                known = self._state.entries.get(number)
+                if known is None or (isinstance(entry, Entry) and known.event != entry.event):
+                    raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
+                if known.released:
+                    raise EntryError(f"Entry {number} was released before. A second result needs an entry of its own.")
+                if survivors < known.event.survivors:
+                    raise EntryError(
+                        f"Entry {number} was reserved for at least {known.event.survivors} survivors and has "
+                        f"{survivors}: there is less noise than was paid for. Do not release the result; the entry "
+                        "stays spent."
+                    )
+                record = {"kind": "release", "entry": number, "survivors": survivors}
+                rows = _append(connection, self._state.head, [record])
+            self._learn(rows)
+            return self._state.entries[number]
+
+    # ------------------------------------------------------------------ asking
+
+    def quote(self, population: str, events: Sequence[RoundEvent]) -> Total:
+        """What would be spent with these rounds, if the budget allows them. Nothing is recorded.
+
+        Raises:
+            BudgetExceededError: It does not.
+            ConditionError: Nothing is proved about such rounds.
+        """
+        with self._lock:
+            self._refresh()
+            return self._affordable(self._budget(population), *events)
+
+    def total(self, population: str) -> Total:
+        """What all rounds so far cost, by the accountant; entries reserved and not released count."""
+        with self._lock:
+            self._refresh()
+            return totals.total(self._budget(population), self._state.entries_of(population))
+
+    def budget(self, population: str) -> Budget:
+        """A population's budget."""
+        with self._lock:
+            self._refresh()
+            return self._budget(population)
+
+    def budgets(self) -> tuple[Budget, ...]:
+        """All budgets, oldest first."""
+        with self._lock:
+            self._refresh()
+            return tuple(self._state.budgets.values())
+
+    def events(self, population: str) -> tuple[Entry, ...]:
+        """The population's entries, oldest first."""
+        with self._lock:
+            self._refresh()
+            self._budget(population)
+            return tuple(self._state.entries_of(population))
+
+    def find(self, population: str, *, run: str, round: int) -> Entry | None:
+        """The entry of a run's round, for a run that is taken up after a crash; None if it was never reserved.
+
+        The entry pays for one result. Who finds it may go on with it only if no result was shown before, or if the
+        round will have the very same result again (because its noise follows from a seed).
+        """
+        with self._lock:
+            self._refresh()
+            self._budget(population)
+            return self._state.find(population, run, round)
+
+    @property
+    def head(self) -> Head:
+        """The last record's number and hash. Keep it elsewhere; see `verify`."""
+        with self._lock:
+            self._refresh()
+            return self._state.head
+
+    def verify(self, head: str | Head | None = None) -> Verification:
+        """Reads all records from the file again and checks every hash.
+
+        Args:
+            head: A head printed earlier, as "number:hash" or the hash alone. The chain must contain it.
+
+        Raises:
+            LedgerChainError: A record was changed, removed or inserted, or the chain does not contain `head`: it was
+                cut off, replaced by an older copy, or rewritten.
+            LedgerFormatError: It is not a ledger.
+        """
+        fresh = State()
+        with self._store.reading() as connection:
+            storage.check_pages(connection)
+            for row in storage.rows_after(connection, 0):
+                fresh.apply(*row)
+        with self._lock:
+            self._continues(fresh.hashes)
+        if head is not None:
+            wanted = str(head).strip().lower().rpartition(":")[2]
+            if wanted not in fresh.hashes:
+                raise LedgerChainError(
+                    f"The chain of {self.path} holds by itself, but does not contain the head {wanted[:16]}…: its end "
+                    "was cut off, it was replaced by another copy, or it was written anew."
+                )
+        found = [totals.total(budget, fresh.entries_of(name)) for name, budget in fresh.budgets.items()]
+        return Verification(fresh.head, len(fresh.hashes), tuple(found))
+
+    def export(self) -> dict[str, Any]:
+        """Everything as plain JSON values: the records with their hashes, and what follows from them."""
+        with self._lock, self._store.reading() as connection:
+            self._read(connection)
+            rows = list(storage.rows_after(connection, 0))
+            populations = [
+                {
+                    **budget.to_dict(),
+                    "total": totals.total(budget, self._state.entries_of(name)).to_dict(),
+                    "entries": [entry.to_dict() for entry in self._state.entries_of(name)],
+                }
+                for name, budget in self._state.budgets.items()
+            ]
+            return {
+                "format": "cpsgd ledger 1",
+                "head": str(self._state.head),
+                "populations": populations,
+                "records": [{"number": n, "body": body, "hash": digest} for n, body, digest in rows],
+            }
+
+    # ------------------------------------------------------------------ inside
+
+    def _budget(self, population: str) -> Budget:
+        try:
+            return self._state.budgets[population]
+        except (KeyError, TypeError):
+            known = ", ".join(map(repr, self._state.budgets)) or "none"
+            raise PopulationError(
+                f"The ledger {self.path} has no budget for {population!r}; it has {known}. Create one first."
+            ) from None
+
+    def _affordable(self, budget: Budget, *further: RoundEvent) -> Total:
+        for event in further:
+            check_event(budget, event)
+        entries = self._state.entries_of(budget.population)
+        found = totals.total(budget, entries, further)
+        if found.epsilon > budget.epsilon:
+            raise BudgetExceededError(
+                budget.population,
+                limit=budget.epsilon,
+                spent=totals.total(budget, entries).epsilon,
+                total=found.epsilon,
+                delta=budget.delta,
+            )
+        return found
+
+    def _refresh(self) -> None:
+        """Reads the records that were added since the last time."""
+        with self._store.reading() as connection:
+            self._read(connection)
+
+    def _read(self, connection: Connection) -> None:
+        last = self._state.head.number
+        if last < 0:
+            storage.check_pages(connection)
+        rows = storage.rows_after(connection, max(last, 0))
+        if last >= 0:
+            row = next(rows, None)
+            if row is None or row[2] != self._state.head.hash:
+                raise LedgerChainError(
+                    f"{self.path} no longer continues what was read from it before: records that were there are gone."
+                )
+        self._learn(rows)
+
+    def _learn(self, rows: Iterable[storage.Row]) -> None:
+        """Takes records that follow those known and are on the disk."""
+        for row in rows:
+            self._state.apply(*row)
+
+    def _continues(self, hashes: Sequence[str]) -> None:
+        head = self._state.head
+        if head.number >= 0 and (len(hashes) <= head.number or hashes[head.number] != head.hash):
+            raise LedgerChainError(
+                f"{self.path} no longer continues what was read from it before: records that were there are gone."
+            )
+
+
+def _append(connection: Connection, head: Head, records: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str]]:
+    """Writes records in the open transaction, after the head; returns the rows."""
+    rows = []
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    for record in records:
+        number = head.number + 1
+        text = chain.canonical({**record, "number": number, "time": now})
+        if len(text) > chain.LONGEST_RECORD:
+            raise LedgerError("The record is too long for a ledger.")
+        digest = chain.link(head.hash, text)
+        storage.append(connection, number, text, digest)
+        head = Head(number, digest)
+        rows.append((number, text, digest))
+    return rows

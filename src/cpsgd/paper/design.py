@@ -1,0 +1,52 @@
+"""What the paper's own accounting allows: its Theorem 1 and its range, for a number of bits.
+
+For comparison only. The planner's certificates need less noise for the same ε, and the theorem is not valid for all
+parameters (see docs/accounting.md).
+"""
+
+from __future__ import annotations
+
+from cpsgd import _validate
+from cpsgd.errors import ConditionError, InfeasibleError
+from cpsgd.paper.theorem import theorem_epsilon
+from cpsgd.protocol import Protocol
+
+
+def paper_design(
+    clients: int, dim: int, epsilon: float, delta: float, clip_norm: float = 1.0, *, bits: int
+) -> Protocol:
+    """The rotated Binomial protocol with k + m = 2^bits that the paper's theorem allows for one round.
+
+    With the paper's X^max, more levels mean less noise and a larger ε by its Theorem 1: the largest k that keeps
+    (epsilon, delta) is taken, and m = 2^bits - k.
+
+    Raises:
+        InfeasibleError: Even k = 2 does not keep it.
+
+    Example:
+        >>> found = paper_design(10_000, 51_370, 4.0, 1e-9, bits=8)
+        >>> found.levels, found.trials
+        (13, 243)
+    """
+    size = 1 << _validate.integer("bits", bits, low=2, high=24)
+
+    def design(levels: int) -> Protocol:
+        return Protocol.rotated_binomial(
+            clients=clients, dim=dim, clip_norm=clip_norm, levels=levels, trials=size - levels, delta=delta
+        )
+
+    def kept(levels: int) -> bool:
+        try:
+            return theorem_epsilon(design(levels), delta) <= epsilon
+        except ConditionError:
+            return False
+
+    if not kept(2):
+        raise InfeasibleError(
+            f"By the paper's Theorem 1 no k and m with {bits} bits a coordinate keep ε={epsilon:g} at δ={delta:g}."
+        )
+    most, over = 2, size
+    while over - most > 1:
+        middle = (most + over) // 2
+        most, over = (middle, over) if kept(middle) else (most, middle)
+    return design(most)

@@ -1,0 +1,275 @@
+"""A round whose clients, sums and mean stay on a PyTorch device: `cpsgd.simulation.cpu` for GPUs.
+
+The law of the mean is that of `RoundSimulator`, and so of single messages: every client's vector is really clipped,
+rotated and rounded, the noise of the sum is drawn once as Binomial(nm, p). Three things differ.
+
+* Random numbers come from a counter (Philox), not from a cipher: fine for experiments, but a simulation whose numbers
+  can be predicted protects nobody.
+* The second look at a vector's norm after the rotation (`cpsgd.codec.clip.enforce`) is left out. It makes the bound a
+  fact where float32 arithmetic might leave it by a millionth, and changes nothing else.
+* A vector that is more than 10^18 times too long counts as zero, as one that is not finite does everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import math
+import os
+import struct
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd._torch import torch
+from cpsgd.codec import clip, noise, quantize, rotate, wire
+from cpsgd.errors import EmptyError, ParameterError, VectorError
+from cpsgd.protocol import Protocol
+from cpsgd.randomness import Keystream
+from cpsgd.simulation.cpu import noise_norm
+from cpsgd.simulation.device import plain
+
+# From so many coin tosses on, the exact sampler on the CPU is faster.
+_MAX_COINS = 1 << 22
+# Triton's kernels number coordinates with 32 bits.
+_MAX_DIM = 1 << 30
+
+
+def carried(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A copy of an array on a device, without waiting for the work the device still has to do."""
+    tensor = torch.tensor(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Within, a GPU is the current one: Triton launches its kernels there, wherever their tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels run on a device: on a GPU, where Triton is installed."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def kernels_for(device: torch.device) -> ModuleType:
+    """The fastest kernels that run on a device: Triton's, or plain PyTorch's."""
+    if has_triton(device):
+        from cpsgd.simulation.device import fused
+
+        return fused
+    return plain
+
+
+class DeviceRound:
+    """The sum of one round's messages and its mean, on a device.
+
+    Example:
+        >>> protocol = Protocol.rotated_binomial(clients=1000, dim=4, clip_norm=1.0, levels=256, trials=16)
+        >>> round_ = DeviceRound(protocol, round=0, seed=1, device="cpu")
+        >>> round_.add(torch.tensor([0.5, -0.5, 0.1, 0.0]).repeat(1000, 1))
+        >>> round_.count, bool((round_.mean() - torch.tensor([0.5, -0.5, 0.1, 0.0])).abs().max() < 0.05)
+        (1000, True)
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        round: int,
+        *,
+        seed: int | None,
+        device: torch.device | str,
+        kernels: ModuleType | None = None,
+    ) -> None:
+        """Starts an empty round.
+
+        Args:
+            protocol: The parameters of the round.
+            round: Its number, which fixes the rotation.
+            seed: What the round's random numbers follow from; None takes a seed from the operating system.
+            device: Where vectors are, and where everything is computed.
+            kernels: `plain` or `fused`; the fastest that run there by default.
+
+        Raises:
+            ParameterError: The protocol has more coordinates than a device computes with.
+        """
+        self.protocol = protocol
+        if protocol.dim > _MAX_DIM:
+            raise ParameterError(
+                f"A device simulates at most {_MAX_DIM:,} coordinates, and the protocol has {protocol.dim:,}: use the "
+                "CPU, or several protocols."
+            )
+        self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
+        self.count = 0
+        chosen = int.from_bytes(os.urandom(7), "little") if seed is None else seed
+        self._seed = _validate.integer("seed", chosen, low=0, high=2**64 - 1)
+        dtype = torch.int64 if protocol.sigma is None else torch.float64
+        self._sums = torch.zeros(protocol.dim, dtype=dtype, device=device)
+        # A GPU has its number there, also where none was given.
+        self.device = self._sums.device
+        self._kernels = kernels or kernels_for(self.device)
+        self._mean: torch.Tensor | None = None
+        if protocol.sigma is None:
+            self._unit = quantize.unit(protocol.coordinate_range, protocol.levels)
+            if protocol.rotate:
+                self._signs = carried(rotate.signs(protocol.dim, protocol.rotation_seed, round), self.device)
+
+    def add(self, vectors: torch.Tensor) -> None:
+        """Adds the messages of some clients, a row each. The rows are overwritten.
+
+        Raises:
+            VectorError: The rows do not have `dim` coordinates of float32 on the round's device.
+        """
+        if self._mean is not None:
+            raise ParameterError("The round's mean was released: it takes no more messages.")
+        protocol = self.protocol
+        vectors = _rows(vectors, protocol.dim, self.device)
+        if protocol.sigma is not None:
+            self._sums += _clipped_sum(vectors, protocol.clip_norm)
+        else:
+            with current(self.device):
+                self._add_rounded(vectors)
+        self.count += len(vectors)
+
+    def add_zeros(self, count: int) -> None:
+        """Adds the messages of `count` clients who send the zero vector with their noise, to fill a cohort up."""
+        step = max(1, (1 << 24) // self.protocol.dim)
+        for start in range(0, count, step):
+            size = min(step, count - start), self.protocol.dim
+            self.add(torch.zeros(size, dtype=torch.float32, device=self.device))
+
+    def mean(self) -> torch.Tensor:
+        """The estimate of the mean of the vectors, noise included. The first call draws the noise and ends the round.
+
+        Raises:
+            EmptyError: No vector was added.
+        """
+        if self.count == 0:
+            raise EmptyError("There is no mean: no vector was added.")
+        if self._mean is None:
+            with current(self.device):
+                self._mean = self._integer_mean() if self.protocol.sigma is None else self._float_mean()
+        return self._mean
+
+    def noise_norm(self) -> float:
+        """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
+        return noise_norm(self.protocol, self.count)
+
+    def _add_rounded(self, vectors: torch.Tensor) -> None:
+        protocol = self.protocol
+        bound = protocol.clip_norm * (1.0 - clip.MARGIN)
+        columns: plain.Columns = [(0, vectors)]
+        if protocol.rotate:
+            columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, self._unit)
+        else:
+            plain.scale(vectors, bound, self._unit)
+        self._kernels.round_and_sum(
+            columns,
+            self._sums,
+            key=self._key("rounding"),
+            first=self.count,
+            levels=protocol.levels,
+            fraction_bits=quantize.fraction_bits(protocol.levels),
+        )
+
+    def _integer_mean(self) -> torch.Tensor:
+        protocol = self.protocol
+        self._add_noise()
+        # As `cpsgd.codec.pipeline.decode`: the mean of the noise and of the levels is taken off, in float64.
+        middle = self.count * (protocol.trials * protocol.p + (protocol.levels - 1) / 2)
+        sums = self._sums
+        if protocol.modulus is not None:
+            lowest = math.floor(middle) - protocol.modulus // 2
+            sums = torch.remainder(sums - lowest, protocol.modulus)
+            middle -= lowest
+        factor = 2.0 ** quantize.fraction_bits(protocol.levels) / self._unit / self.count
+        mean = ((sums.to(torch.float64) - middle) * factor).to(torch.float32)
+        if protocol.rotate:
+            self._kernels.rotate_back(mean, self._signs)
+        return mean
+
+    def _add_noise(self) -> None:
+        """Adds Binomial(count · m, p) to each coordinate of the sums."""
+        trials, p = self.count * self.protocol.trials, self.protocol.p
+        if p == 0.5 and trials <= _MAX_COINS:
+            if trials:
+                self._kernels.add_coins(self._sums, key=self._key("coins"), trials=trials)
+            return
+        keystream = Keystream(hashlib.sha256(self._text("noise")).digest()[:16])
+        nothing = np.zeros(self.protocol.dim, dtype=np.uint32)
+        while trials:
+            part = min(trials, noise.MAX_TRIALS)
+            drawn = noise.forward(nothing, part, p, keystream.take(nothing.size * noise.keystream_bytes(part, p)))
+            self._sums += torch.from_numpy(drawn.astype(np.int64)).to(self.device)
+            trials -= part
+
+    def _float_mean(self) -> torch.Tensor:
+        assert self.protocol.sigma is not None
+        generator = torch.Generator(self.device)
+        generator.manual_seed(self._key("normal"))
+        normal = torch.randn(self.protocol.dim, generator=generator, device=self.device, dtype=torch.float64)
+        deviation = self.protocol.sigma * math.sqrt(self.count)
+        return ((self._sums + deviation * normal) / self.count).to(torch.float32)
+
+    def _text(self, purpose: str) -> bytes:
+        return f"cpsgd device {purpose} v1".encode() + struct.pack("<QQ", self._seed, self.round)
+
+    def _key(self, purpose: str) -> int:
+        """63 bits that random numbers for one purpose in this round follow from."""
+        return int.from_bytes(hashlib.sha256(self._text(purpose)).digest()[:8], "little") >> 1
+
+
+class DeviceFloatMean:
+    """The mean of clipped vectors in floats, without noise or rounding: what a round without privacy computes."""
+
+    def __init__(self, dim: int, clip_norm: float, device: torch.device | str) -> None:
+        """Starts an empty round."""
+        self.count = 0
+        self._clip_norm = _validate.positive("clip_norm", clip_norm)
+        self._sums = torch.zeros(dim, dtype=torch.float64, device=device)
+        self.device = self._sums.device
+
+    def add(self, vectors: torch.Tensor) -> None:
+        """Adds some clients' vectors, a row each."""
+        vectors = _rows(vectors, len(self._sums), self.device)
+        self._sums += _clipped_sum(vectors, self._clip_norm)
+        self.count += len(vectors)
+
+    def add_zeros(self, count: int) -> None:
+        """Adds `count` zero vectors."""
+        self.count += count
+
+    def mean(self) -> torch.Tensor:
+        """The mean of the clipped vectors.
+
+        Raises:
+            EmptyError: No vector was added.
+        """
+        if self.count == 0:
+            raise EmptyError("There is no mean: no vector was added.")
+        return (self._sums / self.count).to(torch.float32)
+
+    def noise_norm(self) -> float:
+        """Zero: there is no noise."""
+        return 0.0
+
+
+def _rows(vectors: torch.Tensor, dim: int, device: torch.device) -> torch.Tensor:
+    """The rows, if they are what is expected; a copy where they overlap or are not whole, as kernels take them."""
+    right = vectors.ndim == 2 and vectors.shape[1] == dim and vectors.dtype == torch.float32
+    if not right or vectors.device != device:
+        raise VectorError(
+            f"Expected rows of {dim} float32 on {device}, got {vectors.dtype} of shape {tuple(vectors.shape)} on "
+            f"{vectors.device}."
+        )
+    whole = vectors.stride(1) == 1 and (len(vectors) < 2 or vectors.stride(0) >= dim)
+    return vectors if whole else vectors.contiguous()
+
+
+def _clipped_sum(vectors: torch.Tensor, clip_norm: float) -> torch.Tensor:
+    """The sum of the rows, longer ones scaled down to norm `clip_norm`; those that are broken are left out."""
+    factors = plain.clip_factors(vectors, clip_norm * (1.0 - clip.MARGIN))
+    return factors.to(torch.float32) @ vectors

@@ -1,0 +1,1 @@
+"""Private statistics over points: k-means and principal components."""

@@ -1,0 +1,255 @@
+"""Principal components of people's points: their covariance, one private mean.
+
+Every client holds one point x in a public ball and sends, once, the products of its coordinates: the upper triangle of
+x xᵀ with the entries off the diagonal times √2, so that the vector's Euclidean norm is the matrix's Frobenius norm,
+‖x‖² <= 1 in units of the radius. The mean of these vectors is the matrix of second moments; its eigenvectors are the
+server's business and cost nothing.
+
+**Why not power iteration.** There a client sends x xᵀV for the current d × q matrix V, of norm at most 1 as well, in
+each of T rounds. T rounds that every client takes part in need √T times the noise deviation σ of one. What an
+eigenvector is off by depends on the noise matrix's operator norm: σ√T(√d + √q) for a round of power iteration, and
+σ√(2d) for the symmetric matrix here, whose entries off the diagonal have variance σ²/2. So from two rounds on the
+covariance is more accurate at the same ε, although it sends d(d+1)/2 numbers, and power iteration needs more than two
+rounds unless the eigenvalues are far apart. It sends fewer bits where d > 2Tq; we take accuracy.
+
+**The mean.** Components are those of the covariance M - m mᵀ, so the mean m is needed too, and the client sends its
+point in the same message, times a: norm² <= D² = 1 + a². Noise of deviation σD in each coordinate puts
+σ²D² d(d+1)/2 of squared error into M and, to first order, 2‖m‖² d σ²D²/a² into m mᵀ. The sum is smallest at
+a² = 2‖m‖/√(d+1); we take ‖m‖ = ½, half the radius. A mean that is public (`mean`) costs nothing: a = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cpsgd import _validate
+from cpsgd.errors import InfeasibleError
+from cpsgd.planner import Plan, plan
+from cpsgd.privacy import Guarantee
+from cpsgd.protocol import Protocol
+from cpsgd.simulation.cpu import noise_norm
+from cpsgd.statistics.points import Matrix, Points, in_unit_ball, private_mean
+
+# ‖m‖ in units of the radius that the weight of the mean is made for.
+_TYPICAL_MEAN = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class PCAResult:
+    """The components, and what finding them cost and promises.
+
+    Attributes:
+        components: Orthonormal rows, the direction of largest variance first. Signs are such that the largest
+            coordinate of each is positive.
+        variances: The points' variances along the components (divided by the number of clients), noise included.
+        total_variance: The trace of the covariance, noise included.
+        mean: The points' mean, noise included; the given one where it is public.
+        expected_angle: An estimate of the largest angle, in radians, between the components' span and that of the
+            exact ones; see `estimated_angle`.
+        plan: The protocol of the round, with its guarantee and expected error.
+    """
+
+    components: Matrix
+    variances: Matrix
+    total_variance: float
+    mean: Matrix
+    expected_angle: float
+    plan: Plan
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The proved (ε, δ) for replacing one client's point."""
+        return self.plan.guarantee
+
+    @property
+    def bits_per_client(self) -> int:
+        """What one client sends, header included."""
+        return self.plan.protocol.bits_per_client
+
+
+@dataclass(frozen=True)
+class Moments:
+    """How a client's vector holds its point's products, and the point itself, in units of the radius.
+
+    Attributes:
+        dim: d, coordinates of a point.
+        weight: a, what the point is multiplied by; 0 where the mean is public and points are not sent.
+    """
+
+    dim: int
+    weight: float
+
+    @classmethod
+    def of(cls, dim: int, *, with_mean: bool) -> Moments:
+        """The layout with the best weight."""
+        return cls(dim, math.sqrt(2.0 * _TYPICAL_MEAN / math.sqrt(dim + 1.0)) if with_mean else 0.0)
+
+    @property
+    def length(self) -> int:
+        """Coordinates of a vector."""
+        return self.dim * (self.dim + 1) // 2 + (self.dim if self.weight else 0)
+
+    @property
+    def clip_norm(self) -> float:
+        """D = √(1 + a²), which no client in the ball exceeds."""
+        return math.hypot(1.0, self.weight)
+
+    def write(self, points: Points) -> Points:
+        """The clients' vectors: the triangle of products, and behind it the point."""
+        rows, columns = np.triu_indices(self.dim)
+        products = points[:, rows] * points[:, columns]
+        products *= _isometry(rows, columns).astype(np.float32)
+        return np.hstack([products, np.float32(self.weight) * points]) if self.weight else products
+
+    def read(self, mean: Matrix) -> tuple[Matrix, Matrix]:
+        """The matrix of second moments and the points' mean (zero where it was not sent)."""
+        rows, columns = np.triu_indices(self.dim)
+        moments = np.empty((self.dim, self.dim))
+        moments[rows, columns] = moments[columns, rows] = mean[: len(rows)] / _isometry(rows, columns)
+        return moments, mean[len(rows) :] / self.weight if self.weight else np.zeros(self.dim)
+
+
+def pca(
+    points: ArrayLike,
+    components: int,
+    epsilon: float,
+    delta: float,
+    *,
+    radius: float,
+    bits: float | None = None,
+    mean: ArrayLike | None = None,
+    advance: Callable[[int], object] | None = None,
+) -> PCAResult:
+    """Finds the directions of largest variance so that (epsilon, delta) protects each client's point.
+
+    Args:
+        points: One row a client. A simulation: every client's message goes through the protocol on this machine.
+        components: How many directions, at most the points' coordinates.
+        epsilon: ε, for replacing one client's point (replace-one neighbours).
+        delta: δ of the guarantee.
+        radius: Public bound on a point's distance from `mean`, or from zero; points beyond are moved to the ball's
+            surface. Choose it without looking at the data.
+        bits: Bits a coordinate may take; the fewest within 10 % of the Gaussian mechanism's error if None.
+        mean: The points' mean where it is public. None to find it from the points, privately, in the same round.
+        advance: Called with the number of clients that were just heard.
+
+    Raises:
+        ParameterError: More components than coordinates, or a parameter out of range.
+        VectorError: A point is not finite; its row is named.
+        InfeasibleError: The budget is so small that no variance could stand out of the noise. Nothing was sent.
+
+    Example:
+        >>> generator = np.random.default_rng(0)
+        >>> points = 0.1 + generator.normal(size=(2000, 3)) * [0.3, 0.1, 0.05]
+        >>> found = pca(points, 1, epsilon=8.0, delta=1e-6, radius=1.0)
+        >>> found.guarantee.epsilon <= 8.0, bool(abs(found.components[0, 0]) > 0.98)
+        (True, True)
+    """
+    ball = in_unit_ball(points, radius, mean)
+    clients, dim = ball.shape
+    components = _validate.integer("components", components, low=1, high=dim)
+    layout = Moments.of(dim, with_mean=mean is None)
+    planned = plan(clients, layout.length, epsilon, delta, layout.clip_norm, bits=bits)
+    _check_budget(planned, dim)
+    moments, centre = layout.read(private_mean(planned.protocol, 0, ball, layout.write, advance))
+    covariance = moments - np.outer(centre, centre)
+    variances, directions = _eigen(covariance)
+    angle = estimated_angle(variances, directions, components, _deviation(planned.protocol), centre, layout.weight)
+    origin = np.zeros(dim) if mean is None else np.asarray(mean, dtype=np.float64)
+    return PCAResult(
+        components=directions[:components],
+        variances=radius**2 * variances[:components],
+        total_variance=radius**2 * float(np.trace(covariance)),
+        mean=origin + radius * centre,
+        expected_angle=angle,
+        plan=planned,
+    )
+
+
+def subspace_angle(first: ArrayLike, second: ArrayLike) -> float:
+    """The largest principal angle, in radians, between the spans of two sets of orthonormal rows.
+
+    Example:
+        >>> round(subspace_angle([[1.0, 0.0]], [[0.6, 0.8]]), 4)
+        0.9273
+    """
+    left, right = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    # The sine of the largest angle is the norm of what of `right` is outside of the span of `left`.
+    sine = np.linalg.norm(right - right @ left.T @ left, ord=2)
+    return math.asin(min(1.0, float(sine)))
+
+
+def estimated_angle(
+    variances: Matrix, directions: Matrix, components: int, deviation: float, mean: Matrix, weight: float
+) -> float:
+    """What angle between the found subspace and the exact one the noise leads to, by perturbation to first order.
+
+    Noise E turns the span of the first q eigenvectors u by sines uᵢᵀE uⱼ/(λᵢ - λⱼ), i <= q < j. The mean square of
+    uᵢᵀE uⱼ is σ²/2 from the second moments, and ((uᵢᵀm)² + (uⱼᵀm)²)σ²/a² from m mᵀ. The root of the sum over all pairs
+    bounds the largest angle's sine. Eigenvalues and m are the noisy ones, so that this is an estimate, no bound. Noise
+    drives equal eigenvalues apart, by its norm at most, about σ√(2d): this is taken off every gap, and where nothing
+    remains the answer is a right angle.
+
+    Args:
+        variances: All eigenvalues λ, the largest first.
+        directions: The eigenvectors u, a row each.
+        components: q.
+        deviation: σ, of one coordinate of the mean of the messages.
+        mean: m.
+        weight: a, 0 where the mean was public.
+    """
+    spread = (directions @ mean / weight) ** 2 if weight else np.zeros(len(variances))
+    squares = deviation**2 * (0.5 + spread[:components, None] + spread[components:])
+    opened = deviation * math.sqrt(2.0 * len(variances))
+    gaps = variances[:components, None] - variances[components:] - opened
+    if (gaps <= 0.0).any():
+        return 0.5 * math.pi
+    return math.asin(min(1.0, math.sqrt(float(np.sum(squares / gaps**2)))))
+
+
+def exact_components(points: ArrayLike, components: int) -> Matrix:
+    """The components without privacy, for those who hold all points and want to compare."""
+    table = np.asarray(points, dtype=np.float64)
+    centred = table - table.mean(axis=0)
+    return _eigen(centred.T @ centred / len(table))[1][:components]
+
+
+def _eigen(covariance: Matrix) -> tuple[Matrix, Matrix]:
+    """Eigenvalues, the largest first, and eigenvectors as rows with fixed signs."""
+    values, vectors = np.linalg.eigh(covariance)
+    rows = vectors.T[::-1]
+    largest = np.take_along_axis(rows, np.abs(rows).argmax(axis=1)[:, None], axis=1)
+    return values[::-1], rows * np.sign(largest)
+
+
+def _isometry(rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Matrix:
+    """1 on the diagonal and √2 off it, so that triangle and symmetric matrix have the same norm."""
+    return np.where(rows == columns, 1.0, math.sqrt(2.0))
+
+
+def _deviation(protocol: Protocol) -> float:
+    """σ, the standard deviation of one coordinate of the mean, rounding counted at its largest."""
+    return noise_norm(protocol, protocol.clients) / math.sqrt(protocol.dim)
+
+
+def _check_budget(planned: Plan, dim: int) -> None:
+    """Refuses before the round what would be components of noise.
+
+    Raises:
+        InfeasibleError: The noise matrix's norm, about σ√(2d), is above the largest variance that points in the ball
+            can have.
+    """
+    norm = _deviation(planned.protocol) * math.sqrt(2.0 * dim)
+    if norm < 1.0:
+        return
+    clients = planned.protocol.clients
+    raise InfeasibleError(
+        f"ε={planned.wished_epsilon:g} is too little for {clients:,} clients with points of {dim} coordinates: the "
+        f"noise would be {norm:.3g} times the largest variance possible. At least {math.ceil(clients * norm):,} "
+        "clients are needed, and many more to see small variances; or a larger epsilon."
+    )

@@ -1,0 +1,91 @@
+"""What k-means and principal components share: people's points in a public ball, and a round over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cpsgd import _validate
+from cpsgd.errors import VectorError
+from cpsgd.protocol import Protocol
+from cpsgd.simulation.cpu import RoundSimulator
+
+Points = NDArray[np.float32]
+Matrix = NDArray[np.float64]
+
+# Coordinates of messages that are held at a time, 16 MiB.
+_BLOCK = 1 << 22
+# Shorter vectors spend their time in the interpreter, where threads only get in each other's way.
+_THREADED_DIM = 1 << 14
+# Within these, no step below can overflow.
+_RADII = (1e-20, 1e20)
+_LARGEST = 1e150
+
+
+def in_unit_ball(points: ArrayLike, radius: float, origin: ArrayLike | None = None) -> Points:
+    """The points relative to `origin` in units of `radius`, those outside moved to the ball's surface.
+
+    Args:
+        points: One row a client.
+        radius: The public bound on a point's distance from `origin`. It must not be read off the data.
+        origin: A public point, zero if None.
+
+    Raises:
+        VectorError: The points are no table of finite real numbers; the first bad row is named, not quoted.
+        ParameterError: The radius is not positive.
+    """
+    radius = _validate.positive("radius", radius, low=_RADII[0], high=_RADII[1])
+    table = np.asarray(points)
+    if table.ndim != 2 or 0 in table.shape:
+        raise VectorError(f"Expected a table of points, one row a client, got an array of shape {table.shape}.")
+    if table.dtype.kind not in "fiub":
+        raise VectorError(f"Expected real numbers, got an array of {table.dtype}.")
+    shift = np.zeros(table.shape[1]) if origin is None else np.asarray(origin, dtype=np.float64)
+    if shift.shape != table.shape[1:] or not (np.abs(shift) < _LARGEST).all():
+        raise VectorError(f"Expected {table.shape[1]} finite numbers as the origin, got an array of {shift.shape}.")
+    result = np.empty(table.shape, dtype=np.float32)
+    rows = max(1, _BLOCK // table.shape[1])
+    for start in range(0, len(table), rows):
+        block = table[start : start + rows].astype(np.float64)
+        if not (finite := np.isfinite(block)).all():
+            row, coordinate = np.unravel_index(int(np.argmin(finite)), finite.shape)
+            raise VectorError(
+                f"Row {start + row} is NaN or infinite at coordinate {coordinate} (both counted from 0). "
+                "Repair or drop it."
+            )
+        block = (np.clip(block, -_LARGEST, _LARGEST) - shift) / radius
+        # Divided by the largest coordinate first: the squares of the rest cannot overflow.
+        largest = np.maximum(1.0, np.abs(block).max(axis=1, keepdims=True))
+        block /= largest
+        length = np.linalg.norm(block, axis=1, keepdims=True)
+        result[start : start + rows] = block / np.maximum(length, 1.0 / largest)
+    return result
+
+
+def private_mean(
+    protocol: Protocol,
+    round: int,
+    points: Points,
+    message: Callable[[Points], Points],
+    advance: Callable[[int], object] | None = None,
+) -> Matrix:
+    """The mean of all clients' messages through one round of the protocol, noise included.
+
+    Args:
+        protocol: The round's parameters.
+        round: Its number.
+        points: One row a client.
+        message: From some clients' points to their vectors, a row each.
+        advance: Called with the number of clients that were just heard.
+    """
+    threads = 2 if protocol.dim >= _THREADED_DIM else 1
+    simulator = RoundSimulator(protocol, round, threads=threads)
+    rows = max(1, _BLOCK // protocol.dim)
+    for start in range(0, len(points), rows):
+        block = points[start : start + rows]
+        simulator.add(message(block))
+        if advance is not None:
+            advance(len(block))
+    return simulator.mean().astype(np.float64)

@@ -1,0 +1,214 @@
+"""Carriers that get one thing wrong, built from the real code. They exist to be found out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import Aggregator, Protocol
+from cpsgd.audit import Encode, Start
+from cpsgd.codec import clip, noise, pack, pipeline, quantize, rotate, wire
+from cpsgd.randomness import Keystream
+
+Fault = Callable[[Protocol], tuple[Encode, Start]]
+Values = NDArray[np.uint32]
+
+
+def message(protocol: Protocol, values: Values, round: int) -> bytes:
+    """A message that the aggregator accepts, with any integers in it."""
+    out = np.empty(protocol.message_bytes, dtype=np.uint8)
+    out[wire.HEADER_BYTES :] = np.frombuffer(pack.forward(values, protocol.radix), dtype=np.uint8)
+    wire.write_header(
+        out,
+        radix=protocol.radix,
+        fingerprint=pipeline._fingerprint(protocol),
+        round=round,
+        message_id=os.urandom(16),
+        dim=protocol.dim,
+    )
+    return out.tobytes()
+
+
+def spoiled(protocol: Protocol, integers: Callable[[Any, int], Values]) -> tuple[Encode, Start]:
+    """A client with other integers; an honest server."""
+    return lambda vector, round: message(protocol, integers(vector, round), round), Aggregator
+
+
+def wrong_parameters(constant: int = 0, **changes: Any) -> Fault:
+    """A client who encodes with other parameters than agreed, and perhaps adds a constant."""
+    return lambda protocol: spoiled(
+        protocol,
+        lambda vector, round: pipeline.integers(replace(protocol, **changes), vector, round) + np.uint32(constant),
+    )
+
+
+no_noise = wrong_parameters(trials=0)
+no_noise_but_its_mean = wrong_parameters(trials=0, constant=125)
+half_the_trials = wrong_parameters(trials=125)
+half_the_trials_but_all_of_the_mean = wrong_parameters(trials=124, constant=63)
+biased_coins = wrong_parameters(p=0.6)
+slightly_biased_coins = wrong_parameters(p=0.51)
+missing_clip = wrong_parameters(clip_norm=1e6)
+
+
+def clip_before_scaling(protocol: Protocol) -> tuple[Encode, Start]:
+    """The vector is clipped, and then weighted with the number of the client's examples."""
+    loose = replace(protocol, clip_norm=1e6)
+
+    def integers(vector: Any, round: int) -> Values:
+        clipped = vector * clip.factor(vector, protocol.clip_norm)
+        return pipeline.integers(loose, 3.0 * clipped, round)
+
+    return spoiled(protocol, integers)
+
+
+def clip_by_the_largest_coordinate(protocol: Protocol) -> tuple[Encode, Start]:
+    """The wrong norm: each coordinate is clipped to D, the vector as a whole is not."""
+    loose = replace(protocol, clip_norm=1e6)
+
+    def integers(vector: Any, round: int) -> Values:
+        return pipeline.integers(loose, np.clip(vector, -protocol.clip_norm, protocol.clip_norm), round)
+
+    return spoiled(protocol, integers)
+
+
+def keyed(protocol: Protocol, key: Callable[[int, int], int]) -> tuple[Encode, Start]:
+    """Keystreams with keys that depend on the number of the round that is played and of the message in it."""
+    rounds, number = itertools.count(), {"round": 0, "message": 0}
+
+    def start(protocol: Protocol, round: int) -> Aggregator:
+        number.update(round=next(rounds), message=0)
+        return Aggregator(protocol, round)
+
+    def encode(vector: Any, round: int) -> bytes:
+        secret = key(number["round"], number["message"]).to_bytes(16, "little")
+        number["message"] += 1
+        return pipeline.encode(protocol, vector, round, Keystream(secret))
+
+    return encode, start
+
+
+def honest(protocol: Protocol) -> tuple[Encode, Start]:
+    """No fault: a key of its own for every message."""
+    return keyed(protocol, lambda round, message: (round << 64) + message)
+
+
+def one_keystream_for_all_clients(protocol: Protocol) -> tuple[Encode, Start]:
+    return keyed(protocol, lambda round, message: round)
+
+
+def one_keystream_for_all_rounds(protocol: Protocol) -> tuple[Encode, Start]:
+    return keyed(protocol, lambda round, message: message)
+
+
+def one_keystream_for_two_rounds(protocol: Protocol) -> tuple[Encode, Start]:
+    return keyed(protocol, lambda round, message: (round // 2 << 64) + message)
+
+
+def keystream_that_comes_back(protocol: Protocol) -> tuple[Encode, Start]:
+    """After 333 rounds the keys begin again."""
+    return keyed(protocol, lambda round, message: (round % 333 << 64) + message)
+
+
+def keystream_used_twice_in_a_message(protocol: Protocol) -> tuple[Encode, Start]:
+    """The second half of the coordinates gets the noise of the first."""
+    half = protocol.dim // 2
+    size = half * noise.keystream_bytes(protocol.trials, protocol.p)
+
+    def integers(vector: Any, round: int) -> Values:
+        sent = pipeline.integers(replace(protocol, trials=0), vector, round)
+        drawn = noise.forward(np.zeros(half, np.uint32), protocol.trials, protocol.p, Keystream().take(size))
+        return sent + np.tile(drawn, 2)
+
+    return spoiled(protocol, integers)
+
+
+def noise_of_one_client(protocol: Protocol) -> tuple[Encode, Start]:
+    """Only the first client of a round adds noise; the others add its mean."""
+    first = [True]
+
+    def start(protocol: Protocol, round: int) -> Aggregator:
+        first[0] = True
+        return Aggregator(protocol, round)
+
+    def integers(vector: Any, round: int) -> Values:
+        if first[0]:
+            first[0] = False
+            return pipeline.integers(protocol, vector, round)
+        return pipeline.integers(replace(protocol, trials=0), vector, round) + np.uint32(protocol.trials // 2)
+
+    return spoiled(protocol, integers)[0], start
+
+
+def deterministic_rounding(protocol: Protocol) -> tuple[Encode, Start]:
+    """To the nearest level, always."""
+    bits, limit = quantize.fraction_bits(protocol.levels), quantize.coordinate_limit(protocol.levels)
+    size = protocol.dim * noise.keystream_bytes(protocol.trials, protocol.p)
+
+    def integers(vector: Any, round: int) -> Values:
+        grid = np.clip(pipeline.to_grid(protocol, vector, round), -limit, limit)
+        nearest = np.floor((grid + limit) / 2.0**bits + 0.5).astype(np.uint32)
+        return noise.forward(nearest, protocol.trials, protocol.p, Keystream().take(size))
+
+    return spoiled(protocol, integers)
+
+
+class Integers:
+    """No fault: a server that adds integers up, as secure aggregation would."""
+
+    def __init__(self, protocol: Protocol, round: int) -> None:
+        self.protocol, self.round, self.count = protocol, round, 0
+        self.sums = np.zeros(protocol.dim, dtype=np.uint64)
+
+    def add(self, message: Values) -> None:
+        self.sums = self.reduced(self.sums + message)
+        self.count += 1
+
+    def reduced(self, sums: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        return sums if self.protocol.modulus is None else sums % np.uint64(self.protocol.modulus)
+
+    def mean(self) -> NDArray[np.float32]:
+        return self.protocol.decode_sum(self.sums, self.count, self.round)
+
+
+class _PlannedAggregator(Aggregator):
+    """Subtracts the noise of all clients planned for, also where fewer answered."""
+
+    def mean(self) -> NDArray[np.float32]:
+        missing = self.protocol.clients - self.count
+        shift = missing * self.protocol.trials * self.protocol.p * self.protocol.scale / self.count
+        everywhere = np.full(self.protocol.dim, shift, dtype=np.float32)
+        signs = rotate.signs(self.protocol.dim, self.protocol.rotation_seed, self.round)
+        return super().mean() - rotate.backward(everywhere, signs)
+
+
+def planned_noise_subtracted(protocol: Protocol) -> tuple[Encode, Start]:
+    return protocol.encode, _PlannedAggregator
+
+
+class _PlannedDivisor(Aggregator):
+    """Divides by the number of clients planned for."""
+
+    def mean(self) -> NDArray[np.float32]:
+        return super().mean() * np.float32(self.count / self.protocol.clients)
+
+
+def planned_clients_divided_by(protocol: Protocol) -> tuple[Encode, Start]:
+    return protocol.encode, _PlannedDivisor
+
+
+class _FloatingAggregator(Aggregator):
+    """Blurs what it releases."""
+
+    def mean(self) -> NDArray[np.float32]:
+        return super().mean() + np.float32(0.4 * self.protocol.scale)
+
+
+def off_the_lattice(protocol: Protocol) -> tuple[Encode, Start]:
+    return protocol.encode, _FloatingAggregator

@@ -1,0 +1,199 @@
+"""The audit passes the product, and says what it claims to say. Which faults it finds: test_faults.py.
+
+All randomness is fixed, so nothing here fails by chance; with fresh randomness an honest carrier would fail an audit
+with probability at most 1e-6.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cpsgd import Guarantee, Protocol, guarantee, plan
+from cpsgd.audit import AuditReport, audit
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.simulation.cpu import RoundSimulator
+
+from .faults import Integers, keyed
+
+auditing = sys.modules["cpsgd.audit.auditing"]
+
+DELTA = 1e-3
+PROTOCOL = Protocol.rotated_binomial(
+    clients=4, dim=16, clip_norm=1.0, levels=8, trials=250, coordinate_range=0.72, rotation_seed=3
+)
+
+
+def failed(report: AuditReport) -> set[str]:
+    return {check.name for check in report.checks if not check.passed}
+
+
+PROTOCOLS = {
+    "the faults' own": PROTOCOL,
+    "planned": plan(clients=4, dim=16, epsilon=2.0, delta=DELTA).protocol,
+    "secure aggregation": plan(clients=4, dim=16, epsilon=2.0, delta=DELTA, bits=8, secure=True).protocol,
+    "two levels": Protocol.rotated_binomial(
+        clients=20, dim=8, clip_norm=1.0, levels=2, trials=14, coordinate_range=0.2
+    ),
+    "no rotation": Protocol.binomial(clients=2, dim=5, clip_norm=3.0, levels=9, trials=250),
+    "skewed coins": Protocol.rotated_binomial(
+        clients=3, dim=12, clip_norm=1.0, levels=9, trials=300, p=0.3, coordinate_range=0.6
+    ),
+    "one coordinate": Protocol.binomial(clients=2, dim=1, clip_norm=1.0, levels=4, trials=200),
+    "one client": Protocol.rotated_binomial(
+        clients=1, dim=7, clip_norm=1.0, levels=17, trials=900, coordinate_range=0.9
+    ),
+    "range within the ball": Protocol.rotated_binomial(
+        clients=2, dim=16, clip_norm=1.0, levels=4, trials=250, coordinate_range=0.2
+    ),
+}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
+@pytest.mark.usefixtures("fixed_seed")
+def test_the_product_passes(protocol: Protocol) -> None:
+    report = audit(protocol, DELTA, rounds=2_000, seed=1)
+    assert failed(report) == set()
+    assert report.passed
+    assert 0.0 < report.lower_bound < report.claimed.epsilon
+    # Limits that honest rounds never come near would find nothing.
+    near = {check.name: check.statistic for check in report.checks}
+    assert near["unbiased"] > 0.1
+    assert near["law"] > 0.1
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_the_product_passes_with_zero_out_neighbours_survivors_and_another_round() -> None:
+    report = audit(PROTOCOL, DELTA, rounds=2_000, seed=1, adjacency="zero-out", surviving=3, few=2, round=12)
+    assert report.passed
+    assert report.claimed == guarantee(PROTOCOL, DELTA, adjacency="zero-out", surviving=3)
+    assert report.surviving == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_honest_keystreams_pass_whatever_they_are(seed: int) -> None:
+    encode, start = keyed(PROTOCOL, lambda round, message: (seed << 96) + (round << 32) + message)
+    assert failed(audit(PROTOCOL, DELTA, rounds=1_000, encode=encode, start=start, seed=seed)) == set()
+
+
+# Neighbours that are easily told apart, so that few rounds are enough.
+LOUD = dataclasses.replace(PROTOCOL, levels=16)
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_the_lower_bound_is_worth_something() -> None:
+    report = audit(LOUD, 0.01, rounds=6_000, seed=1)
+    assert report.passed
+    assert report.lower_bound > 0.4 * report.claimed.epsilon
+    assert report.claims[0].found > 0.3 * report.claimed.epsilon
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_a_claim_that_is_too_good_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def boasting(*arguments: Any, **options: Any) -> Guarantee:
+        real = guarantee(*arguments, **options)
+        return dataclasses.replace(real, epsilon=0.25 * real.epsilon)
+
+    monkeypatch.setattr(auditing, "guarantee", boasting)
+    report = audit(LOUD, 0.01, rounds=6_000, seed=1)
+    # The code is right, the claim is not: the law holds, and only the attack objects.
+    assert failed(report) == {"privacy"}
+
+
+class Simulated:
+    """The simulator of training, which draws the noise of all clients at once."""
+
+    def __init__(self, protocol: Protocol, round: int) -> None:
+        self.simulator = RoundSimulator(protocol, round, threads=1)
+
+    def add(self, message: NDArray[np.float64]) -> None:
+        self.simulator.add(message.astype(np.float32)[None])
+
+    def mean(self) -> NDArray[np.float32]:
+        return self.simulator.mean()
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_another_carrier() -> None:
+    protocol = PROTOCOLS["secure aggregation"]
+    assert protocol.modulus is not None
+    report = audit(protocol, DELTA, rounds=1_000, encode=protocol.encode_integers, start=Integers, seed=1)
+    assert failed(report) == set()
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_the_simulator() -> None:
+    report = audit(PROTOCOL, DELTA, rounds=1_000, encode=lambda vector, _: vector, start=Simulated, seed=1)
+    assert failed(report) == set()
+
+
+def test_what_is_not_a_number_fails() -> None:
+    class Broken(Integers):
+        def mean(self) -> NDArray[np.float32]:
+            return np.full(self.protocol.dim, np.nan, dtype=np.float32)
+
+    report = audit(PROTOCOL, DELTA, rounds=1_000, encode=PROTOCOL.encode_integers, start=Broken, seed=1)
+    assert "integers" in failed(report)
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_the_report() -> None:
+    heard: list[int] = []
+    report = audit(PROTOCOL, DELTA, rounds=1_000, seed=1, progress=heard.append)
+    assert sum(heard) == report.rounds == 1_000
+    assert report.attacked_rounds == 600
+    assert dict(report.promises).keys() == {
+        "one coordinate",
+        "spread",
+        "one rotated coordinate",
+        "corner after rotation",
+    }
+    data = json.loads(json.dumps(report.to_dict()))
+    assert data["passed"] is True
+    assert data["claimed"]["epsilon"] == guarantee(PROTOCOL, DELTA).epsilon
+    assert [claim["delta"] for claim in data["claims"]] == sorted(claim["delta"] for claim in data["claims"])
+    assert report.error_rates[0] == (1.0, 0.0)
+    assert report.error_rates[-1] == (0.0, 1.0)
+
+
+def test_the_claimed_trade_off() -> None:
+    report = audit(PROTOCOL, DELTA, rounds=1_000, seed=1)
+    alarms = np.linspace(0.0, 1.0, 101)
+    misses = report.claimed_misses(alarms)
+    assert misses[0] == 1.0 - DELTA
+    assert misses[-1] == 0.0
+    assert np.all(np.diff(misses) <= 0.0)
+    assert np.all(misses <= 1.0 - alarms)
+    # The curve is its own mirror image, as neighbours are not ordered.
+    np.testing.assert_allclose(report.claimed_misses(misses[misses > 0.01]), alarms[misses > 0.01], atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"rounds": 999}, ParameterError, "rounds"),
+        ({"few": 5}, ParameterError, "few"),
+        ({"surviving": 0}, ParameterError, "surviving"),
+        ({"round": -1}, ParameterError, "round"),
+        ({"adjacency": "add-remove"}, ParameterError, "adjacency"),
+        ({"delta": 0.0}, ParameterError, "delta"),
+        ({"rounds": 2**40}, ParameterError, "rounds times dim"),
+        ({"protocol": Protocol.gaussian(clients=2, dim=2, clip_norm=1.0, sigma=1.0)}, ParameterError, "Gaussian"),
+        ({"protocol": dataclasses.replace(PROTOCOL, trials=0)}, ConditionError, "no noise"),
+        ({"protocol": dataclasses.replace(PROTOCOL, dim=4096)}, ParameterError, "2048 coordinates"),
+        ({"protocol": dataclasses.replace(PROTOCOL, clients=2**20)}, ParameterError, "surviving"),
+    ],
+)
+def test_what_cannot_be_audited(change: dict[str, Any], error: type[Exception], text: str) -> None:
+    arguments: dict[str, Any] = {"protocol": PROTOCOL, "delta": DELTA, "rounds": 1_000, **change}
+    run: Callable[..., AuditReport] = audit
+    with pytest.raises(error, match=text):
+        run(arguments.pop("protocol"), arguments.pop("delta"), **arguments)

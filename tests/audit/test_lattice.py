@@ -1,0 +1,117 @@
+"""The auditor's own way to the lattice agrees with the codec's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cpsgd import Aggregator, Protocol
+from cpsgd.audit.canaries import canaries, peculiar, resting, rounded
+from cpsgd.audit.lattice import Lattice
+from cpsgd.codec import pipeline, quantize
+from cpsgd.privacy.adjacency import Adjacency, lattice_sensitivity
+
+PROTOCOLS = [
+    Protocol.rotated_binomial(clients=3, dim=16, clip_norm=1.0, levels=8, trials=20, coordinate_range=0.3),
+    Protocol.rotated_binomial(clients=3, dim=23, clip_norm=5.0, levels=33, trials=20, rotation_seed=9),
+    Protocol.rotated_binomial(clients=3, dim=5, clip_norm=0.01, levels=2, trials=300, p=0.2),
+    Protocol.binomial(clients=3, dim=6, clip_norm=2.0, levels=5, trials=20),
+    Protocol.binomial(clients=3, dim=1, clip_norm=2.0, levels=4000, trials=20),
+]
+protocols = pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: f"d={protocol.dim}")
+
+
+@protocols
+@pytest.mark.parametrize("length", [0.0, 0.3, 7.0])
+def test_points_are_the_encoders(protocol: Protocol, length: float) -> None:
+    vector = np.random.default_rng(4).normal(size=protocol.dim)
+    vector *= length * protocol.clip_norm / np.linalg.norm(vector)
+    lattice = Lattice(protocol, 6)
+    grid = pipeline.to_grid(protocol, vector, 6)
+    limit = quantize.coordinate_limit(protocol.levels)
+    points = (np.clip(np.rint(grid), -limit, limit) + limit) / 2.0 ** quantize.fraction_bits(protocol.levels)
+    np.testing.assert_allclose(lattice.points(vector), points, atol=lattice.slack(1))
+
+
+@protocols
+def test_unrotated(protocol: Protocol) -> None:
+    lattice = Lattice(protocol, 6)
+    wanted = np.full(protocol.dim, 0.1 * min(protocol.coordinate_range, protocol.clip_norm / protocol.dim))
+    points = lattice.points(lattice.unrotated(wanted))
+    np.testing.assert_allclose(
+        points * protocol.scale - protocol.coordinate_range, wanted, atol=1e-6 * protocol.coordinate_range
+    )
+
+
+@protocols
+def test_sums_come_back_from_the_mean(protocol: Protocol) -> None:
+    aggregator = Aggregator(protocol, 6)
+    for i in range(3):
+        aggregator.add(protocol.encode(np.full(protocol.dim, 0.1 * i * protocol.clip_norm), 6))
+    sums = Lattice(protocol, 6).sums(aggregator.mean()[None], 3)
+    np.testing.assert_allclose(sums[0], aggregator.sums, atol=0.01)
+
+
+@protocols
+@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
+def test_the_corner_is_as_far_as_neighbours_can_be(protocol: Protocol, adjacency: Adjacency) -> None:
+    lattice = Lattice(protocol, 6)
+    farthest = lattice_sensitivity(protocol, adjacency)
+    distances = {
+        canary.name: float(np.linalg.norm(lattice.points(canary.one) - lattice.points(canary.zero)))
+        for canary in canaries(lattice, adjacency)
+    }
+    assert max(distances.values()) == pytest.approx(farthest, rel=1e-5)
+    assert len(distances) == (4 if protocol.rotate else 2)
+    assert distances["corner after rotation" if protocol.rotate else "spread"] == pytest.approx(farthest, rel=1e-5)
+
+
+@protocols
+def test_canaries_are_too_long(protocol: Protocol) -> None:
+    for canary in canaries(Lattice(protocol, 6), "replace-one"):
+        assert np.linalg.norm(canary.one) == pytest.approx(8.0 * protocol.clip_norm, rel=1e-5)
+        np.testing.assert_array_equal(canary.zero, -canary.one)
+
+
+def fractions(protocol: Protocol, vector: np.ndarray) -> np.ndarray:
+    points = Lattice(protocol, 6).points(vector)
+    return np.abs(points - np.rint(points))
+
+
+@protocols
+def test_others_rest_on_a_level_if_there_is_one(protocol: Protocol) -> None:
+    vector = resting(Lattice(protocol, 6))
+    assert np.linalg.norm(vector) <= protocol.clip_norm
+    if protocol.levels == 2:
+        np.testing.assert_array_equal(vector, 0.0)
+    else:
+        assert fractions(protocol, vector).max() < 1e-3
+
+
+@protocols
+def test_rounding_is_looked_at_between_levels(protocol: Protocol) -> None:
+    vector = rounded(Lattice(protocol, 6))
+    assert np.linalg.norm(vector) <= 0.5 * protocol.clip_norm * (1.0 + 1e-6)
+    assert fractions(protocol, vector).min() > 0.2
+
+
+@protocols
+def test_peculiar_vectors_are_encoded_where_the_auditor_expects_them(protocol: Protocol) -> None:
+    lattice = Lattice(protocol, 6)
+    limit = quantize.coordinate_limit(protocol.levels)
+    for name, vector in peculiar(lattice).items():
+        grid = pipeline.to_grid(protocol, vector, 6)
+        points = (np.clip(np.rint(grid), -limit, limit) + limit) / 2.0 ** quantize.fraction_bits(protocol.levels)
+        np.testing.assert_allclose(lattice.points(vector), points, atol=lattice.slack(1), err_msg=name)
+
+
+def test_peculiar_vectors_are_what_they_are_called() -> None:
+    vectors = peculiar(Lattice(PROTOCOLS[0], 6))
+    assert not vectors["zero"].any()
+    assert np.linalg.norm(vectors["constant, of the largest norm"]) == pytest.approx(PROTOCOLS[0].clip_norm)
+    assert np.ptp(vectors["constant, of the largest norm"]) == 0.0
+    assert np.count_nonzero(vectors["one-hot"]) == 1
+    assert 0.0 < np.abs(vectors["subnormal"]).max() < np.finfo(np.float64).smallest_normal
+    assert np.isfinite(vectors["huge"].astype(np.float32)).all()
+    assert np.linalg.norm(vectors["huge"]) ** 2 > np.finfo(np.float32).max
+    assert vectors["single precision"].dtype == np.float32

@@ -1,0 +1,286 @@
+"""Reserve, release, totals and refusals of a ledger that is one file on the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from cpsgd.errors import (
+    BudgetExceededError,
+    ConditionError,
+    EntryError,
+    LedgerAccessError,
+    LedgerChainError,
+    ParameterError,
+    PopulationError,
+)
+from cpsgd.ledger import Budget, Ledger, RoundEvent
+from cpsgd.privacy.guarantee import guarantee
+from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.protocol import Protocol
+
+PROTOCOL = Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=1)
+EVENT = RoundEvent(PROTOCOL, survivors=900)
+
+
+def cost(rounds: int, surviving: int = 900) -> float:
+    return guarantee_over_rounds(PROTOCOL, 1e-6, rounds=rounds, surviving=surviving).epsilon
+
+
+def test_a_round_is_spent_when_it_is_reserved_and_cheaper_with_more_survivors(ledger: Ledger) -> None:
+    assert ledger.total("people").epsilon == 0.0
+    entry = ledger.reserve("people", EVENT)
+    assert (entry.released, entry.survivors, entry.spent) == (False, 900, cost(1))
+    assert entry.method == guarantee(PROTOCOL, 1e-6, surviving=900).method
+    total = ledger.total("people")
+    assert (total.epsilon, total.rounds, total.unreleased) == (cost(1), 1, 1)
+    released = ledger.release(entry, survivors=960)
+    assert (released.released, released.survivors) == (True, 960)
+    total = ledger.total("people")
+    assert (total.epsilon, total.unreleased) == (cost(1, 960), 0)
+    assert total.left == 1.0 - total.epsilon
+
+
+def test_what_was_written_is_there_for_others_and_after_reopening(ledger: Ledger) -> None:
+    other = Ledger(ledger.path)
+    entry = ledger.reserve("people", EVENT)
+    assert other.events("people") == (entry,)
+    other.release(entry.number, 1_000)
+    again = Ledger(ledger.path)
+    assert again.events("people") == ledger.events("people") == other.events("people")
+    assert again.total("people") == ledger.total("people")
+    assert again.budgets() == (Budget(population="people", epsilon=1.0, delta=1e-6),)
+    assert again.budget("people").epsilon == 1.0
+
+
+def test_a_round_too_many_is_refused_before_anything_is_written(ledger: Ledger) -> None:
+    affordable = next(n for n in range(1, 100) if cost(n + 1) > 1.0)
+    assert affordable >= 2
+    for _ in range(affordable):
+        ledger.reserve("people", EVENT)
+    head = ledger.head
+    with pytest.raises(BudgetExceededError, match=r"ε=.* is spent, .* is left; this would bring it to ε=") as error:
+        ledger.reserve("people", EVENT)
+    assert error.value.spent == cost(affordable)
+    assert error.value.total == cost(affordable + 1) > error.value.limit == 1.0
+    assert ledger.head == head
+    # One with more noise still fits.
+    rich = Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=5_000)
+    ledger.reserve("people", RoundEvent(rich, survivors=1_000))
+    assert ledger.total("people").epsilon <= 1.0
+
+
+def test_a_quote_charges_nothing(ledger: Ledger) -> None:
+    head = ledger.head
+    assert ledger.quote("people", [EVENT, EVENT]).epsilon == cost(2)
+    with pytest.raises(BudgetExceededError):
+        ledger.quote("people", [EVENT] * 50)
+    assert ledger.head == head
+
+
+def test_populations_are_apart(ledger: Ledger) -> None:
+    ledger.create(Budget(population="others", epsilon=0.9, delta=1e-5))
+    ledger.reserve("others", EVENT)
+    assert ledger.total("people").epsilon == 0.0
+    assert ledger.total("others").epsilon == guarantee(PROTOCOL, 1e-5, surviving=900).epsilon
+    with pytest.raises(PopulationError, match="already"):
+        ledger.create(Budget(population="others", epsilon=10.0, delta=1e-5))
+    for ask in (ledger.total, ledger.budget, ledger.events):
+        with pytest.raises(PopulationError, match="'people', 'others'"):
+            ask("nobody")
+    with pytest.raises(PopulationError):
+        ledger.reserve("nobody", EVENT)
+    with pytest.raises(PopulationError):
+        ledger.find("nobody", run="r", round=0)
+
+
+def test_releases_that_are_refused(ledger: Ledger, tmp_path: Path) -> None:
+    entry = ledger.reserve("people", EVENT)
+    head = ledger.head
+    with pytest.raises(EntryError, match="at least 900 survivors and has 899"):
+        ledger.release(entry, 899)
+    with pytest.raises(EntryError, match="no such entry"):
+        ledger.release(entry.number + 1, 900)
+    with pytest.raises(EntryError, match="no such entry"):
+        ledger.release(1, 900)  # the record of the budget
+    with pytest.raises(ParameterError, match="survivors"):
+        ledger.release(entry, 0)
+    with pytest.raises(ParameterError, match="survivors"):
+        ledger.release(entry, 1e9)
+    elsewhere = Ledger(tmp_path / "elsewhere.ledger")
+    elsewhere.create(Budget(population="people", epsilon=1.0, delta=1e-6))
+    foreign = elsewhere.reserve("people", RoundEvent(PROTOCOL, survivors=800))
+    with pytest.raises(EntryError, match="in another"):
+        ledger.release(foreign, 900)
+    assert ledger.head == head
+    ledger.release(entry, 900)
+    with pytest.raises(EntryError, match="released before"):
+        ledger.release(entry, 900)
+
+
+def test_other_units_and_adjacencies_are_refused(ledger: Ledger) -> None:
+    ledger.create(Budget(population="examples", epsilon=1.0, delta=1e-6, unit="example"))
+    ledger.create(Budget(population="zero", epsilon=1.0, delta=1e-6, adjacency="zero-out"))
+    of_examples = RoundEvent(PROTOCOL, survivors=900, examples=5)
+    head = ledger.head
+    with pytest.raises(ParameterError, match="protects one client"):
+        ledger.reserve("people", of_examples)
+    with pytest.raises(ParameterError, match="protects one example"):
+        ledger.reserve("examples", EVENT)
+    with pytest.raises(ParameterError, match="zero-out"):
+        ledger.reserve("people", RoundEvent(PROTOCOL, survivors=900, participation="poisson:0.1"))
+    with pytest.raises(ParameterError, match="replace-one"):
+        ledger.reserve("zero", RoundEvent(PROTOCOL, survivors=900, participation="fixed-size:0.1"))
+    assert ledger.head == head
+
+
+def test_a_round_that_nothing_is_proved_about_is_not_reserved(ledger: Ledger) -> None:
+    silent = Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=0)
+    head = ledger.head
+    with pytest.raises(ConditionError, match="no noise"):
+        ledger.reserve("people", RoundEvent(silent, survivors=900))
+    assert ledger.head == head
+
+
+def test_a_runs_round_is_charged_once_and_can_be_found(ledger: Ledger) -> None:
+    event = RoundEvent(PROTOCOL, survivors=900, run="night", round=4)
+    assert ledger.find("people", run="night", round=4) is None
+    entry = ledger.reserve("people", event)
+    with pytest.raises(EntryError, match="reserved before, as entry 2"):
+        ledger.reserve("people", event)
+    assert Ledger(ledger.path).find("people", run="night", round=4) == entry
+    ledger.create(Budget(population="others", epsilon=1.0, delta=1e-6))
+    ledger.reserve("others", event)  # another population's affair
+    ledger.reserve("people", RoundEvent(PROTOCOL, survivors=900, run="night", round=5))
+    ledger.reserve("people", EVENT)  # without a run, rounds are never the same
+    ledger.reserve("people", EVENT)
+    assert ledger.total("people").rounds == 4
+
+
+def test_verify_and_heads(ledger: Ledger) -> None:
+    first = ledger.head
+    entry = ledger.reserve("people", EVENT)
+    ledger.release(entry, 900)
+    found = ledger.verify()
+    assert (found.records, found.head, found.overspent) == (4, ledger.head, ())
+    assert found.totals == (ledger.total("people"),)
+    for head in (first, str(first), first.hash, f" {first.hash.upper()}\n", ledger.head):
+        assert ledger.verify(head).records == 4
+    with pytest.raises(LedgerChainError, match="does not contain the head"):
+        ledger.verify("0" * 64)
+
+
+def test_an_object_notices_that_the_file_went_back_in_time(ledger: Ledger) -> None:
+    old = ledger.path.read_bytes()
+    kept = ledger.head
+    ledger.reserve("people", EVENT)
+    ledger.path.write_bytes(old)
+    with pytest.raises(LedgerChainError, match="are gone"):
+        ledger.reserve("people", EVENT)
+    with pytest.raises(LedgerChainError, match="are gone"):
+        ledger.total("people")
+    with pytest.raises(LedgerChainError, match="are gone"):
+        ledger.verify()
+    # Who opens it afresh cannot know, unless a head from before tells.
+    assert Ledger(ledger.path).verify(kept).records == 2
+
+
+def test_export_holds_everything_and_its_hashes(ledger: Ledger) -> None:
+    ledger.release(ledger.reserve("people", EVENT), 950)
+    data = json.loads(json.dumps(ledger.export()))
+    assert data["head"] == str(ledger.head)
+    assert [record["number"] for record in data["records"]] == [0, 1, 2, 3]
+    assert data["populations"][0]["total"]["epsilon"] == ledger.total("people").epsilon
+    (entry,) = data["populations"][0]["entries"]
+    assert entry["event"]["fingerprint"] == PROTOCOL.fingerprint.hex()
+    assert (entry["released"], entry["released_survivors"]) == (True, 950)
+
+
+def test_where_there_is_no_ledger(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "none.ledger")
+    with pytest.raises(LedgerAccessError, match="budget create"):
+        ledger.total("people")
+    with pytest.raises(LedgerAccessError, match="budget create"):
+        ledger.reserve("people", EVENT)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "empty.ledger").touch()
+    with pytest.raises(LedgerAccessError, match="empty"):
+        Ledger(tmp_path / "empty.ledger").verify()
+    with pytest.raises(LedgerAccessError, match="unable to open"):
+        Ledger(tmp_path / "no" / "such" / "folder").create(Budget(population="people", epsilon=1.0, delta=1e-6))
+
+
+def test_threads_may_share_a_ledger(ledger: Ledger) -> None:
+    rich = Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=10_000)
+    errors: list[Exception] = []
+
+    def work(name: str) -> None:
+        try:
+            for number in range(5):
+                event = RoundEvent(rich, survivors=1_000, run=name, round=number)
+                ledger.release(ledger.reserve("people", event), 1_000)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(str(i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    total = ledger.total("people")
+    assert (total.rounds, total.unreleased) == (20, 0)
+    assert ledger.verify().records == 42
+
+
+def test_a_ledger_works_in_a_forked_process(ledger: Ledger) -> None:
+    entry = ledger.reserve("people", EVENT)
+    child = os.fork()
+    if child == 0:
+        try:
+            ledger.release(entry, 900)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert ledger.events("people")[0].released
+
+
+def test_what_somebody_else_spends_between_the_price_and_the_lock_counts(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    affordable = next(n for n in range(1, 20) if cost(n + 1) > 1.0)
+    for _ in range(affordable - 1):
+        ledger.reserve("people", EVENT)
+    other = Ledger(ledger.path)
+    real = Ledger.quote
+
+    def quote(self: Ledger, population: str, events: list[RoundEvent]) -> object:
+        found = real(self, population, events)
+        if self is ledger:
+            other.reserve("people", EVENT)  # takes the last round
+        return found
+
+    monkeypatch.setattr(Ledger, "quote", quote)
+    with pytest.raises(BudgetExceededError):
+        ledger.reserve("people", EVENT)
+    assert ledger.total("people").rounds == affordable
+
+
+def test_a_release_does_not_bring_a_spent_budget_over_its_limit(tmp_path: Path) -> None:
+    little, much = (
+        Protocol.rotated_binomial(clients=30, dim=1, clip_norm=1.0, levels=2, trials=trials, coordinate_range=1.0)
+        for trials in (1, 40)
+    )
+    events = [RoundEvent(protocol, survivors=30) for protocol in (little, little, little, much)]
+    ledger = Ledger(tmp_path / "tight.ledger")
+    ledger.create(Budget(population="few", epsilon=100.0, delta=0.01))
+    limit = ledger.quote("few", events).epsilon
+    ledger.create(Budget(population="people", epsilon=limit, delta=0.01))
+    entries = [ledger.reserve("people", event) for event in events]
+    ledger.release(entries[0], survivors=31)
+    assert ledger.total("people").epsilon == limit
+    assert ledger.verify().overspent == ()

@@ -1,0 +1,272 @@
+"""What rounds of different kinds cost together: never less than an independent computation says."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from cpsgd.errors import ConditionError
+from cpsgd.ledger import Budget, Entry, RoundEvent, totals
+from cpsgd.privacy.accountant import Rounds, mixed_epsilon
+from cpsgd.privacy.adjacency import lattice_sensitivity
+from cpsgd.privacy.certificate import gaussian_certificate
+from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.gaussian import gdp_epsilon
+from cpsgd.privacy.guarantee import guarantee
+from cpsgd.privacy.participation import Participation
+from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.protocol import Protocol
+
+DELTA = 1e-6
+FIRST = Protocol.rotated_binomial(clients=1_000, dim=512, clip_norm=1.0, levels=3, trials=20)
+SECOND = Protocol.rotated_binomial(clients=1_000, dim=200, clip_norm=2.0, levels=5, trials=100)
+# So little noise that the Gaussian certificate is a poor one, or with fewer survivors none at all.
+POOR = Protocol.binomial(clients=60, dim=1, clip_norm=1.0, levels=2, trials=1)
+GAUSSIAN = Protocol.gaussian(clients=1_000, dim=7, clip_norm=1.0, sigma=0.4)
+REPLACE = Budget(population="people", epsilon=400.0, delta=DELTA)
+ZERO = replace(REPLACE, adjacency="zero-out")
+
+
+def total(*events: RoundEvent, budget: Budget = REPLACE) -> totals.Total:
+    return totals.total(budget, [], events)
+
+
+def event(protocol: Protocol = FIRST, survivors: int = 1_000, **options: object) -> RoundEvent:
+    return RoundEvent(protocol, survivors=survivors, **options)
+
+
+def exact_mu(protocol: Protocol, honest: int) -> float:
+    """μ of Gaussian noise with the variance of the round's: no proof can come below what it costs."""
+    if protocol.sigma is not None:
+        return 2 * protocol.clip_norm / (protocol.sigma * math.sqrt(honest))
+    deviation = math.sqrt(honest * protocol.trials * protocol.p * (1 - protocol.p))
+    return 2 * protocol.clip_norm / protocol.scale / deviation
+
+
+# ------------------------------------------------------------------ one kind of round
+
+
+def test_nothing_spent() -> None:
+    found = total()
+    assert (found.epsilon, found.rounds, found.left) == (0.0, 0, 400.0)
+
+
+@pytest.mark.parametrize("protocol", [FIRST, SECOND, GAUSSIAN, POOR], ids=lambda protocol: f"{protocol.name}")
+@pytest.mark.parametrize("count", [1, 5])
+def test_rounds_of_one_protocol_are_the_guarantee_over_rounds(protocol: Protocol, count: int) -> None:
+    expected = guarantee_over_rounds(protocol, DELTA, rounds=count, surviving=60, colluding=3)
+    found = total(*[event(protocol, 60, colluding=3)] * count)
+    assert (found.epsilon, found.method) == (expected.epsilon, expected.method)
+    assert (found.rounds, found.delta) == (count, DELTA)
+
+
+def test_rounds_of_different_sizes() -> None:
+    sizes = [1_000, 900, 950, 1_000]
+    expected = guarantee_over_rounds(FIRST, DELTA, surviving=sizes)
+    assert total(*[event(survivors=size) for size in sizes]).epsilon == pytest.approx(expected.epsilon, rel=1e-9)
+
+
+def test_sampled_rounds_of_one_protocol() -> None:
+    expected = guarantee_over_rounds(FIRST, DELTA, rounds=4, participation="poisson:0.05", adjacency="zero-out")
+    found = total(*[event(participation="poisson:0.05")] * 4, budget=ZERO)
+    assert found.epsilon == pytest.approx(expected.epsilon, rel=1e-9)
+    expected = guarantee_over_rounds(FIRST, DELTA, rounds=4, participation="fixed-size:0.05")
+    assert total(*[event(participation="fixed-size:0.05")] * 4).epsilon == pytest.approx(expected.epsilon, rel=1e-9)
+
+
+def test_what_privacy_does_not_depend_on() -> None:
+    other = replace(FIRST, rotation_seed=5, modulus=2**20)
+    assert total(event(), event(other)).epsilon == total(event(), event()).epsilon
+
+
+# ------------------------------------------------------------------ several kinds
+
+
+def test_two_protocols_cost_at_least_gaussians_of_their_variance_and_little_more() -> None:
+    events = [event(), event(), event(SECOND, 800), event(GAUSSIAN)]
+    floor = gdp_epsilon(
+        math.sqrt(2 * exact_mu(FIRST, 1_000) ** 2 + exact_mu(SECOND, 800) ** 2 + exact_mu(GAUSSIAN, 1_000) ** 2), DELTA
+    )
+    found = total(*events)
+    assert floor < found.epsilon < 1.15 * floor
+    assert found.method == "gaussian composition"
+    assert "Corollary 3.3" in found.citation
+    assert found.epsilon < sum(guarantee(e.protocol, DELTA / 4, surviving=e.survivors).epsilon for e in events)
+    for ordered in itertools.permutations(events):
+        assert total(*ordered).epsilon == found.epsilon
+
+
+def test_the_tails_of_all_rounds_are_paid_for() -> None:
+    events = [event(), event(SECOND)]
+    found = total(*events)
+    # The same by hand, with one share of δ for the tails.
+    tail = 0.01 * DELTA / 2
+    parts = []
+    for protocol in (FIRST, SECOND):
+        certificate = gaussian_certificate(
+            noise_trials=1_000 * protocol.trials,
+            p=0.5,
+            dim=protocol.dim,
+            sensitivity=lattice_sensitivity(protocol, "replace-one"),
+            levels=protocol.levels,
+            tail=tail,
+        )
+        parts.append((Rounds(certificate.mu, 1, certificate.tail_mass), Participation.every()))
+    by_hand = mixed_epsilon(parts, delta=DELTA)
+    assert found.epsilon <= by_hand
+    assert found.epsilon == pytest.approx(by_hand, rel=0.02)
+    assert 0.0 < found.tail < DELTA
+
+
+def test_sampled_and_unsampled_rounds_together() -> None:
+    often, seldom = event(participation="poisson:0.2"), event(SECOND, participation="poisson:0.01")
+    sampled = total(often, seldom, budget=ZERO).epsilon
+    both = total(often, seldom, event(SECOND, 900), budget=ZERO).epsilon
+    alone = total(event(SECOND, 900), budget=ZERO).epsilon
+    unsampled = total(event(), event(SECOND), event(SECOND, 900), budget=ZERO).epsilon
+    assert sampled < both < unsampled
+    assert alone < both < alone + sampled + 1e-6
+    fixed = event(participation="fixed-size:0.02")
+    assert total(event(SECOND)).epsilon < total(event(SECOND), fixed).epsilon < total(event(SECOND), event()).epsilon
+
+
+@pytest.mark.parametrize(("survivors", "method"), [(28, "Gaussian certificate"), (60, "Rényi certificate")])
+def test_where_the_gaussian_certificate_is_poor_or_missing_kinds_are_added_up(survivors: int, method: str) -> None:
+    found = total(event(POOR, survivors), event(), event())
+    assert found.method == totals.BASIC
+    assert "Theorem 3.16" in found.citation
+    assert method in found.citation
+    share = DELTA / 2 * (1 - 1e-12)
+    single = guarantee(POOR, share, surviving=survivors).epsilon
+    expected = single + guarantee_over_rounds(FIRST, share, rounds=2).epsilon
+    assert found.epsilon == pytest.approx(expected, rel=1e-12)
+    assert found.epsilon >= expected
+    many = [event(POOR, survivors), *[event()] * 9]
+    if survivors == 60:
+        assert total(*many).method == "gaussian composition"
+    else:
+        assert total(*many).method == totals.BASIC  # as there is nothing else
+
+
+def test_more_rounds_never_cost_less() -> None:
+    generator = random.Random(3)
+    for budget, schemes in ((REPLACE, ("every", "once", "fixed-size:0.1")), (ZERO, ("every", "once", "poisson:0.1"))):
+        events: list[RoundEvent] = []
+        before = 0.0
+        for _ in range(7):
+            scheme = generator.choice(schemes)
+            protocol = generator.choice([FIRST, SECOND, GAUSSIAN])
+            events.append(event(protocol, generator.choice([700, 1_000]), participation=scheme))
+            after = total(*events, budget=budget).epsilon
+            assert after > before
+            before = after
+
+
+def test_nothing_is_claimed_where_nothing_is_proved() -> None:
+    silent = Protocol.binomial(clients=100, dim=10, clip_norm=1.0, levels=2, trials=0)
+    for events in ([event(silent, 100)], [event(silent, 100), event()]):
+        with pytest.raises(ConditionError):
+            total(*events)
+    with pytest.raises(ConditionError, match="No method"):
+        total(event(POOR, 12), event())
+
+
+# ------------------------------------------------------------------ disjoint cohorts
+
+
+def once(protocol: Protocol = FIRST, survivors: int = 1_000, partition: str = "spring") -> RoundEvent:
+    return event(protocol, survivors, participation="once", partition=partition)
+
+
+def test_a_partition_costs_its_costliest_round() -> None:
+    assert total(*[once()] * 50).epsilon == total(event()).epsilon
+    assert total(once(), once(survivors=500)).epsilon == total(event(survivors=500)).epsilon
+    costliest = max(total(event()).epsilon, total(event(SECOND)).epsilon)
+    assert total(once(), once(SECOND), once()).epsilon == costliest
+    assert total(*[once()] * 50).rounds == 50
+
+
+def test_partitions_compose_with_each_other_and_with_other_rounds() -> None:
+    assert total(once(), once(), once(partition="autumn")).epsilon == total(event(), event()).epsilon
+    assert total(once(), once(), event()).epsilon == total(event(), event()).epsilon
+    mixed = total(once(), once(SECOND), event(GAUSSIAN)).epsilon
+    floor = max(total(event(), event(GAUSSIAN)).epsilon, total(event(SECOND), event(GAUSSIAN)).epsilon)
+    assert floor * (1 - 1e-12) <= mixed <= floor * 1.001
+
+
+def test_without_a_name_disjoint_cohorts_are_not_believed() -> None:
+    unnamed = event(participation="once")
+    assert total(unnamed, unnamed).epsilon == total(event(), event()).epsilon
+
+
+def test_partitions_of_several_kinds_each_are_covered_in_every_combination() -> None:
+    events = [once(POOR, 60), once(), once(POOR, 60, "autumn"), once(partition="autumn")]
+    found = total(*events)
+    assert found.method == totals.BASIC
+    # Some client may be in the costlier round of both.
+    share = DELTA / 2 * (1 - 1e-12)
+    assert found.epsilon == pytest.approx(2 * guarantee(POOR, share).epsilon, rel=1e-12)
+    rich = total(once(), once(SECOND), once(partition="autumn"), once(SECOND, partition="autumn")).epsilon
+    pairs = [total(event(a), event(b)).epsilon for a in (FIRST, SECOND) for b in (FIRST, SECOND)]
+    assert rich >= max(pairs) * (1 - 1e-12)
+    assert rich == pytest.approx(max(pairs), rel=0.01)
+
+
+# ------------------------------------------------------------------ what else is paid for
+
+
+def test_overflow_is_taken_off_delta() -> None:
+    events = [event(participation="poisson:0.05", overflow=0.1 * DELTA)] * 3
+    expected = guarantee_over_rounds(
+        FIRST, 0.7 * DELTA, rounds=3, participation="poisson:0.05", adjacency="zero-out"
+    ).epsilon
+    found = total(*events, budget=ZERO)
+    assert found.epsilon == pytest.approx(expected, rel=1e-6)
+    assert found.tail > 0.3 * DELTA
+    with pytest.raises(ConditionError, match="drawing too many"):
+        total(*events * 4, budget=ZERO)
+
+
+def test_the_unit_is_an_example() -> None:
+    protocol = Protocol.rotated_binomial(clients=100, dim=100, clip_norm=1.0, levels=64, trials=200)
+    budget = replace(REPLACE, unit="example")
+    found = total(event(protocol, 100, examples=10), budget=budget)
+    expected = guarantee(example_protocol(protocol, 10), DELTA).epsilon
+    assert found.epsilon == expected < guarantee(protocol, DELTA).epsilon
+
+
+def test_a_release_with_more_survivors_never_raises_the_total() -> None:
+    reserved = event(survivors=901)
+    entries = [Entry(i, "people", reserved, "now", 1.0, "some") for i in range(6)]
+    before = totals.total(REPLACE, entries)
+    assert before.unreleased == 6
+    for i, survivors in enumerate([901, 902, 950, 1_023, 1_024, 1_700]):
+        entries[i] = replace(entries[i], released_at="now", released_survivors=survivors)
+        after = totals.total(REPLACE, entries)
+        assert after.epsilon <= before.epsilon
+        assert after.unreleased == 5 - i
+        before = after
+    sizes = [entry.survivors for entry in entries]
+    exact = guarantee_over_rounds(FIRST, DELTA, surviving=sizes).epsilon
+    assert exact * (1 - 1e-9) <= before.epsilon <= exact * 1.001
+
+
+def test_a_release_does_not_bring_the_total_over_what_was_allowed() -> None:
+    # With so little noise the certificate of 31 messages is worse than that of 30, and three kinds are worse than two.
+    little, much = (
+        Protocol.rotated_binomial(clients=30, dim=1, clip_norm=1.0, levels=2, trials=trials, coordinate_range=1.0)
+        for trials in (1, 40)
+    )
+    rounds = [event(protocol, survivors=30) for protocol in (little, little, little, much)]
+    budget = replace(REPLACE, delta=0.01, epsilon=100.0)
+    entries = [Entry(i, "people", round, "now", 1.0, "some") for i, round in enumerate(rounds)]
+    allowed = totals.total(budget, entries)
+    released = replace(entries[0], released_at="now", released_survivors=31, released_as=4)
+    worse = totals.total(budget, [replace(released, released_as=2), *entries[1:]])
+    assert worse.epsilon > allowed.epsilon
+    after = totals.total(budget, [released, *entries[1:]])
+    assert (after.epsilon, after.unreleased) == (allowed.epsilon, 3)

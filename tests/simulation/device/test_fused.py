@@ -1,0 +1,117 @@
+"""Triton's kernels against the plain ones, bit for bit: on a GPU, or by Triton's interpreter where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from cpsgd.codec import quantize, rotate
+from cpsgd.simulation.device import plain
+
+fused = pytest.importorskip("cpsgd.simulation.device.fused", reason="Triton is for Linux")
+
+
+@pytest.fixture(autouse=True)
+def small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter goes through all that a program may take on: less of it, in more programs."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(fused, "_CLIENTS", 2)
+        monkeypatch.setattr(fused, "_COUNTERS", 3)
+
+
+def rows_of(count: int, dim: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(dim)
+    wide = torch.randn(count, -(-dim // 32) * 32 + 32, generator=generator).to(device)
+    return wide[:, :dim]
+
+
+@pytest.mark.parametrize(
+    ("dim", "count"),
+    [(5, 2), (64, 2), (100, 3), (1000, 2), pytest.param(51_370, 300, marks=pytest.mark.gpu)]
+    + [pytest.param(dim, 5, marks=pytest.mark.gpu) for dim in (32_768, 65_535, 65_536, 300_000, 10_000_000)],
+)
+def test_scaling_and_rotation(dim: int, count: int, device: torch.device) -> None:
+    x = rows_of(count, dim, device)
+    x[0] *= 0.01
+    x[1, dim // 2] = float("nan")
+    found, expected = x.clone(), x.clone()
+    signs = torch.from_numpy(rotate.signs(dim, 3, 4).copy()).to(device)
+    found = torch.cat([part for _, part in fused.scale_and_rotate(found, signs, 0.5 * dim**0.5, 1234.567)], dim=1)
+    plain.scale_and_rotate(expected, signs, 0.5 * dim**0.5, 1234.567)
+    # The norms of rows are summed in another order, which may move the last digit of a clipped row's factor.
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-3)
+    assert torch.equal(found[0], expected[0])
+    assert bool((found[1] == 0.0).all())
+
+
+@pytest.mark.parametrize(
+    "dim", [5, 64, 100, 1000, *[pytest.param(dim, marks=pytest.mark.gpu) for dim in (51_370, 65_535, 300_000)]]
+)
+def test_rotation_back(dim: int, device: torch.device) -> None:
+    found = rows_of(1, dim, device)[0].clone()
+    expected = found.clone()
+    signs = torch.from_numpy(rotate.signs(dim, 3, 4).copy()).to(device)
+    fused.rotate_back(found, signs)
+    plain.rotate_back(expected, signs)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("stages", [3, 6, 11, 16, pytest.param(20, marks=pytest.mark.gpu)])
+def test_transform(stages: int, device: torch.device) -> None:
+    x = rows_of(2, 1 << stages, device)
+    found, expected = x.clone(), x.clone()
+    fused.hadamard(found)
+    plain.hadamard(expected)
+    assert torch.equal(found, expected)
+
+
+def test_launches_stay_within_cuda_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    grids = []
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *arguments, **options: None
+
+    monkeypatch.setattr(fused, "_pass", Recorder())
+    fused.hadamard(torch.empty(70_000, 64))
+    assert [rows for _, rows in grids] == [65_535, 4_465]
+
+
+@pytest.mark.parametrize("levels", [2, 3, 2**17, 2**24])
+@pytest.mark.parametrize(("dim", "count"), [(5, 3), (600, 2), pytest.param(51_370, 1000, marks=pytest.mark.gpu)])
+def test_rounding(levels: int, dim: int, count: int, device: torch.device) -> None:
+    bits = quantize.fraction_bits(levels)
+    # Some coordinates are out of range, and some half-way between two points of the grid.
+    rows = rows_of(count, dim, device) * float((levels - 1) << (bits - 1))
+    rows[:, :3] = torch.tensor([0.5, 1.5, -2.5], device=device)
+    found = torch.zeros(dim, dtype=torch.int64, device=device)
+    expected = torch.zeros_like(found)
+    options = {"key": 2**62 + 12345, "first": 7, "levels": levels, "fraction_bits": bits}
+    fused.round_and_sum([(0, rows)], found, **options)
+    plain.round_and_sum([(0, rows)], expected, **options)
+    assert torch.equal(found, expected)
+
+
+def test_rounding_of_columns_apart(device: torch.device) -> None:
+    rows = rows_of(5, 300, device) * 40_000.0
+    found = torch.zeros(300, dtype=torch.int64, device=device)
+    expected = torch.zeros_like(found)
+    options = {"key": 3, "first": 0, "levels": 3, "fraction_bits": 16}
+    parts = [(0, rows[:, :64]), (64, rows[:, 64:])]
+    fused.round_and_sum(parts, found, **options)
+    plain.round_and_sum([(0, rows)], expected, **options)
+    assert torch.equal(found, expected)
+    plain.round_and_sum(parts, expected.zero_(), **options)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("trials", [1, 31, 33, 129, 500, pytest.param(130_000, marks=pytest.mark.gpu)])
+def test_coins(trials: int, device: torch.device) -> None:
+    found = torch.zeros(300, dtype=torch.int64, device=device)
+    expected = torch.zeros_like(found)
+    fused.add_coins(found, key=99, trials=trials)
+    plain.add_coins(expected, key=99, trials=trials)
+    assert torch.equal(found, expected)

@@ -1,0 +1,183 @@
+"""Rounds on a device against the exact law and against the simulator of the CPU."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from cpsgd import Protocol
+from cpsgd.errors import EmptyError, ParameterError, VectorError
+from cpsgd.simulation.cpu import FloatMean, RoundSimulator
+from cpsgd.simulation.device import DeviceFloatMean, DeviceRound, plain, rounds
+from cpsgd.simulation.device.rounds import current, kernels_for
+
+from ..exact_law import CLIENTS, DIM, VALUES, exact_law, integers, protocol  # noqa: TID252 - tests are no package
+
+
+@pytest.mark.parametrize("changes", [{}, {"p": 0.3}, {"trials": 0}, {"trials": 60, "levels": 2}, {"modulus": 64}])
+def test_the_sum_has_the_exact_law(changes: dict[str, Any], device: torch.device) -> None:
+    # Chi-square over 20,000 coordinates. False alarm: 1e-7 each.
+    tested = protocol(**changes)
+    round_ = DeviceRound(tested, 3, seed=5, device=device)
+    round_.add(torch.tensor(VALUES, device=device)[:, None].repeat(1, DIM))
+    sums = integers(tested, round_.mean().cpu().numpy(), CLIENTS)
+    law = exact_law(tested)
+    seen = np.bincount(sums, minlength=len(law)).astype(float)
+    common = law * DIM >= 10
+    observed = np.append(seen[common], seen[~common].sum())
+    expected = np.append(law[common], law[~common].sum()) * DIM
+    keep = expected > 1e-9
+    assert observed[~keep].sum() == 0.0
+    keep &= expected > 5
+    assert chisquare(observed[keep], expected[keep] * observed[keep].sum() / expected[keep].sum()).pvalue > 1e-7
+
+
+def test_means_and_variances_equal_the_simulators(device: torch.device) -> None:
+    # The same vectors through both: errors of both means have mean 0 and one variance. With 4,100 coordinates a mean
+    # of errors has deviation σ/64, a variance σ²/45: six of each are a false alarm in 1e-8.
+    rng = np.random.default_rng(1)
+    dim, clients = 4_100, 300
+    x = rng.standard_normal((clients, dim)).astype(np.float32) / 80.0
+    of = Protocol.rotated_binomial(clients=clients, dim=dim, clip_norm=1.0, levels=3, trials=13, coordinate_range=0.05)
+    simulator = RoundSimulator(of, 2, seed=3)
+    simulator.add(x)
+    round_ = DeviceRound(of, 2, seed=3, device=device)
+    round_.add(torch.from_numpy(x.copy()).to(device))
+    truth = x.astype(np.float64).mean(axis=0)
+    expected = of.expected_squared_error(list(x), 2)
+    sigma = math.sqrt(expected.total / dim)
+    for mean in (simulator.mean(), round_.mean().cpu().numpy()):
+        error = mean - truth
+        assert abs(error.mean()) < 6 * sigma / math.sqrt(dim)
+        assert abs((error**2).mean() / sigma**2 - 1.0) < 6 * math.sqrt(2.0 / dim)
+    assert round_.noise_norm() == simulator.noise_norm()
+
+
+def test_gaussian_rounds_and_float_means(device: torch.device) -> None:
+    of = Protocol.gaussian(clients=50, dim=5_000, clip_norm=1.0, sigma=0.7)
+    x = torch.randn(50, 5_000, generator=torch.Generator().manual_seed(2)).to(device)
+    x[3, 7] = float("inf")  # counts as zero
+    plain_mean = DeviceFloatMean(5_000, 1.0, device)
+    plain_mean.add(x.clone())
+    reference = FloatMean(5_000, 1.0)
+    finite = x.clone()
+    finite[3] = 0.0
+    reference.add(finite.cpu().numpy())
+    np.testing.assert_allclose(plain_mean.mean().cpu().numpy(), reference.mean(), atol=1e-6)
+    round_ = DeviceRound(of, 0, seed=1, device=device)
+    round_.add(x.clone())
+    noise = (round_.mean() - plain_mean.mean()).double().cpu()
+    # 5,000 normal numbers: six deviations of mean and variance.
+    assert abs(float(noise.mean())) < 6 * 0.7 / math.sqrt(50 * 5_000)
+    assert abs(float((noise**2).mean()) / (0.49 / 50) - 1.0) < 6 * math.sqrt(2 / 5_000)
+    assert plain_mean.noise_norm() == 0.0
+
+
+def test_a_seed_repeats_a_round_in_any_pieces(device: torch.device) -> None:
+    of = protocol(dim=50)
+    x = torch.rand(CLIENTS, 50, generator=torch.Generator().manual_seed(3)).to(device)
+    means = []
+    for pieces in ([6], [1, 2, 3], [5, 1]):
+        round_ = DeviceRound(of, 0, seed=11, device=device)
+        for part in torch.split(x.clone(), pieces):
+            round_.add(part)
+        means.append(round_.mean())
+    assert torch.equal(means[0], means[1])
+    assert torch.equal(means[0], means[2])
+    for seed, number in ((12, 0), (11, 1), (None, 0)):
+        other = DeviceRound(of, number, seed=seed, device=device)
+        other.add(x.clone())
+        assert not torch.equal(means[0], other.mean())
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_rows_may_lie_anyhow_in_memory(rotated: bool, device: torch.device) -> None:
+    # Kernels go through rows number by number and write into them.
+    of = replace(protocol(dim=64), rotate=rotated)
+    one = torch.linspace(-1.0, 1.0, 64, device=device)
+    spread = torch.zeros(CLIENTS, 64, 2, device=device)
+    spread[:, :, 0] = one
+    means = []
+    for rows in (
+        one.repeat(CLIENTS, 1),
+        one.expand(CLIENTS, 64),
+        one.repeat(CLIENTS, 1).t().contiguous().t(),
+        spread[:, :, 0],
+    ):
+        round_ = DeviceRound(of, 0, seed=1, device=device)
+        round_.add(rows)
+        means.append(round_.mean())
+    for mean in means[1:]:
+        assert torch.equal(mean, means[0])
+    floats = DeviceFloatMean(64, 1.0, device)
+    floats.add(torch.full((64,), float("nan"), device=device).expand(2, 64))  # broken rows are overwritten, too
+    assert bool((floats.mean() == 0.0).all())
+
+
+def test_zeros_fill_a_round_up(device: torch.device) -> None:
+    of = protocol(dim=30, trials=0, levels=2)
+    round_ = DeviceRound(of, 0, seed=1, device=device)
+    round_.add(torch.ones(3, 30, device=device))
+    round_.add_zeros(3)
+    assert round_.count == 6
+    assert bool((round_.mean() >= -1e-6).all())  # each of three zeros goes to -1 or 1
+
+
+def test_bad_input_is_refused(device: torch.device) -> None:
+    round_ = DeviceRound(protocol(dim=4), 0, seed=1, device=device)
+    with pytest.raises(EmptyError):
+        round_.mean()
+    for wrong in (torch.zeros(2, 5), torch.zeros(4), torch.zeros(2, 4, dtype=torch.float64)):
+        with pytest.raises(VectorError, match="Expected rows of 4 float32"):
+            round_.add(wrong.to(device))
+    round_.add(torch.zeros(2, 4, device=device))
+    round_.mean()
+    with pytest.raises(ParameterError, match="no more messages"):
+        round_.add(torch.zeros(2, 4, device=device))
+    with pytest.raises(EmptyError):
+        DeviceFloatMean(4, 1.0, device).mean()
+
+
+def test_more_coordinates_than_kernels_can_number_are_refused() -> None:
+    with pytest.raises(ParameterError, match="at most 1,073,741,824 coordinates"):
+        DeviceRound(protocol(dim=2**30 + 1), 0, seed=1, device="cpu")
+
+
+def test_kernels_run_on_the_gpu_that_is_meant() -> None:
+    # Triton does not look at where tensors are, only at which GPU is the current one.
+    found = current(torch.device("cuda", 1))
+    assert isinstance(found, torch.cuda.device)
+    assert found.idx == 1
+    with current(torch.device("cpu")) as nothing:
+        assert nothing is None
+
+
+class _Current:
+    """Remembers which devices were made the current one, without being a GPU."""
+
+    def __init__(self) -> None:
+        self.entered: list[torch.device] = []
+
+    def __call__(self, device: torch.device) -> AbstractContextManager[None]:
+        self.entered.append(device)
+        return nullcontext()
+
+
+def test_a_round_makes_its_device_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = _Current()
+    monkeypatch.setattr(rounds, "current", seen)
+    round_ = DeviceRound(protocol(dim=4), 0, seed=1, device="cpu")
+    round_.add(torch.zeros(2, 4))
+    round_.mean()
+    assert seen.entered == [torch.device("cpu")] * 2
+
+
+def test_plain_kernels_serve_where_triton_does_not() -> None:
+    assert kernels_for(torch.device("cpu")) is plain

@@ -1,0 +1,195 @@
+"""The simulator against the path of single messages, and its own promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from cpsgd import Aggregator, Protocol
+from cpsgd.codec import noise
+from cpsgd.errors import EmptyError, ParameterError, VectorError
+from cpsgd.simulation.cpu import FloatMean, RoundSimulator, clipped_sum, noise_norm
+
+from .exact_law import CLIENTS, DIM, VALUES, exact_law, integers, protocol
+
+
+def vectors() -> np.ndarray:
+    return np.tile(np.array(VALUES, dtype=np.float32)[:, None], (1, DIM))
+
+
+@pytest.mark.parametrize("changes", [{}, {"p": 0.3}, {"trials": 0}, {"trials": 60, "levels": 2}])
+def test_the_sum_has_the_law_of_single_messages(changes: dict[str, Any], fixed_seed: None) -> None:
+    # Both paths against the exact law, and against each other; each false alarm has probability 1e-7.
+    tested = protocol(**changes)
+    simulator = RoundSimulator(tested, round=3, seed=5)
+    simulator.add(vectors())
+    aggregator = Aggregator(tested, round=3)
+    for vector in vectors():
+        aggregator.add(tested.encode(vector, round=3))
+    law = exact_law(tested)
+    counts = []
+    for mean in (simulator.mean(), aggregator.mean()):
+        sums = integers(tested, mean, CLIENTS)
+        observed = np.bincount(sums, minlength=law.size)
+        kept = law * DIM >= 5
+        seen = np.append(observed[kept], observed[~kept].sum())
+        expected = np.append(law[kept], law[~kept].sum()) * DIM
+        seen, expected = seen[expected > 0], expected[expected > 0]
+        assert chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > 1e-7
+        counts.append(seen)
+        exact_mean = law @ np.arange(law.size)
+        exact_variance = law @ (np.arange(law.size) - exact_mean) ** 2
+        # The sample variance of 20,000 nearly normal numbers is within 5.4 · √(2/20000) = 5.4 % but for 1e-7.
+        assert sums.var() == pytest.approx(exact_variance, rel=0.06)
+    both = np.array(counts)
+    expected = np.outer(both.sum(axis=1), both.sum(axis=0)) / both.sum()
+    assert chisquare(both.ravel(), expected.ravel(), ddof=both.shape[1]).pvalue > 1e-7
+
+
+def test_rotated_means_estimate_the_mean(fixed_seed: None) -> None:
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(400, 300)).astype(np.float32)
+    tested = Protocol.rotated_binomial(
+        clients=400, dim=300, clip_norm=25.0, levels=64, trials=30, coordinate_range=6.0, rotation_seed=9
+    )
+    simulator = RoundSimulator(tested, round=2)
+    simulator.add(rows)
+    error = np.linalg.norm(simulator.mean() - rows.mean(axis=0))
+    # ‖error‖² is nearly a sum of 300 squared normals: outside these bounds with probability under 1e-9.
+    assert 0.5 * simulator.noise_norm() < error < 2.0 * simulator.noise_norm()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+def test_a_seeded_round_depends_on_neither_chunks_nor_threads(chunk: int, threads: int) -> None:
+    rows = np.random.default_rng(2).normal(size=(100, 50)).astype(np.float32)
+    tested = Protocol.rotated_binomial(clients=100, dim=50, clip_norm=5.0, levels=5, trials=9)
+    whole = RoundSimulator(tested, round=0, seed=4)
+    whole.add(rows)
+    parts = RoundSimulator(tested, round=0, seed=4, threads=threads)
+    for start in range(0, 100, chunk):
+        parts.add(rows[start : start + chunk])
+    assert parts.count == 100
+    np.testing.assert_array_equal(parts.mean(), whole.mean())
+
+
+def test_other_seeds_rounds_and_none_give_other_noise() -> None:
+    tested = Protocol.binomial(clients=1, dim=100, clip_norm=1.0, levels=3, trials=50)
+
+    def mean(seed: int | None, round: int = 0) -> bytes:
+        simulator = RoundSimulator(tested, round=round, seed=seed)
+        simulator.add(np.zeros((1, 100), dtype=np.float32))
+        return simulator.mean().tobytes()
+
+    assert mean(1) == mean(1)
+    assert len({mean(1), mean(2), mean(1, round=1), mean(None), mean(None)}) == 5
+
+
+def test_wide_levels_do_not_overflow_32_bits() -> None:
+    tested = Protocol.binomial(clients=600, dim=3, clip_norm=2.0, levels=2**24, trials=0, coordinate_range=1.0)
+    simulator = RoundSimulator(tested, round=0, seed=1, threads=1)
+    simulator.add(np.full((600, 3), 0.75, dtype=np.float32))
+    np.testing.assert_allclose(simulator.mean(), 0.75, atol=1e-6)
+
+
+def test_a_modulus_changes_nothing_while_nothing_wraps() -> None:
+    plain = Protocol.binomial(clients=50, dim=40, clip_norm=1.0, levels=3, trials=20)
+    modular = Protocol.binomial(clients=50, dim=40, clip_norm=1.0, levels=3, trials=20, modulus=1024)
+    rows = np.random.default_rng(3).normal(size=(50, 40)).astype(np.float32)
+    means = []
+    for tested in (plain, modular):
+        simulator = RoundSimulator(tested, round=0, seed=1)
+        simulator.add(rows)
+        means.append(simulator.mean())
+    np.testing.assert_allclose(means[0], means[1], atol=1e-6)
+
+
+def test_noise_of_very_many_trials_is_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "MAX_TRIALS", 1000)
+    tested = Protocol.binomial(clients=50, dim=20_000, clip_norm=1.0, levels=2, trials=53)
+    simulator = RoundSimulator(tested, round=0, seed=1)
+    simulator.add(np.full((50, 20_000), -1.0, dtype=np.float32) / np.float32(142.0))
+    sums = integers(tested, simulator.mean(), 50)
+    # 50 · 53 coins and 50 roundings with probability near 1/2; bounds of 5.4 standard deviations.
+    variance = 50 * 53 / 4 + 50 * (0.25 - (0.5 / 142.0) ** 2)
+    assert sums.var() == pytest.approx(variance, rel=5.4 * np.sqrt(2 / 20_000))
+
+
+def test_the_gaussian_protocol_adds_its_variance_once_a_client() -> None:
+    tested = Protocol.gaussian(clients=100, dim=20_000, clip_norm=1.0, sigma=0.5)
+    simulator = RoundSimulator(tested, round=0, seed=1)
+    simulator.add(np.zeros((60, 20_000), dtype=np.float32))
+    simulator.add_zeros(40)
+    mean = simulator.mean()
+    # 5.4 standard deviations of a sample variance and a mean of 20,000 normal numbers.
+    assert mean.var() == pytest.approx(0.5**2 / 100, rel=5.4 * np.sqrt(2 / 20_000))
+    assert abs(mean.mean()) < 5.4 * 0.05 / np.sqrt(20_000)
+
+
+def test_clipped_sums() -> None:
+    rows = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], dtype=np.float32)
+    np.testing.assert_allclose(clipped_sum(rows, 1.0), [0.9, 1.2], rtol=1e-5)
+    floats = FloatMean(2, 1.0)
+    floats.add(rows)
+    floats.add_zeros(1)
+    np.testing.assert_allclose(floats.mean(), [0.225, 0.3], rtol=1e-5)
+    assert floats.noise_norm() == 0.0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["binomial", "gaussian", "floats"])
+def test_a_row_that_is_not_finite_counts_as_zeros(bad: float, kind: str) -> None:
+    rows = np.linspace(-1.0, 1.0, 40 * 3, dtype=np.float32).reshape(40, 3)
+    zeroed = rows.copy()
+    zeroed[17] = 0.0
+    rows[17, 1] = bad
+    means = []
+    for given in (rows, zeroed):
+        engine: RoundSimulator | FloatMean
+        if kind == "floats":
+            engine = FloatMean(3, 1.0)
+        elif kind == "gaussian":
+            engine = RoundSimulator(Protocol.gaussian(clients=40, dim=3, clip_norm=1.0, sigma=0.1), 0, seed=1)
+        else:
+            engine = RoundSimulator(protocol(clients=40, dim=3), 0, seed=1)
+        engine.add(given)
+        assert engine.count == 40
+        means.append(engine.mean())
+    np.testing.assert_array_equal(*means)
+
+
+def test_zeros_fill_a_cohort_up_with_their_noise() -> None:
+    tested = Protocol.binomial(clients=40, dim=20_000, clip_norm=1.0, levels=3, trials=10)
+    simulator = RoundSimulator(tested, round=0, seed=1)
+    simulator.add_zeros(37)
+    assert simulator.count == 37
+    # With an odd number of levels zero lies on a level, and only the noise is left.
+    expected = noise_norm(Protocol.binomial(clients=40, dim=1, clip_norm=1.0, levels=3, trials=10), 37) ** 2
+    noise_only = expected * (10 * 0.25) / (10 * 0.25 + 0.25)
+    assert simulator.mean().var() == pytest.approx(noise_only, rel=5.4 * np.sqrt(2 / 20_000))
+
+
+def test_a_mean_is_released_once() -> None:
+    simulator = RoundSimulator(protocol(dim=3), round=0)
+    simulator.add(np.zeros((2, 3), dtype=np.float32))
+    first = simulator.mean()
+    assert simulator.mean() is first
+    with pytest.raises(ParameterError, match="no more messages"):
+        simulator.add(np.zeros((2, 3), dtype=np.float32))
+
+
+def test_bad_input() -> None:
+    simulator = RoundSimulator(protocol(dim=3), round=0)
+    with pytest.raises(EmptyError):
+        simulator.mean()
+    with pytest.raises(VectorError, match="rows of 3 float32"):
+        simulator.add(np.zeros((2, 4), dtype=np.float32))
+    with pytest.raises(VectorError, match="float64"):
+        simulator.add(np.zeros((2, 3)))
+    with pytest.raises(ParameterError, match="seed"):
+        RoundSimulator(protocol(dim=3), round=0, seed=-1)
+    with pytest.raises(EmptyError):
+        FloatMean(3, 1.0).mean()

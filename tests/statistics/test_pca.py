@@ -1,0 +1,156 @@
+"""Private principal components against the exact ones and scikit-learn's."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.decomposition import PCA
+
+from cpsgd.errors import InfeasibleError, ParameterError, VectorError
+from cpsgd.planner import plan
+from cpsgd.privacy import guarantee
+from cpsgd.protocol import Protocol
+from cpsgd.statistics import pca as module
+from cpsgd.statistics.pca import Moments, exact_components, pca, subspace_angle
+
+DEVIATIONS = np.array([0.25, 0.18, 0.14, 0.06, 0.05, 0.04, 0.03, 0.03])
+DIM = len(DEVIATIONS)
+
+
+def cloud(clients: int, seed: int) -> NDArray[np.float64]:
+    """An ellipsoid in a random position, away from zero."""
+    generator = np.random.default_rng(seed)
+    axes = np.linalg.qr(generator.normal(size=(DIM, DIM)))[0]
+    return 0.1 + generator.normal(size=(clients, DIM)) * DEVIATIONS @ axes.T
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_the_subspace_is_close_to_scikit_learns(record_property: Callable[[str, object], None]) -> None:
+    points = cloud(100_000, seed=1)
+    found = pca(points, 3, 2.0, 1e-6, radius=1.2)
+    exact = PCA(3).fit(points)
+    angle = subspace_angle(exact.components_, found.components)
+    record_property("angle_degrees", math.degrees(angle))
+    assert math.degrees(angle) < 1.5
+    # The estimate is the root of the mean square over all pairs of directions, of which the largest angle is a part.
+    assert angle < 3 * found.expected_angle
+    assert math.degrees(found.expected_angle) < 1.5
+    np.testing.assert_allclose(found.variances, exact.explained_variance_, rtol=0.05)
+    assert found.variances.sum() / found.total_variance == pytest.approx(
+        exact.explained_variance_ratio_.sum(), abs=0.03
+    )
+    np.testing.assert_allclose(found.mean, exact.mean_, atol=0.003)
+    np.testing.assert_allclose(found.components @ found.components.T, np.eye(3), atol=1e-12)
+
+    assert 1.9 < found.guarantee.epsilon <= 2.0
+    assert found.guarantee.epsilon == guarantee(found.plan.protocol, 1e-6).epsilon
+    assert found.guarantee.citation
+    assert found.bits_per_client == found.plan.protocol.bits_per_client
+    assert found.plan.error.total > 0
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_the_estimated_angle_is_about_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = cloud(1000, seed=2)
+    layout = Moments.of(DIM, with_mean=True)
+    planned = plan(1000, layout.length, 60.0, 1e-6, layout.clip_norm, bits=8)
+    monkeypatch.setattr(module, "plan", lambda *arguments, **options: planned)
+    exact = exact_components(points, 1)
+    squares, estimates = [], []
+    for _ in range(30):
+        found = pca(points, 1, 60.0, 1e-6, radius=1.2, bits=8)
+        squares.append(math.sin(subspace_angle(exact, found.components)) ** 2)
+        estimates.append(math.sin(found.expected_angle) ** 2)
+    # With one component the sum over pairs is the angle itself: 30 · 7 squares, whose mean is within 60 % but for a
+    # probability below 1e-6. The estimate counts rounding at its largest, and smaller gaps.
+    assert 0.4 < np.mean(squares) / np.mean(estimates) < 1.6
+
+
+@pytest.mark.usefixtures("fixed_seed")
+@pytest.mark.parametrize("centred", [False, True])
+def test_without_noise_it_is_exact(monkeypatch: pytest.MonkeyPatch, centred: bool) -> None:
+    points = cloud(1500, seed=3)
+    layout = Moments.of(DIM, with_mean=not centred)
+    silent = Protocol.binomial(
+        clients=1500, dim=layout.length, clip_norm=layout.clip_norm, levels=2**16, trials=0, coordinate_range=1.5
+    )
+
+    def quiet(*arguments: object, **options: object) -> object:
+        return dataclasses.replace(plan(*arguments, **options), protocol=silent)
+
+    monkeypatch.setattr(module, "plan", quiet)
+    mean = points.mean(axis=0) if centred else None
+    found = pca(points, 3, 8.0, 1e-6, radius=3.0, mean=mean)
+    exact = PCA(3).fit(points)
+    assert subspace_angle(exact.components_, found.components) < 2e-3
+    np.testing.assert_allclose(found.variances, exact.explained_variance_ * 1499 / 1500, rtol=2e-3)
+    np.testing.assert_allclose(found.mean, exact.mean_, atol=1e-3)
+    # Signs are fixed, so that the components are equal to those computed without privacy.
+    np.testing.assert_allclose(found.components, exact_components(points, 3), atol=5e-3)
+
+
+@pytest.mark.parametrize("with_mean", [False, True])
+def test_a_clients_vector_has_the_matrixs_norm(with_mean: bool) -> None:
+    point = np.array([[0.48, -0.6, 0.64]], dtype=np.float32)
+    layout = Moments.of(3, with_mean=with_mean)
+    vectors = layout.write(point)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (1, layout.length)
+    assert np.linalg.norm(vectors) == pytest.approx(layout.clip_norm, rel=1e-6)
+    assert np.linalg.norm(vectors[:, :6]) == pytest.approx(np.linalg.norm(np.outer(point, point)), rel=1e-6)
+    moments, mean = layout.read(vectors[0].astype(np.float64))
+    np.testing.assert_allclose(moments, np.outer(point, point), rtol=1e-6)
+    np.testing.assert_allclose(mean, point[0] if with_mean else np.zeros(3), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 4, 60])
+def test_the_weight_of_the_mean_is_the_best(dim: int) -> None:
+    def error(weight: float) -> float:
+        return (1 + weight**2) * (dim * (dim + 1) / 2 + 2 * 0.5**2 * dim / weight**2)
+
+    best = Moments.of(dim, with_mean=True).weight
+    assert error(best) <= min(error(0.9 * best), error(1.1 * best))
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_equal_variances_have_no_direction() -> None:
+    points = np.random.default_rng(4).normal(scale=0.2, size=(3000, 3))
+    found = pca(points, 1, 4.0, 1e-6, radius=1.0)
+    assert found.expected_angle == math.pi / 2
+
+
+def test_angles() -> None:
+    plane = np.eye(4)[:2]
+    assert subspace_angle(plane, plane[::-1]) == 0.0
+    assert subspace_angle(plane, np.eye(4)[1:3]) == pytest.approx(math.pi / 2)
+    turned = [[1.0, 0.0, 0.0, 0.0], [0.0, math.cos(0.01), math.sin(0.01), 0.0]]
+    assert subspace_angle(plane, turned) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"components": 9}, ParameterError, "components"),
+        ({"components": 0}, ParameterError, "components"),
+        ({"radius": 0.0}, ParameterError, "radius"),
+        ({"radius": -2.0}, ParameterError, "radius"),
+        ({"epsilon": -1.0}, ParameterError, "epsilon"),
+        ({"delta": 0.0}, ParameterError, "delta"),
+        ({"bits": 0.0}, ParameterError, "bits"),
+        ({"mean": np.zeros(3)}, VectorError, "origin"),
+        ({"mean": np.full(DIM, np.nan)}, VectorError, "origin"),
+        ({"points": np.where(np.eye(DIM, k=-2), np.nan, 0.1)}, VectorError, "Row 2 is NaN or infinite at coordinate 0"),
+        ({"epsilon": 0.05}, InfeasibleError, "clients are needed"),
+    ],
+)
+def test_bad_input(changes: dict[str, object], error: type[Exception], words: str) -> None:
+    wishes = {"points": cloud(60, seed=5), "components": 2, "epsilon": 4.0, "delta": 1e-6, "radius": 1.0, **changes}
+    heard: list[int] = []
+    with pytest.raises(error, match=words):
+        pca(**wishes, advance=heard.append)  # type: ignore[arg-type]
+    assert heard == []
