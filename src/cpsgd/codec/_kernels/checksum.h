@@ -52,8 +52,9 @@ using LaneTable = std::array<std::array<std::uint32_t, 256>, 4>;
 inline LaneTable make_lane_table() {
   LaneTable table{};
   for (int byte = 0; byte < 4; ++byte) {
-    for (std::uint32_t value = 0; value < 256; ++value)
+    for (std::uint32_t value = 0; value < 256; ++value) {
       table[byte][value] = advance(value << (8 * byte), 8 * kLane);
+    }
   }
   return table;
 }

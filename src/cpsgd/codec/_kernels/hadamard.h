@@ -100,8 +100,9 @@ static void leaf_transform(float* data, int bits, Floats one) {
   for (int done = kTileBits; done < bits;) {
     const int step = pass_bits(bits - done, kMaxRowBits);
     const std::size_t stride = std::size_t{1} << done;
-    for (std::size_t base = 0; base < (std::size_t{1} << bits); base += stride << step)
+    for (std::size_t base = 0; base < (std::size_t{1} << bits); base += stride << step) {
       row_pass(data + base, stride, step, one);
+    }
     done += step;
   }
 }
@@ -117,8 +118,9 @@ static void transform(float* data, int bits, const Fill& fill, Floats one) {
   }
   const int step = pass_bits(bits - kLeafBits, kFarRowBits);
   const std::size_t stride = std::size_t{1} << (bits - step);
-  for (int part = 0; part < (1 << step); ++part)
+  for (int part = 0; part < (1 << step); ++part) {
     transform(data + part * stride, bits - step, fill, one);
+  }
   row_pass(data, stride, step, one);
 }
 

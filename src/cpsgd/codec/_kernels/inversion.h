@@ -37,8 +37,9 @@ static inline Bytes pick(const std::uint8_t* entries, Bytes index) {
   return (Bytes)vqtbl1q_u8(vld1q_u8(entries), (uint8x16_t)index);
 #else
   Bytes found{};
-  for (int entry = 0; entry < 16; ++entry)
+  for (int entry = 0; entry < 16; ++entry) {
     found |= (Bytes)(index == static_cast<std::uint8_t>(entry)) & entries[entry];
+  }
   return found;
 #endif
 }

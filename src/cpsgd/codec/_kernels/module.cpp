@@ -38,9 +38,10 @@ struct Level {
 bool supported(const std::string& name) {
 #if defined(CPSGD_X86)
   __builtin_cpu_init();
-  if (name == "avx2")
+  if (name == "avx2") {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("bmi2");
+  }
   if (name == "avx512") {
     return supported("avx2") && __builtin_cpu_supports("avx512f") &&
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
@@ -62,8 +63,9 @@ Level choose_level() {
   const char* wish = std::getenv("CPSGD_SIMD");
   for (const Level& level : levels) {
     if ((wish == nullptr || *wish == '\0' || level.name == std::string(wish)) &&
-        supported(level.name))
+        supported(level.name)) {
       return level;
+    }
   }
   throw std::runtime_error(
       "CPSGD_SIMD=" + std::string(wish) +
@@ -219,10 +221,11 @@ double norm_squared(Input<T> x) {
   const T* data = aligned(x);
   const std::size_t n = x.shape(0);
   return unlocked([=] {
-    if constexpr (sizeof(T) == 4)
+    if constexpr (sizeof(T) == 4) {
       return kernels().norm_squared_float(data, n);
-    else
+    } else {
       return kernels().norm_squared_double(data, n);
+    }
   });
 }
 
@@ -230,10 +233,11 @@ template <typename T>
 void scale(Input<T> x, double factor, Array<float> out) {
   require(x.shape(0) == out.shape(0), "out has another length than the vector");
   unlocked([&] {
-    if constexpr (sizeof(T) == 4)
+    if constexpr (sizeof(T) == 4) {
       kernels().scale_float(aligned(x), factor, aligned(out), x.shape(0));
-    else
+    } else {
       kernels().scale_double(aligned(x), factor, aligned(out), x.shape(0));
+    }
   });
 }
 
@@ -242,10 +246,11 @@ void rotate_forward(Input<T> x, double factor, Input<std::uint8_t> signs, Array<
   require(x.shape(0) == out.shape(0) && x.shape(0) >= 1, "out has another length than the vector");
   require(signs.shape(0) >= sign_bytes(x.shape(0)), "too few signs");
   unlocked([&] {
-    if constexpr (sizeof(T) == 4)
+    if constexpr (sizeof(T) == 4) {
       kernels().rotate_forward_float(aligned(x), factor, aligned(signs), aligned(out), x.shape(0));
-    else
+    } else {
       kernels().rotate_forward_double(aligned(x), factor, aligned(signs), aligned(out), x.shape(0));
+    }
   });
 }
 
@@ -256,10 +261,11 @@ void add_packed(Input<std::uint8_t> payload, std::uint64_t radix, std::size_t di
   require(payload.shape(0) == packed_bytes(sums.shape(0), grouping),
           "payload has the wrong length");
   unlocked([&] {
-    if constexpr (sizeof(Sum) == 4)
+    if constexpr (sizeof(Sum) == 4) {
       kernels().add_packed_32(aligned(payload), grouping, aligned(sums), sums.shape(0));
-    else
+    } else {
       kernels().add_packed_64(aligned(payload), grouping, aligned(sums), sums.shape(0));
+    }
   });
 }
 
@@ -267,10 +273,11 @@ template <typename Sum>
 void centre(Input<Sum> sums, double middle, double factor, Array<float> out) {
   require(sums.shape(0) == out.shape(0), "out has another length than the sums");
   unlocked([&] {
-    if constexpr (sizeof(Sum) == 4)
+    if constexpr (sizeof(Sum) == 4) {
       kernels().centre_32(aligned(sums), middle, factor, aligned(out), sums.shape(0));
-    else
+    } else {
       kernels().centre_64(aligned(sums), middle, factor, aligned(out), sums.shape(0));
+    }
   });
 }
 

@@ -27,8 +27,9 @@ static std::uint64_t read_bytes(const std::uint8_t* bytes, std::size_t available
 template <int kWidth>
 static constexpr std::uint64_t low_bits(int bits) {
   std::uint64_t mask = 0;
-  for (int lane = 0; lane < 64; lane += kWidth)
+  for (int lane = 0; lane < 64; lane += kWidth) {
     mask |= (bits >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << bits) - 1) << lane;
+  }
   return mask;
 }
 

@@ -102,8 +102,9 @@ static void apply_signs(const T* x, double factor, const std::uint8_t* bits, std
       store(out + i + part, reinterpret_cast<Floats>(reinterpret_cast<Words>(product) ^ sign));
     }
   }
-  for (; i < n; ++i)
+  for (; i < n; ++i) {
     out[i] = scaled(x[i], factor) * ((bytes[i / 8] >> (i % 8)) & 1 ? -normalise : normalise);
+  }
 }
 
 // ---------------------------------------------------------------- rotation (see codec/rotate.py)
@@ -212,8 +213,9 @@ static void add_planes(const std::uint32_t* __restrict planes, std::size_t strid
 
 template <typename Sum>
 static void centre(const Sum* sums, double centre, double factor, float* out, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i)
+  for (std::size_t i = 0; i < n; ++i) {
     out[i] = static_cast<float>((static_cast<double>(sums[i]) - centre) * factor);
+  }
 }
 
 }  // namespace CPSGD_LEVEL
