@@ -3,14 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SOURCES := $(shell find src -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml constraints.txt
+KERNELS := $(shell find src -name '*.cpp' -o -name '*.h')
+SOURCES := $(KERNELS) CMakeLists.txt pyproject.toml constraints.txt
 
 .PHONY: help install train test lint bench fuzz sanitize clean
 
 help:
 	@echo "make train     install into $(VENV) and train privately on simulated clients (3 minutes)"
 	@echo "make test      install into $(VENV) and run all tests"
-	@echo "make lint      ruff and mypy"
+	@echo "make lint      ruff, mypy and clang-format"
 	@echo "make bench     speed of every stage beside memcpy and NumPy"
 	@echo "make fuzz      a million hostile inputs to the parsers (INPUTS=20000 for a short run)"
 	@echo "make sanitize  the kernels' tests under AddressSanitizer and UBSan"
@@ -33,6 +34,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(KERNELS)
 
 bench: install
 	$(BIN)/python benchmarks/codec.py

@@ -29,7 +29,9 @@ constexpr std::array<std::uint32_t, 256> make_byte_table() {
 
 constexpr std::array<std::uint32_t, 256> kByteTable = make_byte_table();
 
-inline std::uint32_t step_byte(std::uint32_t state, std::uint8_t byte) { return kByteTable[(state ^ byte) & 255u] ^ (state >> 8); }
+inline std::uint32_t step_byte(std::uint32_t state, std::uint8_t byte) {
+  return kByteTable[(state ^ byte) & 255u] ^ (state >> 8);
+}
 
 inline std::uint32_t step_word(std::uint32_t state, std::uint64_t word) {
 #if defined(__SSE4_2__)
@@ -42,14 +44,17 @@ inline std::uint32_t step_word(std::uint32_t state, std::uint64_t word) {
 #endif
 }
 
-// The state after `kLane` zero bytes is linear in the state, so four table look-ups move it across a lane.
+// The state after `kLane` zero bytes is linear in the state, so four table look-ups move it
+// across a lane.
 constexpr std::size_t kLane = 1024;
 using LaneTable = std::array<std::array<std::uint32_t, 256>, 4>;
 
 inline LaneTable make_lane_table() {
   LaneTable table{};
   for (int byte = 0; byte < 4; ++byte) {
-    for (std::uint32_t value = 0; value < 256; ++value) table[byte][value] = advance(value << (8 * byte), 8 * kLane);
+    for (std::uint32_t value = 0; value < 256; ++value) {
+      table[byte][value] = advance(value << (8 * byte), 8 * kLane);
+    }
   }
   return table;
 }
@@ -58,7 +63,8 @@ inline LaneTable make_lane_table() {
 inline std::uint32_t crc32c(const std::uint8_t* data, std::size_t size, std::uint32_t prior) {
   static const LaneTable lanes = make_lane_table();
   const auto across_lane = [](std::uint32_t state) {
-    return lanes[0][state & 255u] ^ lanes[1][(state >> 8) & 255u] ^ lanes[2][(state >> 16) & 255u] ^ lanes[3][state >> 24];
+    return lanes[0][state & 255u] ^ lanes[1][(state >> 8) & 255u] ^ lanes[2][(state >> 16) & 255u] ^
+           lanes[3][state >> 24];
   };
   const auto word_at = [data](std::size_t offset) {
     std::uint64_t word;

@@ -1,5 +1,5 @@
-// Walsh–Hadamard transform, in place, unnormalised. Stages always run from distance 1 upwards, whatever the blocking, so
-// every SIMD level (and the NumPy reference) gives the same bits.
+// Walsh–Hadamard transform, in place, unnormalised. Stages always run from distance 1 upwards,
+// whatever the blocking, so every SIMD level (and the NumPy reference) gives the same bits.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace CPSGD_LEVEL {
 
 constexpr int kLaneBits = kLanes == 16 ? 4 : kLanes == 8 ? 3 : 2;
 constexpr int kTileBits = kLaneBits + kMaxRowBits;  // a tile is transformed within registers
-constexpr int kLeafBits = 12;                       // a leaf of 16 KiB stays in the first-level cache
+constexpr int kLeafBits = 12;   // a leaf of 16 KiB stays in the first-level cache
 constexpr int kFarRowBits = 3;  // rows a power of two apart share a cache set, which has eight ways
 
 template <int kRows>
@@ -100,13 +100,16 @@ static void leaf_transform(float* data, int bits, Floats one) {
   for (int done = kTileBits; done < bits;) {
     const int step = pass_bits(bits - done, kMaxRowBits);
     const std::size_t stride = std::size_t{1} << done;
-    for (std::size_t base = 0; base < (std::size_t{1} << bits); base += stride << step) row_pass(data + base, stride, step, one);
+    for (std::size_t base = 0; base < (std::size_t{1} << bits); base += stride << step) {
+      row_pass(data + base, stride, step, one);
+    }
     done += step;
   }
 }
 
-// Depth first, so that each part is finished while it is in cache. `fill(data)` is called once for each leaf, in order,
-// just before it is transformed: it brings the input there (scaled and signed).
+// Depth first, so that each part is finished while it is in cache. `fill(data, size)` is called
+// once for each leaf, in order, just before it is transformed: it brings the input there (scaled
+// and signed).
 template <typename Fill>
 static void transform(float* data, int bits, const Fill& fill, Floats one) {
   if (bits <= kLeafBits) {
@@ -115,7 +118,9 @@ static void transform(float* data, int bits, const Fill& fill, Floats one) {
   }
   const int step = pass_bits(bits - kLeafBits, kFarRowBits);
   const std::size_t stride = std::size_t{1} << (bits - step);
-  for (int part = 0; part < (1 << step); ++part) transform(data + part * stride, bits - step, fill, one);
+  for (int part = 0; part < (1 << step); ++part) {
+    transform(data + part * stride, bits - step, fill, one);
+  }
   row_pass(data, stride, step, one);
 }
 

@@ -1,8 +1,9 @@
-// Binomial(m, p) by inversion: base + the number of thresholds that a 128-bit uniform number reaches.
+// Binomial(m, p) by inversion: base + how many thresholds a 128-bit uniform number reaches.
 //
-// A bisection in a fixed number of steps. Neither its instructions nor the addresses they use depend on the number drawn:
-// every step reads all the thresholds that it may need, sixteen to a register, and picks one with byte shuffles. For many
-// numbers at once that takes less time than looking each up, as long as there are not many thousand thresholds.
+// A bisection in a fixed number of steps. Neither its instructions nor the addresses they use
+// depend on the number drawn: every step reads all the thresholds that it may need, sixteen to a
+// register, and picks one with byte shuffles. For many numbers at once that takes less time than
+// looking each up, as long as there are not many thousand thresholds.
 #pragma once
 
 #include <algorithm>
@@ -13,27 +14,32 @@
 namespace cpsgd {
 namespace CPSGD_LEVEL {
 
-// A byte of each of so many numbers; all sixteen bytes of a number take as many of these, the least significant first.
+// One byte of each of kDraws numbers. Numbers have sixteen bytes and so take sixteen of these, the
+// least significant first.
 typedef std::uint8_t Bytes __attribute__((vector_size(4 * CPSGD_LANES)));
 constexpr std::size_t kDraws = sizeof(Bytes);
 
 typedef std::uint8_t Sixteen __attribute__((vector_size(16)));
 
-// In every lane: the byte of the sixteen at `entries` that `index` names, or 0 where the index is 255.
+// In every lane: the byte of the sixteen at `entries` that `index` names, or 0 where that is 255.
 static inline Bytes pick(const std::uint8_t* entries, Bytes index) {
 #if CPSGD_LANES == 16
   // Masked, though all lanes are wanted: GCC 12 warns of the plain broadcast.
-  const __m512i everywhere = _mm512_maskz_broadcast_i32x4(0xFFFF, _mm_loadu_si128((const __m128i*)entries));
+  const __m512i everywhere =
+      _mm512_maskz_broadcast_i32x4(0xFFFF, _mm_loadu_si128((const __m128i*)entries));
   return (Bytes)_mm512_shuffle_epi8(everywhere, (__m512i)index);
 #elif CPSGD_LANES == 8
-  return (Bytes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)entries)), (__m256i)index);
+  return (Bytes)_mm256_shuffle_epi8(
+      _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)entries)), (__m256i)index);
 #elif defined(__SSSE3__)
   return (Bytes)_mm_shuffle_epi8(_mm_loadu_si128((const __m128i*)entries), (__m128i)index);
 #elif defined(__ARM_NEON) && defined(__aarch64__)
   return (Bytes)vqtbl1q_u8(vld1q_u8(entries), (uint8x16_t)index);
 #else
   Bytes found{};
-  for (int entry = 0; entry < 16; ++entry) found |= (Bytes)(index == static_cast<std::uint8_t>(entry)) & entries[entry];
+  for (int entry = 0; entry < 16; ++entry) {
+    found |= (Bytes)(index == static_cast<std::uint8_t>(entry)) & entries[entry];
+  }
   return found;
 #endif
 }
@@ -41,15 +47,19 @@ static inline Bytes pick(const std::uint8_t* entries, Bytes index) {
 template <std::size_t... kIndex>
 static inline Sixteen interleave(Sixteen a, Sixteen b, int half, std::index_sequence<kIndex...>) {
 #if defined(__clang__)
-  return half == 0 ? __builtin_shufflevector(a, b, static_cast<int>(kIndex / 2 + 16 * (kIndex % 2))...)
-                   : __builtin_shufflevector(a, b, static_cast<int>(8 + kIndex / 2 + 16 * (kIndex % 2))...);
+  return half == 0
+             ? __builtin_shufflevector(a, b, static_cast<int>(kIndex / 2 + 16 * (kIndex % 2))...)
+             : __builtin_shufflevector(a, b,
+                                       static_cast<int>(8 + kIndex / 2 + 16 * (kIndex % 2))...);
 #else
   const std::uint8_t first = static_cast<std::uint8_t>(8 * half);
-  return __builtin_shuffle(a, b, Sixteen{static_cast<std::uint8_t>(first + kIndex / 2 + 16 * (kIndex % 2))...});
+  return __builtin_shuffle(
+      a, b, Sixteen{static_cast<std::uint8_t>(first + kIndex / 2 + 16 * (kIndex % 2))...});
 #endif
 }
 
-// Complements of kDraws numbers, transposed: byte p of number i from draws[16 i + p] to lane i of planes[p].
+// Complements of kDraws numbers, transposed: byte p of number i goes from draws[16 i + p] to
+// lane i of planes[p].
 static inline void transpose(const std::uint8_t* draws, Bytes (&planes)[16]) {
   for (std::size_t start = 0; start < kDraws; start += 16) {
     Sixteen rows[16], mixed[16];
@@ -84,9 +94,11 @@ struct Positions {
   }
 };
 
-// How many thresholds each of kDraws numbers reaches. The largest number of all may seem to reach more than there are.
+// How many thresholds each of kDraws numbers reaches. The largest number of all may seem to
+// reach more than there are.
 static inline Positions search(const Bytes (&draws)[16], const Thresholds& table) {
-  constexpr int kAtOnce = 8;  // planes whose bytes are picked with the same indices, while these are in a register
+  // Planes whose bytes are picked with the same indices, while these are in a register.
+  constexpr int kAtOnce = 8;
   const std::uint8_t* thresholds = table.blocks;
   Positions next;  // which of the step's thresholds to compare with
   for (std::size_t step = table.first_step; step != 0; step /= 2) {
@@ -95,7 +107,8 @@ static inline Positions search(const Bytes (&draws)[16], const Thresholds& table
     for (int first = 0; first < 16; first += kAtOnce) {
       Bytes found[kAtOnce] = {};
       for (std::size_t start = 0; start < count; start += 256) {
-        const Bytes entries = next.entries | (Bytes)(next.pages != static_cast<std::uint8_t>(start / 256));
+        const Bytes entries =
+            next.entries | (Bytes)(next.pages != static_cast<std::uint8_t>(start / 256));
         const std::size_t end = std::min<std::size_t>(count, start + 256);
         for (std::size_t block = start; block < end; ++block) {
           const Bytes index = entries | (Bytes)(next.blocks != static_cast<std::uint8_t>(block));
@@ -107,7 +120,8 @@ static inline Positions search(const Bytes (&draws)[16], const Thresholds& table
       // Both sides are complements: the larger byte belongs to the smaller number.
 #pragma GCC unroll 8
       for (int i = 0; i < kAtOnce; ++i) {
-        reached = (Bytes)(found[i] > draws[first + i]) | ((Bytes)(found[i] == draws[first + i]) & reached);
+        reached = (Bytes)(found[i] > draws[first + i]) |
+                  ((Bytes)(found[i] == draws[first + i]) & reached);
       }
     }
     thresholds += kBlockBytes * count;
@@ -116,7 +130,8 @@ static inline Positions search(const Bytes (&draws)[16], const Thresholds& table
   return next;
 }
 
-static void add_inverted(const std::uint8_t* uniform, const Thresholds& table, std::uint32_t* __restrict values, std::size_t n) {
+static void add_inverted(const std::uint8_t* uniform, const Thresholds& table,
+                         std::uint32_t* __restrict values, std::size_t n) {
   const std::uint32_t count = static_cast<std::uint32_t>(table.count), base = table.base;
   for (std::size_t start = 0; start < n; start += kDraws) {
     const std::size_t here = std::min(kDraws, n - start);
@@ -130,7 +145,8 @@ static void add_inverted(const std::uint8_t* uniform, const Thresholds& table, s
     std::memcpy(bytes[1], &reached.blocks, kDraws);
     std::memcpy(bytes[2], &reached.pages, kDraws);
     for (std::size_t i = 0; i < here; ++i) {
-      values[start + i] += base + std::min<std::uint32_t>(4096u * bytes[2][i] + 16u * bytes[1][i] + bytes[0][i], count);
+      values[start + i] += base + std::min<std::uint32_t>(
+                                      4096u * bytes[2][i] + 16u * bytes[1][i] + bytes[0][i], count);
     }
   }
 }

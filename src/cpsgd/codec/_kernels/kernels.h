@@ -6,14 +6,15 @@
 
 namespace cpsgd {
 
-// The lattice that coordinates are rounded to, in grid units (2^fraction_bits of them between two levels).
+// The lattice that coordinates are rounded to, in grid units: 2^fraction_bits between two levels.
 struct Lattice {
   float limit;           // (k - 1) / 2 levels, in grid units
   std::uint32_t offset;  // the same, as an integer: moves [-limit, limit] to [0, 2 limit]
   int fraction_bits;
 };
 
-// How digits below `radix` become words: `digits` of them in `bits` bits; what remains at the end in `last_bits`.
+// How digits below `radix` become words: `digits` of them in `bits` bits; what remains at the
+// end in `last_bits`.
 struct Grouping {
   std::uint64_t radix;
   std::size_t digits;
@@ -21,8 +22,8 @@ struct Grouping {
   int last_bits;
 };
 
-// Cumulative probabilities times 2^128; the outcome is base + how many of them a uniform number reaches. A bisection in
-// steps of first_step, half of it, ... 1 finds that.
+// Cumulative probabilities times 2^128; the outcome is base + how many of them a uniform number
+// reaches. A bisection in steps of first_step, half of it, ... 1 finds that.
 struct Thresholds {
   const std::uint8_t* blocks;  // one step's thresholds after another's, see arrange_in_blocks
   std::size_t count;
@@ -34,8 +35,12 @@ constexpr std::size_t kMostThresholds = (1u << 20) - 1;
 constexpr std::size_t kBlockBytes = 256;  // sixteen thresholds
 
 // A step compares with the thresholds at step, 3 step, 5 step, ... counted from 1.
-constexpr std::size_t thresholds_of_step(std::size_t count, std::size_t step) { return (count / step + 1) / 2; }
-constexpr std::size_t blocks_of_step(std::size_t count, std::size_t step) { return (thresholds_of_step(count, step) + 15) / 16; }
+constexpr std::size_t thresholds_of_step(std::size_t count, std::size_t step) {
+  return (count / step + 1) / 2;
+}
+constexpr std::size_t blocks_of_step(std::size_t count, std::size_t step) {
+  return (thresholds_of_step(count, step) + 15) / 16;
+}
 
 // How the noise is drawn: thresholds, or coins where `table.count` is zero.
 struct Noise {
@@ -49,21 +54,27 @@ struct Kernels {
   double (*grid_norm_squared)(const float*, std::size_t, float limit);
   void (*scale_float)(const float*, double factor, float* out, std::size_t);
   void (*scale_double)(const double*, double factor, float* out, std::size_t);
-  void (*rotate_forward_float)(const float*, double factor, const std::uint8_t* signs, float* out, std::size_t);
-  void (*rotate_forward_double)(const double*, double factor, const std::uint8_t* signs, float* out, std::size_t);
+  void (*rotate_forward_float)(const float*, double factor, const std::uint8_t* signs, float* out,
+                               std::size_t);
+  void (*rotate_forward_double)(const double*, double factor, const std::uint8_t* signs, float* out,
+                                std::size_t);
   void (*rotate_backward)(float*, const std::uint8_t* signs, std::size_t);
   // Rounding and noise: values of a block of grid points, from its keystream.
-  void (*round_block)(const float*, const std::uint32_t* words, const Lattice&, const Noise&, std::uint32_t* values, std::size_t);
-  void (*encode_block)(const float*, const std::uint32_t* words, const Lattice&, const Noise&, const Grouping&,
-                       std::uint8_t* out, std::size_t);
+  void (*round_block)(const float*, const std::uint32_t* words, const Lattice&, const Noise&,
+                      std::uint32_t* values, std::size_t);
+  void (*encode_block)(const float*, const std::uint32_t* words, const Lattice&, const Noise&,
+                       const Grouping&, std::uint8_t* out, std::size_t);
   void (*pack)(const std::uint32_t* values, const Grouping&, std::uint8_t* out, std::size_t);
   void (*unpack)(const std::uint8_t*, const Grouping&, std::uint32_t* values, std::size_t);
   // Position of the first value that is not below `limit`, or n.
-  std::size_t (*find_out_of_range)(const std::uint8_t*, const Grouping&, std::uint64_t limit, std::size_t);
+  std::size_t (*find_out_of_range)(const std::uint8_t*, const Grouping&, std::uint64_t limit,
+                                   std::size_t);
   void (*add_packed_32)(const std::uint8_t*, const Grouping&, std::uint32_t* sums, std::size_t);
   void (*add_packed_64)(const std::uint8_t*, const Grouping&, std::uint64_t* sums, std::size_t);
-  void (*centre_32)(const std::uint32_t* sums, double centre, double factor, float* out, std::size_t);
-  void (*centre_64)(const std::uint64_t* sums, double centre, double factor, float* out, std::size_t);
+  void (*centre_32)(const std::uint32_t* sums, double centre, double factor, float* out,
+                    std::size_t);
+  void (*centre_64)(const std::uint64_t* sums, double centre, double factor, float* out,
+                    std::size_t);
   void (*leave)();  // to be called after any of the others
 };
 

@@ -1,4 +1,5 @@
-// One SIMD level: compiled several times with different flags, CPSGD_LEVEL naming the namespace each time.
+// One SIMD level: compiled several times with different flags, each time in the namespace that
+// CPSGD_LEVEL names.
 #include "kernels.h"
 
 #include "inversion.h"
@@ -8,29 +9,32 @@
 namespace cpsgd {
 namespace CPSGD_LEVEL {
 
-// Values from `start` on of a block of n, from the block's keystream: n words, then planes of n words of coins or n pairs
-// of 64-bit words.
-static void noisy_values(const float* y, const std::uint32_t* words, const Lattice& lattice, const Noise& noise, std::size_t start,
-                         std::size_t count, std::size_t n, std::uint32_t* values) {
+// Values from `start` on of a block of n, from the block's keystream: n words, then planes of n
+// words of coins or n pairs of 64-bit words.
+static void noisy_values(const float* y, const std::uint32_t* words, const Lattice& lattice,
+                         const Noise& noise, std::size_t start, std::size_t count, std::size_t n,
+                         std::uint32_t* values) {
   if (noise.table.count == 0) {
     const std::uint32_t first = std::min(noise.trials, kCoinsInWord);
     quantize(y + start, words + start, lattice, first, values, count);
     add_planes(words + n + start, n, noise.trials - first, values, count);
   } else {
     quantize(y + start, words + start, lattice, 0, values, count);
-    add_inverted(reinterpret_cast<const std::uint8_t*>(words + n + 4 * start), noise.table, values, count);
+    add_inverted(reinterpret_cast<const std::uint8_t*>(words + n + 4 * start), noise.table, values,
+                 count);
   }
 }
 
-static void round_block(const float* y, const std::uint32_t* words, const Lattice& lattice, const Noise& noise, std::uint32_t* values,
-                        std::size_t n) {
+static void round_block(const float* y, const std::uint32_t* words, const Lattice& lattice,
+                        const Noise& noise, std::uint32_t* values, std::size_t n) {
   for (std::size_t start = 0; start < n; start += kTile) {
     noisy_values(y, words, lattice, noise, start, std::min(kTile, n - start), n, values + start);
   }
 }
 
-static void encode_block(const float* y, const std::uint32_t* words, const Lattice& lattice, const Noise& noise,
-                         const Grouping& grouping, std::uint8_t* out, std::size_t n) {
+static void encode_block(const float* y, const std::uint32_t* words, const Lattice& lattice,
+                         const Noise& noise, const Grouping& grouping, std::uint8_t* out,
+                         std::size_t n) {
   std::uint32_t values[kTile];
   for_each_tile(n, grouping, [&](std::size_t start, std::size_t count, std::size_t byte) {
     noisy_values(y, words, lattice, noise, start, count, n, values);
@@ -38,19 +42,22 @@ static void encode_block(const float* y, const std::uint32_t* words, const Latti
   });
 }
 
-static void pack(const std::uint32_t* values, const Grouping& grouping, std::uint8_t* out, std::size_t n) {
+static void pack(const std::uint32_t* values, const Grouping& grouping, std::uint8_t* out,
+                 std::size_t n) {
   for_each_tile(n, grouping, [&](std::size_t start, std::size_t count, std::size_t byte) {
     pack_tile(values + start, count, grouping, out + byte);
   });
 }
 
-static void unpack(const std::uint8_t* bytes, const Grouping& grouping, std::uint32_t* values, std::size_t n) {
+static void unpack(const std::uint8_t* bytes, const Grouping& grouping, std::uint32_t* values,
+                   std::size_t n) {
   for_each_tile(n, grouping, [&](std::size_t start, std::size_t count, std::size_t byte) {
     unpack_tile(bytes + byte, count, grouping, values + start);
   });
 }
 
-static std::size_t find_out_of_range(const std::uint8_t* bytes, const Grouping& grouping, std::uint64_t limit, std::size_t n) {
+static std::size_t find_out_of_range(const std::uint8_t* bytes, const Grouping& grouping,
+                                     std::uint64_t limit, std::size_t n) {
   std::uint32_t values[kTile];
   std::size_t found = n;
   for_each_tile(n, grouping, [&](std::size_t start, std::size_t count, std::size_t byte) {
@@ -70,7 +77,8 @@ static std::size_t find_out_of_range(const std::uint8_t* bytes, const Grouping& 
 }
 
 template <typename Sum>
-static void add_packed(const std::uint8_t* bytes, const Grouping& grouping, Sum* sums, std::size_t n) {
+static void add_packed(const std::uint8_t* bytes, const Grouping& grouping, Sum* sums,
+                       std::size_t n) {
   std::uint32_t values[kTile];
   for_each_tile(n, grouping, [&](std::size_t start, std::size_t count, std::size_t byte) {
     unpack_tile(bytes + byte, count, grouping, values);
@@ -79,11 +87,24 @@ static void add_packed(const std::uint8_t* bytes, const Grouping& grouping, Sum*
 }
 
 extern const Kernels kernels = {
-    norm_squared<float>, norm_squared<double>,   grid_norm_squared,          scale<float>,
-    scale<double>,       rotate_forward<float>,  rotate_forward<double>,     rotate_backward,
-    round_block,         encode_block,           pack,
-    unpack,              find_out_of_range,      add_packed<std::uint32_t>,  add_packed<std::uint64_t>,
-    centre<std::uint32_t>, centre<std::uint64_t>, leave,
+    norm_squared<float>,
+    norm_squared<double>,
+    grid_norm_squared,
+    scale<float>,
+    scale<double>,
+    rotate_forward<float>,
+    rotate_forward<double>,
+    rotate_backward,
+    round_block,
+    encode_block,
+    pack,
+    unpack,
+    find_out_of_range,
+    add_packed<std::uint32_t>,
+    add_packed<std::uint64_t>,
+    centre<std::uint32_t>,
+    centre<std::uint64_t>,
+    leave,
 };
 
 }  // namespace CPSGD_LEVEL

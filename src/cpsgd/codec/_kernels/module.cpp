@@ -1,4 +1,5 @@
-// Python's view of the kernels: checks every size, releases the interpreter lock, chooses the SIMD level once.
+// Python's view of the kernels: checks every size, releases the interpreter lock, chooses the
+// SIMD level once.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -14,7 +15,8 @@
 
 namespace nb = nanobind;
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "messages and keystream are read as little-endian words");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "messages and keystream are read as little-endian words");
 
 namespace {
 
@@ -36,10 +38,14 @@ struct Level {
 bool supported(const std::string& name) {
 #if defined(CPSGD_X86)
   __builtin_cpu_init();
-  if (name == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  if (name == "avx2") {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("bmi2");
+  }
   if (name == "avx512") {
-    return supported("avx2") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd") &&
+    return supported("avx2") && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd") &&
            __builtin_cpu_supports("avx512vpopcntdq");
   }
 #endif
@@ -56,9 +62,14 @@ Level choose_level() {
   };
   const char* wish = std::getenv("CPSGD_SIMD");
   for (const Level& level : levels) {
-    if ((wish == nullptr || *wish == '\0' || level.name == std::string(wish)) && supported(level.name)) return level;
+    if ((wish == nullptr || *wish == '\0' || level.name == std::string(wish)) &&
+        supported(level.name)) {
+      return level;
+    }
   }
-  throw std::runtime_error("CPSGD_SIMD=" + std::string(wish) + " is not a level this processor has; use baseline, avx2 or avx512, or unset it");
+  throw std::runtime_error(
+      "CPSGD_SIMD=" + std::string(wish) +
+      " is not a level this processor has; use baseline, avx2 or avx512, or unset it");
 }
 
 const Level& level() {
@@ -76,11 +87,15 @@ void require(bool condition, const char* message) {
 template <typename Any>
 auto* aligned(const Any& array) {
   auto* data = array.data();
-  require(reinterpret_cast<std::uintptr_t>(data) % alignof(std::remove_cv_t<std::remove_pointer_t<decltype(data)>>) == 0, "array is not aligned");
+  require(reinterpret_cast<std::uintptr_t>(data) %
+                  alignof(std::remove_cv_t<std::remove_pointer_t<decltype(data)>>) ==
+              0,
+          "array is not aligned");
   return data;
 }
 
-// Runs `body` without the interpreter lock and leaves the processor's registers as other code likes them.
+// Runs `body` without the interpreter lock and leaves the processor's registers as other code
+// likes them.
 template <typename Body>
 auto unlocked(const Body& body) {
   struct Leave {
@@ -92,7 +107,8 @@ auto unlocked(const Body& body) {
 }
 
 std::size_t packed_bytes(std::size_t n, const Grouping& grouping) {
-  require(n <= (std::size_t{1} << 40), "the number of values is out of range");  // or the bits might not fit their type
+  // Beyond this the number of bits might not fit its type.
+  require(n <= (std::size_t{1} << 40), "the number of values is out of range");
   const std::size_t groups = n / grouping.digits;
   return (groups * grouping.bits + (n % grouping.digits ? grouping.last_bits : 0) + 7) / 8;
 }
@@ -106,24 +122,26 @@ std::size_t sign_bytes(std::size_t n) {
 }
 
 Grouping make_grouping(std::uint64_t radix, std::size_t digits, int bits, int last_bits) {
-  require(radix >= 2 && radix <= 0xFFFFFFFFu && digits >= 1 && digits <= 64 && bits >= 1 && bits <= 64 && last_bits >= 0 && last_bits <= bits &&
-              (digits > 1 || bits <= 32),
+  require(radix >= 2 && radix <= 0xFFFFFFFFu && digits >= 1 && digits <= 64 && bits >= 1 &&
+              bits <= 64 && last_bits >= 0 && last_bits <= bits && (digits > 1 || bits <= 32),
           "grouping is out of range");
   return Grouping{radix, digits, bits, last_bits};
 }
 
 Lattice make_lattice(std::uint32_t levels, int fraction_bits) {
-  require(levels >= 2 && levels <= (1u << 24) && fraction_bits >= 1 && fraction_bits <= 16 && ((std::uint64_t{levels} - 1) << fraction_bits) < (std::uint64_t{1} << 32),
+  require(levels >= 2 && levels <= (1u << 24) && fraction_bits >= 1 && fraction_bits <= 16 &&
+              ((std::uint64_t{levels} - 1) << fraction_bits) < (std::uint64_t{1} << 32),
           "lattice is out of range");
   const std::uint32_t offset = (levels - 1) << (fraction_bits - 1);
   return Lattice{static_cast<float>(offset), offset, fraction_bits};
 }
 
-// Ascending thresholds in the order of the bisection's steps. A block holds sixteen of one step: their least significant bytes,
-// then the next ones. All are complemented, so that zero, which fills up a step's last block and is what the kernels find
-// beyond it, stands for the largest number there is.
-std::vector<std::uint8_t> arrange_in_blocks(const std::uint64_t* high, const std::uint64_t* low, std::size_t count,
-                                            std::size_t first_step) {
+// Ascending thresholds in the order of the bisection's steps. A block holds sixteen of one step:
+// their least significant bytes, then the next ones. All are complemented, so that zero, which
+// fills up a step's last block and is what the kernels find beyond it, stands for the largest
+// number there is.
+std::vector<std::uint8_t> arrange_in_blocks(const std::uint64_t* high, const std::uint64_t* low,
+                                            std::size_t count, std::size_t first_step) {
   std::vector<std::uint8_t> blocks;
   for (std::size_t step = first_step; step != 0; step /= 2) {
     const std::size_t start = blocks.size();
@@ -132,7 +150,8 @@ std::vector<std::uint8_t> arrange_in_blocks(const std::uint64_t* high, const std
       const std::size_t threshold = (2 * i + 1) * step - 1;
       for (std::size_t byte = 0; byte < 16; ++byte) {
         const std::uint64_t half = byte < 8 ? low[threshold] : high[threshold];
-        blocks[start + cpsgd::kBlockBytes * (i / 16) + 16 * byte + i % 16] = static_cast<std::uint8_t>(~half >> (8 * (byte % 8)));
+        blocks[start + cpsgd::kBlockBytes * (i / 16) + 16 * byte + i % 16] =
+            static_cast<std::uint8_t>(~half >> (8 * (byte % 8)));
       }
     }
   }
@@ -142,15 +161,15 @@ std::vector<std::uint8_t> arrange_in_blocks(const std::uint64_t* high, const std
 // Rounding, noise and (given a grouping) packing with fixed parameters.
 class Rounder {
  public:
-  Rounder(std::uint32_t levels, int fraction_bits, std::uint32_t trials, const Input<std::uint64_t>& high, const Input<std::uint64_t>& low,
-          std::uint32_t base)
-      : levels_(levels),
-        lattice_(make_lattice(levels, fraction_bits)) {
+  Rounder(std::uint32_t levels, int fraction_bits, std::uint32_t trials,
+          const Input<std::uint64_t>& high, const Input<std::uint64_t>& low, std::uint32_t base)
+      : levels_(levels), lattice_(make_lattice(levels, fraction_bits)) {
     const std::size_t count = high.shape(0);
     require(count == low.shape(0), "threshold halves differ in length");
     require(count <= cpsgd::kMostThresholds, "too many thresholds");
     require(count != 0 || trials <= 4096, "too many coins: use thresholds");
-    require(count == 0 || std::uint64_t{base} + count <= trials, "thresholds reach beyond the number of trials");
+    require(count == 0 || std::uint64_t{base} + count <= trials,
+            "thresholds reach beyond the number of trials");
     std::size_t step = count == 0 ? 0 : 1;
     while (step != 0 && 2 * step <= count) step *= 2;
     blocks_ = arrange_in_blocks(aligned(high), aligned(low), count, step);
@@ -158,19 +177,26 @@ class Rounder {
   }
   Rounder(const Rounder&) = delete;
 
-  void values(const Input<float>& grid, const Input<std::uint8_t>& keystream, Array<std::uint32_t> values) const {
+  void values(const Input<float>& grid, const Input<std::uint8_t>& keystream,
+              Array<std::uint32_t> values) const {
     require(values.shape(0) == grid.shape(0), "values has another length than the vector");
     const std::uint32_t* words = block_words(keystream, grid.shape(0));
-    unlocked([&] { kernels().round_block(aligned(grid), words, lattice_, noise_, aligned(values), grid.shape(0)); });
+    unlocked([&] {
+      kernels().round_block(aligned(grid), words, lattice_, noise_, aligned(values), grid.shape(0));
+    });
   }
 
-  void packed(const Input<float>& grid, const Input<std::uint8_t>& keystream, std::uint64_t radix, std::size_t digits, int bits, int last_bits,
-              Array<std::uint8_t> out) const {
+  void packed(const Input<float>& grid, const Input<std::uint8_t>& keystream, std::uint64_t radix,
+              std::size_t digits, int bits, int last_bits, Array<std::uint8_t> out) const {
     const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
     require(out.shape(0) == packed_bytes(grid.shape(0), grouping), "out has the wrong length");
-    require(std::uint64_t{levels_} + noise_.trials <= radix, "the radix is too small for the values");
+    require(std::uint64_t{levels_} + noise_.trials <= radix,
+            "the radix is too small for the values");
     const std::uint32_t* words = block_words(keystream, grid.shape(0));
-    unlocked([&] { kernels().encode_block(aligned(grid), words, lattice_, noise_, grouping, aligned(out), grid.shape(0)); });
+    unlocked([&] {
+      kernels().encode_block(aligned(grid), words, lattice_, noise_, grouping, aligned(out),
+                             grid.shape(0));
+    });
   }
 
  private:
@@ -179,7 +205,8 @@ class Rounder {
     const std::size_t planes = noise_.trials <= 16 ? 0 : (noise_.trials - 16 + 31) / 32;
     const std::size_t words = noise_.table.count != 0 ? 5 : 1 + planes;
     require(keystream.shape(0) >= 4 * words * n, "keystream is too short for the block");
-    require(reinterpret_cast<std::uintptr_t>(keystream.data()) % 4 == 0, "keystream is not aligned to 4 bytes");
+    require(reinterpret_cast<std::uintptr_t>(keystream.data()) % 4 == 0,
+            "keystream is not aligned to 4 bytes");
     return reinterpret_cast<const std::uint32_t*>(keystream.data());
   }
 
@@ -194,8 +221,11 @@ double norm_squared(Input<T> x) {
   const T* data = aligned(x);
   const std::size_t n = x.shape(0);
   return unlocked([=] {
-    if constexpr (sizeof(T) == 4) return kernels().norm_squared_float(data, n);
-    else return kernels().norm_squared_double(data, n);
+    if constexpr (sizeof(T) == 4) {
+      return kernels().norm_squared_float(data, n);
+    } else {
+      return kernels().norm_squared_double(data, n);
+    }
   });
 }
 
@@ -203,8 +233,11 @@ template <typename T>
 void scale(Input<T> x, double factor, Array<float> out) {
   require(x.shape(0) == out.shape(0), "out has another length than the vector");
   unlocked([&] {
-    if constexpr (sizeof(T) == 4) kernels().scale_float(aligned(x), factor, aligned(out), x.shape(0));
-    else kernels().scale_double(aligned(x), factor, aligned(out), x.shape(0));
+    if constexpr (sizeof(T) == 4) {
+      kernels().scale_float(aligned(x), factor, aligned(out), x.shape(0));
+    } else {
+      kernels().scale_double(aligned(x), factor, aligned(out), x.shape(0));
+    }
   });
 }
 
@@ -213,18 +246,26 @@ void rotate_forward(Input<T> x, double factor, Input<std::uint8_t> signs, Array<
   require(x.shape(0) == out.shape(0) && x.shape(0) >= 1, "out has another length than the vector");
   require(signs.shape(0) >= sign_bytes(x.shape(0)), "too few signs");
   unlocked([&] {
-    if constexpr (sizeof(T) == 4) kernels().rotate_forward_float(aligned(x), factor, aligned(signs), aligned(out), x.shape(0));
-    else kernels().rotate_forward_double(aligned(x), factor, aligned(signs), aligned(out), x.shape(0));
+    if constexpr (sizeof(T) == 4) {
+      kernels().rotate_forward_float(aligned(x), factor, aligned(signs), aligned(out), x.shape(0));
+    } else {
+      kernels().rotate_forward_double(aligned(x), factor, aligned(signs), aligned(out), x.shape(0));
+    }
   });
 }
 
 template <typename Sum>
-void add_packed(Input<std::uint8_t> payload, std::uint64_t radix, std::size_t digits, int bits, int last_bits, Array<Sum> sums) {
+void add_packed(Input<std::uint8_t> payload, std::uint64_t radix, std::size_t digits, int bits,
+                int last_bits, Array<Sum> sums) {
   const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
-  require(payload.shape(0) == packed_bytes(sums.shape(0), grouping), "payload has the wrong length");
+  require(payload.shape(0) == packed_bytes(sums.shape(0), grouping),
+          "payload has the wrong length");
   unlocked([&] {
-    if constexpr (sizeof(Sum) == 4) kernels().add_packed_32(aligned(payload), grouping, aligned(sums), sums.shape(0));
-    else kernels().add_packed_64(aligned(payload), grouping, aligned(sums), sums.shape(0));
+    if constexpr (sizeof(Sum) == 4) {
+      kernels().add_packed_32(aligned(payload), grouping, aligned(sums), sums.shape(0));
+    } else {
+      kernels().add_packed_64(aligned(payload), grouping, aligned(sums), sums.shape(0));
+    }
   });
 }
 
@@ -232,8 +273,11 @@ template <typename Sum>
 void centre(Input<Sum> sums, double middle, double factor, Array<float> out) {
   require(sums.shape(0) == out.shape(0), "out has another length than the sums");
   unlocked([&] {
-    if constexpr (sizeof(Sum) == 4) kernels().centre_32(aligned(sums), middle, factor, aligned(out), sums.shape(0));
-    else kernels().centre_64(aligned(sums), middle, factor, aligned(out), sums.shape(0));
+    if constexpr (sizeof(Sum) == 4) {
+      kernels().centre_32(aligned(sums), middle, factor, aligned(out), sums.shape(0));
+    } else {
+      kernels().centre_64(aligned(sums), middle, factor, aligned(out), sums.shape(0));
+    }
   });
 }
 
@@ -253,51 +297,91 @@ NB_MODULE(_native, m) {
 
   m.def("norm_squared", &norm_squared<float>, nb::arg("x").noconvert());
   m.def("norm_squared", &norm_squared<double>, nb::arg("x").noconvert());
-  m.def("grid_norm_squared", [](Input<float> y, double limit) {
-    return unlocked([&] { return kernels().grid_norm_squared(aligned(y), y.shape(0), static_cast<float>(limit)); });
-  }, nb::arg("y").noconvert(), nb::arg("limit"));
-  m.def("scale", &scale<float>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("out").noconvert());
-  m.def("scale", &scale<double>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("out").noconvert());
+  m.def(
+      "grid_norm_squared",
+      [](Input<float> y, double limit) {
+        return unlocked([&] {
+          return kernels().grid_norm_squared(aligned(y), y.shape(0), static_cast<float>(limit));
+        });
+      },
+      nb::arg("y").noconvert(), nb::arg("limit"));
+  m.def("scale", &scale<float>, nb::arg("x").noconvert(), nb::arg("factor"),
+        nb::arg("out").noconvert());
+  m.def("scale", &scale<double>, nb::arg("x").noconvert(), nb::arg("factor"),
+        nb::arg("out").noconvert());
 
   m.def("sign_bytes", &sign_bytes);
-  m.def("rotate_forward", &rotate_forward<float>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("signs").noconvert(), nb::arg("out").noconvert());
-  m.def("rotate_forward", &rotate_forward<double>, nb::arg("x").noconvert(), nb::arg("factor"), nb::arg("signs").noconvert(), nb::arg("out").noconvert());
-  m.def("rotate_backward", [](Array<float> data, Input<std::uint8_t> signs) {
-    require(data.shape(0) >= 1 && signs.shape(0) >= sign_bytes(data.shape(0)), "too few signs");
-    unlocked([&] { kernels().rotate_backward(aligned(data), aligned(signs), data.shape(0)); });
-  }, nb::arg("data").noconvert(), nb::arg("signs").noconvert());
+  m.def("rotate_forward", &rotate_forward<float>, nb::arg("x").noconvert(), nb::arg("factor"),
+        nb::arg("signs").noconvert(), nb::arg("out").noconvert());
+  m.def("rotate_forward", &rotate_forward<double>, nb::arg("x").noconvert(), nb::arg("factor"),
+        nb::arg("signs").noconvert(), nb::arg("out").noconvert());
+  m.def(
+      "rotate_backward",
+      [](Array<float> data, Input<std::uint8_t> signs) {
+        require(data.shape(0) >= 1 && signs.shape(0) >= sign_bytes(data.shape(0)), "too few signs");
+        unlocked([&] { kernels().rotate_backward(aligned(data), aligned(signs), data.shape(0)); });
+      },
+      nb::arg("data").noconvert(), nb::arg("signs").noconvert());
 
   nb::class_<Rounder>(m, "Rounder")
-      .def(nb::init<std::uint32_t, int, std::uint32_t, Input<std::uint64_t>, Input<std::uint64_t>, std::uint32_t>(), nb::arg("levels"),
-           nb::arg("fraction_bits"), nb::arg("trials"), nb::arg("high").noconvert(), nb::arg("low").noconvert(), nb::arg("base"))
-      .def("values", &Rounder::values, nb::arg("grid").noconvert(), nb::arg("keystream").noconvert(), nb::arg("values").noconvert())
-      .def("packed", &Rounder::packed, nb::arg("grid").noconvert(), nb::arg("keystream").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+      .def(nb::init<std::uint32_t, int, std::uint32_t, Input<std::uint64_t>, Input<std::uint64_t>,
+                    std::uint32_t>(),
+           nb::arg("levels"), nb::arg("fraction_bits"), nb::arg("trials"),
+           nb::arg("high").noconvert(), nb::arg("low").noconvert(), nb::arg("base"))
+      .def("values", &Rounder::values, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("values").noconvert())
+      .def("packed", &Rounder::packed, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
            nb::arg("last_bits"), nb::arg("out").noconvert());
 
-  m.def("pack", [](Input<std::uint32_t> values, std::uint64_t radix, std::size_t digits, int bits, int last_bits, Array<std::uint8_t> out) {
-    const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
-    require(out.shape(0) == packed_bytes(values.shape(0), grouping), "out has the wrong length");
-    unlocked([&] { kernels().pack(aligned(values), grouping, aligned(out), values.shape(0)); });
-  }, nb::arg("values").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("out").noconvert());
-  m.def("unpack", [](Input<std::uint8_t> payload, std::uint64_t radix, std::size_t digits, int bits, int last_bits, Array<std::uint32_t> values) {
-    const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
-    require(payload.shape(0) == packed_bytes(values.shape(0), grouping), "payload has the wrong length");
-    unlocked([&] { kernels().unpack(aligned(payload), grouping, aligned(values), values.shape(0)); });
-  }, nb::arg("payload").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("values").noconvert());
-  m.def("find_out_of_range", [](Input<std::uint8_t> payload, std::uint64_t radix, std::size_t digits, int bits, int last_bits,
-                                std::uint64_t limit, std::size_t n) {
-    const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
-    require(payload.shape(0) == packed_bytes(n, grouping), "payload has the wrong length");
-    return unlocked([&] { return kernels().find_out_of_range(aligned(payload), grouping, limit, n); });
-  }, nb::arg("payload").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("limit"), nb::arg("n"));
-  m.def("add_packed", &add_packed<std::uint32_t>, nb::arg("payload").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
-        nb::arg("last_bits"), nb::arg("sums").noconvert());
-  m.def("add_packed", &add_packed<std::uint64_t>, nb::arg("payload").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
-        nb::arg("last_bits"), nb::arg("sums").noconvert());
-  m.def("centre", &centre<std::uint32_t>, nb::arg("sums").noconvert(), nb::arg("middle"), nb::arg("factor"), nb::arg("out").noconvert());
-  m.def("centre", &centre<std::uint64_t>, nb::arg("sums").noconvert(), nb::arg("middle"), nb::arg("factor"), nb::arg("out").noconvert());
+  m.def(
+      "pack",
+      [](Input<std::uint32_t> values, std::uint64_t radix, std::size_t digits, int bits,
+         int last_bits, Array<std::uint8_t> out) {
+        const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+        require(out.shape(0) == packed_bytes(values.shape(0), grouping),
+                "out has the wrong length");
+        unlocked([&] { kernels().pack(aligned(values), grouping, aligned(out), values.shape(0)); });
+      },
+      nb::arg("values").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+      nb::arg("last_bits"), nb::arg("out").noconvert());
+  m.def(
+      "unpack",
+      [](Input<std::uint8_t> payload, std::uint64_t radix, std::size_t digits, int bits,
+         int last_bits, Array<std::uint32_t> values) {
+        const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+        require(payload.shape(0) == packed_bytes(values.shape(0), grouping),
+                "payload has the wrong length");
+        unlocked([&] {
+          kernels().unpack(aligned(payload), grouping, aligned(values), values.shape(0));
+        });
+      },
+      nb::arg("payload").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+      nb::arg("last_bits"), nb::arg("values").noconvert());
+  m.def(
+      "find_out_of_range",
+      [](Input<std::uint8_t> payload, std::uint64_t radix, std::size_t digits, int bits,
+         int last_bits, std::uint64_t limit, std::size_t n) {
+        const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+        require(payload.shape(0) == packed_bytes(n, grouping), "payload has the wrong length");
+        return unlocked(
+            [&] { return kernels().find_out_of_range(aligned(payload), grouping, limit, n); });
+      },
+      nb::arg("payload").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+      nb::arg("last_bits"), nb::arg("limit"), nb::arg("n"));
+  m.def("add_packed", &add_packed<std::uint32_t>, nb::arg("payload").noconvert(), nb::arg("radix"),
+        nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("sums").noconvert());
+  m.def("add_packed", &add_packed<std::uint64_t>, nb::arg("payload").noconvert(), nb::arg("radix"),
+        nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("sums").noconvert());
+  m.def("centre", &centre<std::uint32_t>, nb::arg("sums").noconvert(), nb::arg("middle"),
+        nb::arg("factor"), nb::arg("out").noconvert());
+  m.def("centre", &centre<std::uint64_t>, nb::arg("sums").noconvert(), nb::arg("middle"),
+        nb::arg("factor"), nb::arg("out").noconvert());
 
-  m.def("crc32c", [](Input<std::uint8_t> data, std::uint32_t prior) {
-    return unlocked([&] { return cpsgd::crc32c(aligned(data), data.shape(0), prior); });
-  }, nb::arg("data").noconvert(), nb::arg("prior") = 0);
+  m.def(
+      "crc32c",
+      [](Input<std::uint8_t> data, std::uint32_t prior) {
+        return unlocked([&] { return cpsgd::crc32c(aligned(data), data.shape(0), prior); });
+      },
+      nb::arg("data").noconvert(), nb::arg("prior") = 0);
 }

@@ -20,17 +20,21 @@ static std::uint64_t read_bytes(const std::uint8_t* bytes, std::size_t available
   return word;
 }
 
-// ---------------------------------------------------------------- one value of 1 to 8 bits a digit: eight values to `kBits` bytes
+// ---------------------------------------------------------------- radix 2^1 to 2^8
+// Every eight values become `kBits` bytes.
 
 // The low `bits` bits of each lane of kWidth bits.
 template <int kWidth>
 static constexpr std::uint64_t low_bits(int bits) {
   std::uint64_t mask = 0;
-  for (int lane = 0; lane < 64; lane += kWidth) mask |= (bits >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << bits) - 1) << lane;
+  for (int lane = 0; lane < 64; lane += kWidth) {
+    mask |= (bits >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << bits) - 1) << lane;
+  }
   return mask;
 }
 
-// Every two neighbouring fields, kBits wide in slots of kSlot bits, are moved together (or apart again).
+// Every two neighbouring fields, kBits wide in slots of kSlot bits, are moved together (or
+// apart again).
 template <int kSlot, int kBits>
 static inline std::uint64_t join(std::uint64_t x) {
   constexpr std::uint64_t lower = low_bits<2 * kSlot>(kBits);
@@ -44,10 +48,14 @@ static inline std::uint64_t part(std::uint64_t x) {
 }
 
 template <int kBits>
-static inline std::uint64_t squeeze(std::uint64_t x) { return join<32, 4 * kBits>(join<16, 2 * kBits>(join<8, kBits>(x))); }
+static inline std::uint64_t squeeze(std::uint64_t x) {
+  return join<32, 4 * kBits>(join<16, 2 * kBits>(join<8, kBits>(x)));
+}
 
 template <int kBits>
-static inline std::uint64_t spread(std::uint64_t x) { return part<8, kBits>(part<16, 2 * kBits>(part<32, 4 * kBits>(x))); }
+static inline std::uint64_t spread(std::uint64_t x) {
+  return part<8, kBits>(part<16, 2 * kBits>(part<32, 4 * kBits>(x)));
+}
 
 template <int kBits>
 static void pack_bytes(const std::uint32_t* values, std::size_t n, std::uint8_t* out) {
@@ -94,7 +102,8 @@ static void unpack_bytes(const std::uint8_t* bytes, std::size_t n, std::uint32_t
   for (std::size_t i = 0; i < n; ++i) values[i] = narrow[i];
 }
 
-// ---------------------------------------------------------------- any radix: groups of digits as words of `bits` bits, least first
+// ---------------------------------------------------------------- any radix
+// Groups of digits become words of `bits` bits, the least significant digit and bit first.
 
 // A queue of bits; 128 of them, so that a 64-bit word always fits behind at most 7 waiting bits.
 struct BitQueue {
@@ -106,14 +115,16 @@ struct BitQueue {
     waiting += width;
   }
   std::uint64_t pop(int width) {
-    const std::uint64_t word = static_cast<std::uint64_t>(bits) & (width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1);
+    const std::uint64_t word = static_cast<std::uint64_t>(bits) &
+                               (width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1);
     bits >>= width;
     waiting -= width;
     return word;
   }
 };
 
-static void pack_groups(const std::uint32_t* values, std::size_t n, const Grouping& grouping, std::uint8_t* out) {
+static void pack_groups(const std::uint32_t* values, std::size_t n, const Grouping& grouping,
+                        std::uint8_t* out) {
   BitQueue queue;
   for (std::size_t i = 0; i < n; i += grouping.digits) {
     const std::size_t digits = n - i < grouping.digits ? n - i : grouping.digits;
@@ -125,24 +136,28 @@ static void pack_groups(const std::uint32_t* values, std::size_t n, const Groupi
   if (queue.waiting > 0) *out = static_cast<std::uint8_t>(queue.pop(queue.waiting));
 }
 
-// Quotients by multiplication: exact for every 64-bit word (Granlund and Montgomery 1994, with a 65-bit multiplier).
+// Quotients by multiplication: exact for every 64-bit word (Granlund and Montgomery 1994,
+// with a 65-bit multiplier).
 struct Divider {
   std::uint64_t multiplier;
   int shift;
 
   explicit Divider(std::uint64_t divisor) {
     const int bits = 64 - __builtin_clzll(divisor - 1);
-    const unsigned __int128 numerator = static_cast<unsigned __int128>((std::uint64_t{1} << (bits - 1)) * 2 - divisor) << 64;
+    const unsigned __int128 numerator =
+        static_cast<unsigned __int128>((std::uint64_t{1} << (bits - 1)) * 2 - divisor) << 64;
     multiplier = static_cast<std::uint64_t>(numerator / divisor) + 1;
     shift = bits - 1;
   }
   std::uint64_t operator()(std::uint64_t x) const {
-    const std::uint64_t high = static_cast<std::uint64_t>((static_cast<unsigned __int128>(multiplier) * x) >> 64);
+    const std::uint64_t high =
+        static_cast<std::uint64_t>((static_cast<unsigned __int128>(multiplier) * x) >> 64);
     return (((x - high) >> 1) + high) >> shift;
   }
 };
 
-static void unpack_groups(const std::uint8_t* bytes, std::size_t n, const Grouping& grouping, std::uint32_t* values) {
+static void unpack_groups(const std::uint8_t* bytes, std::size_t n, const Grouping& grouping,
+                          std::uint32_t* values) {
   const Divider divide(grouping.radix);
   BitQueue queue;
   for (std::size_t i = 0; i < n; i += grouping.digits) {
@@ -155,15 +170,19 @@ static void unpack_groups(const std::uint8_t* bytes, std::size_t n, const Groupi
       values[i + j] = static_cast<std::uint32_t>(word - quotient * grouping.radix);
       word = quotient;
     }
-    // What is left is the last digit, or too large for one if no client packed it: the caller's range check sees it.
+    // What is left is the last digit, or too large for one if no client packed it: the caller's
+    // range check sees it.
     values[i + digits - 1] = word > 0xFFFFFFFFu ? 0xFFFFFFFFu : static_cast<std::uint32_t>(word);
   }
 }
 
 // ---------------------------------------------------------------- one tile either way
 
-static void pack_tile(const std::uint32_t* values, std::size_t n, const Grouping& grouping, std::uint8_t* out) {
-  switch (grouping.digits == 1 && grouping.radix == (std::uint64_t{1} << grouping.bits) ? grouping.bits : 0) {
+static void pack_tile(const std::uint32_t* values, std::size_t n, const Grouping& grouping,
+                      std::uint8_t* out) {
+  switch (grouping.digits == 1 && grouping.radix == (std::uint64_t{1} << grouping.bits)
+              ? grouping.bits
+              : 0) {
     case 1: return pack_bytes<1>(values, n, out);
     case 2: return pack_bytes<2>(values, n, out);
     case 3: return pack_bytes<3>(values, n, out);
@@ -176,8 +195,11 @@ static void pack_tile(const std::uint32_t* values, std::size_t n, const Grouping
   }
 }
 
-static void unpack_tile(const std::uint8_t* bytes, std::size_t n, const Grouping& grouping, std::uint32_t* values) {
-  switch (grouping.digits == 1 && grouping.radix == (std::uint64_t{1} << grouping.bits) ? grouping.bits : 0) {
+static void unpack_tile(const std::uint8_t* bytes, std::size_t n, const Grouping& grouping,
+                        std::uint32_t* values) {
+  switch (grouping.digits == 1 && grouping.radix == (std::uint64_t{1} << grouping.bits)
+              ? grouping.bits
+              : 0) {
     case 1: return unpack_bytes<1>(bytes, n, values);
     case 2: return unpack_bytes<2>(bytes, n, values);
     case 3: return unpack_bytes<3>(bytes, n, values);
@@ -193,7 +215,8 @@ static void unpack_tile(const std::uint8_t* bytes, std::size_t n, const Grouping
 // Calls `body(first value, values, first byte)` for each tile of n values.
 template <typename Body>
 static void for_each_tile(std::size_t n, const Grouping& grouping, const Body& body) {
-  const std::size_t tile = tile_size(grouping), tile_bytes = tile / grouping.digits * grouping.bits / 8;
+  const std::size_t tile = tile_size(grouping),
+                    tile_bytes = tile / grouping.digits * grouping.bits / 8;
   for (std::size_t start = 0, byte = 0; start < n; start += tile, byte += tile_bytes) {
     body(start, n - start < tile ? n - start : tile, byte);
   }

@@ -1,5 +1,5 @@
-// One vector type, three widths. This header is compiled once per SIMD level, each time in its own namespace
-// (see level.cpp), so that one binary carries every level and picks at run time.
+// One vector type, three widths. This header is compiled once per SIMD level, each time in its own
+// namespace (see level.cpp), so that one binary carries every level and picks at run time.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,8 @@ namespace cpsgd {
 namespace CPSGD_LEVEL {
 
 constexpr int kLanes = CPSGD_LANES;
-// Rows of registers a butterfly pass may hold at once: AVX-512 has 32 registers, the others 16 (or NEON's 32 narrow ones).
+// Rows of registers a butterfly pass may hold at once: AVX-512 has 32 registers, the others 16
+// (or NEON's 32 narrow ones).
 constexpr int kMaxRowBits = kLanes == 16 ? 4 : 3;
 
 typedef float Floats __attribute__((vector_size(4 * CPSGD_LANES)));
@@ -41,8 +42,8 @@ static inline void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
 
 static inline Floats broadcast(float x) { return x - Floats{}; }
 
-// a - b. Where there is FMA it is written as a + (-1)·b, which rounds the same and runs on the multiply units, so that
-// sums and differences of a butterfly do not queue for the same two adders.
+// a - b. Where there is FMA it is written as a + (-1)·b, which rounds the same and runs on the
+// multiply units, so that sums and differences of a butterfly do not queue for the same two adders.
 static inline Floats subtract(Floats a, Floats b, Floats one) {
 #if CPSGD_LANES == 16
   return (Floats)_mm512_fnmadd_ps((__m512)b, (__m512)one, (__m512)a);
@@ -65,8 +66,9 @@ static inline Floats opaque_one() {
   return one;
 }
 
-// To be called when kernels are done. Compilers clear the upper register halves themselves, but GCC 12 forgets it on some
-// paths, and code compiled for SSE that runs afterwards then crawls (a cipher's keystream by 60 % on Zen 4).
+// To be called when kernels are done. Compilers clear the upper register halves themselves, but GCC
+// 12 forgets it on some paths, and code compiled for SSE that runs afterwards then crawls (a
+// cipher's keystream by 60 % on Zen 4).
 static void leave() {
 #if CPSGD_LANES >= 8
   _mm256_zeroupper();
@@ -88,7 +90,7 @@ static inline Floats lane_signs(std::index_sequence<kIndex...>) {
   return Floats{((kIndex & kDistance) ? -1.0f : 1.0f)...};
 }
 
-// One butterfly stage inside a register: lane i and lane i ^ kDistance become their sum and difference.
+// One butterfly stage inside a register: lanes i and i ^ kDistance become their sum and difference.
 template <int kDistance>
 static inline Floats lane_butterfly(Floats v) {
   using Indices = std::make_index_sequence<kLanes>;

@@ -1,4 +1,5 @@
-// The stages between a vector and its integers: norms, signs, rounding to the lattice, Binomial noise.
+// The stages between a vector and its integers: norms, signs, rounding to the lattice, and
+// Binomial noise.
 #pragma once
 
 #include <cmath>
@@ -12,7 +13,8 @@ typedef std::uint32_t Words __attribute__((vector_size(4 * CPSGD_LANES)));
 
 // ---------------------------------------------------------------- norms
 
-// A fixed number of partial sums, whatever the level: the order of additions, hence the result, is the same on all.
+// A fixed number of partial sums, whatever the level: the order of additions, hence the result,
+// is the same on all.
 constexpr int kPartialSums = 32;
 
 template <typename T, typename Map>
@@ -47,7 +49,8 @@ static double norm_squared(const T* x, std::size_t n) {
 
 // The squared norm of the grid point that `quantize` will round from.
 static double grid_norm_squared(const float* y, std::size_t n, float limit) {
-  return sum_of_squares(y, n, [limit](float value) { return static_cast<double>(std::rint(clamp(value, limit))); });
+  return sum_of_squares(
+      y, n, [limit](float value) { return static_cast<double>(std::rint(clamp(value, limit))); });
 }
 
 // ---------------------------------------------------------------- signs and scale
@@ -55,11 +58,17 @@ static double grid_norm_squared(const float* y, std::size_t n, float limit) {
 template <typename T>
 static inline float scaled(T x, double factor);
 template <>
-inline float scaled<float>(float x, double factor) { return x * static_cast<float>(factor); }
+inline float scaled<float>(float x, double factor) {
+  return x * static_cast<float>(factor);
+}
 template <>
-inline float scaled<double>(double x, double factor) { return static_cast<float>(x * factor); }
+inline float scaled<double>(double x, double factor) {
+  return static_cast<float>(x * factor);
+}
 
-static inline Floats load_scaled(const float* x, double factor) { return load(x) * static_cast<float>(factor); }
+static inline Floats load_scaled(const float* x, double factor) {
+  return load(x) * static_cast<float>(factor);
+}
 
 static inline Floats load_scaled(const double* x, double factor) {
   Floats v;
@@ -73,12 +82,15 @@ static void scale(const T* x, double factor, float* out, std::size_t n) {
 }
 
 template <std::size_t... kIndex>
-static inline Words lane_bits(std::index_sequence<kIndex...>) { return Words{(std::uint32_t{1} << kIndex)...}; }
+static inline Words lane_bits(std::index_sequence<kIndex...>) {
+  return Words{(std::uint32_t{1} << kIndex)...};
+}
 
-// out = ±(x · factor) · normalise, the signs from `first_bit` (a multiple of 16) of `bits` on. `out` may be `x`.
+// out = ±(x · factor) · normalise, the signs from `first_bit` (a multiple of 16) of `bits` on.
+// `out` may be `x`.
 template <typename T>
-static void apply_signs(const T* x, double factor, const std::uint8_t* bits, std::size_t first_bit, float normalise, float* out,
-                        std::size_t n) {
+static void apply_signs(const T* x, double factor, const std::uint8_t* bits, std::size_t first_bit,
+                        float normalise, float* out, std::size_t n) {
   const std::uint8_t* bytes = bits + first_bit / 8;
   const Words lanes = lane_bits(std::make_index_sequence<kLanes>{});
   std::size_t i = 0;
@@ -90,16 +102,20 @@ static void apply_signs(const T* x, double factor, const std::uint8_t* bits, std
       store(out + i + part, reinterpret_cast<Floats>(reinterpret_cast<Words>(product) ^ sign));
     }
   }
-  for (; i < n; ++i) out[i] = scaled(x[i], factor) * ((bytes[i / 8] >> (i % 8)) & 1 ? -normalise : normalise);
+  for (; i < n; ++i) {
+    out[i] = scaled(x[i], factor) * ((bytes[i / 8] >> (i % 8)) & 1 ? -normalise : normalise);
+  }
 }
 
-// ---------------------------------------------------------------- rotation (see codec/rotate.py for the definition)
+// ---------------------------------------------------------------- rotation (see codec/rotate.py)
 
 static int log2_floor(std::size_t n) { return 63 - __builtin_clzll(n); }
 
-// Scale, signs, then the normalised transform: from the first 2^bits entries of x to those of `out`, which may be the same.
+// Scale, signs, then the normalised transform: from the first 2^bits entries of x to those of
+// `out`, which may be the same.
 template <typename T>
-static void signed_transform(const T* x, double factor, const std::uint8_t* signs, std::size_t first_sign, float* out, int bits) {
+static void signed_transform(const T* x, double factor, const std::uint8_t* signs,
+                             std::size_t first_sign, float* out, int bits) {
   const float normalise = static_cast<float>(std::exp2(-0.5 * bits));
   const auto fill = [&](float* part, std::size_t count) {
     const std::size_t start = static_cast<std::size_t>(part - out);
@@ -109,7 +125,8 @@ static void signed_transform(const T* x, double factor, const std::uint8_t* sign
 }
 
 // The inverse: the transform, then signs.
-static void transform_signed(float* data, const std::uint8_t* signs, std::size_t first_sign, int bits) {
+static void transform_signed(float* data, const std::uint8_t* signs, std::size_t first_sign,
+                             int bits) {
   const float normalise = static_cast<float>(std::exp2(-0.5 * bits));
   transform(data, bits, [](float*, std::size_t) {}, opaque_one());
   apply_signs(data, 1.0, signs, first_sign, normalise, data, std::size_t{1} << bits);
@@ -119,7 +136,8 @@ static void transform_signed(float* data, const std::uint8_t* signs, std::size_t
 static std::size_t second_signs(std::size_t size) { return size < 16 ? 16 : size; }
 
 template <typename T>
-static void rotate_forward(const T* x, double factor, const std::uint8_t* signs, float* out, std::size_t n) {
+static void rotate_forward(const T* x, double factor, const std::uint8_t* signs, float* out,
+                           std::size_t n) {
   const int bits = log2_floor(n);
   const std::size_t size = std::size_t{1} << bits, rest = n - size;
   signed_transform(x, factor, signs, 0, out, bits);
@@ -141,8 +159,9 @@ static void rotate_backward(float* data, const std::uint8_t* signs, std::size_t 
 
 // ---------------------------------------------------------------- stochastic rounding
 
-// The number of ones. Where no vector instruction counts them it is spelled out, without the usual closing
-// multiplication: compilers recognise that, turn it into the scalar instruction and stop vectorising.
+// The number of ones. Where no vector instruction counts them it is spelled out, without the
+// usual closing multiplication: compilers recognise that, turn it into the scalar instruction and
+// stop vectorising.
 static inline std::uint32_t count_ones(std::uint32_t x) {
 #if defined(__AVX512VPOPCNTDQ__)
   return static_cast<std::uint32_t>(__builtin_popcount(x));
@@ -155,27 +174,33 @@ static inline std::uint32_t count_ones(std::uint32_t x) {
 #endif
 }
 
-// values = floor((offset + v + r) / 2^fraction_bits) + ones, where v is the grid point nearest to y, r the low half of the
-// keystream word, and `ones` counts the first `coins` (at most 16) bits of its high half.
-static void quantize(const float* __restrict y, const std::uint32_t* __restrict words, const Lattice& lattice, std::uint32_t coins,
-                     std::uint32_t* __restrict values, std::size_t n) {
+// values = floor((offset + v + r) / 2^fraction_bits) + ones, where v is the grid point nearest to
+// y, r the low half of the keystream word, and `ones` counts the first `coins` (at most 16) bits of
+// its high half.
+static void quantize(const float* __restrict y, const std::uint32_t* __restrict words,
+                     const Lattice& lattice, std::uint32_t coins, std::uint32_t* __restrict values,
+                     std::size_t n) {
   const float limit = lattice.limit;
   const std::uint32_t offset = lattice.offset, mask = (1u << coins) - 1u;
   const int fraction = lattice.fraction_bits, unused = 16 - fraction;
   for (std::size_t i = 0; i < n; ++i) {
     const std::uint32_t word = words[i];
-    const std::uint32_t v = static_cast<std::uint32_t>(static_cast<std::int32_t>(std::rint(clamp(y[i], limit))));
-    values[i] = ((offset + v + ((word & 0xFFFFu) >> unused)) >> fraction) + count_ones((word >> 16) & mask);
+    const std::uint32_t v =
+        static_cast<std::uint32_t>(static_cast<std::int32_t>(std::rint(clamp(y[i], limit))));
+    values[i] =
+        ((offset + v + ((word & 0xFFFFu) >> unused)) >> fraction) + count_ones((word >> 16) & mask);
   }
 }
 
-// ---------------------------------------------------------------- Binomial noise by coins (inversion.h: other laws)
+// ---------------------------------------------------------------- Binomial(m, 1/2) noise by coins
+// (Other laws: inversion.h.)
 
 constexpr std::uint32_t kCoinsInWord = 16;
 
-// The rest of Binomial(m, 1/2), beyond the coins in the rounding words: planes of 32 coins, `stride` words apart.
-static void add_planes(const std::uint32_t* __restrict planes, std::size_t stride, std::uint32_t coins, std::uint32_t* __restrict values,
-                       std::size_t n) {
+// The rest of Binomial(m, 1/2), beyond the coins in the rounding words: planes of 32 coins,
+// `stride` words apart.
+static void add_planes(const std::uint32_t* __restrict planes, std::size_t stride,
+                       std::uint32_t coins, std::uint32_t* __restrict values, std::size_t n) {
   for (std::uint32_t left = coins; left != 0; planes += stride) {
     const std::uint32_t here = std::min<std::uint32_t>(left, 32);
     const std::uint32_t mask = here == 32 ? ~0u : (1u << here) - 1u;
@@ -188,7 +213,9 @@ static void add_planes(const std::uint32_t* __restrict planes, std::size_t strid
 
 template <typename Sum>
 static void centre(const Sum* sums, double centre, double factor, float* out, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<float>((static_cast<double>(sums[i]) - centre) * factor);
+  for (std::size_t i = 0; i < n; ++i) {
+    out[i] = static_cast<float>((static_cast<double>(sums[i]) - centre) * factor);
+  }
 }
 
 }  // namespace CPSGD_LEVEL
