@@ -5,14 +5,14 @@ an `Aggregator` adds messages up and yields the unbiased mean. `plan` finds the 
 of bits, `guarantee` says which ε is proved for a protocol, and by which theorem.
 """
 
+from cpsgd.adjacency import Adjacency as Adjacency
 from cpsgd.aggregator import Aggregator as Aggregator
-from cpsgd.error import ErrorBound as ErrorBound
-from cpsgd.error import ExpectedError as ExpectedError
+from cpsgd.mechanisms import ErrorBound as ErrorBound
+from cpsgd.mechanisms import ExpectedError as ExpectedError
 from cpsgd.planner import Plan as Plan
 from cpsgd.planner import plan as plan
 from cpsgd.privacy import Guarantee as Guarantee
 from cpsgd.privacy import guarantee as guarantee
 from cpsgd.protocol import Protocol as Protocol
-from cpsgd.protocol import paper_coordinate_range as paper_coordinate_range
 
 __version__ = "0.1.0"

@@ -46,3 +46,11 @@ def finite(name: str, value: object) -> float:
 def probability(name: str, value: object) -> float:
     """Returns `value` as a float strictly between 0 and 1, or raises."""
     return positive(name, value, low=0.0, high=1.0)
+
+
+def fraction(name: str, value: object) -> float:
+    """Returns `value` as a float in [0, 1), or raises."""
+    result = finite(name, value)
+    if not 0.0 <= result < 1.0:
+        raise ParameterError(f"Expected {name} in [0, 1), got {name}={result!r}.")
+    return result

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.codec import pack, pipeline, wire
-from cpsgd.codec._kernels import _native
+from cpsgd.codec import pipeline, wire
 from cpsgd.errors import (
     ChecksumError,
     DimensionError,
@@ -23,7 +22,6 @@ from cpsgd.errors import (
     RoundError,
     TrailingBytesError,
     TruncatedError,
-    ValueRangeError,
     VersionError,
     WireError,
 )
@@ -35,16 +33,14 @@ _STATE_VERSION = 1
 _STATE = struct.Struct("<4sH16sQQ")
 _ID_BYTES = 16
 _DIGEST_BYTES = 32
-# A float message of an honest client is outside D + 40 σ with probability below 1e-340 a coordinate.
-_GAUSSIAN_REACH = 40.0
 
 
 class Aggregator:
     """Sums the messages of one round and returns their mean.
 
     A message is either accepted whole or refused with a `WireError` that leaves the aggregator as it was. Memory is the
-    sums (4 or 8 bytes a coordinate) and 16 bytes a message for the ids that reveal a repetition. Methods may be called
-    from several threads.
+    sums (4 or 8 bytes per coordinate) and 16 bytes per message for the ids that reveal a repetition. Methods may be
+    called from several threads.
 
     Example:
         >>> import numpy as np
@@ -78,9 +74,9 @@ class Aggregator:
         self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
         self._max_dim = max_dim
         self._fingerprint = protocol.fingerprint
+        self._format = protocol.format
         self._ids: set[bytes] = set()
-        # uint32 until the sums outgrow it, then uint64; float64 in the Gaussian protocol.
-        self._sums: NDArray[Any] = np.zeros(protocol.dim, np.uint32 if protocol.sigma is None else np.float64)
+        self._sums = self._format.empty(protocol.dim)
         self._lock = Lock()
 
     @property
@@ -90,7 +86,7 @@ class Aggregator:
 
     @property
     def sums(self) -> NDArray[Any]:
-        """A copy of the sums of the messages: integers, or floats in the Gaussian protocol."""
+        """A copy of the sums of the messages: integers, or floats where the protocol sends floats."""
         with self._lock:
             return self._sums.copy()
 
@@ -103,26 +99,18 @@ class Aggregator:
         """
         # A copy of what the caller could still change while it is being checked and added.
         parsed = wire.read(message if isinstance(message, bytes) else bytes(message), max_dim=self._max_dim)
-        if parsed.fingerprint != self._fingerprint or parsed.radix != self.protocol.radix:
+        if parsed.fingerprint != self._fingerprint or parsed.radix != self._format.radix:
             raise FingerprintError("The message was made with other protocol parameters than this aggregator's.")
         if parsed.dim != self.protocol.dim:
             raise DimensionError(f"The message has {parsed.dim} coordinates, the protocol {self.protocol.dim}.")
         if parsed.round != self.round:
             raise RoundError(f"The message was made for round {parsed.round}, this is round {self.round}.")
-        if self.protocol.sigma is None:
-            largest = self.protocol.levels + self.protocol.trials
-            pack.check(parsed.payload, parsed.dim, parsed.radix, largest)
-        else:
-            floats = self._checked_floats(parsed.payload)
+        self._format.check(parsed.payload, parsed.dim)
         with self._lock:
             if parsed.message_id in self._ids:
                 raise DuplicateError("A message with this id was accepted before.")
-            if self.protocol.sigma is None:
-                self._widen(self.count + 1)
-                groups = pack.grouping(parsed.radix)
-                _native.add_packed(parsed.payload, *groups.arguments(parsed.dim), self._sums)
-            else:
-                self._sums += floats
+            self._sums = self._format.widened(self._sums, self.count + 1)
+            self._format.add(parsed.payload, self._sums)
             self._ids.add(parsed.message_id)
 
     def merge(self, other: Aggregator) -> None:
@@ -142,8 +130,7 @@ class Aggregator:
         with self._lock:
             if not self._ids.isdisjoint(ids):
                 raise DuplicateError("A message was accepted by both aggregators.")
-            self._widen(self.count + len(ids))
-            self._sums += sums
+            self._sums = self._format.widened(self._sums, self.count + len(ids)) + sums
             self._ids |= ids
 
     def mean(self) -> NDArray[np.float32]:
@@ -158,15 +145,13 @@ class Aggregator:
         with self._lock:
             if not self._ids:
                 raise EmptyError("There is no mean yet: no message has been accepted.")
-            if self.protocol.sigma is not None:
-                return (self._sums / self.count).astype(np.float32)
             return pipeline.decode(self.protocol, self._sums, self.count, self.round)
 
     def save(self) -> bytes:
         """The whole state as bytes, for `restore`."""
         with self._lock:
             head = _STATE.pack(_STATE_MAGIC, _STATE_VERSION, self._fingerprint, self.round, self.count)
-            sums = self._sums.astype("<f8" if self.protocol.sigma is not None else "<u8").tobytes()
+            sums = self._sums.astype(self._format.saved).tobytes()
             body = head + b"".join(sorted(self._ids)) + sums
         return body + hashlib.sha256(body).digest()
 
@@ -200,35 +185,10 @@ class Aggregator:
         if len(ids) != count:
             raise WireError("The saved state repeats a message id.")
         start += count * _ID_BYTES
-        if protocol.sigma is not None:
-            floats = np.frombuffer(state, "<f8", protocol.dim, start)
-            # The factor forgives the rounding of a sum of many messages.
-            if not bool(np.all(np.abs(floats) <= count * aggregator._largest_float * (1.0 + 1e-6))):
-                raise ValueRangeError("The saved state holds a sum that its messages cannot have.")
-            aggregator._sums = floats.copy()
-        else:
-            sums = np.frombuffer(state, "<u8", protocol.dim, start)
-            if int(sums.max()) > count * (protocol.levels + protocol.trials - 1):
-                raise ValueRangeError("The saved state holds a sum that its messages cannot have.")
-            aggregator._widen(count)
-            aggregator._sums = sums.astype(aggregator._sums.dtype)
+        form = aggregator._format
+        sums = np.frombuffer(state, form.saved, protocol.dim, start)
+        form.check_sums(sums, count)
+        aggregator._sums = form.widened(aggregator._sums, count)
+        aggregator._sums = sums.astype(aggregator._sums.dtype)
         aggregator._ids = ids
         return aggregator
-
-    def _widen(self, count: int) -> None:
-        """Makes room for the sums of `count` messages."""
-        largest = count * (self.protocol.levels + self.protocol.trials - 1)
-        if self._sums.dtype == np.uint32 and largest >= 2**32:
-            self._sums = self._sums.astype(np.uint64)
-
-    @property
-    def _largest_float(self) -> float:
-        """D + 40 σ, beyond which no honest client's float lies."""
-        return self.protocol.clip_norm + _GAUSSIAN_REACH * (self.protocol.sigma or 0.0)
-
-    def _checked_floats(self, payload: NDArray[np.uint8]) -> NDArray[np.float32]:
-        floats = np.frombuffer(payload, dtype="<f4")
-        inside = np.abs(floats) <= self._largest_float
-        if not inside.all():
-            raise ValueRangeError(f"The float at position {int(np.argmin(inside))} is not within ±(D + 40 σ).")
-        return floats

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
+from cpsgd.adjacency import Adjacency
 from cpsgd.aggregator import Aggregator
 from cpsgd.audit import checks, dependence
 from cpsgd.audit.bound import Attacker, Promise, Rehearsal
@@ -17,11 +18,10 @@ from cpsgd.audit.canaries import Canary, canaries, peculiar, resting, rounded
 from cpsgd.audit.checks import Batch, Check
 from cpsgd.audit.lattice import Array
 from cpsgd.audit.law import LikelihoodRatio
-from cpsgd.audit.playing import Encode, Stage, Start
+from cpsgd.audit.playing import Encode, Player, Start
 from cpsgd.audit.report import AuditReport, Claim
 from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.privacy.adjacency import Adjacency, check_adjacency
 from cpsgd.privacy.guarantee import Guarantee, guarantee
 from cpsgd.protocol import Protocol
 
@@ -52,7 +52,7 @@ def audit(
     protocol: Protocol,
     delta: float,
     *,
-    adjacency: Adjacency = "replace-one",
+    adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
     rounds: int = 20_000,
     surviving: int | None = None,
     few: int = 1,
@@ -65,7 +65,7 @@ def audit(
     """Attacks rounds of a protocol as they are really carried out, and compares with the ε that is claimed.
 
     Args:
-        protocol: A Binomial protocol.
+        protocol: A protocol whose messages are integers.
         delta: δ of the claim.
         adjacency: Which data sets are neighbours.
         rounds: Rounds to play; the more, the closer the lower bound comes to the truth.
@@ -94,16 +94,17 @@ def audit(
     _check_size(protocol, count, _validate.integer("rounds", rounds, low=SMALLEST_ROUNDS))
     _validate.integer("few", few, low=1, high=count)
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
-    claimed = guarantee(protocol, delta, adjacency=check_adjacency(adjacency), surviving=count)
+    neighbours = Adjacency.parse(adjacency)
+    claimed = guarantee(protocol, delta, adjacency=neighbours, surviving=count)
     claims = _claims(protocol, claimed, count)
-    stage = Stage(protocol, round, encode or protocol.encode, start, seed, progress)
+    player = Player(protocol, round, encode or protocol.encode, start, seed, progress)
     share = FALSE_ALARM / _RANDOM_CHECKS
     error = share / len(claims)
 
     # Which canary, and which attacker, promises most.
-    choices = canaries(stage.lattice, adjacency)
+    choices = canaries(player.lattice, neighbours)
     attacked = rounds - int(_EXPLORING * rounds) - int(_ROUNDING * rounds) - int(_FEW * rounds)
-    explored = [_explore(stage, canary, count, int(_EXPLORING * rounds) // len(choices)) for canary in choices]
+    explored = [_explore(player, canary, count, int(_EXPLORING * rounds) // len(choices)) for canary in choices]
     batches = [batch for lesson in explored for batch in lesson.batches]
 
     def promised(lesson: _Lesson) -> float:
@@ -114,18 +115,18 @@ def audit(
     best = max(explored, key=promised)
 
     # Fresh rounds decide.
-    played, scores, worlds = _attack(stage, best.canary, count, attacked)
+    played, scores, worlds = _attack(player, best.canary, count, attacked)
     batches += played
 
     def proved(delta: float, error: float) -> float:
         return best.attacker(attacked, delta, error).lower_bound(scores, worlds, delta, error)
 
     found = tuple(Claim(delta_, epsilon, proved(delta_, error)) for delta_, epsilon in claims)
-    batches.append(stage.play("between levels", [(rounded(stage.lattice), count)], int(_ROUNDING * rounds)))
-    vectors = peculiar(stage.lattice)
+    batches.append(player.play("between levels", [(rounded(player.lattice), count)], int(_ROUNDING * rounds)))
+    vectors = peculiar(player.lattice)
     ends = np.linspace(0, int(_FEW * rounds), len(vectors) + 1).astype(int)
     for (name, vector), number in zip(vectors.items(), np.diff(ends), strict=True):
-        batches.append(stage.play(f"few messages, {name}", [(vector, few)], int(number)))
+        batches.append(player.play(f"few messages, {name}", [(vector, few)], int(number)))
     return AuditReport(
         claimed=claimed,
         lower_bound=proved(delta, 1.0 - CONFIDENCE),
@@ -135,12 +136,12 @@ def audit(
         promises=tuple(
             (lesson.canary.name, lesson.promise(attacked, delta, 1.0 - CONFIDENCE).epsilon) for lesson in explored
         ),
-        rounds=stage.played,
+        rounds=player.played,
         attacked_rounds=attacked,
         surviving=count,
         false_alarm=FALSE_ALARM,
         error_rates=_error_rates(scores, worlds),
-        checks=(_privacy(found), *_law_checks(batches, stage.generator, share)),
+        checks=(_privacy(found), *_law_checks(batches, player.generator, share)),
     )
 
 
@@ -168,25 +169,25 @@ class _Lesson:
         return Attacker.answering(self.real.scores, best.sign, best.share)
 
 
-def _explore(stage: Stage, canary: Canary, count: int, rounds: int) -> _Lesson:
-    batches, scores, worlds = _attack(stage, canary, count, rounds)
+def _explore(player: Player, canary: Canary, count: int, rounds: int) -> _Lesson:
+    batches, scores, worlds = _attack(player, canary, count, rounds)
     laws = [batch.law for batch in batches]
-    size = min(_SIMULATED, _MAX_SIMULATED_NUMBERS // stage.lattice.protocol.dim) // 2
+    size = min(_SIMULATED, _MAX_SIMULATED_NUMBERS // player.lattice.protocol.dim) // 2
     ratio = LikelihoodRatio(*laws)
-    simulated = np.concatenate([ratio.score(law.sample(size, stage.generator)) for law in laws])
+    simulated = np.concatenate([ratio.score(law.sample(size, player.generator)) for law in laws])
     return _Lesson(canary, batches, Rehearsal(scores, worlds), Rehearsal(simulated, np.repeat([False, True], size)))
 
 
-def _attack(stage: Stage, canary: Canary, count: int, rounds: int) -> tuple[list[Batch], Array, NDArray[np.bool_]]:
+def _attack(player: Player, canary: Canary, count: int, rounds: int) -> tuple[list[Batch], Array, NDArray[np.bool_]]:
     """Plays rounds in which a coin decides which neighbour takes part; the attacker's scores, and the coins."""
-    others = (resting(stage.lattice), count - 1)
+    others = (resting(player.lattice), count - 1)
     zero, one = [(canary.zero, 1), others], [(canary.one, 1), others]
-    worlds = stage.generator.random(rounds) < 0.5
-    times = stage.played + np.arange(rounds)
-    exact = stage.lattice.sums(stage.means([one if world else zero for world in worlds]), count)
-    slack = stage.lattice.slack(count)
+    worlds = player.generator.random(rounds) < 0.5
+    times = player.played + np.arange(rounds)
+    exact = player.lattice.sums(player.means([one if world else zero for world in worlds]), count)
+    slack = player.lattice.slack(count)
     batches = [
-        Batch(f"{canary.name}, {label}", stage.law(clients), slack, exact[worlds == world], times[worlds == world])
+        Batch(f"{canary.name}, {label}", player.law(clients), slack, exact[worlds == world], times[worlds == world])
         for label, clients, world in (("zero", zero, False), ("one", one, True))
     ]
     ratio = LikelihoodRatio(batches[0].law, batches[1].law)
@@ -250,15 +251,15 @@ def _error_rates(scores: Array, worlds: NDArray[np.bool_]) -> tuple[tuple[float,
 
 
 def _check_size(protocol: Protocol, count: int, rounds: int) -> None:
-    if protocol.sigma is not None:
-        raise ParameterError("The Gaussian protocol sends floats and is a baseline; only Binomial ones are audited.")
+    protocol.check_integers()
     if protocol.dim > _MAX_DIM:
         raise ParameterError(
             f"Expected at most {_MAX_DIM} coordinates to audit, got {protocol.dim}; audit the same protocol with fewer."
         )
     if rounds * protocol.dim > _MAX_NUMBERS:
         raise ParameterError(f"Expected rounds times dim <= {_MAX_NUMBERS}, got {rounds} times {protocol.dim}.")
-    reach = 0.5 * count * protocol.levels + 8.0 * math.sqrt(count * protocol.trials * protocol.p * (1.0 - protocol.p))
+    mechanism = protocol.mechanism
+    reach = 0.5 * count * mechanism.levels + 8.0 * math.sqrt(count * mechanism.noise_variance)
     if reach > _MAX_SUM:
         raise ParameterError(
             "The sums are too large to be told apart in a released mean of float32; audit fewer surviving messages."

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cpsgd.adjacency import Adjacency
 from cpsgd.audit.lattice import Array, Lattice
 from cpsgd.codec.clip import Vector
-from cpsgd.privacy.adjacency import Adjacency
 
 # Canaries are this many clip norms long. An honest client shortens them; one that forgets to is found out.
 _LENGTH = 8.0
@@ -46,7 +46,8 @@ def canaries(lattice: Lattice, adjacency: Adjacency) -> list[Canary]:
         }
     length = _LENGTH * lattice.protocol.clip_norm
     return [
-        Canary(name, -length * direction if adjacency == "replace-one" else np.zeros(dim), length * direction)
+        # Neighbours two radii apart are opposite each other, those one radius apart a vector and zero.
+        Canary(name, (1.0 - adjacency.reach) * length * direction, length * direction)
         for name, direction in directions.items()
     ]
 
@@ -87,7 +88,7 @@ def _beside_zero(lattice: Lattice, offset: float, within: float) -> Array:
     """All rotated coordinates `offset` levels above the level at or below zero, if that is short enough."""
     protocol = lattice.protocol
     # With an even number of levels zero is halfway between two of them.
-    centre = 0.5 if protocol.levels % 2 == 0 else 0.0
+    centre = 0.5 if protocol.mechanism.levels % 2 == 0 else 0.0
     coordinate = (offset - centre) * protocol.scale
     norm = abs(coordinate) * math.sqrt(protocol.dim)
     allowed = within * protocol.clip_norm

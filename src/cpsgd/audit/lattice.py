@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import hadamard
 
-from cpsgd.codec import quantize, rotate
-from cpsgd.codec._kernels import reference
+from cpsgd.codec import rotate
 from cpsgd.codec.clip import Vector
+from cpsgd.codec.grid import Grid
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -30,11 +31,10 @@ class Lattice:
     def __init__(self, protocol: Protocol, round: int) -> None:
         """Works out the rotation as a matrix."""
         self.protocol = protocol
+        self._grid: Grid = protocol.mechanism.grid  # type: ignore[assignment]  # only integers are audited
         self._rotation = np.eye(protocol.dim)
         if protocol.rotate:
-            signs = rotate.signs(protocol.dim, protocol.rotation_seed, round)
-            rows = [reference.rotate_forward(unit, 1.0, signs) for unit in np.eye(protocol.dim)]
-            self._rotation = np.array(rows, dtype=np.float64)
+            self._rotation = _rotation(protocol.dim, rotate.signs(protocol.dim, protocol.rotation_seed, round))
 
     def unrotated(self, vector: Array) -> Array:
         """The vector that the protocol rotates to this one."""
@@ -45,16 +45,33 @@ class Lattice:
         exact = vector.astype(np.float64)
         norm = float(np.linalg.norm(exact))
         clipped = exact * min(1.0, self.protocol.clip_norm / norm) if norm else exact
-        reach = self.protocol.coordinate_range
+        reach = self._grid.limit / self._grid.unit
         return (np.clip(clipped @ self._rotation, -reach, reach) + reach) / self.protocol.scale
 
     def sums(self, means: NDArray[np.float32], count: int) -> Array:
         """The sums of `count` clients' integers behind released means, a row each; integers but for float32."""
-        protocol = self.protocol
-        middle = count * (protocol.trials * protocol.p + 0.5 * (protocol.levels - 1))
-        return means.astype(np.float64) @ self._rotation * (count / protocol.scale) + middle
+        mechanism = self.protocol.mechanism
+        return means.astype(np.float64) @ self._rotation * (count / mechanism.scale) + count * mechanism.centre
 
     def slack(self, count: int) -> float:
         """How far the codec's grid and float32 may move the expected sum of `count` clients, in levels."""
-        levels = self.protocol.levels
-        return count * (math.ldexp(1.0, -quantize.fraction_bits(levels)) + _FLOAT32 * levels)
+        return count * (math.ldexp(1.0, -self._grid.fraction_bits) + _FLOAT32 * self.protocol.mechanism.levels)
+
+
+def _rotation(dim: int, signs: NDArray[np.uint8]) -> Array:
+    """The rotation of `cpsgd.codec.rotate` as a matrix that rows are multiplied by, from its definition."""
+    size = 1 << (dim.bit_length() - 1)
+    rest = dim - size
+    values = 1.0 - 2.0 * np.unpackbits(signs, bitorder="little")
+    transform = hadamard(size) / math.sqrt(size)
+
+    def block(first: int) -> Array:
+        matrix = np.eye(dim)
+        matrix[:size, :size] = values[first : first + size, None] * transform
+        return matrix
+
+    if rest == 0:
+        return block(0)
+    exchange = np.eye(dim)
+    exchange[:, [*range(rest), *range(size, dim)]] = exchange[:, [*range(size, dim), *range(rest)]]
+    return block(0) @ exchange @ block(max(16, size))

@@ -1,4 +1,4 @@
-"""The exact law of a round's sums: Binomial noise and every client's rounding, convolved in each coordinate."""
+"""The exact law of a round's sums: the noise and every client's rounding, convolved in each coordinate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from cpsgd.errors import ParameterError
-from cpsgd.privacy import _binomial
+from cpsgd.mechanisms.law import Normal
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -46,7 +46,10 @@ class Law:
             ParameterError: The law would take too much memory.
         """
         self.count = count = sum(clients for _, clients in groups)
-        noise = _binomial.window(protocol.trials * count, protocol.p, _NATS)
+        law = protocol.mechanism.law(count)
+        if isinstance(law, Normal):
+            raise ParameterError("Only sums of integers have a law that can be convolved.")
+        noise = law.window(_NATS)
         width = len(noise.mass) + count
         if protocol.dim * width > _MAX_ENTRIES:
             raise ParameterError(
@@ -64,7 +67,7 @@ class Law:
         outcomes = np.arange(self.mass.shape[1])
         self.mean = self.first + self.mass @ outcomes
         self.variance = self.mass @ outcomes**2 - (self.mass @ outcomes) ** 2
-        middle = count * (protocol.trials * protocol.p + 0.5 * (protocol.levels - 1))
+        middle = count * protocol.mechanism.centre
         self.outward = np.where(self.mean >= middle, 1.0, -1.0)
         self._below = np.cumsum(self.mass, axis=1) - self.mass
 

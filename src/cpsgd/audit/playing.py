@@ -19,7 +19,7 @@ from cpsgd.protocol import Protocol
 _REPORTED = 100
 
 
-class Carrier(Interface):
+class ServerHalf(Interface):
     """The server's half of a round, such as `Aggregator`."""
 
     def add(self, message: Any, /) -> None:
@@ -32,12 +32,12 @@ class Carrier(Interface):
 Encode = Callable[[Vector, int], Any]
 """The client's half: from a vector and the round's number to a message, such as `Protocol.encode`."""
 
-Start = Callable[[Protocol, int], Carrier]
+Start = Callable[[Protocol, int], ServerHalf]
 """Starts a round, such as `Aggregator` itself."""
 
 
-class Stage:
-    """Plays rounds of a carrier."""
+class Player:
+    """Plays rounds of the code under audit."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class Stage:
         """What is released in rounds with these clients, a row each."""
         released = np.empty((len(worlds), self._protocol.dim), dtype=np.float32)
         for row, clients in zip(released, worlds, strict=True):
-            carrier = self._start(self._protocol, self._round)
+            server = self._start(self._protocol, self._round)
             for vector, number in clients:
                 for _ in range(number):
-                    carrier.add(self._encode(vector, self._round))
-            row[:] = carrier.mean()
+                    server.add(self._encode(vector, self._round))
+            row[:] = server.mean()
             self.played += 1
             if self._progress is not None and self.played % _REPORTED == 0:
                 self._progress(_REPORTED)

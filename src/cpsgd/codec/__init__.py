@@ -1,13 +1,14 @@
-"""The pipeline from a vector to a message and from summed messages back to a vector, one module a stage.
+"""From a vector to a message and from summed messages back to a vector: the stages that all mechanisms share.
 
-| stage | forward | backward |
-|---|---|---|
-| `clip` | scale down to norm D, express in grid units | back to the vector's units |
-| `rotate` | spread every vector over all coordinates | the inverse rotation |
-| `quantize` | stochastic rounding to k levels | level to coordinate |
-| `noise` | add Binomial(m, p) | subtract its mean |
-| `pack` | integers to bytes | bytes to integers |
+| module | what it does |
+|---|---|
+| `clip` | scales a vector down to norm D, and makes sure of it on the grid |
+| `rotate` | spreads every vector over all coordinates |
+| `grid` | the points that stochastic rounding starts from |
+| `thresholds` | tables to draw noise by inversion |
+| `pack`, `formats` | integers to bytes, and sums of them |
+| `wire` | frames a payload as a message |
+| `pipeline` | runs them all, fused and in blocks |
 
-`pipeline` runs them fused and in blocks, `wire` frames the result as a message. `_kernels` holds the C++ code and its
-NumPy twin.
+`_kernels` holds the C++ code and its NumPy twin.
 """

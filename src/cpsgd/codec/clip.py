@@ -1,8 +1,8 @@
-"""Stage 1: bound what one client can say.
+"""Bounds what one client can say.
 
-`forward` scales a vector down to Euclidean norm D and expresses it in grid units (`unit` of them to 1). `enforce` is
-the second look after the rotation: whatever float32 arithmetic did on the way, the grid point that rounding starts from
-has norm at most D, so the sensitivity used by the accounting is a fact.
+`factor` is what a vector is multiplied by to have Euclidean norm at most D. `enforce` is the second look after the
+rotation: whatever float32 arithmetic did on the way, the grid point that rounding starts from has norm at most D, so
+the sensitivity used by the accounting is a fact.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec._kernels import _native
+from cpsgd.codec._kernels import kernels
 from cpsgd.errors import NonFiniteError, VectorError
 
 Vector = NDArray[np.float32] | NDArray[np.float64]
@@ -22,26 +22,16 @@ Vector = NDArray[np.float32] | NDArray[np.float64]
 MARGIN = 2.0**-20
 
 
-def norm(vector: Vector) -> float:
-    """The Euclidean norm in float64; infinite where it exceeds the largest number.
-
-    Raises:
-        NonFiniteError: A coordinate is NaN or infinite.
-    """
-    length, unit = _norm(vector)
-    return length * unit
-
-
 def _norm(vector: Vector) -> tuple[float, float]:
     """The norm as a number of units, and the unit: 1, or the largest coordinate where squares overflow."""
-    squared = _native.norm_squared(vector)
+    squared = kernels.norm_squared(vector)
     if math.isfinite(squared):
         return math.sqrt(squared), 1.0
     finite = np.isfinite(vector)
     if not finite.all():
         raise NonFiniteError(int(np.argmin(finite)))
     largest = float(np.abs(vector).max())
-    return math.sqrt(_native.norm_squared(vector / largest)), largest
+    return math.sqrt(kernels.norm_squared(vector / largest)), largest
 
 
 def factor(vector: Vector, clip_norm: float) -> float:
@@ -51,23 +41,11 @@ def factor(vector: Vector, clip_norm: float) -> float:
     return 1.0 if length * unit <= bound else bound / unit / length
 
 
-def forward(vector: Vector, clip_norm: float, unit: float = 1.0) -> NDArray[np.float32]:
-    """The vector scaled down to norm `clip_norm` (D) where it is longer, times `unit`."""
-    out = np.empty(vector.size, dtype=np.float32)
-    _native.scale(vector, factor(vector, clip_norm) * unit, out)
-    return out
-
-
-def backward(vector: NDArray[np.float32], unit: float = 1.0) -> NDArray[np.float32]:
-    """From grid units back to the vector's own; what was clipped off is gone."""
-    return vector * np.float32(1.0 / unit)
-
-
 def enforce(grid: NDArray[np.float32], *, norm_limit: float, coordinate_limit: float) -> None:
     """Shrinks `grid` in place until the grid point nearest to it surely has norm at most `norm_limit`.
 
     Args:
-        grid: A vector in grid units. `quantize` rounds from the nearest integers, clipped to ±`coordinate_limit`.
+        grid: A vector in grid units. Rounding starts from the nearest integers, clipped to ±`coordinate_limit`.
         norm_limit: D in grid units.
         coordinate_limit: X^max in grid units.
     """
@@ -75,9 +53,9 @@ def enforce(grid: NDArray[np.float32], *, norm_limit: float, coordinate_limit: f
     # handful of float64 operations. Both are covered twice over.
     slack = 1.0 + (grid.size + 16) * 2.0**-52
     margin = MARGIN
-    while not (squared := _native.grid_norm_squared(grid, coordinate_limit) * slack) <= norm_limit * norm_limit:
+    while not (squared := kernels.grid_norm_squared(grid, coordinate_limit) * slack) <= norm_limit * norm_limit:
         if not math.isfinite(squared):
             raise VectorError("The vector changed while it was being encoded.")
         # A larger margin each time: where the grid is coarse, a little less may round to the same point again.
-        _native.scale(grid, norm_limit / math.sqrt(squared) * (1.0 - margin), grid)
+        kernels.scale(grid, norm_limit / math.sqrt(squared) * (1.0 - margin), grid)
         margin = min(1.0, 2.0 * margin)

@@ -1,4 +1,4 @@
-"""Stage 5: integers below a radix to bytes, close to log2(radix) bits each.
+"""Integers below a radix to bytes, close to log2(radix) bits each.
 
 Digits are taken g at a time, least significant first, as one number below radix^g, which is written in B bits; the
 numbers follow each other without gaps, least significant bit first, and the last byte is filled up with zero bits. What
@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec._kernels import _native
+from cpsgd.codec._kernels import kernels
 from cpsgd.errors import ValueRangeError
 
 _WORD_BITS = 64
@@ -71,7 +71,7 @@ def forward(values: NDArray[np.uint32], radix: int) -> bytes:
     if values.size and int(values.max()) >= radix:
         raise ValueRangeError(f"Cannot pack a value that is not below radix={radix}.")
     out = np.empty(payload_bytes(values.size, radix), dtype=np.uint8)
-    _native.pack(values, *grouping(radix).arguments(values.size), out)
+    kernels.pack(values, *grouping(radix).arguments(values.size), out)
     return out.tobytes()
 
 
@@ -84,7 +84,7 @@ def backward(payload: bytes | memoryview | NDArray[np.uint8], count: int, radix:
     data = np.frombuffer(payload, dtype=np.uint8)
     check(data, count, radix, radix)
     values = np.empty(count, dtype=np.uint32)
-    _native.unpack(data, *grouping(radix).arguments(count), values)
+    kernels.unpack(data, *grouping(radix).arguments(count), values)
     return values
 
 
@@ -103,6 +103,6 @@ def check(payload: NDArray[np.uint8], count: int, radix: int, limit: int) -> Non
     # Every pattern of bits is a value where the radix is a power of two and all of it is allowed.
     if limit == radix == 1 << groups.bits and groups.digits == 1:
         return
-    position = _native.find_out_of_range(payload, *groups.arguments(count), limit, count)
+    position = kernels.find_out_of_range(payload, *groups.arguments(count), limit, count)
     if position < count:
         raise ValueRangeError(f"The value at position {position} is not below {limit}.")

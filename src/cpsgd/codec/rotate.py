@@ -1,4 +1,4 @@
-"""Stage 2: a public random rotation that spreads every vector over all coordinates, for any dimension.
+"""A public random rotation that spreads every vector over all coordinates, for any dimension.
 
 Let 2^j be the largest power of two that is at most d, r = d - 2^j, H the normalised Walsh–Hadamard matrix of size 2^j
 and A, B diagonal matrices of random signs. The rotation is
@@ -26,7 +26,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec._kernels import _native
+from cpsgd.codec._kernels import kernels
 from cpsgd.codec.clip import Vector
 from cpsgd.randomness import public_bits
 
@@ -40,7 +40,7 @@ def signs(dim: int, seed: int, round: int) -> NDArray[np.uint8]:
 
     Those of B begin at bit max(16, 2^j).
     """
-    bits = public_bits(PURPOSE, seed, round, _native.sign_bytes(dim))
+    bits = public_bits(PURPOSE, seed, round, kernels.sign_bytes(dim))
     bits.flags.writeable = False
     return bits
 
@@ -48,12 +48,12 @@ def signs(dim: int, seed: int, round: int) -> NDArray[np.uint8]:
 def forward(vector: Vector, signs: NDArray[np.uint8], factor: float = 1.0) -> NDArray[np.float32]:
     """The rotated vector, multiplied by `factor` beforehand."""
     out = np.empty(vector.size, dtype=np.float32)
-    _native.rotate_forward(vector, factor, signs, out)
+    kernels.rotate_forward(vector, factor, signs, out)
     return out
 
 
 def backward(vector: NDArray[np.float32], signs: NDArray[np.uint8]) -> NDArray[np.float32]:
     """The vector that `forward` rotates to this one."""
     out = vector.copy()
-    _native.rotate_backward(out, signs)
+    kernels.rotate_backward(out, signs)
     return out

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self, get_args
 
 from cpsgd import _validate
+from cpsgd.adjacency import Adjacency
 from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.accountant import LARGEST_EPSILON
-from cpsgd.privacy.adjacency import Adjacency, check_adjacency
 from cpsgd.privacy.participation import Participation
 from cpsgd.protocol import MAX_CLIENTS, Protocol
 
@@ -35,7 +35,7 @@ class Budget:
     population: str
     epsilon: float
     delta: float
-    adjacency: Adjacency = "replace-one"
+    adjacency: Adjacency = Adjacency.REPLACE_ONE
     unit: Unit = "client"
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class Budget:
         }
         for field, value in normal.items():
             object.__setattr__(self, field, value)
-        check_adjacency(self.adjacency)
+        object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
         if self.unit not in get_args(Unit):
             raise ParameterError(f"Expected unit to be one of {list(get_args(Unit))}, got {self.unit!r}.")
 

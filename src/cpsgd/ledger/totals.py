@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
-from cpsgd.privacy.adjacency import Adjacency
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.rounds import (

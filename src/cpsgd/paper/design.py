@@ -6,15 +6,26 @@ parameters (see docs/accounting.md).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, InfeasibleError
-from cpsgd.paper.theorem import theorem_epsilon
-from cpsgd.protocol import Protocol
+from cpsgd.paper import bounds
+from cpsgd.paper.theorem import rounded_epsilon
+
+
+@dataclass(frozen=True)
+class PaperDesign:
+    """k, m and X^max of a rotated Binomial protocol."""
+
+    levels: int
+    trials: int
+    coordinate_range: float
 
 
 def paper_design(
     clients: int, dim: int, epsilon: float, delta: float, clip_norm: float = 1.0, *, bits: int
-) -> Protocol:
+) -> PaperDesign:
     """The rotated Binomial protocol with k + m = 2^bits that the paper's theorem allows for one round.
 
     With the paper's X^max, more levels mean less noise and a larger ε by its Theorem 1: the largest k that keeps
@@ -29,24 +40,31 @@ def paper_design(
         (13, 243)
     """
     size = 1 << _validate.integer("bits", bits, low=2, high=24)
-
-    def design(levels: int) -> Protocol:
-        return Protocol.rotated_binomial(
-            clients=clients, dim=dim, clip_norm=clip_norm, levels=levels, trials=size - levels, delta=delta
-        )
+    reach = bounds.coordinate_range(clients=clients, dim=dim, clip_norm=clip_norm, delta=delta)
 
     def kept(levels: int) -> bool:
         try:
-            return theorem_epsilon(design(levels), delta) <= epsilon
+            found = rounded_epsilon(
+                clients=clients,
+                dim=dim,
+                clip_norm=clip_norm,
+                coordinate_range=reach,
+                levels=levels,
+                trials=size - levels,
+                p=0.5,
+                rotate=True,
+                delta=delta,
+            )
         except ConditionError:
             return False
+        return found <= epsilon
 
     if not kept(2):
         raise InfeasibleError(
-            f"By the paper's Theorem 1 no k and m with {bits} bits a coordinate keep ε={epsilon:g} at δ={delta:g}."
+            f"By the paper's Theorem 1 no k and m with {bits} bits per coordinate keep ε={epsilon:g} at δ={delta:g}."
         )
     most, over = 2, size
     while over - most > 1:
         middle = (most + over) // 2
         most, over = (middle, over) if kept(middle) else (most, middle)
-    return design(most)
+    return PaperDesign(most, size - most, reach)

@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpsgd import _validate
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance
-from cpsgd.protocol import paper_coordinate_range
+from cpsgd.paper import bounds
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
+
+CITATION = (
+    "Theorem 1 with the sensitivities of stochastic rounding: Agarwal, Suresh, Yu, Kumar and McMahan, "
+    '"cpSGD", NeurIPS 2018'
+)
 
 # A dozen roundings of about 1e-16 each.
 _SAFE = 1.0 + 1e-14
@@ -132,7 +137,7 @@ def quantization_sensitivities(
     coordinate_range: float,
     levels: int,
     delta: float,
-    adjacency: Adjacency = "replace-one",
+    adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
 ) -> Sensitivities:
     """Δ₁, Δ₂, Δ∞ of stochastic k-level rounding, in units of s = 2X/(k - 1), all holding with probability 1 - δ.
 
@@ -146,9 +151,9 @@ def quantization_sensitivities(
     _validate.integer("dim", dim, low=1)
     _validate.integer("levels", levels, low=2)
     _validate.probability("delta", delta)
-    check_adjacency(adjacency)
+    neighbours = Adjacency.parse(adjacency)
     scale = 2.0 * _validate.positive("coordinate_range", coordinate_range) / (levels - 1)
-    l2 = distance(adjacency, _validate.positive("clip_norm", clip_norm)) / scale
+    l2 = neighbours.distance(_validate.positive("clip_norm", clip_norm)) / scale
     l1 = math.sqrt(dim) * l2
     log = math.log(2.0 / delta)
     deviation = math.sqrt(2.0 * l1 * log)
@@ -156,20 +161,20 @@ def quantization_sensitivities(
     return Sensitivities(
         l1=rounded_l1 * _SAFE,
         l2=(l2 + math.sqrt(rounded_l1 + deviation)) * _SAFE,
-        linf=levels + 1.0 if adjacency == "replace-one" else 0.5 * (levels - 1) + 2.0,
+        linf=neighbours.distance(0.5 * (levels - 1)) + 2.0,
     )
 
 
 def theorem_epsilon(
-    protocol: Protocol, delta: float, *, adjacency: Adjacency = "replace-one", noise_clients: int | None = None
+    protocol: Protocol,
+    delta: float,
+    *,
+    adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
+    noise_clients: int | None = None,
 ) -> float:
     """ε of the paper's theorems for π_sk(Bin(m, p)) and Rot(π_sk(Bin(m, p))), for the δ wanted *in total*.
 
-    π_sk(Bin) is (ε, 2δ')-private and Rot(π_sk(Bin)) (ε, 3δ')-private, ε by Theorem 1 at δ' with the lemma's
-    sensitivities: one share of δ' for the theorem, one for the lemma, and with rotation one for rotations that leave
-    a coordinate beyond X. Here δ' = δ/2 and δ' = δ/3. For Rot the paper sets X = 2D√(log(2nd/δ)/d); a larger X is
-    as good, a smaller one is refused. (Coordinates are clipped, so the lemma holds whatever the rotation does and the
-    third share is not really needed. It is kept, since this is the paper's bound.)
+    See `rounded_epsilon`.
 
     Args:
         protocol: A Binomial protocol.
@@ -177,41 +182,76 @@ def theorem_epsilon(
         adjacency: The paper's is "replace-one".
         noise_clients: How many honest clients' noise is in the sum; all of the protocol's if None.
 
-    Returns:
-        ε, rounded up.
+    Raises:
+        ConditionError: There is no noise, too little of it for Theorem 1, or for Rot the range X is too small.
+        ParameterError: The paper has no such theorem for the protocol's mechanism.
+    """
+    mechanism: Any = protocol.mechanism
+    if mechanism.published is None or mechanism.published[1] != CITATION:
+        raise ParameterError(
+            f"The paper's Theorem 1 is about Binomial noise, not about {mechanism.name}; use cpsgd.guarantee."
+        )
+    return rounded_epsilon(
+        clients=protocol.clients,
+        dim=protocol.dim,
+        clip_norm=protocol.clip_norm,
+        coordinate_range=mechanism.coordinate_range,
+        levels=mechanism.levels,
+        trials=mechanism.trials,
+        p=mechanism.p,
+        rotate=protocol.rotate,
+        delta=delta,
+        adjacency=adjacency,
+        noise_clients=noise_clients,
+    )
+
+
+def rounded_epsilon(
+    *,
+    clients: int,
+    dim: int,
+    clip_norm: float,
+    coordinate_range: float,
+    levels: int,
+    trials: int,
+    p: float,
+    rotate: bool,
+    delta: float,
+    adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
+    noise_clients: int | None = None,
+) -> float:
+    """ε by Theorem 1 of rounding to k levels plus Binomial(m, p) noise, for the δ wanted *in total*, rounded up.
+
+    π_sk(Bin) is (ε, 2δ')-private and Rot(π_sk(Bin)) (ε, 3δ')-private, ε by Theorem 1 at δ' with the lemma's
+    sensitivities: one share of δ' for the theorem, one for the lemma, and with rotation one for rotations that leave
+    a coordinate beyond X. Here δ' = δ/2 and δ' = δ/3. For Rot the paper sets X = 2D√(log(2nd/δ)/d); a larger X is
+    as good, a smaller one is refused. (Coordinates are clipped, so the lemma holds whatever the rotation does and the
+    third share is not really needed. It is kept, since this is the paper's bound.)
 
     Raises:
         ConditionError: There is no noise, too little of it for Theorem 1, or for Rot the range X is too small.
     """
-    if protocol.sigma is not None:
-        raise ParameterError("The Gaussian protocol has its own theorem: use classical_epsilon or analytic_epsilon.")
     _validate.probability("delta", delta)
-    clients = protocol.clients if noise_clients is None else _validate.integer("noise_clients", noise_clients, low=0)
-    if protocol.rotate:
-        needed = paper_coordinate_range(
-            clients=protocol.clients, dim=protocol.dim, clip_norm=protocol.clip_norm, delta=delta
-        )
+    honest = clients if noise_clients is None else _validate.integer("noise_clients", noise_clients, low=0)
+    if rotate:
+        needed = bounds.coordinate_range(clients=clients, dim=dim, clip_norm=clip_norm, delta=delta)
         # Privacy does not hang on this condition, so a range that was rounded on its way through a file will do.
-        if protocol.coordinate_range < needed * (1.0 - 1e-6):
+        if coordinate_range < needed * (1.0 - 1e-6):
             raise ConditionError(
                 f"The paper's theorem for Rot takes X = 2D√(log(2nd/δ)/d) = {needed:.6g} (larger is fine), "
-                f"got coordinate_range={protocol.coordinate_range:.6g}. The certificates have no such condition."
+                f"got coordinate_range={coordinate_range:.6g}. The certificates have no such condition."
             )
-    share = delta / (3.0 if protocol.rotate else 2.0)
+    share = delta / (3.0 if rotate else 2.0)
     sensitivities = quantization_sensitivities(
-        dim=protocol.dim,
-        clip_norm=protocol.clip_norm,
-        coordinate_range=protocol.coordinate_range,
-        levels=protocol.levels,
+        dim=dim,
+        clip_norm=clip_norm,
+        coordinate_range=coordinate_range,
+        levels=levels,
         delta=share,
         adjacency=adjacency,
     )
     return binomial_mechanism_epsilon(
-        noise_trials=protocol.trials * clients,
-        p=protocol.p,
-        dim=protocol.dim,
-        delta=share,
-        sensitivities=sensitivities,
+        noise_trials=trials * honest, p=p, dim=dim, delta=share, sensitivities=sensitivities
     )
 
 

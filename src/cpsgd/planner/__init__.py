@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from cpsgd.planner.planning import plan as plan
+from cpsgd.planner.planning import plan_for as plan_for
+from cpsgd.planner.requirements import Requirements as Requirements
 from cpsgd.planner.result import FrontierPoint as FrontierPoint
 from cpsgd.planner.result import Plan as Plan

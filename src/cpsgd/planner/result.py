@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
-from cpsgd.error import ExpectedError
+from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.privacy.guarantee import Guarantee
 from cpsgd.privacy.participation import Participation
 from cpsgd.protocol import Protocol
@@ -13,15 +15,21 @@ from cpsgd.protocol import Protocol
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """The best that can be done with a number of bits a coordinate."""
+    """The best that can be done with a number of bits per coordinate."""
 
     bits: float
-    levels: int
-    trials: int
-    coordinate_range: float
+    mechanism: Mechanism
     modulus: int | None
     expected_squared_error: float
     ratio: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, the mechanism's parameters among them."""
+        return {**asdict(self), "mechanism": self.mechanism.name, **_parameters(self.mechanism)}
+
+
+def _parameters(mechanism: Mechanism) -> dict[str, Any]:
+    return asdict(mechanism)  # type: ignore[call-overload, no-any-return]  # every mechanism is a dataclass
 
 
 @dataclass(frozen=True)
@@ -32,16 +40,16 @@ class Plan:
         protocol: The parameters to run with.
         guarantee: The proved (ε, δ) of `rounds` rounds with it, evaluated on `protocol` itself.
         wished_epsilon: The ε asked for; the frontier's other points keep it, too.
-        bits: Bits a coordinate takes, rounded up to what was asked for.
+        bits: Bits per coordinate, rounded up to what was asked for.
         error: Expected squared error of a round's mean by cause, for vectors of norm D and `surviving` messages.
         gaussian_squared_error: Error of the Gaussian mechanism calibrated exactly for the same (ε, δ), rounds,
             participation, dropouts and collusion, with real numbers for messages.
-        frontier: The best error for each number of bits.
         rounds: Rounds the guarantee covers.
         participation: Who may take part in which round.
         surviving: The fewest messages a round may end with. A round with fewer must be refused or accounted anew.
         colluding: Clients whose noise does not count because they may tell it.
         overflow_probability: Proved bound on the probability that a round's sum wraps around the modulus (0 without).
+        explore: Computes the frontier.
     """
 
     protocol: Protocol
@@ -50,12 +58,17 @@ class Plan:
     bits: float
     error: ExpectedError
     gaussian_squared_error: float
-    frontier: tuple[FrontierPoint, ...]
     rounds: int
     participation: Participation
     surviving: int
     colluding: int
     overflow_probability: float
+    explore: Callable[[], tuple[FrontierPoint, ...]] = field(repr=False, compare=False)
+
+    @cached_property
+    def frontier(self) -> tuple[FrontierPoint, ...]:
+        """The best error for each number of bits, computed when it is first asked for."""
+        return self.explore()
 
     @property
     def ratio(self) -> float:
@@ -66,10 +79,8 @@ class Plan:
         """Everything as plain JSON values."""
         protocol = self.protocol
         return {
-            "levels": protocol.levels,
-            "trials": protocol.trials,
-            "p": protocol.p,
-            "coordinate_range": protocol.coordinate_range,
+            "mechanism": protocol.mechanism.name,
+            **_parameters(protocol.mechanism),
             "scale": protocol.scale,
             "modulus": protocol.modulus,
             "bits_per_coordinate": protocol.bits_per_coordinate,
@@ -87,6 +98,6 @@ class Plan:
             "colluding": self.colluding,
             "overflow_probability": self.overflow_probability,
             "guarantee": self.guarantee.to_dict(),
-            "frontier": [asdict(point) for point in self.frontier],
+            "frontier": [point.to_dict() for point in self.frontier],
             "protocol": protocol.to_dict(),
         }

@@ -1,9 +1,9 @@
-"""From a wished (ε, δ) to the smallest distance of levels that keeps it.
+"""From a required (ε, δ) to the smallest scale of a mechanism that keeps it.
 
-For given k and m privacy is a matter of one number, S = Δ/s with Δ = 2D (replace-one) or D (zero-out): the more
-levels two neighbours can be apart, the less the same noise hides. The certificates turn the wish into the largest
-allowed S, hence the smallest s. They are evaluated here in the form that answers this backwards question at once; what
-a plan finally promises comes from `cpsgd.privacy.guarantee` on the finished protocol.
+For given levels and noise privacy is a matter of one number, S = Δ/s with Δ = 2D (replace-one) or D (zero-out): the
+more levels two neighbours can be apart, the less the same noise hides. The certificates turn the requirement into the
+largest allowed S, hence the smallest s. They are evaluated here in the form that answers this backwards question at
+once; what a plan finally promises comes from `cpsgd.privacy.guarantee` on the finished protocol.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from cpsgd.codec import noise
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
+from cpsgd.mechanisms import Mechanism
+from cpsgd.mechanisms.law import Law, Normal
 from cpsgd.privacy import accountant, gaussian
-from cpsgd.privacy.adjacency import Adjacency, distance
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.renyi import MAX_WORK, Moments, rdp_epsilon, renyi_floor
@@ -25,6 +26,8 @@ _RENYI_TAIL_SHARE = 1e-3
 # Half of what `cpsgd.privacy.guarantee` puts aside at most.
 _SAMPLER_SHARE = 0.05
 _TOLERANCE = 1e-4
+# 1 + _EXCESS/(deviation of the noise) is how far the certificates are from a Gaussian of equal variance.
+_EXCESS = 4.0
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ class Target:
     """What must be kept: (epsilon, delta) over `rounds` rounds, with noise from `honest` clients in each.
 
     Attributes:
-        epsilon: ε wished.
-        delta: δ wished.
+        epsilon: ε required.
+        delta: δ required.
         rounds: Rounds planned.
         participation: Who takes part in which.
         adjacency: Which data sets are neighbours.
@@ -83,20 +86,23 @@ class Target:
             if spent <= delta:
                 return mu
 
-    @cached_property
-    def most_trials(self) -> int:
-        """The largest m whose sampler is exact enough for the wish: beyond a few hundred trials it is not quite exact.
+    @property
+    def variation(self) -> float:
+        """The total variation per draw that a sampler may have.
 
         All draws together may move the law of the output by so little that (1 + e^ε) times that is a small share of δ.
         """
         draws = self.counted_rounds * self.honest * self.dim
-        affordable = _SAMPLER_SHARE * self.delta / (1.0 + math.exp(self.epsilon)) / draws
-        # One draw is within about 15 √m 2^-127 of its law; what a plan promises rests on `noise.total_variation`.
-        root = min(affordable / 15.0 * 2.0**127, math.sqrt(noise.MAX_TRIALS))
-        return max(math.floor(root * root), noise.MAX_COINS)
+        return _SAMPLER_SHARE * self.delta / (1.0 + math.exp(self.epsilon)) / draws
 
-    def smallest_scale(self, levels: int, trials: int, *, renyi: bool = True) -> float:
-        """The smallest s (rounded up) at which k levels and Binomial(m, ½) noise keep the wish.
+    def rough_scale(self, mechanism: Mechanism) -> float:
+        """The scale that a Gaussian of slightly smaller variance would need; only ranks candidates."""
+        deviation = math.sqrt(self.honest * mechanism.noise_variance)
+        allowed = deviation * self.gaussian_mu / (1.0 + _EXCESS / deviation)
+        return self.adjacency.distance(self.clip_norm) / allowed
+
+    def smallest_scale(self, mechanism: Mechanism, *, renyi: bool = True) -> float:
+        """The smallest s (rounded up) at which a mechanism's rounding and noise meet the requirement.
 
         Zero where the coordinates' clipping alone keeps neighbours close enough, whatever s is. `renyi` says whether
         the slower of the two certificates is to be tried where it could be the better one.
@@ -104,21 +110,23 @@ class Target:
         Raises:
             ConditionError: No certificate exists for so little noise.
         """
-        reach = distance(self.adjacency, self.clip_norm)
-        cube = math.sqrt(self.dim) * (levels - 1) * (1.0 if self.adjacency == "replace-one" else 0.5)
-        allowed = self._gaussian_sensitivity(levels, trials)
+        law, levels = mechanism.law(self.honest), mechanism.levels
+        if isinstance(law, Normal):
+            raise ConditionError(f"The scale of {mechanism.name} is not planned.")
+        reach = self.adjacency.distance(self.clip_norm)
+        cube = math.sqrt(self.dim) * self.adjacency.distance(0.5 * (levels - 1))
+        allowed = self._gaussian_sensitivity(law, levels)
         if renyi and self.counted_rounds == 1 and not self.participation.sampled:
-            slope = 2.0 * allowed * allowed / (self.honest * trials)
+            slope = allowed * allowed / (2.0 * law.variance)
             if renyi_floor(slope, self.delta) < self.epsilon:
-                allowed = max(allowed, self._renyi_sensitivity(levels, trials, allowed))
+                allowed = max(allowed, self._renyi_sensitivity(law, levels, allowed))
         return 0.0 if allowed >= cube else reach / allowed * (1.0 + 1e-12)
 
-    def _gaussian_sensitivity(self, levels: int, trials: int) -> float:
+    def _gaussian_sensitivity(self, law: Law, levels: int) -> float:
         """The largest S with μ₁ S within what the Gaussian trade-off allows, over a few shares of δ for the tails."""
-        noise_trials = self.honest * trials
-        deviation = 0.5 * math.sqrt(noise_trials)
+        deviation = math.sqrt(law.variance)
         best = 0.0
-        for share in [SAMPLED_TAIL_SHARE] if self.participation.rate < 1.0 else self._shares(noise_trials):
+        for share in [SAMPLED_TAIL_SHARE] if self.participation.rate < 1.0 else _shares(law.variance):
             if self.participation.rate < 1.0:
                 mu = self._sampled_mu
             else:
@@ -127,34 +135,16 @@ class Target:
             # what a Gaussian of the same variance allows is safe and close.
             most = mu * deviation * 1.0001
             certificate = gaussian_certificate(
-                noise_trials=noise_trials,
-                p=0.5,
-                dim=self.dim,
-                sensitivity=most,
-                levels=levels,
-                tail=self.delta * share / self.counted_rounds,
+                law, dim=self.dim, sensitivity=most, levels=levels, tail=self.delta * share / self.counted_rounds
             )
             best = max(best, min(most, mu / certificate.unit_mu))
         return best * (1.0 - 1e-12)
 
-    @staticmethod
-    def _shares(noise_trials: int) -> list[float]:
-        """Shares of δ for the tails around the best one, which is about the certificate's excess over a Gaussian."""
-        centre = min(0.2, 10.0 / math.sqrt(noise_trials))
-        return [0.3 * centre, centre] if noise_trials < 1_000_000 else [centre]
-
-    def _renyi_sensitivity(self, levels: int, trials: int, guess: float) -> float:
+    def _renyi_sensitivity(self, law: Law, levels: int, guess: float) -> float:
         """The largest S the Rényi certificate allows: κ(α) S² + conversion(α, δ) = ε, at the best order α."""
         most = 2.0 * guess
         try:
-            moments = Moments(
-                noise_trials=self.honest * trials,
-                p=0.5,
-                dim=self.dim,
-                sensitivity=most,
-                levels=levels,
-                tail=_RENYI_TAIL_SHARE * self.delta,
-            )
+            moments = Moments(law, dim=self.dim, sensitivity=most, levels=levels, tail=_RENYI_TAIL_SHARE * self.delta)
         except ConditionError:
             return 0.0
         # A plan has seconds, and this certificate is only worth them where there is little noise.
@@ -183,3 +173,9 @@ class Target:
             else:
                 step *= 0.5
         return min(best, most)
+
+
+def _shares(variance: float) -> list[float]:
+    """Shares of δ for the tails around the best one, which is about the certificate's excess over a Gaussian."""
+    centre = min(0.2, 5.0 / math.sqrt(variance))
+    return [0.3 * centre, centre] if variance < 250_000 else [centre]

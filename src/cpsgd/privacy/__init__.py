@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from cpsgd.paper.theorem import Sensitivities as Sensitivities
-from cpsgd.paper.theorem import binomial_mechanism_epsilon as binomial_mechanism_epsilon
-from cpsgd.paper.theorem import binomial_mechanism_trials as binomial_mechanism_trials
-from cpsgd.paper.theorem import quantization_sensitivities as quantization_sensitivities
-from cpsgd.paper.theorem import theorem_epsilon as theorem_epsilon
-from cpsgd.privacy.accountant import Budget as Budget
+from cpsgd.adjacency import Adjacency as Adjacency
+from cpsgd.privacy.accountant import NoiseBudget as NoiseBudget
 from cpsgd.privacy.accountant import solve as solve
-from cpsgd.privacy.adjacency import Adjacency as Adjacency
-from cpsgd.privacy.adjacency import lattice_sensitivity as lattice_sensitivity
 from cpsgd.privacy.certificate import GaussianCertificate as GaussianCertificate
 from cpsgd.privacy.certificate import certified_epsilon as certified_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate as gaussian_certificate

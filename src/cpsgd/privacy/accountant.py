@@ -267,7 +267,7 @@ def _renyi_profile(accountant: PrivacyAccountant) -> Profile:
 
 
 @dataclass(frozen=True)
-class Budget:
+class NoiseBudget:
     """Rounds with this noise cost this much: the answer of `solve`."""
 
     epsilon: float
@@ -286,7 +286,7 @@ def solve(
     rounds: int | None = None,
     tail_mass: float = 0.0,
     tolerance: float = 1e-6,
-) -> Budget:
+) -> NoiseBudget:
     """Given two of (epsilon, noise_multiplier, rounds), finds the third, rounded to the safe side.
 
     Args:
@@ -320,7 +320,7 @@ def solve(
         raise ParameterError("Give exactly two of epsilon, noise_multiplier and rounds; the third is computed.")
     spent = [Rounds(_inverse(noise_multiplier), rounds, tail_mass)]
     cost = composed_epsilon(spent, delta=delta, participation=participation)
-    return Budget(cost, delta, noise_multiplier, rounds, participation)
+    return NoiseBudget(cost, delta, noise_multiplier, rounds, participation)
 
 
 def least_noise(

@@ -1,7 +1,7 @@
-"""The Gaussian certificate: a noise multiplier at which the Binomial round is at least as private as a Gaussian.
+"""The Gaussian certificate: a noise multiplier at which a round is at least as private as a Gaussian mechanism.
 
-Let F and f be the distribution and mass function of Binomial(N, p), Φ and φ those of the standard normal law and
-q = Φ^-1. On a range of integers put
+Let F and f be the distribution and mass function of the noise, a log-concave law on the integers, Φ and φ those of the
+standard normal law and q = Φ^-1. On a range of integers put
 
     μ₁ = max over z of  f(z) / min(φ(q(F(z - 1))), φ(q(F(z)))).
 
@@ -31,11 +31,8 @@ from scipy.special import ndtri
 
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.privacy import _binomial
-from cpsgd.privacy.adjacency import lattice_sensitivity
+from cpsgd.mechanisms.law import Array, Law, Window
 from cpsgd.privacy.gaussian import gdp_epsilon
-
-__all__ = ["GaussianCertificate", "certified_epsilon", "gaussian_certificate", "lattice_sensitivity"]
 
 SMALLEST_MASS = 1e-250
 """The smallest tail probability of one coordinate that is computed; below, floating point would underflow."""
@@ -75,22 +72,14 @@ class GaussianCertificate:
 
 
 def gaussian_certificate(
-    *,
-    noise_trials: int,
-    p: float,
-    dim: int,
-    sensitivity: float,
-    levels: int,
-    tail: float,
-    extra_steps: int = 0,
+    law: Law, *, dim: int, sensitivity: float, levels: int, tail: float, extra_steps: int = 0
 ) -> GaussianCertificate:
-    """The Gaussian certificate of a round whose sum carries Binomial(N, p) noise in every coordinate.
+    """The Gaussian certificate of a round whose sum carries noise of this law in every coordinate.
 
     Args:
-        noise_trials: N = m times the number of honest clients whose noise is in the sum.
-        p: Success probability of the noise.
+        law: Of the noise of all honest clients in a coordinate of the sum.
         dim: d.
-        sensitivity: S, the largest Euclidean distance of neighbours in lattice units (`lattice_sensitivity`).
+        sensitivity: S, the largest Euclidean distance of neighbours in lattice units.
         levels: k. No coordinate of neighbours differs by more than k - 1.
         tail: Probability, over all coordinates together, that may be left outside the certified range.
         extra_steps: Lattice units to widen the certified range by at both ends, beyond what two neighbours need.
@@ -99,20 +88,20 @@ def gaussian_certificate(
         The certificate; all its numbers are upper bounds, also in floating point.
 
     Raises:
-        ConditionError: The range that holds all but `tail` of the noise reaches 0 or N.
+        ConditionError: The range that holds all but `tail` of the noise reaches the end of the law's support.
 
     Example:
-        >>> certificate = gaussian_certificate(
-        ...     noise_trials=160_000, p=0.5, dim=65_536, sensitivity=1.0, levels=2, tail=1e-14
-        ... )
+        >>> from cpsgd.mechanisms.binomial import BinomialLaw
+        >>> law = BinomialLaw(160_000, 0.5)
+        >>> certificate = gaussian_certificate(law, dim=65_536, sensitivity=1.0, levels=2, tail=1e-14)
         >>> round(certificate.unit_mu * 200, 4)  # 200 is the standard deviation: 2.3 % over a Gaussian
         1.0231
     """
-    return _Profile(noise_trials, p, dim, sensitivity, levels, tail, extra_steps).certificate(tail)
+    return _Profile(law, dim, sensitivity, levels, tail, extra_steps).certificate(tail)
 
 
 def certified_epsilon(
-    *, noise_trials: int, p: float, dim: int, sensitivity: float, levels: int, delta: float
+    law: Law, *, dim: int, sensitivity: float, levels: int, delta: float
 ) -> tuple[float, GaussianCertificate]:
     """The smallest ε the Gaussian certificate proves for this δ, and the certificate that proves it.
 
@@ -120,8 +109,7 @@ def certified_epsilon(
     shares are tried; each is valid.
 
     Args:
-        noise_trials: N, see `gaussian_certificate`.
-        p: Success probability of the noise.
+        law: Of the noise, see `gaussian_certificate`.
         dim: d.
         sensitivity: S.
         levels: k.
@@ -132,14 +120,14 @@ def certified_epsilon(
         ParameterError: δ is too small to compute with, or another parameter is outside its range.
 
     Example:
-        >>> epsilon, certificate = certified_epsilon(
-        ...     noise_trials=160_000, p=0.5, dim=65_536, sensitivity=19.8177, levels=2, delta=1e-9
-        ... )
+        >>> from cpsgd.mechanisms.binomial import BinomialLaw
+        >>> law = BinomialLaw(160_000, 0.5)
+        >>> epsilon, certificate = certified_epsilon(law, dim=65_536, sensitivity=19.8177, levels=2, delta=1e-9)
         >>> f"{epsilon:.3f}"
         '0.542'
     """
     check_delta(delta, dim, _TAIL_SHARES[-1])
-    profile = _Profile(noise_trials, p, dim, sensitivity, levels, delta * _TAIL_SHARES[-1])
+    profile = _Profile(law, dim, sensitivity, levels, delta * _TAIL_SHARES[-1])
     proved: list[tuple[float, GaussianCertificate]] = []
     for share in _TAIL_SHARES:
         try:
@@ -157,33 +145,24 @@ class _Profile:
     """How μ₁ grows with the range, computed once for all tails down to `smallest_tail`."""
 
     def __init__(
-        self,
-        noise_trials: int,
-        p: float,
-        dim: int,
-        sensitivity: float,
-        levels: int,
-        smallest_tail: float,
-        extra_steps: int = 0,
+        self, law: Law, dim: int, sensitivity: float, levels: int, smallest_tail: float, extra_steps: int = 0
     ) -> None:
-        self.p, steps = check_parameters(noise_trials, p, dim, sensitivity, levels, smallest_tail)
-        self.steps = steps + extra_steps
-        self.noise_trials, self.dim, self.sensitivity = noise_trials, dim, sensitivity
+        self.steps = check_parameters(dim, sensitivity, levels, smallest_tail) + extra_steps
+        self.law, self.dim, self.sensitivity = law, dim, sensitivity
         nats = math.log(2.0 * dim / smallest_tail) + _DEPTH
-        self.law = _binomial.window(noise_trials, self.p, nats, margin=self.steps)
-        self.quotients = _quotients(self.law)
+        self.window = law.window(nats, margin=self.steps)
+        self.quotients = _quotients(self.window)
 
     def certificate(self, tail: float) -> GaussianCertificate:
         """The certificate that leaves at most `tail` outside."""
-        low, high, mass = central_range(self.law, tail / self.dim)
-        if low - self.steps < 1 or high + self.steps > self.noise_trials - 1:
+        low, high, mass = central_range(self.window, tail / self.dim)
+        if not inside(self.law, low - self.steps, high + self.steps):
             raise ConditionError(
-                f"No Gaussian certificate for N={self.noise_trials}, p={self.p!r}: all but {tail:.3g} of the noise in "
-                f"{self.dim} coordinates lies in [{low}, {high}], and that range, widened by the {self.steps} lattice "
-                "units two neighbours may differ by, must stay inside [1, N - 1]. "
-                + _remedy(self.noise_trials, self.p, self.dim, self.steps, tail)
+                f"No Gaussian certificate for {self.law}: all but {tail:.3g} of the noise in {self.dim} coordinates "
+                f"lies in [{low}, {high}], and that range, widened by the {self.steps} lattice units two neighbours "
+                f"may differ by, must stay inside the law's support. {_remedy(self.law, self.dim, self.steps, tail)}"
             )
-        unit_mu = _unit_mu(self.law, self.quotients, low - self.steps, high + self.steps)
+        unit_mu = _unit_mu(self.window, self.quotients, low - self.steps, high + self.steps)
         return GaussianCertificate(
             mu=unit_mu * self.sensitivity * (1.0 + 2.0**-52),
             unit_mu=unit_mu,
@@ -191,18 +170,19 @@ class _Profile:
         )
 
 
-def check_parameters(
-    noise_trials: int, p: float, dim: int, sensitivity: float, levels: int, tail: float
-) -> tuple[float, int]:
-    """Validates; returns p and T = ⌈min(k - 1, S)⌉, the unit steps between two neighbours' coordinates."""
-    if _validate.integer("noise_trials", noise_trials, low=0) == 0:
-        raise ConditionError("No noise arrived (N = 0), so there is no privacy: raise trials or honest clients.")
+def inside(law: Law, low: int, high: int) -> bool:
+    """Whether a range and its neighbours are possible values of the noise."""
+    return law.lowest + 1 <= low and high <= law.highest - 1
+
+
+def check_parameters(dim: int, sensitivity: float, levels: int, tail: float) -> int:
+    """Validates; returns T = ⌈min(k - 1, S)⌉, the unit steps between two neighbours' coordinates."""
     _validate.integer("dim", dim, low=1)
     _validate.integer("levels", levels, low=2)
     _validate.positive("sensitivity", sensitivity)
     if _validate.probability("tail", tail) < SMALLEST_MASS * dim:
         raise ParameterError(f"Expected tail >= {SMALLEST_MASS:g} per coordinate, got tail={tail!r} for dim={dim}.")
-    return _validate.probability("p", p), math.ceil(min(levels - 1, sensitivity))
+    return math.ceil(min(levels - 1, sensitivity))
 
 
 def check_delta(delta: float, dim: int, share: float) -> None:
@@ -215,7 +195,7 @@ def check_delta(delta: float, dim: int, share: float) -> None:
         )
 
 
-def central_range(law: _binomial.Window, mass: float) -> tuple[int, int, float]:
+def central_range(law: Window, mass: float) -> tuple[int, int, float]:
     """The narrowest [a, b] with P(Z < a) and P(Z > b) at most mass/2 each, and a bound on P(Z not in [a, b])."""
     left = law.below * (1.0 + law.error) + law.outside_below
     right = law.above * (1.0 + law.error) + law.outside_above
@@ -227,7 +207,7 @@ def central_range(law: _binomial.Window, mass: float) -> tuple[int, int, float]:
     return law.first + below, law.last - max(above - 1, 0), (left_out + right_out) * (1.0 + 2.0**-52)
 
 
-def _quotients(law: _binomial.Window) -> _binomial.Array:
+def _quotients(law: Window) -> Array:
     """Upper bounds on f(z) / min(φ(q(F(z - 1))), φ(q(F(z)))) for all z of the window but its first."""
     # Lower bound on min(F, 1 - F). Each is summed from its own end, so the smaller of the two is accurate.
     side = np.minimum(law.below, law.above)[:-1] * (1.0 - 2.0 * law.error)
@@ -239,7 +219,7 @@ def _quotients(law: _binomial.Window) -> _binomial.Array:
     return np.append(law.mass[1:-1] * largest, np.inf)
 
 
-def _unit_mu(law: _binomial.Window, quotients: _binomial.Array, low: int, high: int) -> float:
+def _unit_mu(law: Window, quotients: Array, low: int, high: int) -> float:
     """Upper bound on the largest quotient in [low, high]."""
     if low <= law.first or high >= law.last:
         raise ConditionError(
@@ -249,22 +229,23 @@ def _unit_mu(law: _binomial.Window, quotients: _binomial.Array, low: int, high: 
     return float(np.max(quotients[low - law.first - 1 : high - law.first]))
 
 
-def _remedy(noise_trials: int, p: float, dim: int, steps: int, tail: float) -> str:
+def _remedy(law: Law, dim: int, steps: int, tail: float) -> str:
     """Says how much noise would do."""
 
-    def fits(trials: int) -> bool:
-        law = _binomial.window(trials, p, math.log(2.0 * dim / tail) + 1.0, margin=steps)
-        low, high, _ = central_range(law, tail / dim)
-        return low - steps >= 1 and high + steps <= trials - 1
+    def fits(parts: int) -> bool:
+        louder = law.with_parts(parts)
+        window = louder.window(math.log(2.0 * dim / tail) + 1.0, margin=steps)
+        low, high, _ = central_range(window, tail / dim)
+        return inside(louder, low - steps, high + steps)
 
-    enough = noise_trials
+    enough = law.parts
     try:
         while not fits(enough):
             enough *= 2
     except ConditionError:
-        return "Only far more noise than can be accounted for would do, or a p nearer to 1/2."
-    short = noise_trials
+        return "Only far more noise than can be accounted for would do."
+    short = law.parts
     while enough - short > 1:
         middle = (short + enough) // 2
         short, enough = (short, middle) if fits(middle) else (middle, enough)
-    return f"N={enough} would do, or a larger tail."
+    return f"{law.part_name}={enough} would do, or a larger tail."

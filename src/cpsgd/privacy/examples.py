@@ -33,7 +33,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cpsgd import _validate
-from cpsgd.codec import quantize
 from cpsgd.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -59,21 +58,23 @@ def example_protocol(protocol: Protocol, examples: int) -> Protocol:
     stages = protocol.dim.bit_length() - 1
     error = (math.expm1((2 * stages + 9) * math.log1p(2.0**-24)) + examples * 2.0**-52) * (1.0 + 1e-9)
     moved = 2.0 * error * total
-    if protocol.sigma is None:
-        unit = quantize.unit(protocol.coordinate_range, protocol.levels)
-        grid = math.sqrt(protocol.dim) * (1.0 + 1e-6)
+    grid = protocol.mechanism.grid
+    if grid is not None:
+        diagonal = math.sqrt(protocol.dim) * (1.0 + 1e-6)
         slack = 1.0 + (protocol.dim + 16) * 2.0**-51
-        if (total * unit * (1.0 + error) + 0.5 * grid) * slack > protocol.clip_norm * unit * (1.0 - 2.0**-40):
+        largest = (total * grid.unit * (1.0 + error) + 0.5 * diagonal) * slack
+        if largest > protocol.clip_norm * grid.unit * (1.0 - 2.0**-40):
             raise ParameterError(
                 "The grid is too coarse to tell one example's share of a client's sum; use more levels or a smaller "
-                "coordinate_range."
+                "range of coordinates."
             )
-        moved += grid / unit
+        moved += diagonal / grid.unit
         # The accounting also bounds distances by the cube the coordinates are clipped to, for zero-out by half of its
         # diagonal. Two sums may lie in opposite corners, so that bound must not be the smaller one.
-        if bound + moved > 0.999 * math.sqrt(protocol.dim) * protocol.coordinate_range:
+        reach = grid.limit / grid.unit
+        if bound + moved > 0.999 * math.sqrt(protocol.dim) * reach:
             raise ParameterError(
-                f"coordinate_range={protocol.coordinate_range:g} is too small for the proof: one example's share may "
-                f"fill it. Use at least {1.01 * (bound + moved) / math.sqrt(protocol.dim):.4g}."
+                f"The range of coordinates, ±{reach:g}, is too small for the proof: one example's share may fill it. "
+                f"Use at least {1.01 * (bound + moved) / math.sqrt(protocol.dim):.4g}."
             )
     return replace(protocol, clip_norm=(bound + moved) * (1.0 + 1e-12))

@@ -10,10 +10,10 @@ from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any
 
 from cpsgd import _validate
-from cpsgd.codec import noise
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
-from cpsgd.paper.theorem import theorem_epsilon
-from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance, lattice_sensitivity
+from cpsgd.mechanisms import MECHANISMS
+from cpsgd.mechanisms.law import Law, Normal
 from cpsgd.privacy.certificate import certified_epsilon
 from cpsgd.privacy.gaussian import analytic_epsilon, classical_epsilon
 from cpsgd.privacy.renyi import renyi_certificate, renyi_floor
@@ -30,10 +30,6 @@ CITATIONS = {
         "Rényi certificate (docs/accounting.md, section 5), converted by Canonne, Kamath and Steinke, "
         '"The Discrete Gaussian for Differential Privacy", NeurIPS 2020, Proposition 12'
     ),
-    "paper-theorem": (
-        "Theorem 1 with the sensitivities of stochastic rounding: Agarwal, Suresh, Yu, Kumar and McMahan, "
-        '"cpSGD", NeurIPS 2018'
-    ),
     "gaussian-analytic": (
         'exact Gaussian mechanism: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", '
         "ICML 2018, Theorem 8"
@@ -42,11 +38,12 @@ CITATIONS = {
         'classical Gaussian mechanism: Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014, '
         "Theorem A.1"
     ),
+    **dict(mechanism.published for mechanism in MECHANISMS.values() if mechanism.published is not None),
 }
 """The theorem behind every method."""
 
-COMPARISONS = frozenset({"paper-theorem"})
-"""Methods whose ε is shown but never returned as the guarantee.
+COMPARISONS = frozenset(mechanism.published[0] for mechanism in MECHANISMS.values() if mechanism.published is not None)
+"""Methods whose ε is shown but never returned as the guarantee: what a mechanism's authors published.
 
 The paper's Theorem 1 is false where neighbours differ by several standard deviations of the noise: like the classical
 Gaussian lemma, whose limit ε <= 1 it lacks, it has no term for the mean μ²/2 of the privacy loss. Bin(200,000, ½) noise
@@ -103,13 +100,13 @@ def guarantee(
     protocol: Protocol,
     delta: float,
     *,
-    adjacency: Adjacency = "replace-one",
+    adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
     surviving: int | None = None,
     colluding: int = 0,
 ) -> Guarantee:
     """The smallest ε proved for one round of this protocol.
 
-    Only noise that really is in the sum, and that nobody can subtract, protects: N = trials · (surviving - colluding).
+    Only noise that really is in the sum, and that nobody can subtract, protects: that of surviving - colluding clients.
 
     Args:
         protocol: The round's parameters.
@@ -134,21 +131,14 @@ def guarantee(
         True
     """
     _validate.probability("delta", delta)
-    check_adjacency(adjacency)
+    neighbours = Adjacency.parse(adjacency)
     arrived = protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=0)
     honest = arrived - _validate.integer("colluding", colluding, low=0, high=arrived)
     if honest == 0:
         raise ConditionError(
             f"No honest client's noise is in the sum (surviving={arrived}, colluding={colluding}): there is no privacy."
         )
-    if protocol.sigma is None and protocol.trials == 0:
-        raise ConditionError("trials=0 adds no noise, so there is no privacy; choose trials >= 1.")
-
-    if protocol.sigma is None:
-        found = _binomial_methods(protocol, delta, adjacency, honest)
-    else:
-        sigma = protocol.sigma * math.sqrt(honest) * (1.0 - 2.0**-52)
-        found = _gaussian_methods(sigma, distance(adjacency, protocol.clip_norm), delta)
+    found = _methods(protocol, delta, neighbours, honest)
     proved = {m: result for m, result in found.items() if not isinstance(result, str) and m not in COMPARISONS}
     if not proved:
         reasons = "\n".join(f"  {m}: {reason}" for m, reason in found.items() if m not in COMPARISONS)
@@ -158,7 +148,7 @@ def guarantee(
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
-        adjacency=adjacency,
+        adjacency=neighbours,
         method=best,
         citation=CITATIONS[best],
         tail=tail,
@@ -181,41 +171,50 @@ Result = tuple[float, float] | str
 _SHARES = (1e-6, 0.1)
 
 
-def _binomial_methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> dict[str, Result]:
-    """What each method proves for a Binomial protocol, or why it does not."""
-    noise_trials, p, dim, levels = protocol.trials * honest, protocol.p, protocol.dim, protocol.levels
-    sensitivity = lattice_sensitivity(protocol, adjacency)
-    # The sampled noise is this close, in total variation, to the Binomial law the proofs are about.
-    moved = honest * dim * noise.total_variation(protocol.trials, p)
+def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> dict[str, Result]:
+    """What each method proves for a round with so many honest clients, or why it does not."""
+    mechanism, dim = protocol.mechanism, protocol.dim
+    law = mechanism.law(honest)
+    sensitivity = mechanism.sensitivity(dim=dim, clip_norm=protocol.clip_norm, adjacency=adjacency)
+    # The sampled noise is this close, in total variation, to the law the proofs are about.
+    moved = honest * dim * mechanism.variation
+    if isinstance(law, Normal):
+        found = _gaussian_methods(law.deviation, sensitivity, delta)
+    else:
+        found = _lattice_methods(law, dim, sensitivity, mechanism.levels, delta, moved)
+    if mechanism.published is not None:
+        name, _ = mechanism.published
+        found[name] = _attempt(
+            lambda delta: (mechanism.published_epsilon(protocol, delta, adjacency, honest), 0.0), delta, moved
+        )
+    return found
+
+
+def _lattice_methods(
+    law: Law, dim: int, sensitivity: float, levels: int, delta: float, moved: float
+) -> dict[str, Result]:
+    """What the certificates prove for integer noise, or why they do not."""
 
     def certificate(delta: float) -> tuple[float, float]:
-        epsilon, proof = certified_epsilon(
-            noise_trials=noise_trials, p=p, dim=dim, sensitivity=sensitivity, levels=levels, delta=delta
-        )
+        epsilon, proof = certified_epsilon(law, dim=dim, sensitivity=sensitivity, levels=levels, delta=delta)
         return epsilon, proof.tail_mass
 
     def renyi(delta: float) -> tuple[float, float]:
-        proof = renyi_certificate(
-            noise_trials=noise_trials, p=p, dim=dim, sensitivity=sensitivity, levels=levels, delta=delta
-        )
+        proof = renyi_certificate(law, dim=dim, sensitivity=sensitivity, levels=levels, delta=delta)
         return proof.epsilon, proof.tail_mass
 
-    def theorem(delta: float) -> tuple[float, float]:
-        return theorem_epsilon(protocol, delta, adjacency=adjacency, noise_clients=honest), 0.0
-
     found: dict[str, Result] = {"gaussian-certificate": _attempt(certificate, delta, moved)}
-    floor = renyi_floor(sensitivity**2 / (2.0 * noise_trials * p * (1.0 - p)), delta)
+    floor = renyi_floor(sensitivity**2 / (2.0 * law.variance), delta)
     known = found["gaussian-certificate"]
     if isinstance(known, str) or floor < known[0]:
         found["renyi-certificate"] = _attempt(renyi, delta, moved)
     else:
         found["renyi-certificate"] = f"could not come below {math.floor(1e4 * floor) / 1e4:g}, so not computed"
-    found["paper-theorem"] = _attempt(theorem, delta, moved)
     return found
 
 
 def _gaussian_methods(sigma: float, sensitivity: float, delta: float) -> dict[str, Result]:
-    """What each method proves for the sum of the Gaussian protocol, or why it does not."""
+    """What each method proves for exactly Gaussian noise, or why it does not."""
     return {
         "gaussian-analytic": _attempt(
             lambda delta: (analytic_epsilon(sigma=sigma, sensitivity=sensitivity, delta=delta), 0.0), delta, 0.0

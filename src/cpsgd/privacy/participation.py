@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
 from cpsgd import _validate
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
-from cpsgd.privacy.adjacency import Adjacency
 
 Scheme = Literal["once", "every", "poisson", "fixed-size"]
 
@@ -100,12 +100,12 @@ class Participation:
 
     def check(self, adjacency: Adjacency) -> None:
         """Raises `ParameterError` where the amplification theorem does not cover this kind of neighbours."""
-        if self.scheme == "poisson" and adjacency != "zero-out":
+        if self.scheme == "poisson" and adjacency is not Adjacency.ZERO_OUT:
             raise ParameterError(
                 "Poisson sampling is accounted for zero-out neighbours; use adjacency='zero-out', or fixed-size "
                 "sampling for replace-one."
             )
-        if self.scheme == "fixed-size" and adjacency != "replace-one":
+        if self.scheme == "fixed-size" and adjacency is not Adjacency.REPLACE_ONE:
             raise ParameterError(
                 "Fixed-size sampling is accounted for replace-one neighbours (the client drawn instead has a vector of "
                 "its own); use adjacency='replace-one', or Poisson sampling for zero-out."

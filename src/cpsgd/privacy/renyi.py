@@ -1,7 +1,8 @@
 """The Rényi certificate: better than the Gaussian one where there is little noise.
 
-Let Z_0 be Binomial(N, p), Z_r the same shifted by r, and P_t = (1 - θ) Z_r + θ Z_{r+1} for t = r + θ, the law of one
-coordinate whose value t is rounded stochastically. With D_α the Rényi divergence of order α put
+Let Z_0 be the noise, a log-concave law on the integers, Z_r the same shifted by r, and P_t = (1 - θ) Z_r + θ Z_{r+1}
+for t = r + θ, the law of one coordinate whose value t is rounded stochastically. With D_α the Rényi divergence of
+order α put
 
     κ(α) = sup over 0 < |t| <= min(k - 1, S) of  max(D_α(P_t, Z_0), D_α(Z_0, P_t)) / t².
 
@@ -33,10 +34,8 @@ from scipy.optimize import minimize_scalar
 
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.privacy import _binomial
-from cpsgd.privacy.certificate import central_range, check_delta, check_parameters
-
-Array = _binomial.Array
+from cpsgd.mechanisms.law import Array, Law, Window
+from cpsgd.privacy.certificate import central_range, check_delta, check_parameters, inside
 
 # Share of δ that pays for the box. It moves ε by about TAIL_SHARE/(α - 1), and a wider box costs nearly nothing.
 TAIL_SHARE = 1e-3
@@ -87,40 +86,30 @@ class RenyiCertificate:
     tail_mass: float
 
 
-def renyi_certificate(
-    *, noise_trials: int, p: float, dim: int, sensitivity: float, levels: int, delta: float
-) -> RenyiCertificate:
+def renyi_certificate(law: Law, *, dim: int, sensitivity: float, levels: int, delta: float) -> RenyiCertificate:
     """The smallest ε over all orders α of the Rényi certificate.
 
     Args:
-        noise_trials: N = m times the number of honest clients whose noise is in the sum.
-        p: Success probability of the noise.
+        law: Of the noise of all honest clients in a coordinate of the sum.
         dim: d.
         sensitivity: S, the largest Euclidean distance of neighbours in lattice units.
         levels: k. No coordinate of neighbours differs by more than k - 1.
         delta: δ in total.
 
     Raises:
-        ConditionError: The box reaches 0 or N, or the computation would take more than a few seconds (much noise,
-            where the Gaussian certificate is about as good or better).
+        ConditionError: The box reaches the end of the law's support, or the computation would take more than a few
+            seconds (much noise, where the Gaussian certificate is about as good or better).
         ParameterError: δ is too small to compute with, or another parameter is outside its range.
 
     Example:
-        >>> certificate = renyi_certificate(
-        ...     noise_trials=10_000, p=0.5, dim=65_536, sensitivity=19.8177, levels=2, delta=1e-9
-        ... )
+        >>> from cpsgd.mechanisms.binomial import BinomialLaw
+        >>> law = BinomialLaw(10_000, 0.5)
+        >>> certificate = renyi_certificate(law, dim=65_536, sensitivity=19.8177, levels=2, delta=1e-9)
         >>> f"{certificate.epsilon:.2f}"
         '2.39'
     """
     check_delta(delta, dim, TAIL_SHARE)
-    moments = Moments(
-        noise_trials=noise_trials,
-        p=p,
-        dim=dim,
-        sensitivity=sensitivity,
-        levels=levels,
-        tail=TAIL_SHARE * delta,
-    )
+    moments = Moments(law, dim=dim, sensitivity=sensitivity, levels=levels, tail=TAIL_SHARE * delta)
     moments.meter.left = _FIRST_SHARE * MAX_WORK
     remaining = (delta - moments.tail_mass) * (1.0 - 2.0 * _UNIT)
 
@@ -166,7 +155,7 @@ def renyi_floor(slope: float, delta: float) -> float:
     """What the Rényi certificate cannot come below, at little cost: its ε if D_α were α `slope` for all α.
 
     As t -> 0, D_α/t² -> α χ²/2 with χ² the chi-square divergence of Z_1 from Z_0, and χ² >= 1/Var(Z_0) (Hammersley,
-    Chapman and Robbins). So κ(α) >= α/(2 N p (1-p)), and `slope` is S² / (2 N p (1-p)).
+    Chapman and Robbins). So κ(α) >= α/(2 Var(Z_0)), and `slope` is S² / (2 Var(Z_0)).
     """
 
     def at(x: float) -> float:
@@ -187,29 +176,29 @@ class Moments:
         meter: `kappa` raises `ConditionError` when this runs out. It is unlimited at first.
     """
 
-    def __init__(self, *, noise_trials: int, p: float, dim: int, sensitivity: float, levels: int, tail: float) -> None:
-        p, steps = check_parameters(noise_trials, p, dim, sensitivity, levels, tail)
+    def __init__(self, law: Law, *, dim: int, sensitivity: float, levels: int, tail: float) -> None:
+        steps = check_parameters(dim, sensitivity, levels, tail)
         self._reach = min(float(levels - 1), sensitivity)
         nats = math.log(2.0 * dim / tail)
         # The box is about as wide as Bernstein's inequality says. This is known before anything is computed.
-        points = 2.0 * (math.sqrt(2.0 * noise_trials * p * (1.0 - p) * nats) + nats) + steps
-        if min(points, float(noise_trials)) * steps > MAX_SIZE:
+        points = 2.0 * (math.sqrt(2.0 * law.variance * nats) + nats) + steps
+        if min(points, law.highest - law.lowest) * steps > MAX_SIZE:
             raise _too_long(points, f"{steps} distances")
-        law = _binomial.window(noise_trials, p, nats + _DEPTH, margin=2 * steps + 2)
-        low, high, mass = central_range(law, tail / dim)
+        window = law.window(nats + _DEPTH, margin=2 * steps + 2)
+        low, high, mass = central_range(window, tail / dim)
         self.tail_mass = dim * mass * (1.0 + 2.0 * _UNIT)
-        if low - steps < 1 or high + steps > noise_trials - 1:
+        if not inside(law, low - steps, high + steps):
             raise ConditionError(
-                f"No Rényi certificate for N={noise_trials}, p={p!r}: all but {tail:.3g} of the noise in {dim} "
-                f"coordinates lies in [{low}, {high}], and that range, widened by {steps}, must stay inside "
-                "[1, N - 1]. More noise or a larger δ would do."
+                f"No Rényi certificate for {law}: all but {tail:.3g} of the noise in {dim} coordinates lies in "
+                f"[{low}, {high}], and that range, widened by {steps}, must stay inside the law's support. More noise "
+                "or a larger δ would do."
             )
-        if low - steps - 2 < law.first or high + steps + 2 > law.last:
+        if low - steps - 2 < window.first or high + steps + 2 > window.last:
             raise ConditionError("No Rényi certificate: the noise is too small against the number of levels.")
-        symmetric = p == 0.5 and low + high == noise_trials
+        symmetric = low + high == law.mirror
         self.meter = _Meter()
         self._sides = [
-            _Side(law, noise_trials, p, low, high, steps, sign, self.meter) for sign in ([1] if symmetric else [1, -1])
+            _Side(law, window, low, high, steps, sign, self.meter) for sign in ([1] if symmetric else [1, -1])
         ]
         self.largest_order = min(MAX_ORDER, *(side.largest_order for side in self._sides))
         if self.largest_order <= 3.0:
@@ -253,54 +242,35 @@ class _Side:
         largest_order: No larger order keeps powers of Z_r/Z_0 finite and their errors small.
     """
 
-    def __init__(
-        self,
-        law: _binomial.Window,
-        trials: int,
-        p: float,
-        low: int,
-        high: int,
-        steps: int,
-        sign: int,
-        meter: _Meter,
-    ) -> None:
+    def __init__(self, law: Law, window: Window, low: int, high: int, steps: int, sign: int, meter: _Meter) -> None:
         first, last = (low, high + steps) if sign > 0 else (low - steps, high)
         self._meter = meter
         self.mass = np.empty(last - first + 3)
-        self.mass[1:-1] = law.mass[first - law.first : last + 1 - law.first]
-        outside = np.array([law.outside_below, law.outside_above])
+        self.mass[1:-1] = window.mass[first - window.first : last + 1 - window.first]
+        outside = np.array([window.outside_below, window.outside_above])
 
         def ends(shift: int) -> Array:
-            """Upper bounds on the end cells of Z_r, `shift` = ±r, but for `law.error`."""
-            below, above = law.below[first - 1 - shift - law.first], law.above[last - shift - law.first]
-            return np.array([below + law.outside_below, above + law.outside_above])
+            """Upper bounds on the end cells of Z_r, `shift` = ±r, but for `window.error`."""
+            below, above = window.below[first - 1 - shift - window.first], window.above[last - shift - window.first]
+            return np.array([below + window.outside_below, above + window.outside_above])
 
         self.mass[[0, -1]] = ends(0)
-        self.error = np.full_like(self.mass, 2.0 * law.error)
+        self.error = np.full_like(self.mass, 2.0 * window.error)
         self.error[[0, -1]] += outside / ends(0)
         self.excess = [np.zeros_like(self.mass)]
         self.inexact = [np.zeros_like(self.mass)]
-        points, mean = np.arange(first, last + 1, dtype=np.float64), (trials + 1.0) * p
+        points = np.arange(first, last + 1, dtype=np.float64)
         for r in range(steps):
-            # f(i-1)/f(i) - 1 = (i - (N+1)p) / ((N-i+1)p) and f(i+1)/f(i) - 1 = ((N+1)p - (i+1)) / ((i+1)(1-p)).
-            if sign > 0:
-                i = points - r
-                denominator = (trials - i + 1.0) * p
-                step = (i - mean) / denominator
-            else:
-                i = points + r
-                denominator = (i + 1.0) * (1.0 - p)
-                step = (mean - (i + 1.0)) / denominator
+            step, roundings = law.step(points - sign * r, sign)
             before, now = self.excess[r], np.empty_like(self.mass)
             now[1:-1] = before[1:-1] + (1.0 + before[1:-1]) * step
             now[[0, -1]] = ends(sign * (r + 1)) / ends(0) - 1.0
             if now.min() < _SMALLEST_RATIO - 1.0:
                 raise ConditionError(_TOO_FAR)
-            # Relative to the ratio 1 + step, the roundings of (N+1)p, of the difference and of the quotient are at most
-            # ((N+1)p/denominator + 3)/(1 + step) + 3 units; adding up costs at most 4/R + 4 more.
+            # The ratio's own error; adding up costs at most 4/R + 5 units more.
             error = 4.0 * _UNIT / (1.0 + now)
-            error[1:-1] += _UNIT * (8.0 + (mean / denominator + 3.0) / (1.0 + step))
-            error[[0, -1]] += 3.0 * law.error + 1.01 * outside * (1.0 / ends(0) + 1.0 / ends(sign * (r + 1)))
+            error[1:-1] += _UNIT * (5.0 + roundings)
+            error[[0, -1]] += 3.0 * window.error + 1.01 * outside * (1.0 / ends(0) + 1.0 / ends(sign * (r + 1)))
             self.excess.append(now)
             self.inexact.append(self.inexact[r] + error)
         # The likelihood ratio is monotone in the output and in the shift.

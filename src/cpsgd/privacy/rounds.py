@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpsgd import _validate
-from cpsgd.codec import noise
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.paper.theorem import theorem_epsilon
+from cpsgd.mechanisms.law import Normal
 from cpsgd.privacy import composition
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Rounds, composed_epsilon
-from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance, lattice_sensitivity
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.guarantee import CITATIONS, Guarantee, guarantee
 from cpsgd.privacy.participation import Participation
@@ -27,15 +26,14 @@ if TYPE_CHECKING:
 _PER_ROUND = "per-round guarantee + optimal composition"
 # Optimal composition sums over rounds; with more of them the Gaussian certificate is far ahead anyway.
 _MOST_COMPOSED = 20_000
-_PAPER = "paper-theorem + optimal composition"
 
 SAMPLED_TAIL_SHARE = 0.01
 """Share of δ that pays for the certificate's tails under sampling, where trying several would take too long."""
 
 TAIL_SHARES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)
 """Shares of δ for the certificates' tails that are tried without sampling."""
-# Shares of δ that the paper's route spends on the rounds themselves; composition gets the rest.
-_PAPER_SHARES = (0.9, 0.5, 0.1, 0.01, 1e-3)
+# Shares of δ that a published route spends on the rounds themselves; composition gets the rest.
+_PUBLISHED_SHARES = (0.9, 0.5, 0.1, 0.01, 1e-3)
 # Rounds are sorted into at most this many sizes, each rounded down: fewer certificates, never less privacy.
 _MOST_SIZES = 32
 
@@ -75,7 +73,7 @@ def guarantee_over_rounds(
     *,
     rounds: int | None = None,
     participation: str | Participation = "every",
-    adjacency: Adjacency = "replace-one",
+    adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
     surviving: int | Sequence[int] | None = None,
     colluding: int = 0,
 ) -> RoundsGuarantee:
@@ -88,11 +86,11 @@ def guarantee_over_rounds(
         participation: "once", "every", "poisson:RATE", "fixed-size:RATE" or a `Participation`, which says what
             each assumes.
         adjacency: "replace-one" or "zero-out"; Poisson needs the latter and fixed-size sampling the former.
-        surviving: How many clients' messages were in each round's sum: one number for all rounds, or one a round.
+        surviving: How many clients' messages were in each round's sum: one number for all rounds, or one per round.
         colluding: How many of those, in each round, may tell their noise.
 
     Returns:
-        The guarantee, with the paper's route (its theorem and optimal composition) among the alternatives.
+        The guarantee; its mechanism's published accounting, composed optimally, is among the alternatives.
 
     Raises:
         ConditionError: No method applies; the message says what would help.
@@ -106,25 +104,27 @@ def guarantee_over_rounds(
         '1.93'
     """
     _validate.probability("delta", delta)
-    check_adjacency(adjacency)
+    neighbours = Adjacency.parse(adjacency)
     scheme = Participation.parse(participation)
-    scheme.check(adjacency)
+    scheme.check(neighbours)
     sizes = _sizes(protocol, rounds, surviving)
     count = sum(sizes.values())
     fewest = min(sizes)
     if (count == 1 and not scheme.sampled) or scheme.scheme == "once":
-        single = guarantee(protocol, delta, adjacency=adjacency, surviving=fewest, colluding=colluding)
+        single = guarantee(protocol, delta, adjacency=neighbours, surviving=fewest, colluding=colluding)
         return RoundsGuarantee(**vars(single), rounds=count, participation=scheme)
     _validate.integer("colluding", colluding, low=0)
     if fewest - colluding < 1:
         raise ConditionError(
             f"A round ended with {fewest} clients of whom {colluding} may collude: it protects nobody; refuse it."
         )
-    method = "gaussian-analytic" if protocol.sigma is not None else "gaussian-certificate"
+    exact = isinstance(protocol.mechanism.law(fewest - colluding), Normal)
+    method = "gaussian-analytic" if exact else "gaussian-certificate"
     citation = f"{CITATIONS[method]}; {_COMPOSED[scheme.scheme]}"
+    shares = [0.0] if exact else [SAMPLED_TAIL_SHARE] if scheme.rate < 1.0 else TAIL_SHARES
     found = {
-        method: _attempt(lambda: (*_composed(protocol, delta, sizes, scheme, adjacency, colluding), citation)),
-        _PER_ROUND: _attempt(lambda: _per_round(protocol, delta, count, scheme, adjacency, fewest, colluding)),
+        method: _attempt(lambda: (*_composed(protocol, delta, sizes, scheme, neighbours, colluding, shares), citation)),
+        _PER_ROUND: _attempt(lambda: _per_round(protocol, delta, count, scheme, neighbours, fewest, colluding)),
     }
     proved = {name: result for name, result in found.items() if not isinstance(result, str)}
     if not proved:
@@ -132,12 +132,13 @@ def guarantee_over_rounds(
     best = min(proved, key=lambda name: proved[name][0])
     epsilon, tail, citation = proved[best]
     others = [(name, r if isinstance(r, str) else r[0]) for name, r in found.items() if name != best]
-    if protocol.sigma is None:
-        others.append((_PAPER, _paper_alternative(protocol, delta, count, scheme, adjacency, fewest - colluding)))
+    if protocol.mechanism.published is not None:
+        name = f"{protocol.mechanism.published[0]} + optimal composition"
+        others.append((name, _published(protocol, delta, count, scheme, neighbours, fewest - colluding)))
     return RoundsGuarantee(
         epsilon=epsilon,
         delta=delta,
-        adjacency=adjacency,
+        adjacency=neighbours,
         method=best,
         citation=citation,
         tail=tail,
@@ -172,7 +173,7 @@ def _sizes(protocol: Protocol, rounds: int | None, surviving: int | Sequence[int
     sizes = Counter(_validate.integer("surviving", size, low=1) for size in surviving)
     if not sizes or rounds not in (None, sizes.total()):
         raise ParameterError(
-            f"Expected one entry of surviving a round, got {sizes.total()} entries for rounds={rounds}; "
+            f"Expected one entry of surviving per round, got {sizes.total()} entries for rounds={rounds}; "
             "leave rounds out."
         )
     if len(sizes) <= _MOST_SIZES:
@@ -193,12 +194,12 @@ def _composed(
     scheme: Participation,
     adjacency: Adjacency,
     colluding: int,
+    shares: Sequence[float],
 ) -> tuple[float, float]:
     """The smallest ε over a few shares of δ for the tails, and what the tails then spend."""
     best: tuple[float, float] | None = None
     failure: ConditionError | None = None
-    exact = protocol.sigma is not None
-    for share in [0.0] if exact else [SAMPLED_TAIL_SHARE] if scheme.rate < 1.0 else TAIL_SHARES:
+    for share in shares:
         try:
             spent = [
                 round_cost(protocol, adjacency, size, colluding, count, share * delta / sizes.total(), scheme)
@@ -215,7 +216,7 @@ def _composed(
         raise failure or ConditionError("No method proves anything about these rounds.")
     if math.isinf(best[0]):
         reason = "ε would be over 500"
-        if not exact and not noise.uses_coins(protocol.trials, protocol.p):
+        if protocol.mechanism.variation > 0.0:
             reason += ", or so large that the noise sampler's resolution spends δ"
         raise ConditionError(f"Nothing is proved about {sizes.total()} such rounds ({reason}); run fewer or add noise.")
     return best
@@ -231,44 +232,46 @@ def round_cost(
     scheme: Participation,
 ) -> Rounds:
     """What `count` rounds with this many clients cost, each with a tail of this mass."""
-    honest = surviving - colluding
-    if protocol.sigma is not None:
-        mu = distance(adjacency, protocol.clip_norm) / (protocol.sigma * math.sqrt(honest)) * (1.0 + 1e-14)
-        return Rounds(mu=mu, count=count)
+    honest, mechanism = surviving - colluding, protocol.mechanism
+    law = mechanism.law(honest)
+    sensitivity = mechanism.sensitivity(dim=protocol.dim, clip_norm=protocol.clip_norm, adjacency=adjacency)
+    if isinstance(law, Normal):
+        return Rounds(mu=sensitivity / law.deviation * (1.0 + 1e-14), count=count)
     certificate = gaussian_certificate(
-        noise_trials=protocol.trials * honest,
-        p=protocol.p,
+        law,
         dim=protocol.dim,
-        sensitivity=lattice_sensitivity(protocol, adjacency),
-        levels=protocol.levels,
+        sensitivity=sensitivity,
+        levels=mechanism.levels,
         tail=tail,
         # The bound for fixed-size sampling compares three laws: the client's two vectors, and the client drawn instead.
         # One range must do for all, and where the middle one is the integer, the others reach one unit further.
         extra_steps=1 if scheme.scheme == "fixed-size" else 0,
     )
-    variation = honest * protocol.dim * noise.total_variation(protocol.trials, protocol.p)
-    return Rounds(certificate.mu, count, certificate.tail_mass, variation)
+    return Rounds(certificate.mu, count, certificate.tail_mass, honest * protocol.dim * mechanism.variation)
 
 
-def paper_epsilon(
+def published_epsilon(
     protocol: Protocol,
     delta: float,
     *,
     rounds: int,
-    adjacency: Adjacency = "replace-one",
+    adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
     noise_clients: int | None = None,
 ) -> float:
-    """ε by the paper's route: its theorem for each round, then optimal composition of the (ε, δ) it gives.
+    """ε by the published accounting of the protocol's mechanism, rounds composed optimally.
 
-    For comparison only: see `cpsgd.privacy.guarantee.COMPARISONS` for where the theorem fails.
+    For the paper's mechanism that is its Theorem 1. For comparison only:
+    `cpsgd.privacy.guarantee.COMPARISONS` says where that fails.
 
     Raises:
-        ConditionError: The paper's theorem does not apply to the protocol.
+        ConditionError: The published theorem does not apply to the protocol.
     """
+    neighbours = Adjacency.parse(adjacency)
+    honest = protocol.clients if noise_clients is None else noise_clients
     found = math.inf
-    for share in _PAPER_SHARES if rounds > 1 else (1.0 - 1e-9,):
+    for share in _PUBLISHED_SHARES if rounds > 1 else (1.0 - 1e-9,):
         each = share * delta / rounds
-        epsilon = theorem_epsilon(protocol, each, adjacency=adjacency, noise_clients=noise_clients)
+        epsilon = protocol.mechanism.published_epsilon(protocol, each, neighbours, honest)
         composed = composition.optimal_composition(epsilon=epsilon, delta=each, rounds=rounds, target_delta=delta)
         found = min(found, composed)
     return found
@@ -296,7 +299,7 @@ def _per_round(
     return composed, rounds * single.tail, f"{single.citation}; {composition.CITATION}"
 
 
-def _paper_alternative(
+def _published(
     protocol: Protocol, delta: float, rounds: int, scheme: Participation, adjacency: Adjacency, honest: int
 ) -> float | str:
     if scheme.sampled:
@@ -304,6 +307,6 @@ def _paper_alternative(
     if rounds > _MOST_COMPOSED:
         return f"is computed for up to {_MOST_COMPOSED:,} rounds"
     try:
-        return paper_epsilon(protocol, delta, rounds=rounds, adjacency=adjacency, noise_clients=honest)
+        return published_epsilon(protocol, delta, rounds=rounds, adjacency=adjacency, noise_clients=honest)
     except ConditionError as error:
         return str(error)

@@ -1,11 +1,11 @@
 """A round on this machine: every client's vector is really clipped, rotated and rounded, the noise is drawn once.
 
-Only the sum of a round is released, and the sum of n independent Binomial(m, p) is Binomial(nm, p). So the simulator
-rounds each client's vector by itself but draws the noise of the whole sum in one go, from the exact samplers of
-`cpsgd.codec.noise`. The law of the sum, hence of the mean, is the one of n encoded messages in an `Aggregator` (the
-tests compare the two), at a fraction of the cost: no noise a client, no packing, no header. (Up to the
-sampler's resolution: a client counts its coins exactly, while the sum of so many is drawn from a table of 128-bit
-numbers, which is within `noise.total_variation(nm, p)` of the law in each coordinate, some 1e-35.)
+Only the sum of a round is released, and the noise of n clients has a law that can be drawn in one go: the sum of n
+independent Binomial(m, p) is Binomial(nm, p). So the simulator rounds each client's vector by itself and asks the
+mechanism for the noise of the whole sum. The law of the sum, hence of the mean, is the one of n encoded messages in an
+`Aggregator` (the tests compare the two), at a fraction of the cost: no noise per client, no packing, no header. (Up to
+the sampler's resolution: a client counts its coins exactly, while the sum of so many is drawn from a table of 128-bit
+numbers, which is within some 1e-35 of the law in each coordinate.)
 
 A vector with NaN or infinity in it counts as the zero vector, and nobody is told. To stop instead would be an answer
 that depends on one client's data and that no guarantee covers; as it is, every client's contribution has norm at most
@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.codec import clip, noise, pipeline, wire
+from cpsgd.codec import clip, pipeline, wire
+from cpsgd.codec.formats import Sums
 from cpsgd.errors import EmptyError, NonFiniteError, ParameterError, VectorError
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
@@ -37,7 +38,7 @@ _NOISE = 2**64 - 1
 class RoundSimulator:
     """The sum of one round's messages, and its mean.
 
-    Memory is 12 bytes a coordinate for each thread and nothing for each client.
+    Memory is 12 bytes per coordinate and thread, and nothing per client.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=4, clip_norm=1.0, levels=256, trials=16)
@@ -62,12 +63,10 @@ class RoundSimulator:
         self.count = 0
         self._seed = None if seed is None else _validate.integer("seed", seed, low=0, high=2**64 - 1)
         self._threads = _validate.integer("threads", threads, low=1)
-        self._sums: NDArray[np.uint64] | NDArray[np.float64]
-        if protocol.sigma is None:
-            self._sums = np.zeros(protocol.dim, dtype=np.uint64)
-            self._rounder = noise.rounder(protocol.levels, 0, 0.5)
-        else:
-            self._sums = np.zeros(protocol.dim, dtype=np.float64)
+        self._floats = protocol.mechanism.grid is None
+        self._sums: Sums = np.zeros(protocol.dim, dtype=np.float64 if self._floats else np.uint64)
+        self._quiet = protocol.mechanism if self._floats else protocol.mechanism.without_noise()
+        self._rounder = self._quiet.kernel()
         self._mean: NDArray[np.float32] | None = None
 
     def add(self, vectors: NDArray[np.float32]) -> None:
@@ -82,7 +81,7 @@ class RoundSimulator:
         if vectors.ndim != 2 or vectors.shape[1] != dim or vectors.dtype != np.float32:
             raise VectorError(f"Expected rows of {dim} float32, got {vectors.dtype} of shape {vectors.shape}.")
         vectors = np.ascontiguousarray(vectors)
-        if self.protocol.sigma is not None:
+        if self._floats:
             self._sums += clipped_sum(vectors, self.protocol.clip_norm)
             self.count += len(vectors)
             return
@@ -108,12 +107,9 @@ class RoundSimulator:
         if self.count == 0:
             raise EmptyError("There is no mean: no vector was added.")
         if self._mean is None:
-            if self.protocol.sigma is None:
-                total = self._sums.astype(np.uint64) + self._binomial()
-                self._mean = pipeline.decode(self.protocol, total, self.count, self.round)
-            else:
-                deviation = self.protocol.sigma * math.sqrt(self.count)
-                self._mean = ((self._sums + deviation * self._normal()) / self.count).astype(np.float32)
+            noise = self.protocol.mechanism.sum_noise(self.count, self.protocol.dim, self._keystream(_NOISE))
+            total = self._sums + noise.astype(self._sums.dtype)
+            self._mean = pipeline.decode(self.protocol, total, self.count, self.round)
         return self._mean
 
     def noise_norm(self) -> float:
@@ -125,9 +121,10 @@ class RoundSimulator:
         sums = np.zeros(protocol.dim, dtype=np.uint64)
         # 32-bit sums are twice as fast to add to; they are emptied before they could overflow.
         small = np.zeros(protocol.dim, dtype=np.uint32)
-        room = (2**32 - 1) // (protocol.levels - 1)
+        room = (2**32 - 1) // (self._quiet.values - 1)
         values = np.empty(protocol.dim, dtype=np.uint32)
-        buffer = Keystream.buffer(4 * protocol.dim)
+        size = self._quiet.keystream_bytes * protocol.dim
+        buffer = Keystream.buffer(size)
         held = 0
         for start in starts:
             for row in range(start, min(start + _ROWS, len(vectors))):
@@ -135,7 +132,7 @@ class RoundSimulator:
                     grid = pipeline.to_grid(protocol, vectors[row], self.round)
                 except NonFiniteError:
                     grid = np.zeros(protocol.dim, dtype=np.float32)
-                words = self._keystream(self.count + row).fill(buffer, 4 * protocol.dim)
+                words = self._keystream(self.count + row).fill(buffer, size)
                 self._rounder.values(grid, words, values)
                 if held == room:
                     sums += small
@@ -145,24 +142,6 @@ class RoundSimulator:
                 held += 1
         sums += small
         return sums
-
-    def _binomial(self) -> NDArray[np.uint64]:
-        """The noise of the sum, Binomial(count · m, p) in each coordinate."""
-        total = np.zeros(self.protocol.dim, dtype=np.uint64)
-        nothing = np.zeros(self.protocol.dim, dtype=np.uint32)
-        keystream = self._keystream(_NOISE)
-        left, p = self.count * self.protocol.trials, self.protocol.p
-        while left:
-            trials = min(left, noise.MAX_TRIALS)
-            words = keystream.take(self.protocol.dim * noise.keystream_bytes(trials, p))
-            total += noise.forward(nothing, trials, p, words)
-            left -= trials
-        return total
-
-    def _normal(self) -> NDArray[np.float64]:
-        """Standard normal numbers for the Gaussian protocol, a baseline: close to the law that is analysed."""
-        entropy = int.from_bytes(self._keystream(_NOISE).take(32).tobytes(), "little")
-        return np.random.Generator(np.random.PCG64(entropy)).standard_normal(self.protocol.dim)
 
     def _keystream(self, number: int) -> Keystream:
         """The randomness of one client, or of the sum's noise."""
@@ -228,8 +207,7 @@ def clipped_sum(vectors: NDArray[np.float32], clip_norm: float) -> NDArray[np.fl
 
 
 def noise_norm(protocol: Protocol, count: int) -> float:
-    """√E‖noise‖² of the mean of `count` messages: the noise added, and rounding at its largest (s²/4 a coordinate)."""
-    if protocol.sigma is not None:
-        return protocol.sigma * math.sqrt(protocol.dim / count)
-    variance = protocol.trials * protocol.p * (1.0 - protocol.p) + 0.25
-    return protocol.scale * math.sqrt(protocol.dim * variance / count)
+    """√E‖noise‖² of the mean of `count` messages: the noise added, and rounding at its largest."""
+    mechanism = protocol.mechanism
+    variance = mechanism.noise_variance + mechanism.largest_rounding_variance
+    return mechanism.scale * math.sqrt(protocol.dim * variance / count)

@@ -1,7 +1,7 @@
 """A round whose clients, sums and mean stay on a PyTorch device: `cpsgd.simulation.cpu` for GPUs.
 
 The law of the mean is that of `RoundSimulator`, and so of single messages: every client's vector is really clipped,
-rotated and rounded, the noise of the sum is drawn once as Binomial(nm, p). Three things differ.
+rotated and rounded, the noise of the sum is drawn once. Three things differ.
 
 * Random numbers come from a counter (Philox), not from a cipher: fine for experiments, but a simulation whose numbers
   can be predicted protects nobody.
@@ -21,20 +21,20 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd._torch import torch
-from cpsgd.codec import clip, noise, quantize, rotate, wire
+from cpsgd.codec import clip, rotate, wire
+from cpsgd.codec.grid import Grid
 from cpsgd.errors import EmptyError, ParameterError, VectorError
+from cpsgd.mechanisms.base import Coins
+from cpsgd.mechanisms.law import Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 from cpsgd.simulation.cpu import noise_norm
 from cpsgd.simulation.device import plain
 
-# From so many coin tosses on, the exact sampler on the CPU is faster.
-_MAX_COINS = 1 << 22
 # Triton's kernels number coordinates with 32 bits.
 _MAX_DIM = 1 << 30
 
@@ -106,16 +106,15 @@ class DeviceRound:
         self.count = 0
         chosen = int.from_bytes(os.urandom(7), "little") if seed is None else seed
         self._seed = _validate.integer("seed", chosen, low=0, high=2**64 - 1)
-        dtype = torch.int64 if protocol.sigma is None else torch.float64
+        self._grid = protocol.mechanism.grid
+        dtype = torch.float64 if self._grid is None else torch.int64
         self._sums = torch.zeros(protocol.dim, dtype=dtype, device=device)
         # A GPU has its number there, also where none was given.
         self.device = self._sums.device
         self._kernels = kernels or kernels_for(self.device)
         self._mean: torch.Tensor | None = None
-        if protocol.sigma is None:
-            self._unit = quantize.unit(protocol.coordinate_range, protocol.levels)
-            if protocol.rotate:
-                self._signs = carried(rotate.signs(protocol.dim, protocol.rotation_seed, round), self.device)
+        if protocol.rotate:
+            self._signs = carried(rotate.signs(protocol.dim, protocol.rotation_seed, round), self.device)
 
     def add(self, vectors: torch.Tensor) -> None:
         """Adds the messages of some clients, a row each. The rows are overwritten.
@@ -127,11 +126,11 @@ class DeviceRound:
             raise ParameterError("The round's mean was released: it takes no more messages.")
         protocol = self.protocol
         vectors = _rows(vectors, protocol.dim, self.device)
-        if protocol.sigma is not None:
+        if self._grid is None:
             self._sums += _clipped_sum(vectors, protocol.clip_norm)
         else:
             with current(self.device):
-                self._add_rounded(vectors)
+                self._add_rounded(vectors, self._grid)
         self.count += len(vectors)
 
     def add_zeros(self, count: int) -> None:
@@ -151,68 +150,59 @@ class DeviceRound:
             raise EmptyError("There is no mean: no vector was added.")
         if self._mean is None:
             with current(self.device):
-                self._mean = self._integer_mean() if self.protocol.sigma is None else self._float_mean()
+                self._mean = self._noisy_mean()
         return self._mean
 
     def noise_norm(self) -> float:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
         return noise_norm(self.protocol, self.count)
 
-    def _add_rounded(self, vectors: torch.Tensor) -> None:
+    def _add_rounded(self, vectors: torch.Tensor, grid: Grid) -> None:
         protocol = self.protocol
         bound = protocol.clip_norm * (1.0 - clip.MARGIN)
         columns: plain.Columns = [(0, vectors)]
         if protocol.rotate:
-            columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, self._unit)
+            columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, grid.unit)
         else:
-            plain.scale(vectors, bound, self._unit)
+            plain.scale(vectors, bound, grid.unit)
         self._kernels.round_and_sum(
             columns,
             self._sums,
             key=self._key("rounding"),
             first=self.count,
-            levels=protocol.levels,
-            fraction_bits=quantize.fraction_bits(protocol.levels),
+            levels=protocol.mechanism.levels,
+            fraction_bits=grid.fraction_bits,
         )
 
-    def _integer_mean(self) -> torch.Tensor:
-        protocol = self.protocol
+    def _noisy_mean(self) -> torch.Tensor:
+        protocol, mechanism = self.protocol, self.protocol.mechanism
         self._add_noise()
-        # As `cpsgd.codec.pipeline.decode`: the mean of the noise and of the levels is taken off, in float64.
-        middle = self.count * (protocol.trials * protocol.p + (protocol.levels - 1) / 2)
-        sums = self._sums
+        # As `cpsgd.codec.pipeline.decode`: the mean of what was added is taken off, in float64.
+        middle, sums = self.count * mechanism.centre, self._sums
         if protocol.modulus is not None:
             lowest = math.floor(middle) - protocol.modulus // 2
             sums = torch.remainder(sums - lowest, protocol.modulus)
             middle -= lowest
-        factor = 2.0 ** quantize.fraction_bits(protocol.levels) / self._unit / self.count
-        mean = ((sums.to(torch.float64) - middle) * factor).to(torch.float32)
+        mean = ((sums.to(torch.float64) - middle) * (mechanism.scale / self.count)).to(torch.float32)
         if protocol.rotate:
             self._kernels.rotate_back(mean, self._signs)
         return mean
 
     def _add_noise(self) -> None:
-        """Adds Binomial(count · m, p) to each coordinate of the sums."""
-        trials, p = self.count * self.protocol.trials, self.protocol.p
-        if p == 0.5 and trials <= _MAX_COINS:
-            if trials:
-                self._kernels.add_coins(self._sums, key=self._key("coins"), trials=trials)
-            return
-        keystream = Keystream(hashlib.sha256(self._text("noise")).digest()[:16])
-        nothing = np.zeros(self.protocol.dim, dtype=np.uint32)
-        while trials:
-            part = min(trials, noise.MAX_TRIALS)
-            drawn = noise.forward(nothing, part, p, keystream.take(nothing.size * noise.keystream_bytes(part, p)))
-            self._sums += torch.from_numpy(drawn.astype(np.int64)).to(self.device)
-            trials -= part
-
-    def _float_mean(self) -> torch.Tensor:
-        assert self.protocol.sigma is not None
-        generator = torch.Generator(self.device)
-        generator.manual_seed(self._key("normal"))
-        normal = torch.randn(self.protocol.dim, generator=generator, device=self.device, dtype=torch.float64)
-        deviation = self.protocol.sigma * math.sqrt(self.count)
-        return ((self._sums + deviation * normal) / self.count).to(torch.float32)
+        """Adds the noise of `count` clients to the sums: drawn here if the device can, else by the exact sampler."""
+        noise = self.protocol.mechanism.device_noise(self.count)
+        if isinstance(noise, Coins):
+            if noise.trials:
+                self._kernels.add_coins(self._sums, key=self._key("coins"), trials=noise.trials)
+        elif isinstance(noise, Normal):
+            generator = torch.Generator(self.device)
+            generator.manual_seed(self._key("normal"))
+            normal = torch.randn(self.protocol.dim, generator=generator, device=self.device, dtype=torch.float64)
+            self._sums += noise.deviation * normal
+        else:
+            keystream = Keystream(hashlib.sha256(self._text("noise")).digest()[:16])
+            drawn = self.protocol.mechanism.sum_noise(self.count, self.protocol.dim, keystream)
+            self._sums += torch.from_numpy(drawn).to(self.device)
 
     def _text(self, purpose: str) -> bytes:
         return f"cpsgd device {purpose} v1".encode() + struct.pack("<QQ", self._seed, self.round)

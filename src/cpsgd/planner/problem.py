@@ -1,16 +1,17 @@
-"""Wishes, validated; how near the planner comes to them, and what it says where it cannot."""
+"""Requirements, validated; how near the planner comes to them, and what it says where it cannot."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 
-from cpsgd import _validate
+from cpsgd import _validate, mechanisms
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import InfeasibleError
 from cpsgd.planner import modulus
-from cpsgd.planner.search import MAX_BITS, Design, Setting, best_design, design_of, values_of
+from cpsgd.planner.requirements import Requirements
+from cpsgd.planner.search import MAX_BITS, Design, Setting, best_design, values_of
 from cpsgd.planner.target import Target
-from cpsgd.privacy.adjacency import Adjacency, distance
 from cpsgd.privacy.guarantee import Guarantee
 from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.rounds import guarantee_over_rounds
@@ -24,40 +25,27 @@ _AS_GOOD_AS_GAUSSIAN = 1.001
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """The wishes, validated and sorted into what is judged (setting) and what is kept (target)."""
+class Problem:
+    """Requirements, validated and sorted into what is judged (setting) and what is kept (target)."""
 
     setting: Setting
     target: Target
     colluding: int
 
     @classmethod
-    def of(
-        cls,
-        *,
-        clients: int,
-        dim: int,
-        epsilon: float,
-        delta: float,
-        clip_norm: float,
-        rounds: int,
-        participation: Participation,
-        adjacency: Adjacency,
-        dropout: float,
-        colluding: int,
-        overflow: float | None,
-        rotate: bool,
-    ) -> Wishes:
-        """Validates the wishes.
+    def of(cls, required: Requirements) -> Problem:
+        """Validates requirements.
 
         Raises:
             InfeasibleError: Nobody is left whose noise protects.
         """
-        clients = _validate.integer("clients", clients, low=1)
-        dropout = _validate.positive("dropout", dropout, low=-1e-300, high=1.0)
+        adjacency = Adjacency.parse(required.adjacency)
+        participation = Participation.parse(required.participation)
+        clients = _validate.integer("clients", required.clients, low=1)
+        dropout = _validate.fraction("dropout", required.dropout)
         # The tolerance keeps 0.1 of 1000 from being 101 clients.
         surviving = clients - math.ceil(clients * dropout - 1e-9)
-        colluding = _validate.integer("colluding", colluding, low=0)
+        colluding = _validate.integer("colluding", required.colluding, low=0)
         if surviving - colluding < 1:
             raise InfeasibleError(
                 f"Of {clients} clients {clients - surviving} may drop out and {colluding} may collude: nobody is left "
@@ -65,22 +53,30 @@ class Wishes:
             )
         participation.check(adjacency)
         target = Target(
-            epsilon=_validate.positive("epsilon", epsilon, high=500.0),
-            delta=_validate.probability("delta", delta),
-            rounds=_validate.integer("rounds", rounds, low=1),
+            epsilon=_validate.positive("epsilon", required.epsilon, high=500.0),
+            delta=_validate.probability("delta", required.delta),
+            rounds=_validate.integer("rounds", required.rounds, low=1),
             participation=participation,
             adjacency=adjacency,
-            dim=_validate.integer("dim", dim, low=1),
-            clip_norm=_validate.positive("clip_norm", clip_norm),
+            dim=_validate.integer("dim", required.dim, low=1),
+            clip_norm=_validate.positive("clip_norm", required.clip_norm),
             honest=surviving - colluding,
         )
-        setting = Setting(clients, surviving, target.dim, target.clip_norm, rotate, overflow)
+        setting = Setting(
+            clients=clients,
+            surviving=surviving,
+            dim=target.dim,
+            clip_norm=target.clip_norm,
+            rotate=required.rotate,
+            overflow=_validate.probability("overflow", required.overflow) if required.secure else None,
+            mechanism=mechanisms.by_name(required.mechanism),
+        )
         return cls(setting, target, colluding)
 
     @property
     def gaussian_squared_error(self) -> float:
         """Error of the Gaussian protocol whose honest survivors' noise alone keeps the target."""
-        sensitivity = distance(self.target.adjacency, self.target.clip_norm)
+        sensitivity = self.target.adjacency.distance(self.target.clip_norm)
         needed = (sensitivity / self.target.gaussian_mu) ** 2  # variance of the honest noise in the sum
         return self.target.dim * needed / (self.target.honest * self.setting.surviving)
 
@@ -105,7 +101,7 @@ class Wishes:
         return designs
 
     def finish(self, design: Design, bits: float) -> tuple[Design, Protocol, Guarantee]:
-        """The design as a protocol, with nearly the smallest X whose own guarantee is within ε.
+        """The design as a protocol, with nearly the smallest scale whose own guarantee is within ε.
 
         The search used each certificate in a form that is quick to invert. The accounting of the finished protocol has
         the last word: it may be a little smaller, and then less noise is enough.
@@ -113,14 +109,14 @@ class Wishes:
         epsilon = self.target.epsilon
         protocol, guarantee = self._account(design)
         while guarantee.epsilon > epsilon:
-            design = self._with_range(design, max(guarantee.epsilon / epsilon, 1.0 + 1e-6))
+            design = self._rescaled(design, max(guarantee.epsilon / epsilon, 1.0 + 1e-6))
             protocol, guarantee = self._account(design)
         if self.target.participation.sampled:
             return design, protocol, guarantee  # dp_accounting is slow, and the search was through it already
         # ε is nearly proportional to 1/s.
         factor = guarantee.epsilon / epsilon
         for _ in range(_ADJUSTMENTS):
-            closer = self._with_range(design, factor)
+            closer = self._rescaled(design, factor)
             if closer.error.total > design.error.total * (1.0 - 5e-4) or (closer.modulus or 0) > values_of(bits):
                 break
             tried_protocol, tried_guarantee = self._account(closer)
@@ -132,21 +128,19 @@ class Wishes:
                 factor *= tried_guarantee.epsilon / epsilon * (1.0 + 5e-4)
         return design, protocol, guarantee
 
-    def _with_range(self, design: Design, factor: float) -> Design:
-        """The design with X times `factor`; unrotated vectors stay unclipped."""
-        coordinate_range = design.coordinate_range * factor
+    def _rescaled(self, design: Design, factor: float) -> Design:
+        """The design with its scale times `factor`; unrotated vectors stay unclipped."""
+        scale = design.mechanism.scale * factor
         if not self.setting.rotate:
-            coordinate_range = max(coordinate_range, self.setting.clip_norm)
-        return design_of(self.setting, design.levels, design.trials, coordinate_range)
+            scale = max(scale, self.setting.useful_scales(design.mechanism)[1])
+        return self.setting.design(design.mechanism.with_scale(scale))
 
     def _account(self, design: Design) -> tuple[Protocol, Guarantee]:
         protocol = Protocol(
             clients=self.setting.clients,
             dim=self.setting.dim,
             clip_norm=self.setting.clip_norm,
-            coordinate_range=design.coordinate_range,
-            levels=design.levels,
-            trials=design.trials,
+            mechanism=design.mechanism,
             rotate=self.setting.rotate,
             modulus=design.modulus,
         )
@@ -170,31 +164,30 @@ class Wishes:
             return 0.0
         return modulus.overflow_probability(
             protocol.modulus,
+            protocol.mechanism,
             clients=protocol.clients,
             dim=protocol.dim,
             clip_norm=protocol.clip_norm,
-            levels=protocol.levels,
-            trials=protocol.trials,
-            coordinate_range=protocol.coordinate_range,
             rotate=protocol.rotate,
         )
 
-    # ------------------------------------------------------------------ the nearest feasible wishes
+    # ------------------------------------------------------------------ the nearest feasible requirements
 
     def too_few_bits(self, designs: dict[float, Design], bits: float | None) -> InfeasibleError:
         """No design at these bits: names the fewest bits, and the fewest clients at these bits, that have one."""
         asked = f"{bits:g} bits" if bits is not None else f"up to {MAX_BITS} bits"
         reason = "every certificate needs more noise than that holds, whatever ε is"
-        if self.setting.overflow is None and bits is not None and values_of(bits) < 3:
-            reason = "k >= 2 levels and m >= 1 coin flips need at least three values, log2(3) = 1.585 bits"
+        fewest = self.setting.mechanism.fewest_values
+        least = math.log2(fewest)
+        if self.setting.overflow is None and bits is not None and values_of(bits) < fewest:
+            reason = f"rounding and noise need at least {fewest} values, log2({fewest}) = {least:.4g} bits"
         elif self.setting.overflow is not None:
             reason = "the sums of so many clients' noise alone do not fit the modulus, or there is too little noise"
         remedies = []
         smallest = min(designs, default=None)
-        three = math.log2(3.0)
-        if self.setting.overflow is None and (bits is None or bits < three):
-            design = best_design(self.setting, self.target, three)
-            smallest = three if design is not None else smallest
+        if self.setting.overflow is None and (bits is None or bits < least):
+            design = best_design(self.setting, self.target, least)
+            smallest = least if design is not None else smallest
         if smallest is not None:
             remedies.append(f"bits={smallest:.4g} is the fewest that will do")
         enough = self._enough_clients(bits if bits is not None else MAX_BITS)
@@ -202,7 +195,7 @@ class Wishes:
             remedies.append(f"about {enough:,} clients would do at {asked}")
         remedies.append("or a larger delta, which needs less noise")
         return InfeasibleError(
-            f"No protocol with {asked} a coordinate keeps δ={self.target.delta:g} for {self.setting.clients:,} "
+            f"No protocol with {asked} per coordinate keeps δ={self.target.delta:g} for {self.setting.clients:,} "
             f"clients: {reason}. The nearest that can be had: {'; '.join(remedies)}."
         )
 
@@ -220,10 +213,10 @@ class Wishes:
             low, high = (low, middle) if self._scaled(middle)._feasible(bits) else (middle, high)
         return high
 
-    def _scaled(self, clients: int) -> Wishes:
-        """The same wishes with more clients, of whom the same share drops out."""
+    def _scaled(self, clients: int) -> Problem:
+        """The same requirements with more clients, of whom the same share drops out."""
         surviving = self.setting.surviving * clients // self.setting.clients
-        return Wishes(
+        return Problem(
             replace(self.setting, clients=clients, surviving=surviving),
             replace(self.target, honest=surviving - self.colluding),
             self.colluding,

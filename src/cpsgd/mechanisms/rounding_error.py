@@ -1,8 +1,8 @@
-"""What a protocol's mean will be off by, before any vector is seen.
+"""What the mean of rounded vectors will be off by, before any vector is seen.
 
 The squared error of the mean of n messages is a sum of three independent causes. With s the distance of two levels:
 
-* noise: d s² m p(1-p) / n, exact whatever the vectors are;
+* noise: d s² v / n, v the variance of a client's noise, exact whatever the vectors are;
 * rounding: (s²/n) Σ_j E[f_j(1 - f_j)], f_j the fractional part of a coordinate in units of s. A rotated vector of
   norm D has coordinates close to N(0, τ²), τ = D/√d, and the expectation is a one-dimensional integral. An odd
   number of levels puts a level at zero: coordinates small against s then cost about |x|/s and not 1/4 each;
@@ -23,46 +23,11 @@ import math
 import numpy as np
 from scipy.special import erfcx
 
-from cpsgd.codec import clip, quantize
-from cpsgd.error import ExpectedError
-
 # Coordinates beyond this many standard deviations carry less than 1e-30 of the energy.
 _REACH = 12.0
 # With more cells than this per standard deviation f is uniform to many digits and E[f(1-f)] is 1/6.
 _FINEST = 16.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-
-
-def predict(
-    *,
-    clients: int,
-    dim: int,
-    clip_norm: float,
-    levels: int,
-    trials: int,
-    coordinate_range: float,
-    p: float = 0.5,
-    rotate: bool = True,
-) -> ExpectedError:
-    """The expected squared error of the mean over `clients` vectors of norm `clip_norm`.
-
-    Example:
-        >>> error = predict(clients=1000, dim=4096, clip_norm=1.0, levels=3, trials=5, coordinate_range=0.1)
-        >>> round(error.noise, 6), round(error.rounding, 6), error.clipping < 1e-9
-        (0.0512, 0.004106, True)
-    """
-    scale = 2.0 * coordinate_range / (levels - 1)
-    per_unit = dim * scale * scale / clients
-    resolution = (clip.MARGIN * clip_norm) ** 2 + dim * (scale * 2.0 ** -quantize.fraction_bits(levels)) ** 2 / 12.0
-    noise = per_unit * trials * p * (1.0 - p)
-    if rotate:
-        deviation = clip_norm / math.sqrt(dim)
-        rounding = per_unit * gaussian_rounding(scale / deviation, levels)
-        # No coordinate of a vector of norm D exceeds D, whatever the rotation.
-        clipped = 0.0 if coordinate_range >= clip_norm else gaussian_clipping(coordinate_range / deviation)
-        return ExpectedError(noise, rounding, clip_norm * clip_norm * clipped + resolution)
-    rounding = per_unit * worst_rounding(clip_norm / scale / math.sqrt(dim), levels)
-    return ExpectedError(noise, rounding, max(0.0, clip_norm - coordinate_range) ** 2 + resolution)
 
 
 def gaussian_rounding(step: float, levels: int) -> float:

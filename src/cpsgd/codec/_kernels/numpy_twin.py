@@ -1,0 +1,241 @@
+"""The kernels in plain NumPy: what runs where no C++ kernel could be built, and what tests compare the C++ code with.
+
+Functions and signatures are those of `_native`, and so is every value, bit for bit. Sizes are not checked again, and
+the time taken may depend on what is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32] | NDArray[np.float64]
+Sums = NDArray[np.uint32] | NDArray[np.uint64]
+
+_PARTIAL_SUMS = 32
+
+
+def simd_level() -> str:
+    """The name of this set of kernels."""
+    return "numpy"
+
+
+def supported_levels() -> list[str]:
+    """NumPy alone."""
+    return ["numpy"]
+
+
+def norm_squared(x: Floats) -> float:
+    """Sum of squares in float64, in the kernels' order: 32 interleaved partial sums, then a tree."""
+    squares = x.astype(np.float64) ** 2
+    rows = np.concatenate([squares, np.zeros(-squares.size % _PARTIAL_SUMS)]).reshape(-1, _PARTIAL_SUMS)
+    partial = np.zeros(_PARTIAL_SUMS)
+    for row in rows:
+        partial += row
+    while partial.size > 1:
+        partial = partial[: partial.size // 2] + partial[partial.size // 2 :]
+    return float(partial[0])
+
+
+def grid_points(y: NDArray[np.float32], limit: float) -> NDArray[np.int64]:
+    """The grid point that rounding starts from: clipped to ±limit, then to the nearest integer."""
+    return np.rint(np.clip(y, np.float32(-limit), np.float32(limit))).astype(np.int64)
+
+
+def grid_norm_squared(y: NDArray[np.float32], limit: float) -> float:
+    """The squared norm of the grid point nearest to y."""
+    return norm_squared(grid_points(y, limit).astype(np.float64))
+
+
+def scale(x: Floats, factor: float, out: NDArray[np.float32]) -> None:
+    """X · factor, in the precision of x."""
+    out[:] = x * x.dtype.type(factor)
+
+
+def hadamard(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The unnormalised Walsh–Hadamard transform, stages from distance 1 upwards."""
+    result = x.copy()
+    distance = 1
+    while distance < result.size:
+        pairs = result.reshape(-1, 2, distance)
+        result = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
+        distance *= 2
+    return result
+
+
+def _sign_values(signs: NDArray[np.uint8], first: int, count: int) -> NDArray[np.float32]:
+    """`count` signs ±1 from bit `first` on; a 1 means minus."""
+    bits = np.unpackbits(signs, bitorder="little")[first : first + count]
+    return np.where(bits, np.float32(-1), np.float32(1))
+
+
+def _split(dim: int) -> tuple[int, int, np.float32]:
+    size = 1 << (dim.bit_length() - 1)
+    return size, dim - size, np.float32(math.pow(2.0, -0.5 * (dim.bit_length() - 1)))
+
+
+def sign_bytes(n: int) -> int:
+    """Bytes of the signs of a rotation of n coordinates."""
+    size = max(16, 1 << (n.bit_length() - 1))
+    return (size if n & (n - 1) == 0 else 2 * size) // 8
+
+
+def rotate_forward(x: Floats, factor: float, signs: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+    """The rotation of codec/rotate.py."""
+    size, rest, normalise = _split(x.size)
+    scale(x, factor, out)
+    out[:size] = hadamard(out[:size] * normalise * _sign_values(signs, 0, size))
+    if rest:
+        out[:rest], out[size:] = out[size:].copy(), out[:rest].copy()
+        out[:size] = hadamard(out[:size] * normalise * _sign_values(signs, max(16, size), size))
+
+
+def rotate_backward(data: NDArray[np.float32], signs: NDArray[np.uint8]) -> None:
+    """The inverse rotation, in place."""
+    size, rest, normalise = _split(data.size)
+    if rest:
+        data[:size] = hadamard(data[:size]) * normalise * _sign_values(signs, max(16, size), size)
+        data[:rest], data[size:] = data[size:].copy(), data[:rest].copy()
+    data[:size] = hadamard(data[:size]) * normalise * _sign_values(signs, 0, size)
+
+
+class Rounder:
+    """Stochastic rounding to k levels, and noise: fair coins, or by inversion where there are thresholds."""
+
+    def __init__(
+        self,
+        levels: int,
+        fraction_bits: int,
+        trials: int,
+        high: NDArray[np.uint64],
+        low: NDArray[np.uint64],
+        base: int,
+    ) -> None:
+        """Fixes the parameters."""
+        self._limit, self._bits, self._trials = (levels - 1) << (fraction_bits - 1), fraction_bits, trials
+        self._high, self._low, self._base = high, low, base
+
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
+        """Rounded and noisy integers of grid points."""
+        words = keystream[: 4 * grid.size].view("<u4").astype(np.int64)
+        shifted = grid_points(grid, float(self._limit)) + self._limit
+        values[:] = (shifted + ((words & 0xFFFF) >> (16 - self._bits))) >> self._bits
+        if self._high.size:
+            values += self._inverted(keystream[4 * grid.size : 20 * grid.size])
+        else:
+            values += _coins(self._trials, keystream, grid.size)
+
+    def packed(
+        self,
+        grid: NDArray[np.float32],
+        keystream: NDArray[np.uint8],
+        radix: int,
+        digits: int,
+        bits: int,
+        last_bits: int,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """The same, packed."""
+        values = np.empty(grid.size, dtype=np.uint32)
+        self.values(grid, keystream, values)
+        pack(values, radix, digits, bits, last_bits, out)
+
+    def _inverted(self, keystream: NDArray[np.uint8]) -> NDArray[np.uint32]:
+        """Base + the number of thresholds that each 128-bit number reaches."""
+        lows, highs = keystream.copy().view("<u8").reshape(-1, 2).T
+        reached = np.searchsorted(self._high, highs, side="left")
+        # Thresholds whose high half is the number's own: only the low halves tell.
+        ends = np.searchsorted(self._high, highs, side="right")
+        for i in np.flatnonzero(ends > reached):
+            reached[i] += np.searchsorted(self._low[reached[i] : ends[i]], lows[i], side="right")
+        return (reached + self._base).astype(np.uint32)
+
+
+def _coins(trials: int, keystream: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
+    """Binomial(m, 1/2): ones among the high halves of the words, then among planes of 32 coins."""
+    left = max(0, trials - 16)
+    planes = keystream[: 4 * count * (1 - -left // 32)].view("<u4").reshape(-1, count)
+    first = (planes[0] >> np.uint32(16)) & np.uint32((1 << min(trials, 16)) - 1)
+    ones: NDArray[np.uint32] = np.bitwise_count(first).astype(np.uint32)
+    for plane in planes[1:]:
+        here = min(left, 32)
+        ones += np.bitwise_count(plane & np.uint32((1 << here) - 1))
+        left -= here
+    return ones
+
+
+def pack(
+    values: NDArray[np.uint32], radix: int, digits: int, bits: int, last_bits: int, out: NDArray[np.uint8]
+) -> None:
+    """Groups of digits to words, words to bits, bits to bytes."""
+    full = values.size // digits * digits
+    streams = []
+    for part, width in ((values[:full].reshape(-1, digits), bits), (values[full:].reshape(1, -1), last_bits)):
+        words = np.zeros(part.shape[0], dtype=np.uint64)
+        for digit in part.T[::-1]:
+            words = words * np.uint64(radix) + digit
+        streams.append(((words[:, None] >> np.arange(width, dtype=np.uint64)) & np.uint64(1)).reshape(-1))
+    out[:] = np.packbits(np.concatenate(streams).astype(np.uint8), bitorder="little")
+
+
+def unpack(
+    payload: NDArray[np.uint8], radix: int, digits: int, bits: int, last_bits: int, values: NDArray[np.uint32]
+) -> None:
+    """Bytes to bits, bits to words, words to digits."""
+    stream = np.unpackbits(payload, bitorder="little").astype(np.uint64)
+    full = values.size // digits
+    parts = []
+    for start, words, width, size in ((0, full, bits, digits), (full * bits, 1, last_bits, values.size % digits)):
+        table = stream[start : start + words * width].reshape(words, width)
+        word = (table << np.arange(width, dtype=np.uint64)).sum(axis=1, dtype=np.uint64)
+        part = np.empty((words, size), dtype=np.uint32)
+        for j in range(size):
+            # The last digit keeps what no digit can be, so that a value out of range shows.
+            last = j == size - 1
+            part[:, j] = np.minimum(word, np.uint64(2**32 - 1)) if last else word % np.uint64(radix)
+            word //= np.uint64(radix)
+        parts.append(part.reshape(-1))
+    values[:] = np.concatenate(parts)
+
+
+def find_out_of_range(
+    payload: NDArray[np.uint8], radix: int, digits: int, bits: int, last_bits: int, limit: int, n: int
+) -> int:
+    """Position of the first value that is not below `limit`, or n."""
+    values = np.empty(n, dtype=np.uint32)
+    unpack(payload, radix, digits, bits, last_bits, values)
+    outside = values >= limit
+    return int(np.argmax(outside)) if outside.any() else n
+
+
+def add_packed(payload: NDArray[np.uint8], radix: int, digits: int, bits: int, last_bits: int, sums: Sums) -> None:
+    """Adds packed values to sums."""
+    values = np.empty(sums.size, dtype=np.uint32)
+    unpack(payload, radix, digits, bits, last_bits, values)
+    sums += values
+
+
+def centre(sums: Sums, middle: float, factor: float, out: NDArray[np.float32]) -> None:
+    """(sums - middle) · factor, in float64."""
+    out[:] = (sums.astype(np.float64) - middle) * factor
+
+
+@lru_cache(maxsize=1)
+def _crc_table() -> list[int]:
+    table = []
+    for state in range(256):
+        for _ in range(8):
+            state = (state >> 1) ^ (0x82F63B78 if state & 1 else 0)
+        table.append(state)
+    return table
+
+
+def crc32c(data: NDArray[np.uint8], prior: int = 0) -> int:
+    """CRC-32C of bytes that follow those with the checksum `prior`."""
+    table, state = _crc_table(), prior ^ 0xFFFFFFFF
+    for byte in data.tobytes():
+        state = (state >> 8) ^ table[(state ^ byte) & 0xFF]
+    return state ^ 0xFFFFFFFF

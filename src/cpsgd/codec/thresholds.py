@@ -1,0 +1,61 @@
+"""Tables to draw integers by inversion: a 128-bit uniform number is compared with cumulative probabilities.
+
+Each cumulative probability is rounded to 128 bits. Every draw reads the whole table, so that instructions and addresses
+do not depend on what is drawn; its time grows with the width of the law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+WORKING_BITS = 320
+"""Weights are integers of which the likeliest has this many bits, far more than the 128 kept."""
+
+WINDOW_BITS = 160
+"""Outcomes rarer than 2^-WINDOW_BITS times the likeliest are left out of a table."""
+
+KEYSTREAM_BYTES = 16
+"""Keystream bytes per draw."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Cumulative probabilities times 2^128, as high and low 64-bit halves; outcome 0 of the table means `base`."""
+
+    high: NDArray[np.uint64]
+    low: NDArray[np.uint64]
+    base: int
+
+    @classmethod
+    def of_weights(cls, base: int, weights: Sequence[int]) -> Table:
+        """The table of the outcomes base, base + 1, ... with probabilities proportional to these integers.
+
+        There are at least two outcomes, hence at least one threshold: the kernels take an empty table for coins.
+        """
+        total = sum(weights)
+        high, low, cumulative = [], [], 0
+        # The last cumulative probability is 1 and needs no threshold.
+        for weight in weights[:-1]:
+            cumulative += weight
+            threshold = min((cumulative << 128) // total, 2**128 - 1)
+            high.append(threshold >> 64)
+            low.append(threshold & (2**64 - 1))
+        return cls(np.array(high, np.uint64), np.array(low, np.uint64), base)
+
+    @property
+    def rounding(self) -> float:
+        """An upper bound on the mass moved by rounding.
+
+        Rounding each of c thresholds to 128 bits moves at most c 2^-128. The weights, integers of which the likeliest
+        is 2^320, are each off by at most c (ratios below 1 shrink earlier errors), together c² 2^-320 of the mass; the
+        factor 2 covers that.
+        """
+        return 2.0 * (self.high.size + 1) * 2.0**-128
+
+
+COINS = Table(np.empty(0, np.uint64), np.empty(0, np.uint64), 0)
+"""No table: fair coins are counted instead."""

@@ -1,0 +1,85 @@
+"""The exact expected error of a round for given vectors, which only a simulation can know."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cpsgd import _validate
+from cpsgd.codec import pipeline, rotate, wire
+from cpsgd.errors import EmptyError
+from cpsgd.mechanisms import ExpectedError
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
+
+
+class Expectation:
+    """The sums behind the expected squared error, one vector at a time; `add` may be called from several threads.
+
+    Noise: d s² v/n, v the variance of a client's noise. Rounding: s² Σ f(1-f)/n², f the fractional parts of the
+    clients' lattice points. Clipping: the squared distance of the mean of the clients' grid points, rotated back, from
+    the mean of their vectors. Memory is 16 bytes per coordinate, whatever the number of vectors.
+    """
+
+    def __init__(self, protocol: Protocol, round: int) -> None:
+        """Starts with no vector."""
+        self.protocol = protocol
+        self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
+        self.count = 0
+        self._true_sum = np.zeros(protocol.dim)
+        # In grid units and still rotated, where there are a grid and a rotation.
+        self._sent_sum = np.zeros(protocol.dim)
+        self._fractions = 0.0
+        self._lock = Lock()
+
+    def add(self, vector: ArrayLike) -> None:
+        """Takes one client's vector into account.
+
+        Raises:
+            VectorError: It could not be encoded either.
+        """
+        checked = pipeline.as_vector(vector, self.protocol.dim)
+        sent = pipeline.to_grid(self.protocol, checked, self.round)
+        grid, fractions = self.protocol.mechanism.grid, 0.0
+        if grid is not None:
+            np.rint(np.clip(sent, -grid.limit, grid.limit, out=sent), out=sent)
+            fractions = grid.fraction_variance(sent)
+        with self._lock:
+            self.count += 1
+            self._true_sum += checked
+            self._sent_sum += sent
+            self._fractions += fractions
+
+    def mean(self) -> NDArray[np.float64]:
+        """The mean of the vectors.
+
+        Raises:
+            EmptyError: No vector was added.
+        """
+        if self.count == 0:
+            raise EmptyError("There is no error to expect: no vector was given.")
+        return self._true_sum / self.count
+
+    def error(self) -> ExpectedError:
+        """The expected squared error of the mean of the vectors so far.
+
+        Raises:
+            EmptyError: No vector was added.
+        """
+        protocol, mechanism, count, mean = self.protocol, self.protocol.mechanism, self.count, self.mean()
+        sent = self._sent_sum / count
+        if mechanism.grid is not None:
+            sent /= mechanism.grid.unit
+        if protocol.rotate:
+            signs = rotate.signs(protocol.dim, protocol.rotation_seed, self.round)
+            sent = rotate.backward(sent.astype(np.float32), signs).astype(np.float64)
+        bias = mean - sent
+        return ExpectedError(
+            noise=protocol.dim * mechanism.scale**2 * mechanism.noise_variance / count,
+            rounding=mechanism.scale**2 * self._fractions / count**2,
+            clipping=float(bias @ bias),
+        )

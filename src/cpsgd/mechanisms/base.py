@@ -1,0 +1,272 @@
+"""What a mechanism must say: all that is particular to one way of turning a coordinate into a few bits.
+
+A mechanism is a frozen dataclass. Nothing outside its own file (and kernels) asks which one it is: the codec, the
+aggregator, secure aggregation, simulation, planner, accountant, ledger and auditor ask it the questions below.
+To add one, write a file beside this one and name the class in `cpsgd/mechanisms/__init__.py`.
+
+Vectors reach a mechanism clipped to norm D and, if the protocol says so, rotated. A client's *integers* are what it
+sends, one per coordinate; `scale` (s) is what one unit of them is worth.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.adjacency import Adjacency
+from cpsgd.codec.formats import Format
+from cpsgd.codec.grid import Grid
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.mechanisms.law import Law, Normal
+from cpsgd.randomness import Keystream
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
+
+
+@dataclass(frozen=True)
+class ErrorBound:
+    """An upper bound on E‖estimate - mean‖² and the theorem that gives it."""
+
+    squared_error: float
+    theorem: str
+
+
+@dataclass(frozen=True)
+class ExpectedError:
+    """E‖estimate - mean‖², the sum of three independent causes.
+
+    Attributes:
+        noise: Variance of the noise that was added.
+        rounding: Variance of the stochastic rounding.
+        clipping: Squared bias: what clipping (to the norm, to the range, to the grid) moved the mean by.
+    """
+
+    noise: float
+    rounding: float
+    clipping: float
+
+    @property
+    def total(self) -> float:
+        """The expected squared error."""
+        return self.noise + self.rounding + self.clipping
+
+
+@dataclass(frozen=True)
+class Coins:
+    """Noise that a device's own kernels can draw: the number of heads among so many fair coins."""
+
+    trials: int
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A bound on how far a sum of messages lies from its centre, in integers.
+
+    Attributes:
+        offset: The largest possible part that is bounded as it is.
+        proxy: V, such that the rest X has E exp(λ X) <= exp(λ² V/2) for |λ| <= `steepest`.
+        steepest: The largest λ of that bound.
+    """
+
+    offset: float
+    proxy: float
+    steepest: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """What the planner tells a mechanism that is to name candidates.
+
+    Attributes:
+        values: How many values a message may hold.
+        honest: Clients whose noise counts.
+        variation: The total variation that a client's sampler may have per draw.
+        dim: d.
+        clip_norm: D.
+        rotate: Whether vectors are rotated.
+        rough_scale: The scale that a candidate will need for the (ε, δ) asked for, roughly.
+        fits: Whether sums of a candidate, at its rough scale, fit the modulus (always, where there is none).
+    """
+
+    values: int
+    honest: int
+    variation: float
+    dim: int
+    clip_norm: float
+    rotate: bool
+    rough_scale: Callable[[Mechanism], float]
+    fits: Callable[[Mechanism], bool]
+
+
+class Mechanism(ABC):
+    """One way of turning a coordinate into what a client sends."""
+
+    name: ClassVar[str]
+    """Its name in protocol files and on the command line."""
+
+    published: ClassVar[tuple[str, str] | None] = None
+    """Name and citation of its authors' own accounting, shown beside ours; None where there is none."""
+
+    fewest_values: ClassVar[int] = 3
+    """The fewest values of a private message."""
+
+    # ------------------------------------------------------------------ what a coordinate becomes
+
+    @property
+    @abstractmethod
+    def grid(self) -> Grid | None:
+        """The grid that coordinates are put on before they are rounded; None where floats are sent as they are."""
+
+    @property
+    @abstractmethod
+    def keystream_bytes(self) -> int:
+        """Bytes of private randomness per coordinate, rounding and noise together."""
+
+    @abstractmethod
+    def kernel(self) -> Any:
+        """The kernel for one client's coordinates: a `cpsgd.codec.formats.Kernel`, or `FloatKernel` for floats."""
+
+    # ------------------------------------------------------------------ messages and their sums
+
+    @abstractmethod
+    def format(self, clip_norm: float, modulus: int | None) -> Format:
+        """What a message holds, and how messages are summed."""
+
+    @property
+    @abstractmethod
+    def values(self) -> int:
+        """A client's integers are 0, ..., values - 1; 0 for floats."""
+
+    @property
+    @abstractmethod
+    def centre(self) -> float:
+        """The mean of a client's integer whose coordinate is zero."""
+
+    @property
+    @abstractmethod
+    def scale(self) -> float:
+        """S, what one unit of the integers is worth in the vector's units."""
+
+    @abstractmethod
+    def deviations(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> list[Deviation]:
+        """Bounds on the distance of one coordinate of a sum from its centre; each of them holds."""
+
+    # ------------------------------------------------------------------ simulation: rounding and noise apart
+
+    @abstractmethod
+    def without_noise(self) -> Self:
+        """The same rounding without noise, hence without privacy."""
+
+    @property
+    @abstractmethod
+    def is_noisy(self) -> bool:
+        """Whether there is noise, hence privacy."""
+
+    @abstractmethod
+    def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64] | NDArray[np.float64]:
+        """What the noise of `count` clients adds to their sum, drawn in one go."""
+
+    def device_noise(self, count: int) -> Coins | Normal | None:
+        """The same as a law that a device draws by itself; None where `sum_noise` is to draw it."""
+        return None
+
+    # ------------------------------------------------------------------ error
+
+    @property
+    @abstractmethod
+    def noise_variance(self) -> float:
+        """Variance of one client's noise, in squared integers."""
+
+    @property
+    @abstractmethod
+    def largest_rounding_variance(self) -> float:
+        """The largest variance of one coordinate's rounding, in squared integers."""
+
+    @abstractmethod
+    def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
+        """The expected squared error of the mean over vectors of norm `clip_norm`, before any is seen."""
+
+    def error_bound(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ErrorBound:
+        """The published bound on the expected squared error of the mean, with its theorem.
+
+        Raises:
+            ConditionError: There is none, or it does not cover these parameters.
+        """
+        raise ConditionError(f"There is no published error bound for {self.name}; use expected_squared_error.")
+
+    # ------------------------------------------------------------------ privacy
+
+    @abstractmethod
+    def law(self, honest: int) -> Law | Normal:
+        """The law of the noise in one coordinate of a sum, from `honest` clients.
+
+        Raises:
+            ConditionError: There is no noise.
+        """
+
+    levels: int
+    """k: neighbours' integers differ by at most k - 1 before the noise; 0 for floats."""
+
+    @abstractmethod
+    def sensitivity(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> float:
+        """S, the largest Euclidean distance of two neighbours in units of the law, rounded up."""
+
+    @property
+    @abstractmethod
+    def variation(self) -> float:
+        """An upper bound on the total variation of one draw of noise from its law; 0 where the sampler is exact."""
+
+    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
+        """ε by its authors' own accounting (see `published`), for comparison.
+
+        Raises:
+            ConditionError: A condition of their theorem fails.
+        """
+        raise ConditionError(f"There is no published accounting for {self.name}.")
+
+    # ------------------------------------------------------------------ planning
+
+    @classmethod
+    @abstractmethod
+    def candidates(cls, search: Search) -> Iterator[Self]:
+        """Mechanisms worth certifying that fit the values, at any scale: the planner finds the scale."""
+
+    @abstractmethod
+    def with_scale(self, scale: float) -> Self:
+        """The same with another scale. A larger one means more noise in the vector's units, and more privacy."""
+
+    @abstractmethod
+    def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
+        """The scales between which clipping and noise are weighed: below too much is clipped, above nothing."""
+
+    @abstractmethod
+    def quieter(self, factor: float) -> Self | None:
+        """The same with about `factor` < 1 of the noise's variance, and less in any case; None if there is none."""
+
+    # ------------------------------------------------------------------ as data
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Its parameters in a line."""
+
+    def to_fields(self, clip_norm: float) -> dict[str, Any]:
+        """Its part of a protocol file, as plain JSON values."""
+        return {"mechanism": self.name, **asdict(self)}  # type: ignore[call-overload]  # every one is a dataclass
+
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any], clip_norm: float) -> Self:
+        """The mechanism that `to_fields` wrote, its name left out.
+
+        Raises:
+            ParameterError: A field is unknown, missing or out of range.
+        """
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise ParameterError(f"Not the fields of a {cls.name} protocol: {error}.") from None

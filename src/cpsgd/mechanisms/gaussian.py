@@ -1,0 +1,151 @@
+"""The baseline: clipped floats plus Gaussian noise per client (the paper's section 5.1).
+
+Unlike the integers of the other mechanisms, floating-point noise is only close to the law that is analysed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.adjacency import Adjacency
+from cpsgd.codec.formats import Floats
+from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.mechanisms.base import Deviation, ErrorBound, ExpectedError, Mechanism, Search
+from cpsgd.mechanisms.lattice import RANGES
+from cpsgd.mechanisms.law import Normal
+from cpsgd.paper import bounds
+from cpsgd.randomness import Keystream
+
+# A float message of an honest client is outside D + 40 σ with probability below 1e-340 per coordinate.
+_REACH = 40.0
+_NOT_PLANNED = "The Gaussian baseline sends floats of 32 bits: there is nothing to plan. Use Protocol.gaussian(...)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian(Mechanism):
+    """Floats plus N(0, σ²).
+
+    Attributes:
+        sigma: σ, standard deviation of the noise that each client adds.
+    """
+
+    name = "gaussian"
+    grid = None
+    keystream_bytes = 16
+    values = 0
+    centre = 0.0
+    scale = 1.0
+    levels = 0
+    variation = 0.0
+    is_noisy = True
+    largest_rounding_variance = 0.0
+
+    sigma: float
+
+    def __post_init__(self) -> None:
+        low, high = RANGES
+        object.__setattr__(self, "sigma", _validate.positive("sigma", self.sigma, low=low, high=high))
+
+    def kernel(self) -> Gaussian:
+        """The mechanism itself adds the noise."""
+        return self
+
+    def floats(self, vector: NDArray[np.float32], keystream: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+        """Adds noise: Box and Muller's transform of keystream."""
+        words = keystream.view(np.uint64) >> np.uint64(11)
+        # Uniform in (0, 1], so that the logarithm is finite.
+        radius = np.sqrt(-2.0 * np.log((words[: vector.size] + np.uint64(1)) * 2.0**-53))
+        angle = words[vector.size :] * (2.0**-52 * math.pi)
+        out[:] = vector + self.sigma * radius * np.cos(angle)
+
+    def format(self, clip_norm: float, modulus: int | None) -> Floats:
+        """float32, within what an honest client can send."""
+        return Floats(clip_norm + _REACH * self.sigma, "D + 40 σ")
+
+    def deviations(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> list[Deviation]:
+        """Sums of floats do not wrap around."""
+        return []
+
+    def without_noise(self) -> NoReturn:
+        """Floats without noise are no mechanism."""
+        raise ParameterError("Floats without noise are no mechanism; use NoPrivacy.")
+
+    def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.float64]:
+        """N(0, count σ²)."""
+        entropy = int.from_bytes(keystream.take(32).tobytes(), "little")
+        normal = np.random.Generator(np.random.PCG64(entropy)).standard_normal(dim)
+        return self.sigma * math.sqrt(count) * normal
+
+    def device_noise(self, count: int) -> Normal:
+        """A device draws it by itself."""
+        return Normal(self.sigma * math.sqrt(count))
+
+    @property
+    def noise_variance(self) -> float:
+        """σ²."""
+        return self.sigma**2
+
+    def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
+        """Nothing but noise."""
+        return ExpectedError(dim * self.sigma**2 / clients, 0.0, 0.0)
+
+    def error_bound(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ErrorBound:
+        """The paper's Theorem 2."""
+        return ErrorBound(*bounds.gaussian_error(clients=clients, dim=dim, sigma=self.sigma))
+
+    def law(self, honest: int) -> Normal:
+        """N(0, honest σ²), its deviation rounded down."""
+        if honest == 0:
+            raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
+        return Normal(self.sigma * math.sqrt(honest) * (1.0 - 2.0**-52))
+
+    def sensitivity(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> float:
+        """2D or D."""
+        return adjacency.distance(clip_norm)
+
+    # ------------------------------------------------------------------ planning
+
+    @classmethod
+    def candidates(cls, search: Search) -> Iterator[Self]:
+        """None: it is what others are compared with."""
+        raise InfeasibleError(_NOT_PLANNED)
+
+    def with_scale(self, scale: float) -> Self:
+        """The same with σ times as large."""
+        return replace(self, sigma=self.sigma * scale)
+
+    def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
+        """Any: floats have no range."""
+        return 0.0, 0.0
+
+    def quieter(self, factor: float) -> None:
+        """There is nothing that must fit."""
+        return
+
+    # ------------------------------------------------------------------ as data
+
+    def describe(self) -> str:
+        """σ."""
+        return f"σ = {self.sigma:g} per client"
+
+    def to_fields(self, clip_norm: float) -> dict[str, Any]:
+        """The fields of protocol files since 0.1.0, which name no mechanism."""
+        return {"coordinate_range": clip_norm, "levels": 0, "trials": 0, "p": 0.5, "sigma": self.sigma}
+
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any], clip_norm: float) -> Self:
+        """The mechanism that `to_fields` wrote."""
+        others = {name: value for name, value in fields.items() if name != "sigma"}
+        known = {"coordinate_range": clip_norm, "levels": 0, "trials": 0, "p": 0.5}
+        if any(others[name] != known.get(name) for name in others):
+            raise ParameterError(
+                "The Gaussian protocol has no levels, trials, rotation or modulus; use Protocol.gaussian(...)."
+            )
+        return cls(sigma=fields["sigma"])

@@ -1,0 +1,243 @@
+"""Stochastic rounding to k levels plus independent integer noise: what the paper's mechanism and its rivals share.
+
+A coordinate is clipped to ±X, rounded without bias to one of k levels that lie s = 2X/(k-1) apart, and noise with a
+log-concave law on the integers is added. A subclass says which noise.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.adjacency import Adjacency
+from cpsgd.codec import clip, grid, thresholds
+from cpsgd.codec._kernels import kernels
+from cpsgd.codec.formats import Integers
+from cpsgd.codec.grid import Grid
+from cpsgd.mechanisms import rounding_error
+from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Search
+from cpsgd.randomness import Keystream
+
+RANGES = (1e-20, 1e20)
+"""Outside this interval float32 arithmetic could overflow or vanish on the way through the codec."""
+
+# Four float operations, each within 2^-53 of the exact result; one spare.
+_ROUNDING = 1.0 + 5 * 2.0**-53
+# Beyond this many standard deviations of a rotated coordinate clipping costs nothing worth a wider range.
+_ENOUGH_REACH = 7.0
+# X is at least this many standard deviations of a rotated coordinate, which bounds the bias: clipping takes at most
+# 0.2 % of D². Without a bound, where the noise is larger than any vector, clipping everything to nothing would "win".
+_LEAST_REACH = 2.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lattice(Mechanism):
+    """Rounding to k levels and integer noise.
+
+    Attributes:
+        levels: k, levels that a coordinate is rounded to.
+        coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
+    """
+
+    levels: int
+    coordinate_range: float
+
+    def __post_init__(self) -> None:
+        low, high = RANGES
+        levels = _validate.integer("levels", self.levels, low=2, high=grid.MAX_LEVELS)
+        object.__setattr__(self, "levels", levels)
+        reach = _validate.positive("coordinate_range", self.coordinate_range, low=low, high=high)
+        object.__setattr__(self, "coordinate_range", reach)
+
+    # ------------------------------------------------------------------ the noise of a client, from 0 up
+
+    @property
+    @abstractmethod
+    def largest_noise(self) -> int:
+        """The noise that is added is an integer between 0 and this."""
+
+    @property
+    @abstractmethod
+    def noise_mean(self) -> float:
+        """The mean of what is added."""
+
+    @abstractmethod
+    def noise_table(self) -> thresholds.Table:
+        """Cumulative probabilities of the noise; empty where fair coins are counted."""
+
+    @property
+    @abstractmethod
+    def noise_bytes(self) -> int:
+        """Keystream bytes per coordinate for the noise."""
+
+    @property
+    @abstractmethod
+    def noise_proxy(self) -> tuple[float, float]:
+        """V and a largest λ, such that a client's centred noise Z has E exp(λ Z) <= exp(λ² V/2) up to that λ."""
+
+    @classmethod
+    @abstractmethod
+    def loudest(cls, levels: int, search: Search) -> Self:
+        """The mechanism with so many levels and as much noise as fits the search."""
+
+    # ------------------------------------------------------------------ what follows from it
+
+    @property
+    def grid(self) -> Grid:
+        """2^F points per level."""
+        return Grid.of_levels(self.levels, self.coordinate_range)
+
+    @property
+    def keystream_bytes(self) -> int:
+        """Four bytes for rounding, and those of the noise."""
+        return 4 + self.noise_bytes
+
+    def kernel(self) -> kernels.Rounder:
+        """Rounds, and adds noise by counting coins or by inversion."""
+        table = self.noise_table()
+        return kernels.Rounder(
+            self.levels, self.grid.fraction_bits, self.largest_noise, table.high, table.low, table.base
+        )
+
+    def format(self, clip_norm: float, modulus: int | None) -> Integers:
+        """Packed integers."""
+        return Integers(modulus or self.values, self.values)
+
+    @property
+    def values(self) -> int:
+        """K levels and the noise's largest value."""
+        return self.levels + self.largest_noise
+
+    @property
+    def centre(self) -> float:
+        """The middle level and the mean of the noise."""
+        return self.noise_mean + (self.levels - 1) / 2
+
+    @property
+    def scale(self) -> float:
+        """S = 2 X / (k - 1), the distance of two levels."""
+        return 2.0 * self.coordinate_range / (self.levels - 1)
+
+    def deviations(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> list[Deviation]:
+        """Bounds from the vectors, the rounding and the noise. docs/planning.md has the proof.
+
+        * The vectors: a rotated coordinate is a sum of independent signs times ±v_l/√B, B = 2^⌊log2 d⌋ the length of
+          the transform: sub-Gaussian with proxy D²/B (Hoeffding). Clipping is odd and shortens. By convexity the mean
+          over clients, who share one rotation and may all hold the same vector, has the same proxy; the sum of n has
+          (n D/s)²/B. Without rotation, or where it is smaller, they enter by their largest sum n min(D, X)/s.
+        * Rounding: n independent centred variables on intervals of length 1, proxy n/4 (Hoeffding).
+        * Noise: as the mechanism says.
+        """
+        proxy, steepest = self.noise_proxy
+        noise, rounding = clients * proxy, 0.25 * clients
+        # Vectors are rounded to the grid, and a float32 transform is off by less than 2^-18 D per coordinate.
+        slack = clients * (2.0**-self.grid.fraction_bits + 2.0**-18 * clip_norm / self.scale)
+        largest = clients * min(clip_norm, self.coordinate_range) / self.scale
+        found = [Deviation(largest + slack, noise + rounding, steepest)]
+        if self.coordinate_range <= clip_norm:
+            found.append(Deviation(largest, noise, steepest))  # rounded values themselves lie within ±(k-1)/2
+        if rotate:
+            block = 2.0 ** math.floor(math.log2(dim))
+            vectors = (clients * clip_norm / self.scale) ** 2 / block
+            found.append(Deviation(slack, vectors + noise + rounding, steepest))
+        return found
+
+    @property
+    def largest_rounding_variance(self) -> float:
+        """A coordinate halfway between two levels has 1/4."""
+        return 0.25
+
+    def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
+        """The model of `cpsgd.mechanisms.rounding_error`.
+
+        Example:
+            >>> from cpsgd.mechanisms import Binomial
+            >>> mechanism = Binomial(levels=3, trials=5, coordinate_range=0.1)
+            >>> error = mechanism.predicted_error(clients=1000, dim=4096, clip_norm=1.0, rotate=True)
+            >>> round(error.noise, 6), round(error.rounding, 6), error.clipping < 1e-9
+            (0.0512, 0.004106, True)
+        """
+        scale, reach = self.scale, self.coordinate_range
+        per_unit = dim * scale * scale / clients
+        resolution = (clip.MARGIN * clip_norm) ** 2 + dim * (scale * 2.0**-self.grid.fraction_bits) ** 2 / 12.0
+        noise = per_unit * self.noise_variance
+        if rotate:
+            deviation = clip_norm / math.sqrt(dim)
+            rounding = per_unit * rounding_error.gaussian_rounding(scale / deviation, self.levels)
+            # No coordinate of a vector of norm D exceeds D, whatever the rotation.
+            clipped = 0.0 if reach >= clip_norm else rounding_error.gaussian_clipping(reach / deviation)
+            return ExpectedError(noise, rounding, clip_norm * clip_norm * clipped + resolution)
+        rounding = per_unit * rounding_error.worst_rounding(clip_norm / scale / math.sqrt(dim), self.levels)
+        return ExpectedError(noise, rounding, max(0.0, clip_norm - reach) ** 2 + resolution)
+
+    def sensitivity(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> float:
+        """S = 2D/s for replace-one and D/s for zero-out, and never more than the cube of coordinates allows.
+
+        That is its diagonal, √d (k - 1), half of it for zero-out. Rotation keeps distances and clipping coordinates is
+        a projection on a convex set, so neither increases S. The encoder's finite resolution does not either: it
+        rounds on a fixed grid of fractions of s, and shrinks a vector whose norm *on that grid* exceeds D/s, so that S
+        bounds what is really rounded and sent. Rounding is then exact on the grid.
+        """
+        ball = adjacency.distance(clip_norm) * (self.levels - 1) / (2.0 * self.coordinate_range)
+        side = adjacency.distance(0.5 * (self.levels - 1))
+        return min(ball, math.sqrt(dim) * side) * _ROUNDING
+
+    # ------------------------------------------------------------------ planning
+
+    @classmethod
+    def candidates(cls, search: Search) -> Iterator[Self]:
+        """All small numbers of levels, odd and even, and a geometric ladder of odd ones, with the most noise each."""
+        for levels in _ladder(search.values):
+            candidate = cls.loudest(levels, search)
+            yield candidate
+            # More levels only widen the range, and this one is wide enough already.
+            if levels % 2 and levels > 3:
+                _, widest = candidate.useful_scales(dim=search.dim, clip_norm=search.clip_norm, rotate=search.rotate)
+                if search.rough_scale(candidate) >= widest:
+                    return
+
+    def with_scale(self, scale: float) -> Self:
+        """The same with X = s (k - 1)/2."""
+        return replace(self, coordinate_range=0.5 * (self.levels - 1) * scale)
+
+    def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
+        """From ranges of a few standard deviations of a rotated coordinate; unrotated, nothing may be clipped."""
+        half = 0.5 * (self.levels - 1)
+        least, enough = (min(1.0, r / math.sqrt(dim)) if rotate else 1.0 for r in (_LEAST_REACH, _ENOUGH_REACH))
+        return clip_norm * least / half, clip_norm * enough / half
+
+
+def _ladder(values: int) -> list[int]:
+    """Numbers of levels worth trying, in increasing order.
+
+    All up to 9; then odd ones, each about a seventh larger than the last; and the mirror image of these, for where
+    levels are needed so badly that only few values are left for noise.
+    """
+    steps = [*range(1, 10)]
+    while steps[-1] < values:
+        steps.append((round(steps[-1] * 1.15) + 1) | 1)
+    levels = {step for step in steps if 2 <= step < values}
+    levels |= {values - step for step in steps if values - step >= 2}
+    return sorted(k for k in levels if k <= grid.MAX_LEVELS)
+
+
+def draw(table: thresholds.Table, largest: int, count: int, keystream: Keystream) -> NDArray[np.uint32]:
+    """Noise alone, from a kernel that starts on the lowest level: by inversion, or by counting `largest` coins."""
+    points = Grid.of_levels(2, 1.0)
+    rounder = kernels.Rounder(2, points.fraction_bits, largest, table.high, table.low, table.base)
+    width = thresholds.KEYSTREAM_BYTES if table.high.size else coin_bytes(largest)
+    noise = np.empty(count, dtype=np.uint32)
+    rounder.values(np.full(count, -points.limit, dtype=np.float32), keystream.take(count * (4 + width)), noise)
+    return noise
+
+
+def coin_bytes(trials: int) -> int:
+    """Keystream bytes for so many fair coins: sixteen of them share the word that rounding uses half of."""
+    return 4 * -(-max(0, trials - 16) // 32)

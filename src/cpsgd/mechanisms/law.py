@@ -1,0 +1,170 @@
+"""The law of the noise in one coordinate of a sum, as the accountant needs it.
+
+`Normal` is the exact Gaussian. `Law` is a log-concave law on the integers: the certificates of `cpsgd.privacy` need
+nothing of a mechanism but this, so a mechanism with such a law gets all of them.
+
+A law is given by the ratios of neighbouring masses, f(j+1)/f(j), which fall with j. Products of them from the mode
+outwards give f up to a constant, and the sum of a window gives the constant; no special function is involved. All terms
+are positive, so relative errors only add up: M steps of a few roundings each, M additions and the division by the total
+keep every mass and every tail sum within 13 M 2^-53. What lies outside the window is bounded by a geometric series,
+because the ratios fall away from the mode.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.errors import ConditionError
+
+Array = NDArray[np.float64]
+
+MAX_POINTS = 2**24
+"""The widest window that is computed."""
+
+# Products stay clear of subnormal numbers, where relative accuracy is lost.
+_SMALLEST_WEIGHT = 1e-290
+_UNIT = 2.0**-53
+
+
+@dataclass(frozen=True)
+class Normal:
+    """A Gaussian of this standard deviation, on the real numbers."""
+
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Window:
+    """A law on the integers first, ..., first + len(mass) - 1.
+
+    With Z of that law, z = first + i and r = `error`, the exact values lie within
+        P(Z = z)  in  mass[i] (1 ± r),
+        P(Z <= z) in  [below[i] (1 - r), below[i] (1 + r) + outside_below],
+        P(Z > z)  in  [above[i] (1 - r), above[i] (1 + r) + outside_above].
+    """
+
+    first: int
+    mass: Array
+    below: Array
+    above: Array
+    outside_below: float
+    outside_above: float
+    error: float
+
+    @property
+    def last(self) -> int:
+        """The largest integer in the window."""
+        return self.first + len(self.mass) - 1
+
+
+class Law(ABC):
+    """A log-concave law on the integers with ratios of neighbouring masses that can be computed.
+
+    Attributes:
+        variance: Its variance.
+        lowest: The smallest possible value, or minus infinity.
+        highest: The largest possible value, or infinity.
+        mirror: z and mirror - z are equally likely, exactly; None where the law is not symmetric.
+        parts: How many independent equal parts the noise is the sum of, such as coins or clients.
+        part_name: What a part is called in messages.
+    """
+
+    variance: float
+    lowest: float
+    highest: float
+    mirror: int | None
+    parts: int
+    part_name: str
+
+    @abstractmethod
+    def window(self, nats: float, margin: int = 0) -> Window:
+        """The window outside of which at most about e^-nats of the mass lies, and `margin` points more at each end.
+
+        Args:
+            nats: How deep into the tails the window goes. It is cut where masses fall under 1e-290 of the mode's.
+            margin: Additional points at both ends.
+
+        Raises:
+            ConditionError: The window would have more than 2^24 points.
+        """
+
+    @abstractmethod
+    def step(self, points: Array, direction: int) -> tuple[Array, Array]:
+        """f(i - direction)/f(i) - 1 at each point, direction ±1, and bounds on the relative errors of the ratios.
+
+        The latter in units of 2^-53.
+        """
+
+    @abstractmethod
+    def with_parts(self, parts: int) -> Self:
+        """The law of the sum of another number of parts."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """Name and parameters, for messages."""
+
+
+def window_of_ratios(
+    mode: int, downwards: Array, upwards: Array, next_down: float, next_up: float, extra_steps: int = 0
+) -> Window:
+    """The window of a law from its mode and ratios of masses.
+
+    Args:
+        mode: Where the mass is largest.
+        downwards: f(j-1)/f(j) for j = mode, mode - 1, ..., each within five roundings.
+        upwards: f(j+1)/f(j) for j = mode, mode + 1, ..., each within five roundings.
+        next_down: The ratio that would follow `downwards`, or an upper bound on it.
+        next_up: The ratio that would follow `upwards`, or an upper bound on it.
+        extra_steps: Steps of five roundings that the ratios themselves took beforehand.
+    """
+    weights_up = np.cumprod(upwards)
+    weights_up = weights_up[: np.count_nonzero(weights_up > _SMALLEST_WEIGHT)]
+    weights_down = np.cumprod(downwards)
+    weights_down = weights_down[: np.count_nonzero(weights_down > _SMALLEST_WEIGHT)]
+    # Where the window was cut, the ratio that follows is one of those given.
+    next_up = float(upwards[len(weights_up)]) if len(weights_up) < len(upwards) else next_up
+    next_down = float(downwards[len(weights_down)]) if len(weights_down) < len(downwards) else next_down
+
+    weight = np.concatenate([weights_down[::-1], [1.0], weights_up])
+    below = np.cumsum(weight)
+    above = np.append(np.cumsum(weight[:0:-1])[::-1], 0.0)
+    total = float(below[-1])
+    # The masses outside form sums that shrink faster than geometric ones with the ratio at the window's end.
+    outside_below = _beyond(float(weight[0]) / total, next_down)
+    outside_above = _beyond(float(weight[-1]) / total, next_up)
+    error = 13.0 * _UNIT * (len(weight) + extra_steps + 8) + 1.01 * (outside_below + outside_above)
+    return Window(
+        first=mode - len(weights_down),
+        mass=weight / total,
+        below=below / total,
+        above=above / total,
+        outside_below=outside_below,
+        outside_above=outside_above,
+        error=error,
+    )
+
+
+def check_points(points: int, law: Law) -> None:
+    """Refuses a window of too many points.
+
+    Raises:
+        ConditionError: It has more than 2^24.
+    """
+    if points > MAX_POINTS:
+        raise ConditionError(
+            f"{law} would need {points} points; at most {MAX_POINTS} are computed. "
+            "Account for less noise: noise left out of the account is only a loss, never a danger."
+        )
+
+
+def _beyond(end_mass: float, ratio: float) -> float:
+    """Upper bound on the mass beyond the window's end, given the mass there and the ratio of the next mass to it."""
+    if ratio >= 1.0:
+        raise ValueError("The law's window does not reach past its mode; widen it.")
+    # 1e-6 covers the relative error of `end_mass` for every window that is computed.
+    return end_mass * ratio / (1.0 - ratio) * (1.0 + 1e-6)
