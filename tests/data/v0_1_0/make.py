@@ -1,0 +1,499 @@
+"""Wrote the files of this folder, once, with release 0.1.0 of cpsgd.
+
+The files are what `tests/compatibility` reads. They are not to be written again: their worth is that release 0.1.0
+wrote them. This script says how they came about, and no test runs it.
+
+    python tests/data/v0_1_0/make.py PART ...      # parts: epsilon, plans, protocols, messages, ledger, ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from typer.testing import CliRunner
+
+import cpsgd
+from cpsgd.cli.app import app
+from cpsgd.errors import CpsgdError
+from cpsgd.learning.examples import example_protocol, plan_examples
+from cpsgd.privacy import guarantee_over_rounds
+from cpsgd.privacy.ledger import Budget, Ledger, RoundEvent
+
+HERE = Path(__file__).resolve().parent
+SLOW = 1.0
+"""Settings that take longer, in seconds, go to the slow tests."""
+
+
+def write(name: str, value: object) -> None:
+    (HERE / name).write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_rows(name: str, rows: list[dict[str, Any]]) -> None:
+    """One row in a line."""
+    text = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (HERE / name).write_text(f"[\n{text}\n]\n", encoding="utf-8")
+
+
+def number(value: float) -> dict[str, str]:
+    return {"hex": value.hex(), "repr": repr(value)}
+
+
+# ------------------------------------------------------------------ ε
+
+
+def single_settings() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Protocol and arguments of `guarantee`."""
+    draw = Random("cpsgd 0.1.0: single rounds")
+    for _ in range(150):
+        clients = draw.choice([1, 3, 20, 100, 1000, 10_000, 100_000, 2_000_000])
+        dim = draw.choice([1, 2, 7, 100, 1000, 4096, 65_536, 1_000_000])
+        clip_norm = draw.choice([1.0, 0.01, 2.5, 100.0])
+        levels = draw.choice([2, 2, 3, 4, 8, 16, 33, 256])
+        trials = draw.choice([1, 6, 14, 16, 40, 128, 255, 256, 257, 300, 1000, 20_000])
+        p = draw.choice([0.5, 0.5, 0.5, 0.3, 0.7, 0.1])
+        rotate = draw.random() < 0.7
+        fraction = draw.choice([None, None, 0.1, 0.02, 0.5])
+        delta = draw.choice([1e-9, 1e-6, 1e-5, 1e-3, 0.1])
+        name = "rotated_binomial" if rotate else "binomial"
+        protocol = getattr(cpsgd.Protocol, name)(
+            clients=clients,
+            dim=dim,
+            clip_norm=clip_norm,
+            levels=levels,
+            trials=trials,
+            p=p,
+            coordinate_range=None if fraction is None else fraction * clip_norm,
+        )
+        arguments: dict[str, Any] = {"delta": delta, "adjacency": draw.choice(["replace-one", "zero-out"])}
+        if draw.random() < 0.3:
+            arguments["surviving"] = max(1, clients * 9 // 10)
+        if draw.random() < 0.3:
+            arguments["colluding"] = min(clients // 10, 50)
+        yield protocol.to_dict(), arguments
+    # Enough noise for a useful ε, where rounding up and rounding down matter.
+    for clients, dim in [(100, 10), (1000, 100), (10_000, 4096), (100_000, 65_536)]:
+        for levels, trials in [(2, 14), (3, 29), (16, 48), (16, 240), (9, 503)]:
+            for p in (0.5, 0.3):
+                protocol = cpsgd.Protocol.rotated_binomial(
+                    clients=clients, dim=dim, clip_norm=1.0, levels=levels, trials=trials, p=p
+                )
+                yield protocol.to_dict(), {"delta": 1e-6, "adjacency": "replace-one"}
+    for clients, sigma, clip_norm in [(1, 1.0, 1.0), (100, 0.5, 1.0), (1000, 0.05, 0.3), (10_000, 1e-4, 1.0)]:
+        protocol = cpsgd.Protocol.gaussian(clients=clients, dim=50, clip_norm=clip_norm, sigma=sigma)
+        for delta in (1e-9, 1e-5, 0.01):
+            yield protocol.to_dict(), {"delta": delta, "adjacency": "replace-one"}
+            yield protocol.to_dict(), {"delta": delta, "adjacency": "zero-out", "surviving": max(1, clients // 2)}
+    usual = cpsgd.Protocol.rotated_binomial(clients=1000, dim=100, clip_norm=1.0, levels=2, trials=200).to_dict()
+    noiseless = {**usual, "trials": 0}
+    for wrong in (
+        {"delta": 0.0},
+        {"delta": 1.0},
+        {"delta": -1e-6},
+        {"delta": 1e-6, "adjacency": "add-one"},
+        {"delta": 1e-6, "surviving": -1},
+        {"delta": 1e-6, "surviving": 10, "colluding": 11},
+        {"delta": 1e-6, "surviving": 10, "colluding": 10},
+        {"delta": 1e-6, "surviving": 0},
+        {"delta": 1e-6, "colluding": -1},
+        {"delta": 1e-6, "colluding": 1000},
+    ):
+        yield usual, wrong
+    yield noiseless, {"delta": 1e-6}
+
+
+def rounds_settings() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Protocol and arguments of `guarantee_over_rounds`."""
+    make = cpsgd.Protocol.rotated_binomial
+    protocols = [
+        make(clients=10_000, dim=65_536, clip_norm=1.0, levels=2, trials=16),
+        make(clients=1000, dim=100, clip_norm=1.0, levels=16, trials=240, p=0.3),
+        make(clients=500, dim=1000, clip_norm=0.5, levels=5, trials=600, coordinate_range=0.3),
+        cpsgd.Protocol.binomial(clients=20_000, dim=30, clip_norm=2.0, levels=8, trials=100),
+        cpsgd.Protocol.binomial(clients=50, dim=10, clip_norm=1.0, levels=2, trials=30),
+        cpsgd.Protocol.gaussian(clients=200, dim=77, clip_norm=1.0, sigma=0.5),
+    ]
+    for protocol in protocols:
+        for rounds in (1, 10, 100):
+            for participation in ("once", "every"):
+                for adjacency in ("replace-one", "zero-out"):
+                    yield (
+                        protocol.to_dict(),
+                        {"delta": 1e-6, "rounds": rounds, "participation": participation, "adjacency": adjacency},
+                    )
+        n = protocol.clients
+        yield protocol.to_dict(), {"delta": 1e-8, "rounds": 20, "surviving": n * 8 // 10, "colluding": n // 20}
+        yield protocol.to_dict(), {"delta": 1e-8, "surviving": [n, n, n * 9 // 10, n // 2, n - 1]}
+    plain = protocols[0].to_dict(), protocols[5].to_dict()
+    for protocol_fields in plain:
+        for participation, adjacency in [
+            ("poisson:0.01", "zero-out"),
+            ("poisson:0.2", "zero-out"),
+            ("fixed-size:0.05", "replace-one"),
+        ]:
+            for rounds in (1, 10, 100):
+                yield (
+                    protocol_fields,
+                    {"delta": 1e-6, "rounds": rounds, "participation": participation, "adjacency": adjacency},
+                )
+    for wrong in (
+        {"delta": 1e-6, "participation": "poisson:0.1"},
+        {"delta": 1e-6, "participation": "fixed-size:0.1", "adjacency": "zero-out"},
+        {"delta": 1e-6, "participation": "poisson"},
+        {"delta": 1e-6, "participation": "often"},
+        {"delta": 1e-6, "participation": "poisson:2", "adjacency": "zero-out"},
+        {"delta": 1e-6, "participation": "every:0.5"},
+        {"delta": 1e-6, "rounds": 0},
+        {"delta": 1e-6, "rounds": 2, "surviving": [10, 10, 10]},
+        {"delta": 1e-6, "rounds": 2, "surviving": 10, "colluding": 10},
+        {"delta": 2.0, "rounds": 2},
+    ):
+        yield plain[0], wrong
+
+
+def epsilon() -> None:
+    rows: list[dict[str, Any]] = []
+    calls: list[tuple[str, Callable[..., cpsgd.Guarantee], Iterator[tuple[dict[str, Any], dict[str, Any]]]]] = [
+        ("guarantee", cpsgd.guarantee, single_settings()),
+        ("guarantee_over_rounds", guarantee_over_rounds, rounds_settings()),
+    ]
+    for name, function, settings in calls:
+        for fields, arguments in settings:
+            protocol = cpsgd.Protocol.from_dict(fields)
+            start = time.perf_counter()
+            row: dict[str, Any] = {"call": name, "protocol": fields, "arguments": arguments}
+            try:
+                found = function(protocol, **arguments)
+            except CpsgdError as error:
+                row["error"] = type(error).__name__
+            else:
+                row |= {"epsilon": number(found.epsilon), "tail": number(found.tail), "method": found.method}
+                row["noise_clients"] = found.noise_clients
+            row["slow"] = time.perf_counter() - start > SLOW
+            rows.append(row)
+    write_rows("epsilon.json", rows)
+
+
+# ------------------------------------------------------------------ plans
+
+
+def plan_settings() -> Iterator[dict[str, Any]]:
+    usual = {"clients": 10_000, "dim": 65_536, "epsilon": 2.0, "delta": 1e-9}
+    small = {"clients": 1000, "dim": 100, "epsilon": 3.0, "delta": 1e-6}
+    few = {"clients": 100, "dim": 20, "epsilon": 5.0, "delta": 1e-5}
+    for base in (usual, small, few):
+        for bits in (3, 4, 6, 10, 31):
+            yield {**base, "bits": bits}
+        yield base
+        yield {**base, "bits": 12, "adjacency": "zero-out"}
+        yield {**base, "bits": 20, "secure": True}
+        yield {**base, "secure": True}
+        yield {**base, "secure": True, "overflow": 1e-3, "dropout": 0.1}
+        yield {**base, "bits": 8, "rotate": False}
+        yield {**base, "rotate": False, "secure": True}
+        yield {**base, "bits": 8, "dropout": 0.25, "colluding": 7}
+        yield {**base, "bits": 8, "rounds": 10}
+        yield {**base, "bits": 8, "rounds": 100, "participation": "once", "clip_norm": 0.01}
+        yield {**base, "rounds": 5, "adjacency": "zero-out", "clip_norm": 30.0, "secure": True, "colluding": 2}
+    yield {**usual, "max_error": 0.05}
+    yield {**small, "max_error": 0.01}
+    yield {**few, "max_error": 0.5, "secure": True}
+    yield {**usual, "bits": 1.6}
+    yield {**usual, "bits": 2}
+    yield {**usual, "bits": 4, "epsilon": 0.1}
+    yield {**usual, "bits": 4, "epsilon": 20.0}
+    yield {**small, "bits": 8, "rounds": 20, "participation": "fixed-size:0.1"}
+    yield {**small, "bits": 8, "rounds": 20, "participation": "poisson:0.1", "adjacency": "zero-out"}
+    # Wishes that nothing meets, and mistakes.
+    yield {**usual, "bits": 1}
+    yield {**small, "max_error": 1e-9}
+    yield {**few, "clients": 2, "delta": 1e-12, "bits": 3}
+    yield {**small, "bits": 4, "secure": True}
+    yield {**few, "dropout": 0.5, "colluding": 50}
+    yield {**few, "bits": 4, "max_error": 1.0}
+    yield {**few, "bits": 0}
+    yield {**few, "epsilon": 0.0}
+    yield {**few, "delta": 1.5}
+    yield {**few, "dropout": 1.5}
+    yield {**few, "participation": "poisson:0.1"}
+
+
+def example_settings() -> Iterator[dict[str, Any]]:
+    base = {"clients": 10, "dim": 1000, "epsilon": 4.0, "delta": 1e-6, "examples": 5000}
+    yield {**base, "rounds": 20, "participation": "every", "secure": True}
+    yield {**base, "bits": 16, "rounds": 3, "participation": "once"}
+    yield {**base, "clients": 200, "examples": 40, "bits": 12, "adjacency": "zero-out", "clip_norm": 0.5}
+    yield {**base, "clients": 200, "examples": 1, "dropout": 0.1, "colluding": 3}
+    yield {**base, "clients": 5000, "dim": 30, "examples": 7, "bits": 10}
+    yield {**base, "participation": "poisson:0.1", "adjacency": "zero-out"}
+    yield {**base, "bits": 1}
+
+
+def planned(found: cpsgd.Plan) -> dict[str, Any]:
+    protocol = found.protocol
+    return {
+        "protocol": protocol.to_dict(),
+        "fingerprint": protocol.fingerprint.hex(),
+        "coordinate_range": number(protocol.coordinate_range),
+        "epsilon": number(found.guarantee.epsilon),
+        "method": found.guarantee.method,
+        "ratio": number(found.ratio),
+        "squared_error": number(found.error.total),
+        "gaussian_squared_error": number(found.gaussian_squared_error),
+        "overflow_probability": number(found.overflow_probability),
+        "bits": found.bits,
+        "surviving": found.surviving,
+        "frontier": [[point.bits, point.levels, point.trials, point.modulus] for point in found.frontier],
+    }
+
+
+def plans() -> None:
+    rows: list[dict[str, Any]] = []
+    calls: list[tuple[str, Callable[..., cpsgd.Plan], Iterator[dict[str, Any]]]] = [
+        ("plan", cpsgd.plan, plan_settings()),
+        ("plan_examples", plan_examples, example_settings()),
+    ]
+    for name, function, settings in calls:
+        for arguments in settings:
+            start = time.perf_counter()
+            row: dict[str, Any] = {"call": name, "arguments": arguments}
+            try:
+                row |= planned(function(**arguments))
+            except CpsgdError as error:
+                row["error"] = type(error).__name__
+            row["slow"] = time.perf_counter() - start > SLOW
+            rows.append(row)
+    write_rows("plans.json", rows)
+    single = []
+    for row in rows:
+        if "error" in row:
+            continue
+        for examples in (1, 50):
+            found: dict[str, Any] = {"protocol": row["protocol"], "examples": examples}
+            try:
+                found["result"] = example_protocol(cpsgd.Protocol.from_dict(row["protocol"]), examples).to_dict()
+            except CpsgdError as error:
+                found["error"] = type(error).__name__
+            single.append(found)
+    write_rows("example_protocols.json", single)
+
+
+# ------------------------------------------------------------------ protocols, messages, sums
+
+
+def protocol_list() -> dict[str, cpsgd.Protocol]:
+    make = cpsgd.Protocol
+    return {
+        "gaussian": make.gaussian(clients=10, dim=7, clip_norm=1.5, sigma=0.25),
+        "binomial": make.binomial(clients=10, dim=9, clip_norm=1.0, levels=16, trials=48),
+        "binomial-p": make.binomial(
+            clients=5, dim=12, clip_norm=0.1, levels=5, trials=300, p=0.3, coordinate_range=0.07
+        ),
+        "binomial-modulus": make.binomial(clients=8, dim=16, clip_norm=2.0, levels=9, trials=20, modulus=4096),
+        "rotated": make.rotated_binomial(clients=100, dim=33, clip_norm=1.0, levels=2, trials=14),
+        "rotated-seed": make.rotated_binomial(
+            clients=10, dim=64, clip_norm=1.0, levels=257, trials=255, rotation_seed=2**64 - 1, coordinate_range=0.5
+        ),
+        "rotated-p-modulus": make.rotated_binomial(
+            clients=4, dim=5, clip_norm=3.0, levels=33, trials=1000, p=0.7, modulus=10_007, rotation_seed=12345
+        ),
+        "rotated-wide": make.rotated_binomial(
+            clients=3, dim=10, clip_norm=1.0, levels=65_536, trials=100_000, modulus=2**20, delta=1e-5
+        ),
+        "rotated-quiet": make.rotated_binomial(clients=3, dim=1, clip_norm=1.0, levels=3, trials=0),
+    }
+
+
+def protocols() -> None:
+    rows = {}
+    for name, protocol in protocol_list().items():
+        rows[name] = {
+            "json": protocol.to_json(),
+            "fingerprint": protocol.fingerprint.hex(),
+            "kind": protocol.name,
+            "radix": protocol.radix,
+            "message_bytes": protocol.message_bytes,
+        }
+    write("protocols.json", rows)
+
+
+def messages() -> None:
+    """Messages, what they add up to, and the aggregator on the way."""
+    generator = np.random.default_rng(1)
+    rows = []
+    for name, protocol in protocol_list().items():
+        for round in (0, 1, 2**32 + 5):
+            vectors = generator.normal(size=(3, protocol.dim)) / protocol.dim**0.5 * protocol.clip_norm
+            sent = [protocol.encode(vector, round) for vector in vectors]
+            aggregator = cpsgd.Aggregator(protocol, round)
+            aggregator.add(sent[0])
+            aggregator.add(sent[1])
+            state = aggregator.save()
+            aggregator.add(sent[2])
+            row = {
+                "protocol": name,
+                "round": round,
+                "messages": [message.hex() for message in sent],
+                "state_after_two": state.hex(),
+                "sums_dtype": str(aggregator.sums.dtype),
+                "sums": aggregator.sums.tobytes().hex(),
+                "mean": aggregator.mean().tobytes().hex(),
+                "state": aggregator.save().hex(),
+            }
+            rows.append(row)
+    write("messages.json", rows)
+    decoded = []
+    for name, protocol in protocol_list().items():
+        if protocol.sigma is not None:
+            continue
+        most = protocol.modulus or 3 * (protocol.radix - 1) + 1
+        for round, dtype in ((0, "uint32"), (7, "uint64")):
+            sums = generator.integers(0, most, size=protocol.dim).astype(dtype)
+            mean = protocol.decode_sum(sums, 3, round)
+            decoded.append(
+                {
+                    "protocol": name,
+                    "round": round,
+                    "count": 3,
+                    "dtype": dtype,
+                    "sums": sums.tobytes().hex(),
+                    "mean": mean.tobytes().hex(),
+                }
+            )
+    write("decode_sum.json", decoded)
+
+
+# ------------------------------------------------------------------ the ledger
+
+
+def ledger() -> None:
+    path = HERE / "budgets.ledger"
+    path.unlink(missing_ok=True)
+    book = Ledger(path)
+    rotated = cpsgd.Protocol.rotated_binomial(clients=1000, dim=100, clip_norm=1.0, levels=2, trials=200)
+    binomial = cpsgd.Protocol.binomial(clients=2000, dim=10, clip_norm=1.0, levels=8, trials=250)
+    gaussian = cpsgd.Protocol.gaussian(clients=500, dim=20, clip_norm=1.0, sigma=0.3)
+    book.create(Budget(population="patients-2026", epsilon=4.0, delta=1e-6))
+    book.create(Budget(population="zero-out", epsilon=6.0, delta=1e-5, adjacency="zero-out"))
+    book.create(Budget(population="examples", epsilon=8.0, delta=1e-6, unit="example"))
+    book.create(Budget(population="floats, größer", epsilon=20.0, delta=1e-6))
+    book.create(Budget(population="untouched", epsilon=0.5, delta=1e-9))
+    entry = book.reserve("patients-2026", RoundEvent(rotated, survivors=950, round=0, run="spring", label="first"))
+    book.release(entry, survivors=970)
+    entry = book.reserve("patients-2026", RoundEvent(rotated, survivors=900, round=1, run="spring", colluding=10))
+    book.release(entry, survivors=900)
+    book.reserve("patients-2026", RoundEvent(rotated, survivors=950, round=2, run="spring"))
+    for round in range(3):
+        event = RoundEvent(binomial, survivors=1900, participation="once", partition="halves", round=round)
+        entry = book.reserve("patients-2026", event)
+        book.release(entry, survivors=1950)
+    for round in range(4):
+        event = RoundEvent(rotated, survivors=950, participation="poisson:0.05", overflow=1e-9, round=round, run="p")
+        entry = book.reserve("zero-out", event)
+        if round != 2:
+            book.release(entry, survivors=1000)
+    for round in range(2):
+        event = RoundEvent(rotated, survivors=900, examples=5, round=round, participation="every")
+        book.release(book.reserve("examples", event), survivors=999)
+    for round in range(3):
+        event = RoundEvent(gaussian, survivors=450, round=round, run="floats")
+        book.release(book.reserve("floats, größer", event), survivors=460 + round)
+    book.reserve("floats, größer", RoundEvent(gaussian, survivors=400, participation="fixed-size:0.1", round=9))
+    found = book.verify()
+    write(
+        "ledger.json",
+        {
+            "head": str(found.head),
+            "records": found.records,
+            "budgets": [budget.to_dict() for budget in book.budgets()],
+            "totals": [
+                {
+                    "population": total.population,
+                    "epsilon": number(total.epsilon),
+                    "delta": number(total.delta),
+                    "tail": number(total.tail),
+                    "limit": total.limit,
+                    "unit": total.unit,
+                    "adjacency": total.adjacency,
+                    "method": total.method,
+                    "rounds": total.rounds,
+                    "unreleased": total.unreleased,
+                }
+                for total in found.totals
+            ],
+            "entries": {
+                budget.population: [entry.to_dict() for entry in book.events(budget.population)]
+                for budget in book.budgets()
+            },
+        },
+    )
+
+
+# ------------------------------------------------------------------ runs
+
+COMMON = ["--cohort", "200", "--model", "linear", "--bits", "6", "--epsilon", "8", "--seed", "3"]
+RUNS = {
+    "whole": [*COMMON, "--rounds", "3"],
+    "interrupted": [*COMMON, "--rounds", "5", "--no-baselines", "--dropout", "0.1"],
+    "interrupted-adam": [
+        *COMMON, "--rounds", "5", "--no-baselines", "--participation", "poisson", "--optimizer", "adam", "--lr", "0.05",
+        "--schedule", "linear", "--clients", "4000",
+    ],
+}  # fmt: skip
+
+
+def runs() -> None:
+    """Runs of `cpsgd train`: as they end without an interruption, and the folders of those that were interrupted."""
+    folder = HERE / "trainings"
+    shutil.rmtree(folder, ignore_errors=True)
+    recorded = {}
+    for name, options in RUNS.items():
+        with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
+            found = CliRunner().invoke(app, ["train", *options, "--run", name, "--json"])
+            assert found.exit_code == 0, found.output
+            run = Path("runs") / name
+            summary = json.loads((run / "summary.json").read_text())
+            recorded[name] = {
+                "options": options,
+                "results": summary["results"],
+                "guarantee": summary["guarantee"],
+                "protocol": summary["protocol"],
+                "metrics": [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()],
+            }
+            if name != "whole":
+                shutil.rmtree("runs")
+                answers = iter([False, True])
+
+                @contextlib.contextmanager
+                def second_round(answers: Iterator[bool] = answers) -> Iterator[Callable[[], bool]]:
+                    yield lambda: next(answers)
+
+                with mock.patch("cpsgd.cli._training.interrupts", second_round):
+                    found = CliRunner().invoke(app, ["train", *options, "--run", name])
+                assert found.exit_code == 130, found.output
+            shutil.copytree(run, folder / name, ignore=shutil.ignore_patterns("*.png", "*.html"))
+    write("trainings.json", recorded)
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    "runs": runs,
+    "protocols": protocols,
+    "messages": messages,
+    "ledger": ledger,
+    "epsilon": epsilon,
+    "plans": plans,
+}
+
+if __name__ == "__main__":
+    for part in sys.argv[1:]:
+        PARTS[part]()
