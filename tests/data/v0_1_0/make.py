@@ -29,6 +29,15 @@ from cpsgd.errors import CpsgdError
 from cpsgd.learning.examples import example_protocol, plan_examples
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.privacy.ledger import Budget, Ledger, RoundEvent
+from cpsgd.secagg import (
+    SecureClient,
+    SecureParameters,
+    SecureServer,
+    Stage,
+    create_identity,
+    public_line,
+    read_roster,
+)
 
 HERE = Path(__file__).resolve().parent
 SLOW = 1.0
@@ -485,7 +494,74 @@ def runs() -> None:
     write("trainings.json", recorded)
 
 
+# ------------------------------------------------------------------ secure aggregation
+
+
+def secure() -> None:
+    """Whole rounds: every message, and every client's state before each message it answers."""
+    folder = HERE / "identities"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    identities = [create_identity(folder / f"client-{i}.key") for i in range(6)]
+    lines = [public_line(identity, f"client {i}") for i, identity in enumerate(identities)]
+    (folder / "roster.txt").write_text("# six clients\n\n" + "\n".join(lines) + "\n")
+    roster = read_roster(folder / "roster.txt")
+    write("identities.json", {"lines": lines, "roster": sorted(key.hex() for key in roster)})
+
+    protocol = cpsgd.Protocol.rotated_binomial(
+        clients=6, dim=11, clip_norm=1.0, levels=17, trials=100, modulus=2**11, rotation_seed=5
+    )
+    complete = SecureParameters.for_protocol(protocol, round=3, dropout=0.3, surviving=4)
+    sparse = SecureParameters(
+        clients=6, dim=11, bits=20, neighbours=4, threshold=3, fingerprint=bytes(range(16)), round=0, surviving=3
+    )
+    cases = [
+        ("complete", complete, False, {"mask": [5], "unmask": [0]}),
+        ("signed", complete, True, {"mask": [2]}),
+        ("sparse", sparse, False, {"share": [1]}),
+    ]
+    rows = []
+    generator = np.random.default_rng(6)
+    for name, parameters, signed, silent in cases:
+        session = generator.bytes(16)
+        server = SecureServer(parameters, session=session, roster=roster if signed else None)
+        keys: list[dict[str, Any]] = [{"identity": i, "roster": roster} if signed else {} for i in identities]
+        states = [SecureClient(expected=parameters, **extra).export_state() for extra in keys]
+        values = generator.integers(0, 100, size=(6, 11)).astype(np.uint32)
+        waiting = server.invite()
+        stages = []
+        while server.stage is not Stage.DONE:
+            stage = server.stage.value
+            exchanges = {}
+            for i, message in waiting.items():
+                if i in silent.get(stage, []):
+                    continue
+                client = SecureClient.restore(states[i], expected=parameters, **keys[i])
+                answer = getattr(client, stage)(message, *([values[i]] if stage == "mask" else []))
+                exchanges[str(i)] = {"state": states[i].hex(), "message": message.hex(), "answer": answer.hex()}
+                server.receive(i, answer)
+                states[i] = client.export_state()
+            waiting = server.advance()
+            stages.append({"stage": stage, "exchanges": exchanges})
+        result = server.result()
+        rows.append(
+            {
+                "name": name,
+                "parameters": parameters.to_bytes().hex(),
+                "fields": {**vars(parameters), "fingerprint": parameters.fingerprint.hex()},
+                "session": session.hex(),
+                "signed": signed,
+                "values": values.tolist(),
+                "stages": stages,
+                "sums": result.sums.tolist(),
+                "survivors": sorted(result.survivors),
+            }
+        )
+    write("secure.json", rows)
+
+
 PARTS: dict[str, Callable[[], None]] = {
+    "secure": secure,
     "runs": runs,
     "protocols": protocols,
     "messages": messages,
