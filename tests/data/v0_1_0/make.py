@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -560,7 +562,209 @@ def secure() -> None:
     write("secure.json", rows)
 
 
+# ------------------------------------------------------------------ a Flower client's memory
+
+
+def flower() -> None:
+    """What four clients remember of two rounds, of which secure aggregation is one stage after the other."""
+    from flwr.app import Context, RecordDict
+
+    from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod
+    from tests.engines.flower.local import LocalGrid, Node, adds, model, task
+
+    folder = HERE / "flower"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    arguments = {
+        "clients": 4, "dim": 40, "epsilon": 8.0, "delta": 1e-5, "rounds": 3, "secure": True, "dropout": 0.25, "bits": 14,
+    }  # fmt: skip
+    plan = cpsgd.plan(**arguments)  # type: ignore[arg-type]
+    with task():
+        nodes = [Node(100 + i, cpsgd_mod(rounds=3), adds(np.zeros(40, np.float32))) for i in range(4)]
+        for i, node in enumerate(nodes):
+            node.context = Context(1, node.number, {"cpsgd-memory": str(folder / f"memory-{i}")}, RecordDict(), {})
+        CpsgdStrategy(plan).start(LocalGrid(nodes), model(40), num_rounds=2, timeout=1.0)
+    write("flower.json", {"plan": arguments, "protocol": plan.protocol.to_dict()})
+
+
+# ------------------------------------------------------------------ the command line
+
+PLAN = ["plan", "--clients", "1000", "--dim", "100", "--epsilon", "3", "--delta", "1e-6"]
+PROOF = [
+    "--clients",
+    "10000",
+    "--dim",
+    "65536",
+    "--levels",
+    "2",
+    "--trials",
+    "16",
+    "--clip-norm",
+    "1",
+    "--range",
+    "0.05",
+]
+THEOREM = ["privacy", "theorem", "--trials", "200000", "--dim", "10", "--delta", "1e-5", "--l2", "10", "--linf", "3"]
+POINTS = ["points.npy", "--epsilon", "8", "--delta", "1e-5"]
+MEAN = ["mean", "table.npy", "--clip-norm", "1", "--json"]
+CHARGED = ["--ledger", "new.ledger", "--levels", "2", "--trials", "250"]
+ROUND = ["--protocol", "protocol.json", "--round", "7", "--json"]
+TRAIN = ["train", "--cohort", "200", "--rounds", "2", "--model", "linear", "--bits", "6", "--epsilon", "8"]
+COMMANDS: dict[str, list[list[str]]] = {
+    "plan": [
+        [*PLAN, "--bits", "6", "--json"],
+        [*PLAN, "--secure", "--rounds", "3", "--dropout", "0.1", "--json"],
+        [*PLAN, "--bits", "1", "--json"],
+        [*PLAN, "--bits", "-1", "--json"],
+        [*PLAN, "--bits", "many"],
+        [*PLAN, "--adjacency", "friends"],
+        [*PLAN, "--no-such-option"],
+        ["plan", "--clients", "1000"],
+        ["no-such-command"],
+    ],
+    "privacy": [
+        ["privacy", "epsilon", *PROOF, "--delta", "1e-9", "--json"],
+        ["privacy", "epsilon", *PROOF, "--delta", "1e-9", "--rounds", "10", "--json"],
+        ["privacy", "epsilon", *PROOF, "--delta", "1e-9", "--surviving", "9000", "--colluding", "10", "--json"],
+        ["privacy", "epsilon", *PROOF, "--delta", "2", "--json"],
+        ["privacy", "epsilon", *PROOF, "--trials", "0", "--delta", "1e-9"],
+        ["privacy", "epsilon", *PROOF, "--delta", "1e-9", "--participation", "poisson:0.1"],
+        [*THEOREM, "--l1", "30", "--json"],
+        [*THEOREM],
+    ],
+    "mean": [
+        MEAN,
+        [*MEAN, "--sigma", "0.5", "--out", "mean.csv"],
+        ["mean", "damaged.csv"],
+        ["mean", "missing.npy"],
+        [*MEAN, "--levels", "1"],
+    ],
+    "round": [
+        ["protocol", "--clients", "3", "--dim", "20", "--levels", "16", "--trials", "48", "--json"],
+        ["protocol", "--protocol", "protocol.json", "--json"],
+        ["protocol", "--protocol", "damaged.csv"],
+        ["protocol", "--protocol", "missing.json"],
+        ["encode", "client0.npy", *ROUND, "--out", "0.message"],
+        ["encode", "client1.npy", *ROUND, "--out", "1.message"],
+        ["encode", "table.npy", *ROUND, "--out", "2.message"],
+        ["encode", "missing.npy", *ROUND, "--out", "2.message"],
+        ["aggregate", "0.message", "1.message", *ROUND, "--state", "round.state"],
+        ["aggregate", "1.message", *ROUND, "--state", "round.state"],
+        ["aggregate", "old.message", *ROUND, "--state", "round.state", "--out", "mean.npy"],
+        ["aggregate", "missing.message", *ROUND, "--state", "other.state"],
+        ["aggregate", "0.message", *ROUND],
+        ["aggregate", "0.message", "--protocol", "protocol.json", "--round", "8", "--state", "other.state"],
+    ],
+    "budget": [
+        ["budget", "show", "budgets.ledger", "--json"],
+        ["budget", "show", "budgets.ledger", "--population", "patients-2026", "--json"],
+        ["budget", "show", "budgets.ledger", "--population", "nobody"],
+        ["budget", "verify", "budgets.ledger", "--json"],
+        ["budget", "verify", "budgets.ledger", "--head", "ab" * 32],
+        ["budget", "verify", "missing.ledger"],
+        ["budget", "verify", "damaged.csv"],
+        ["budget", "export", "budgets.ledger", "--json"],
+        ["budget", "create", "new.ledger", "--population", "people", "--epsilon", "7", "--delta", "1e-5", "--json"],
+        ["budget", "create", "new.ledger", "--population", "people", "--epsilon", "8", "--delta", "1e-5"],
+        ["budget", "create", "new.ledger", "--population", "poor", "--epsilon", "0.001", "--delta", "1e-5"],
+        [*MEAN, *CHARGED, "--population", "people"],
+        [*MEAN, *CHARGED, "--population", "poor"],
+        [*MEAN, *CHARGED, "--population", "nobody"],
+    ],
+    "points": [
+        ["kmeans", *POINTS, "--clusters", "2", "--rounds", "2", "--json"],
+        ["kmeans", *POINTS, "--clusters", "0"],
+        ["pca", *POINTS, "--components", "1", "--json"],
+        ["pca", *POINTS, "--components", "5"],
+        ["pca", "missing.npy", "--components", "1", "--epsilon", "8", "--delta", "1e-5"],
+    ],
+    "identity": [
+        ["identity", "create", "new.key", "--name", "hospital-a", "--json"],
+        ["identity", "create", "new.key"],
+        ["identity", "show", "client-0.key", "--json"],
+        ["identity", "show", "damaged.csv"],
+        ["identity", "show", "missing.key"],
+        ["data", "cifar"],
+    ],
+    "train": [
+        [*TRAIN, "--run", "small", "--json"],
+        ["train", "--resume", "--run", "small", "--json"],
+        [*TRAIN, "--run", "small"],
+        ["train", "--resume", "--run", "none"],
+        ["train", "--preset", "cifar"],
+        ["train", "--config", "damaged.csv"],
+        [*TRAIN, "--seed", "today"],
+    ],
+    "audit": [
+        ["audit", "--clients", "3", "--dim", "4", "--levels", "2", "--trials", "40", "--rounds", "2000", "--json"],
+        ["audit", "--rounds", "0"],
+    ],
+}
+"""Commands by group; those of a group run in one folder, one after the other."""
+
+
+def cli() -> None:
+    """What every command prints with --json, by its keys, and how it ends."""
+    inputs = HERE / "cli"
+    shutil.rmtree(inputs, ignore_errors=True)
+    inputs.mkdir()
+    generator = np.random.default_rng(2)
+    table = generator.normal(0.05, 20**-0.5, size=(30, 20)).astype(np.float32)
+    np.save(inputs / "table.npy", table)
+    np.save(inputs / "client0.npy", table[0])
+    np.save(inputs / "client1.npy", table[1])
+    centres = np.array([[0.7, 0.0, 0.1], [-0.6, 0.2, 0.0]])
+    np.save(inputs / "points.npy", generator.normal(np.repeat(centres, 150, axis=0), 0.05).astype(np.float32))
+    (inputs / "damaged.csv").write_text("1,2\n3,x\n")
+    protocol = cpsgd.Protocol.rotated_binomial(clients=3, dim=20, clip_norm=1.0, levels=16, trials=48)
+    (inputs / "protocol.json").write_text(protocol.to_json() + "\n")
+    (inputs / "old.message").write_bytes(protocol.encode(table[2], 7))
+    shutil.copyfile(HERE / "budgets.ledger", inputs / "budgets.ledger")
+    shutil.copyfile(HERE / "identities" / "client-0.key", inputs / "client-0.key")
+    cases = []
+    for group, commands in COMMANDS.items():
+        with tempfile.TemporaryDirectory() as place:
+            shutil.copytree(inputs, place, dirs_exist_ok=True)
+            for arguments in commands:
+                start = time.perf_counter()
+                done = subprocess.run(
+                    [sys.executable, "-m", "cpsgd", *arguments], cwd=place, capture_output=True, text=True, check=False
+                )
+                seconds = time.perf_counter() - start
+                print(f"{group} {seconds:.1f} s, exit {done.returncode}: {' '.join(arguments)} {done.stderr[-300:]}")
+                printed = json.loads(done.stdout) if "--json" in arguments and done.stdout else None
+                keys = None if printed is None else sorted(keys_of(printed))
+                cases.append({"group": group, "args": arguments, "exit_code": done.returncode, "keys": keys})
+    write("cli.json", {"cases": cases, "documented": documented()})
+
+
+def keys_of(value: object, path: str = "") -> set[str]:
+    """Names of all fields, as paths; [] stands for any element of a list."""
+    if isinstance(value, dict):
+        return {path + key for key in value}.union(*(keys_of(part, f"{path}{key}.") for key, part in value.items()))
+    if isinstance(value, list):
+        return set().union(*(keys_of(part, f"{path}[].") for part in value))
+    return set()
+
+
+def documented() -> list[dict[str, str]]:
+    """The command lines of README.md and docs, for whoever changes commands or options."""
+    root = HERE.parents[2]
+    found = []
+    for page in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"```(?:console|bash|sh|shell)\n(.*?)```", text, re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                if re.match(r"(\$ )?(cpsgd|python -m cpsgd) ", line):
+                    found.append({"page": str(page.relative_to(root)), "line": " ".join(line.split())})
+        for line in re.findall(r"(?<!`)`(cpsgd [^`\n]+)`(?!`)", text):
+            found.append({"page": str(page.relative_to(root)), "line": line})
+    return found
+
+
 PARTS: dict[str, Callable[[], None]] = {
+    "flower": flower,
+    "cli": cli,
     "secure": secure,
     "runs": runs,
     "protocols": protocols,
