@@ -3,7 +3,9 @@
 The files are what `tests/compatibility` reads. They are not to be written again: their worth is that release 0.1.0
 wrote them. This script says how they came about, and no test runs it.
 
-    python tests/data/v0_1_0/make.py PART ...      # parts: epsilon, plans, protocols, messages, ledger, ...
+    PYTHONPATH=. python tests/data/v0_1_0/make.py epsilon plans protocols messages ledger runs secure flower cli
+
+The private keys in `identities` and the states in `secure.json` were made for the tests and protect nothing.
 """
 
 from __future__ import annotations
@@ -568,16 +570,23 @@ def secure() -> None:
 def flower() -> None:
     """What four clients remember of two rounds, of which secure aggregation is one stage after the other."""
     from flwr.app import Context, RecordDict
+    from tests.engines.flower.local import LocalGrid, Node, adds, model, task
 
     from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod
-    from tests.engines.flower.local import LocalGrid, Node, adds, model, task
 
     folder = HERE / "flower"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     arguments = {
-        "clients": 4, "dim": 40, "epsilon": 8.0, "delta": 1e-5, "rounds": 3, "secure": True, "dropout": 0.25, "bits": 14,
-    }  # fmt: skip
+        "clients": 4,
+        "dim": 40,
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "rounds": 3,
+        "secure": True,
+        "dropout": 0.25,
+        "bits": 14,
+    }
     plan = cpsgd.plan(**arguments)  # type: ignore[arg-type]
     with task():
         nodes = [Node(100 + i, cpsgd_mod(rounds=3), adds(np.zeros(40, np.float32))) for i in range(4)]
