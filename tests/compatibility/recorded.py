@@ -1,0 +1,19 @@
+"""What was recorded with release 0.1.0; `tests/data/v0_1_0/make.py` says how."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "v0_1_0"
+
+
+def read(name: str) -> Any:
+    return json.loads((DATA / name).read_text(encoding="utf-8"))
+
+
+def same(found: float, recorded: dict[str, str]) -> bool:
+    """Whether it is the same number, but for the last digits of a floating-point library."""
+    expected = float.fromhex(recorded["hex"])
+    return found == expected or abs(found - expected) <= 1e-12 * abs(expected)

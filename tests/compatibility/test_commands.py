@@ -1,0 +1,47 @@
+"""The command line: what programs read from `--json`, and exit codes, as in release 0.1.0."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .recorded import DATA, read
+
+CASES: list[dict[str, Any]] = read("cli.json")["cases"]
+SLOW = {"train", "budget", "round"}
+GROUPS = [
+    pytest.param(group, marks=[pytest.mark.slow] if group in SLOW else [])
+    for group in dict.fromkeys(case["group"] for case in CASES)
+]
+
+
+def keys_of(value: object, path: str = "") -> set[str]:
+    """Names of all fields, as paths; [] stands for any element of a list."""
+    if isinstance(value, dict):
+        return {path + key for key in value}.union(*(keys_of(part, f"{path}{key}.") for key, part in value.items()))
+    if isinstance(value, list):
+        return set().union(*(keys_of(part, f"{path}[].") for part in value))
+    return set()
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_commands_print_the_same_keys_and_end_the_same(group: str, tmp_path: Path) -> None:
+    shutil.copytree(DATA / "cli", tmp_path, dirs_exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for case in CASES:
+        if case["group"] != group:
+            continue
+        command = [sys.executable, "-m", "cpsgd", *case["args"]]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == case["exit_code"], (case["args"], done.stderr)
+        assert "Traceback" not in done.stderr, (case["args"], done.stderr)
+        if case["keys"] is not None:
+            missing = set(case["keys"]) - keys_of(json.loads(done.stdout))
+            assert not missing, (case["args"], missing)

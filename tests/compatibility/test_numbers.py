@@ -1,0 +1,84 @@
+"""ε, plans and accounting protocols are the numbers that release 0.1.0 computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import cpsgd
+from cpsgd import errors
+from cpsgd.learning.examples import example_protocol, plan_examples
+from cpsgd.privacy import guarantee_over_rounds
+
+from .recorded import read, same
+
+CHUNKS = 8
+PROVE: dict[str, Callable[..., cpsgd.Guarantee]] = {
+    "guarantee": cpsgd.guarantee,
+    "guarantee_over_rounds": guarantee_over_rounds,
+}
+PLAN: dict[str, Callable[..., cpsgd.Plan]] = {"plan": cpsgd.plan, "plan_examples": plan_examples}
+
+
+def refused(row: dict[str, Any], call: Callable[[], object]) -> bool:
+    """Whether the row is about an error; then the call must raise that very class."""
+    if "error" not in row:
+        return False
+    with pytest.raises(errors.CpsgdError) as caught:
+        call()
+    assert type(caught.value) is getattr(errors, row["error"]), row
+    return True
+
+
+def chunk_of(name: str, chunk: int) -> list[dict[str, Any]]:
+    """The rows of a chunk; the last one has all the slow rows."""
+    rows: list[dict[str, Any]] = read(name)
+    quick = [row for row in rows if not row["slow"]]
+    return quick[chunk::CHUNKS] if chunk < CHUNKS else [row for row in rows if row["slow"]]
+
+
+IN_CHUNKS = pytest.mark.parametrize("chunk", [*range(CHUNKS), pytest.param(CHUNKS, marks=pytest.mark.slow)])
+
+
+@IN_CHUNKS
+def test_epsilon_is_the_same_number(chunk: int) -> None:
+    for row in chunk_of("epsilon.json", chunk):
+        protocol = cpsgd.Protocol.from_dict(row["protocol"])
+        prove = PROVE[row["call"]]
+        if refused(row, lambda: prove(protocol, **row["arguments"])):  # noqa: B023  # called at once
+            continue
+        found = prove(protocol, **row["arguments"])
+        assert same(found.epsilon, row["epsilon"]), (found.epsilon, row)
+        assert same(found.tail, row["tail"]), (found.tail, row)
+        assert (found.method, found.noise_clients) == (row["method"], row["noise_clients"]), row
+
+
+@IN_CHUNKS
+def test_a_plan_is_the_same_plan(chunk: int) -> None:
+    for row in chunk_of("plans.json", chunk):
+        make = PLAN[row["call"]]
+        if refused(row, lambda: make(**row["arguments"])):  # noqa: B023  # called at once
+            continue
+        found = make(**row["arguments"])
+        expected = cpsgd.Protocol.from_dict(row["protocol"])
+        assert expected.fingerprint.hex() == row["fingerprint"], row
+        for name in ("clients", "dim", "clip_norm", "levels", "trials", "p", "rotate", "modulus", "rotation_seed"):
+            assert getattr(found.protocol, name) == getattr(expected, name), (name, row)
+        assert same(found.protocol.coordinate_range, row["coordinate_range"]), row
+        assert same(found.guarantee.epsilon, row["epsilon"]), row
+        assert same(found.ratio, row["ratio"]), row
+        assert same(found.error.total, row["squared_error"]), row
+        assert same(found.gaussian_squared_error, row["gaussian_squared_error"]), row
+        assert same(found.overflow_probability, row["overflow_probability"]), row
+        assert (found.guarantee.method, found.bits, found.surviving) == (row["method"], row["bits"], row["surviving"])
+        frontier = [[point.bits, point.levels, point.trials, point.modulus] for point in found.frontier]
+        assert frontier == row["frontier"], row
+
+
+def test_the_protocol_of_an_example_is_the_same() -> None:
+    for row in read("example_protocols.json"):
+        protocol = cpsgd.Protocol.from_dict(row["protocol"])
+        if not refused(row, lambda: example_protocol(protocol, row["examples"])):  # noqa: B023  # called at once
+            assert example_protocol(protocol, row["examples"]).to_dict() == row["result"], row

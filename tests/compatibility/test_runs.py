@@ -1,0 +1,72 @@
+"""Run folders of release 0.1.0 are taken up by `cpsgd train --resume`, and end as they would have ended then."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .recorded import DATA, read
+
+RECORDED: dict[str, dict[str, Any]] = read("trainings.json")
+
+
+def train(folder: Path, *options: str) -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "cpsgd", "train", *options, "--json"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def resume(name: str, folder: Path) -> dict[str, Any]:
+    shutil.copytree(DATA / "trainings" / name, folder / "runs" / name)
+    return train(folder, "--resume", "--run", name)
+
+
+def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
+    lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+
+
+def agree(found: dict[str, Any], recorded: dict[str, Any]) -> None:
+    """Another processor may add floats in another order, which may tip the rounding of a few coordinates."""
+    for key, value in recorded.items():
+        if key == "seconds":
+            continue
+        tolerance = {"loss": 1e-3, "noise_to_signal": 1e-3, "epsilon": 1e-12}.get(key, 0.0)
+        allowed = {"accuracy": 3e-3}.get(key, 0.0)
+        expected = pytest.approx(value, rel=tolerance, abs=allowed) if isinstance(value, float) else value
+        assert found[key] == expected, key
+
+
+def test_a_finished_run_is_still_finished(tmp_path: Path) -> None:
+    printed = resume("whole", tmp_path)
+    # Nothing is computed again, so nothing may differ, the seconds included.
+    assert printed["results"] == RECORDED["whole"]["results"]
+    assert printed["guarantee"] == RECORDED["whole"]["guarantee"]
+    assert printed["protocol"] == RECORDED["whole"]["protocol"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["interrupted", "interrupted-adam"])
+def test_an_interrupted_run_ends_as_it_would_have(name: str, tmp_path: Path) -> None:
+    recorded = RECORDED[name]
+    printed = resume(name, tmp_path)
+    rows = metrics(tmp_path, name)
+    assert len(rows) == len(recorded["metrics"]) == 5
+    for row, expected in zip(rows, recorded["metrics"], strict=True):
+        agree(row, expected)
+    for result, expected in zip(printed["results"], recorded["results"], strict=True):
+        agree(result, expected)
+    charged = (tmp_path / "runs" / name / "charges.jsonl").read_text().splitlines()
+    assert len(charged) == 5
+    # The same from the start with the present code: exactly what the old folder leads to.
+    train(tmp_path, *recorded["options"], "--run", "anew")
+    assert metrics(tmp_path, "anew")[2:] == rows[2:]
