@@ -68,7 +68,7 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
     kernels = kernels_for(DEVICE)
     signs = torch.from_numpy(rotate.signs(dim, 0, 0).copy()).to(DEVICE)
     sums = torch.zeros(dim, dtype=torch.int64, device=DEVICE)
-    unit = quantize.unit(protocol.coordinate_range, LEVELS)
+    unit = quantize.unit(protocol.mechanism.coordinate_range, LEVELS)
 
     def gradients() -> None:
         dense.write_gradients(layers, batch.features, batch.labels, rows, fused_kernels(DEVICE))

@@ -282,7 +282,7 @@ def test_a_protocol_over_the_dimension_limit_allocates_nothing() -> None:
 def test_sums_outgrow_32_bits_without_overflow() -> None:
     protocol = Protocol.binomial(clients=9, dim=3, clip_norm=1.0, levels=2, trials=2**31)
     aggregator = Aggregator(protocol, ROUND)
-    largest = protocol.levels + protocol.trials - 1
+    largest = protocol.mechanism.levels + protocol.mechanism.trials - 1
     other = Aggregator(protocol, ROUND)
     for _ in range(2):
         aggregator.add(with_values(np.full(3, largest), protocol))

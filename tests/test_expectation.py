@@ -9,7 +9,7 @@ import pytest
 
 from cpsgd import Protocol, error
 from cpsgd.codec import quantize
-from cpsgd.error import Expectation
+from cpsgd.expectation import Expectation
 from cpsgd.errors import EmptyError, NonFiniteError
 
 

@@ -119,11 +119,13 @@ def keystream_that_comes_back(protocol: Protocol) -> tuple[Encode, Start]:
 def keystream_used_twice_in_a_message(protocol: Protocol) -> tuple[Encode, Start]:
     """The second half of the coordinates gets the noise of the first."""
     half = protocol.dim // 2
-    size = half * noise.keystream_bytes(protocol.trials, protocol.p)
+    size = half * noise.keystream_bytes(protocol.mechanism.trials, protocol.mechanism.p)
 
     def integers(vector: Any, round: int) -> Values:
         sent = pipeline.integers(replace(protocol, trials=0), vector, round)
-        drawn = noise.forward(np.zeros(half, np.uint32), protocol.trials, protocol.p, Keystream().take(size))
+        drawn = noise.forward(
+            np.zeros(half, np.uint32), protocol.mechanism.trials, protocol.mechanism.p, Keystream().take(size)
+        )
         return sent + np.tile(drawn, 2)
 
     return spoiled(protocol, integers)
@@ -141,20 +143,23 @@ def noise_of_one_client(protocol: Protocol) -> tuple[Encode, Start]:
         if first[0]:
             first[0] = False
             return pipeline.integers(protocol, vector, round)
-        return pipeline.integers(replace(protocol, trials=0), vector, round) + np.uint32(protocol.trials // 2)
+        return pipeline.integers(replace(protocol, trials=0), vector, round) + np.uint32(protocol.mechanism.trials // 2)
 
     return spoiled(protocol, integers)[0], start
 
 
 def deterministic_rounding(protocol: Protocol) -> tuple[Encode, Start]:
     """To the nearest level, always."""
-    bits, limit = quantize.fraction_bits(protocol.levels), quantize.coordinate_limit(protocol.levels)
-    size = protocol.dim * noise.keystream_bytes(protocol.trials, protocol.p)
+    bits, limit = (
+        quantize.fraction_bits(protocol.mechanism.levels),
+        quantize.coordinate_limit(protocol.mechanism.levels),
+    )
+    size = protocol.dim * noise.keystream_bytes(protocol.mechanism.trials, protocol.mechanism.p)
 
     def integers(vector: Any, round: int) -> Values:
         grid = np.clip(pipeline.to_grid(protocol, vector, round), -limit, limit)
         nearest = np.floor((grid + limit) / 2.0**bits + 0.5).astype(np.uint32)
-        return noise.forward(nearest, protocol.trials, protocol.p, Keystream().take(size))
+        return noise.forward(nearest, protocol.mechanism.trials, protocol.mechanism.p, Keystream().take(size))
 
     return spoiled(protocol, integers)
 
@@ -182,7 +187,7 @@ class _PlannedAggregator(Aggregator):
 
     def mean(self) -> NDArray[np.float32]:
         missing = self.protocol.clients - self.count
-        shift = missing * self.protocol.trials * self.protocol.p * self.protocol.scale / self.count
+        shift = missing * self.protocol.mechanism.trials * self.protocol.mechanism.p * self.protocol.scale / self.count
         everywhere = np.full(self.protocol.dim, shift, dtype=np.float32)
         signs = rotate.signs(self.protocol.dim, self.protocol.rotation_seed, self.round)
         return super().mean() - rotate.backward(everywhere, signs)

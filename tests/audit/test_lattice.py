@@ -9,7 +9,7 @@ from cpsgd import Aggregator, Protocol
 from cpsgd.audit.canaries import canaries, peculiar, resting, rounded
 from cpsgd.audit.lattice import Lattice
 from cpsgd.codec import pipeline, quantize
-from cpsgd.privacy.adjacency import Adjacency, lattice_sensitivity
+from cpsgd.adjacency import Adjacency, lattice_sensitivity
 
 PROTOCOLS = [
     Protocol.rotated_binomial(clients=3, dim=16, clip_norm=1.0, levels=8, trials=20, coordinate_range=0.3),
@@ -28,18 +28,20 @@ def test_points_are_the_encoders(protocol: Protocol, length: float) -> None:
     vector *= length * protocol.clip_norm / np.linalg.norm(vector)
     lattice = Lattice(protocol, 6)
     grid = pipeline.to_grid(protocol, vector, 6)
-    limit = quantize.coordinate_limit(protocol.levels)
-    points = (np.clip(np.rint(grid), -limit, limit) + limit) / 2.0 ** quantize.fraction_bits(protocol.levels)
+    limit = quantize.coordinate_limit(protocol.mechanism.levels)
+    points = (np.clip(np.rint(grid), -limit, limit) + limit) / 2.0 ** quantize.fraction_bits(protocol.mechanism.levels)
     np.testing.assert_allclose(lattice.points(vector), points, atol=lattice.slack(1))
 
 
 @protocols
 def test_unrotated(protocol: Protocol) -> None:
     lattice = Lattice(protocol, 6)
-    wanted = np.full(protocol.dim, 0.1 * min(protocol.coordinate_range, protocol.clip_norm / protocol.dim))
+    wanted = np.full(protocol.dim, 0.1 * min(protocol.mechanism.coordinate_range, protocol.clip_norm / protocol.dim))
     points = lattice.points(lattice.unrotated(wanted))
     np.testing.assert_allclose(
-        points * protocol.scale - protocol.coordinate_range, wanted, atol=1e-6 * protocol.coordinate_range
+        points * protocol.scale - protocol.mechanism.coordinate_range,
+        wanted,
+        atol=1e-6 * protocol.mechanism.coordinate_range,
     )
 
 
@@ -82,7 +84,7 @@ def fractions(protocol: Protocol, vector: np.ndarray) -> np.ndarray:
 def test_others_rest_on_a_level_if_there_is_one(protocol: Protocol) -> None:
     vector = resting(Lattice(protocol, 6))
     assert np.linalg.norm(vector) <= protocol.clip_norm
-    if protocol.levels == 2:
+    if protocol.mechanism.levels == 2:
         np.testing.assert_array_equal(vector, 0.0)
     else:
         assert fractions(protocol, vector).max() < 1e-3
@@ -98,10 +100,12 @@ def test_rounding_is_looked_at_between_levels(protocol: Protocol) -> None:
 @protocols
 def test_peculiar_vectors_are_encoded_where_the_auditor_expects_them(protocol: Protocol) -> None:
     lattice = Lattice(protocol, 6)
-    limit = quantize.coordinate_limit(protocol.levels)
+    limit = quantize.coordinate_limit(protocol.mechanism.levels)
     for name, vector in peculiar(lattice).items():
         grid = pipeline.to_grid(protocol, vector, 6)
-        points = (np.clip(np.rint(grid), -limit, limit) + limit) / 2.0 ** quantize.fraction_bits(protocol.levels)
+        points = (np.clip(np.rint(grid), -limit, limit) + limit) / 2.0 ** quantize.fraction_bits(
+            protocol.mechanism.levels
+        )
         np.testing.assert_allclose(lattice.points(vector), points, atol=lattice.slack(1), err_msg=name)
 
 

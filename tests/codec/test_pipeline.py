@@ -42,7 +42,7 @@ def test_fused_path_equals_the_reference(
     x = gaussian_vector(dim).astype(dtype)
     message = pipeline.encode(protocol, x, 6, Keystream(bytes(16)))
 
-    factor = clip.factor(x, 1.0) * quantize.unit(protocol.coordinate_range, levels)
+    factor = clip.factor(x, 1.0) * quantize.unit(protocol.mechanism.coordinate_range, levels)
     grid = reference.rotate_forward(x, factor, rotate.signs(dim, 0, 6)) if rotated else reference.scale(x, factor)
     bits = quantize.fraction_bits(levels)
     stages = pipeline._stages(protocol)

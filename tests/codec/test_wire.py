@@ -52,7 +52,7 @@ def test_committed_vectors(vector: dict[str, object]) -> None:
     assert parsed.fingerprint.hex() == vector["fingerprint"]
     assert (parsed.radix, parsed.dim, parsed.round) == (protocol.radix, protocol.dim, vector["round"])
     assert parsed.message_id.hex() == vector["message_id"]
-    if protocol.sigma is None:
+    if protocol.mechanism.sigma is None:
         assert pack.backward(parsed.payload, parsed.dim, parsed.radix).tolist() == vector["values"]
     else:
         assert np.frombuffer(parsed.payload, "<f4").tolist() == vector["values"]

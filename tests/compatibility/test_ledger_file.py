@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cpsgd.errors import BudgetExceededError, EntryError
-from cpsgd.privacy.ledger import Ledger, RoundEvent
+from cpsgd.ledger import Ledger, RoundEvent
 
 from .recorded import DATA, read, same
 

@@ -12,7 +12,7 @@ import pytest
 from cpsgd.errors import ConditionError
 from cpsgd.ledger import Budget, Entry, RoundEvent, totals
 from cpsgd.privacy.accountant import Rounds, mixed_epsilon
-from cpsgd.privacy.adjacency import lattice_sensitivity
+from cpsgd.adjacency import lattice_sensitivity
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.gaussian import gdp_epsilon
@@ -41,9 +41,9 @@ def event(protocol: Protocol = FIRST, survivors: int = 1_000, **options: object)
 
 def exact_mu(protocol: Protocol, honest: int) -> float:
     """μ of Gaussian noise with the variance of the round's: no proof can come below what it costs."""
-    if protocol.sigma is not None:
-        return 2 * protocol.clip_norm / (protocol.sigma * math.sqrt(honest))
-    deviation = math.sqrt(honest * protocol.trials * protocol.p * (1 - protocol.p))
+    if protocol.mechanism.sigma is not None:
+        return 2 * protocol.clip_norm / (protocol.mechanism.sigma * math.sqrt(honest))
+    deviation = math.sqrt(honest * protocol.mechanism.trials * protocol.mechanism.p * (1 - protocol.mechanism.p))
     return 2 * protocol.clip_norm / protocol.scale / deviation
 
 
@@ -108,11 +108,11 @@ def test_the_tails_of_all_rounds_are_paid_for() -> None:
     parts = []
     for protocol in (FIRST, SECOND):
         certificate = gaussian_certificate(
-            noise_trials=1_000 * protocol.trials,
+            noise_trials=1_000 * protocol.mechanism.trials,
             p=0.5,
             dim=protocol.dim,
             sensitivity=lattice_sensitivity(protocol, "replace-one"),
-            levels=protocol.levels,
+            levels=protocol.mechanism.levels,
             tail=tail,
         )
         parts.append((Rounds(certificate.mu, 1, certificate.tail_mass), Participation.every()))

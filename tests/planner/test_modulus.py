@@ -98,10 +98,10 @@ def overflows(protocol: Protocol, vectors: np.ndarray, rounds: int, seed: int) -
     for round_ in range(rounds):
         grid = sum(pipeline.to_grid(protocol, v.astype(np.float32), round_).astype(np.float64) for v in vectors[:1])
         # All clients hold the same vector; rounding is a Binomial number of ups in each coordinate.
-        levels = grid / 2**bits + (protocol.levels - 1) / 2
-        floor = np.clip(np.floor(levels), 0, protocol.levels - 2)
+        levels = grid / 2**bits + (protocol.mechanism.levels - 1) / 2
+        floor = np.clip(np.floor(levels), 0, protocol.mechanism.levels - 2)
         ups = rng.binomial(clients, np.clip(levels - floor, 0.0, 1.0))
-        sums = (clients * floor + ups + rng.binomial(clients * protocol.trials, 0.5, dim)).astype(np.uint64)
+        sums = (clients * floor + ups + rng.binomial(clients * protocol.mechanism.trials, 0.5, dim)).astype(np.uint64)
         modular = pipeline.decode(protocol, sums % np.uint64(protocol.modulus or 1), clients, round_)
         wrapped += not np.allclose(modular, pipeline.decode(plain, sums, clients, round_), atol=1e-3)
     return wrapped

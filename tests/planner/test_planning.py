@@ -32,7 +32,7 @@ def reference() -> Plan:
 def test_close_to_the_exact_gaussian_mechanism(bits: int, ratio: float) -> None:
     found = plan(**REFERENCE, bits=bits)
     assert found.ratio <= ratio
-    assert found.protocol.levels + found.protocol.trials == 2**bits
+    assert found.protocol.mechanism.levels + found.protocol.mechanism.trials == 2**bits
     assert found.guarantee.epsilon <= 2.0
 
 
@@ -99,7 +99,7 @@ def test_wishes_are_kept(wishes: dict[str, Any]) -> None:
     assert again.epsilon == found.guarantee.epsilon <= 3.0
     # The budget is used up, too (unless X has to be wider than privacy asks).
     assert again.epsilon > 2.9
-    values = found.protocol.modulus or found.protocol.levels + found.protocol.trials
+    values = found.protocol.modulus or found.protocol.mechanism.levels + found.protocol.mechanism.trials
     assert values <= 2**found.bits * (1 + 1e-12)
     assert found.error.total == pytest.approx(found.ratio * found.gaussian_squared_error)
     if "max_error" in wishes:
@@ -107,9 +107,9 @@ def test_wishes_are_kept(wishes: dict[str, Any]) -> None:
 
 
 def test_odd_levels_win_where_coordinates_are_small(reference: Plan) -> None:
-    assert reference.protocol.levels % 2 == 1
+    assert reference.protocol.mechanism.levels % 2 == 1
     # Rounding costs far less than the worst case of a quarter.
-    assert reference.error.rounding < 0.4 * reference.error.noise / reference.protocol.trials
+    assert reference.error.rounding < 0.4 * reference.error.noise / reference.protocol.mechanism.trials
 
 
 def test_a_wider_range_is_chosen_where_privacy_alone_would_clip() -> None:
@@ -123,7 +123,7 @@ def test_a_wider_range_is_chosen_where_privacy_alone_would_clip() -> None:
 
 def test_unrotated_vectors_are_never_clipped() -> None:
     found = plan(**SMALL, bits=9, rotate=False)
-    assert found.protocol.coordinate_range >= found.protocol.clip_norm
+    assert found.protocol.mechanism.coordinate_range >= found.protocol.clip_norm
     assert found.error.clipping < 1e-10
 
 
@@ -150,7 +150,7 @@ def test_the_modulus_is_the_smallest_power_of_two_and_its_overflow_is_bounded() 
     }
     assert overflow_probability(protocol.modulus // 2, **shape) > 1e-7
     # Far fewer bits than sums of full range would take.
-    assert protocol.modulus < 500 * (protocol.levels + protocol.trials - 1)
+    assert protocol.modulus < 500 * (protocol.mechanism.levels + protocol.mechanism.trials - 1)
 
 
 def test_sums_of_very_many_clients_get_the_modulus_they_need() -> None:
@@ -180,7 +180,7 @@ def test_a_mean_through_a_modulus_of_more_than_16_bits() -> None:
 def test_a_large_epsilon_is_planned_with_noise_that_is_drawn_exactly(epsilon: float) -> None:
     # e^ε times the error of one inexact draw would be more than δ.
     found = plan(clients=1000, dim=1000, epsilon=epsilon, delta=1e-9, bits=12)
-    assert found.protocol.trials <= MAX_COINS
+    assert found.protocol.mechanism.trials <= MAX_COINS
     assert found.ratio <= 1.1
 
 
@@ -201,7 +201,7 @@ def test_an_epsilon_near_what_a_sampler_that_is_not_exact_can_keep(participation
         participation=participation,
         adjacency="zero-out",
     )
-    assert best.protocol.trials > MAX_COINS
+    assert best.protocol.mechanism.trials > MAX_COINS
     assert best.guarantee.epsilon <= 39.0
     assert best.ratio < 1.2
 
@@ -245,7 +245,7 @@ def test_the_fewest_bits_for_an_error() -> None:
 def test_one_bit_is_not_enough_and_the_fewest_that_are_is_named() -> None:
     with pytest.raises(InfeasibleError, match=r"bits=1\.585 is the fewest") as caught:
         plan(**SMALL, bits=1)
-    assert plan(**SMALL, bits=1.585).protocol.levels == 2
+    assert plan(**SMALL, bits=1.585).protocol.mechanism.levels == 2
     assert "three values" in str(caught.value)
 
 
@@ -315,7 +315,7 @@ def test_serialises(reference: Plan) -> None:
     assert data["error"]["noise"] + data["error"]["rounding"] + data["error"]["clipping"] == pytest.approx(
         data["expected_squared_error"]
     )
-    assert data["protocol"]["levels"] == data["levels"] == reference.protocol.levels
+    assert data["protocol"]["levels"] == data["levels"] == reference.protocol.mechanism.levels
 
 
 def test_the_finished_protocols_accounting_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +335,7 @@ def test_clipping_everything_away_is_no_plan() -> None:
     # The noise one client needs is far larger than any vector: the smallest squared error would be a mean of nothing.
     found = plan(clients=1, dim=1_000, epsilon=10.0, delta=1e-6, bits=11)
     assert found.gaussian_squared_error > 100.0
-    assert found.protocol.coordinate_range >= 2.5 / 1_000**0.5 * (1 - 1e-9)
+    assert found.protocol.mechanism.coordinate_range >= 2.5 / 1_000**0.5 * (1 - 1e-9)
     assert found.error.clipping <= 0.002
 
 

@@ -46,9 +46,9 @@ def measured(protocol: Protocol, vectors: np.ndarray, rng: np.random.Generator) 
         grids = np.concatenate([pipeline.to_grid(protocol, v.astype(np.float32), round_) for v in vectors])
         for _ in range(REPEATS):
             keystream = np.frombuffer(rng.bytes(4 * grids.size), dtype=np.uint8)
-            values = quantize.forward(grids, protocol.levels, keystream).reshape(clients, dim)
+            values = quantize.forward(grids, protocol.mechanism.levels, keystream).reshape(clients, dim)
             sums = values.sum(axis=0, dtype=np.uint64)
-            sums += rng.binomial(clients * protocol.trials, 0.5, dim).astype(np.uint64)
+            sums += rng.binomial(clients * protocol.mechanism.trials, 0.5, dim).astype(np.uint64)
             if protocol.modulus is not None:
                 sums %= np.uint64(protocol.modulus)
             estimate = pipeline.decode(protocol, sums, clients, round_)
@@ -116,7 +116,7 @@ def test_clipping_of_unrelated_vectors_is_below_the_prediction() -> None:
 
 def test_without_rotation_evenly_spread_vectors_attain_the_worst_case() -> None:
     found = plan(clients=80, dim=256, epsilon=6.0, delta=1e-6, bits=8, rotate=False)
-    assert found.protocol.levels % 2 == 1
+    assert found.protocol.mechanism.levels % 2 == 1
     rng = np.random.default_rng(13)
     flat = np.where(rng.random((80, 256)) < 0.5, -1.0, 1.0) / 16.0
     assert measured(found.protocol, flat, rng) == pytest.approx(found.error.total, rel=0.03)

@@ -127,15 +127,15 @@ def wrong_guarantees() -> list[str]:
     for protocol, delta in PROTOCOLS:
         for dropped in (0, 1):
             clients = protocol.clients - dropped
-            middle, half = (protocol.levels - 1) / 2.0, protocol.clip_norm / protocol.scale
+            middle, half = (protocol.mechanism.levels - 1) / 2.0, protocol.clip_norm / protocol.scale
             rest = (middle,) * (protocol.dim - 1)
             pair = Pair(
                 u=(middle + half, *rest),
                 v=(middle - half, *rest),
-                levels=protocol.levels,
+                levels=protocol.mechanism.levels,
                 clients=clients,
-                trials=protocol.trials,
-                p=protocol.p,
+                trials=protocol.mechanism.trials,
+                p=protocol.mechanism.p,
                 delta=delta,
             )
             found = [ask(protocol, delta, surviving=clients), ask(protocol, delta, colluding=dropped)]
@@ -157,7 +157,7 @@ def wrong_certificates() -> list[str]:
         low, high = law.central_range(tail / dim)
         mu, mass = law.unit_mu(low - steps, high + steps), dim * (law.below[low - 1] + law.above[high])
         found = certificate.gaussian_certificate(
-            noise_trials=trials, p=p, dim=dim, sensitivity=sensitivity, levels=levels, tail=tail
+            law=BinomialLaw(trials, p), dim=dim, sensitivity=sensitivity, levels=levels, tail=tail
         )
         if not mu <= found.unit_mu <= mu * (1 + 1e-8):
             wrong.append(f"μ₁ of {trials}, {p} is {found.unit_mu!r}, not {float(mu)!r}")
@@ -177,9 +177,9 @@ def wrong_moments() -> list[str]:
     for trials, p, sensitivity, levels, order in MOMENTS:
         law, reach, tail = exact_law(trials, p), min(levels - 1.0, sensitivity), 1e-5
         least = law.kappa(order, *law.central_range(tail), reach)
-        found = renyi.Moments(noise_trials=trials, p=p, dim=1, sensitivity=sensitivity, levels=levels, tail=tail).kappa(
-            order
-        )
+        found = renyi.Moments(
+            law=BinomialLaw(trials, p), dim=1, sensitivity=sensitivity, levels=levels, tail=tail
+        ).kappa(order)
         if not least <= found <= least * 1.002:
             wrong.append(f"κ({order}) of {trials}, {p} is {found!r}, but {float(least)!r} is attained")
     return wrong
@@ -205,7 +205,7 @@ def wrong_theorem() -> list[str]:
     wrong = []
     for trials, p, dim, delta, sensitivities, expected in cases:
         found = theorem.binomial_mechanism_epsilon(
-            noise_trials=trials, p=p, dim=dim, delta=delta, sensitivities=sensitivities
+            law=BinomialLaw(trials, p), dim=dim, delta=delta, sensitivities=sensitivities
         )
         if not abs(found - expected) <= 1e-12 * expected:
             wrong.append(f"Theorem 1 gives {found!r} with N={trials}, p={p}, not {expected!r}")

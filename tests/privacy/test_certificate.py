@@ -39,7 +39,7 @@ def unit_mu_on(trials: int, p: float, low: int, high: int, nats: float = 80.0) -
 
 @pytest.mark.parametrize(("trials", "expected"), REFERENCE)
 def test_reference_values(trials: int, expected: float) -> None:
-    found = gaussian_certificate(noise_trials=trials, p=0.5, dim=65_536, sensitivity=1.0, levels=2, tail=1e-14)
+    found = gaussian_certificate(law=BinomialLaw(trials, 0.5), dim=65_536, sensitivity=1.0, levels=2, tail=1e-14)
     deviation = math.sqrt(trials) / 2
     # The reference takes a range wider by two at both ends than the proof needs; on that range the digits agree, on
     # ours μ₁ is a little smaller.
@@ -93,7 +93,7 @@ def test_ndtri_is_as_accurate_as_assumed() -> None:
 def test_lies_above_the_exact_answer_in_one_dimension(trials: int, p: float, delta: float, shift: int) -> None:
     exact = shift_epsilon(trials, p, delta, shift)
     found, _ = certified_epsilon(
-        noise_trials=trials, p=p, dim=1, sensitivity=float(shift), levels=shift + 1, delta=delta
+        law=BinomialLaw(trials, p), dim=1, sensitivity=float(shift), levels=shift + 1, delta=delta
     )
     assert exact < found < 1.4 * exact
 
@@ -103,7 +103,7 @@ def test_exact_answer_in_one_dimension() -> None:
 
 
 def test_gaussian_limit() -> None:
-    found = gaussian_certificate(noise_trials=10**10, p=0.5, dim=1, sensitivity=1.0, levels=2, tail=1e-12)
+    found = gaussian_certificate(law=BinomialLaw(10**10, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-12)
     assert 1.0 < found.unit_mu * 5e4 < 1.0001
 
 
@@ -113,7 +113,7 @@ def test_more_noise_a_larger_tail_and_less_distance_never_hurt(p: float) -> None
         noise_trials: int = 4_000, tail: float = 1e-8, sensitivity: float = 2.0, levels: int = 3, dim: int = 50
     ) -> float:
         return gaussian_certificate(
-            noise_trials=noise_trials, p=p, dim=dim, sensitivity=sensitivity, levels=levels, tail=tail
+            law=BinomialLaw(noise_trials, p), dim=dim, sensitivity=sensitivity, levels=levels, tail=tail
         ).mu
 
     trials = [mu(noise_trials=n) for n in range(1_000, 40_000, 777)]
@@ -126,7 +126,7 @@ def test_more_noise_a_larger_tail_and_less_distance_never_hurt(p: float) -> None
 
 def test_larger_delta_never_raises_epsilon() -> None:
     found = [
-        certified_epsilon(noise_trials=3_000, p=0.4, dim=10, sensitivity=1.5, levels=4, delta=10.0 ** -(i / 3))[0]
+        certified_epsilon(law=BinomialLaw(3_000, 0.4), dim=10, sensitivity=1.5, levels=4, delta=10.0 ** -(i / 3))[0]
         for i in range(9, 45)
     ]
     assert found == sorted(found)
@@ -141,7 +141,7 @@ def test_mirrored_noise_is_as_good() -> None:
 
 def test_too_little_noise_names_enough() -> None:
     def certify(trials: int) -> None:
-        gaussian_certificate(noise_trials=trials, p=0.3, dim=10, sensitivity=3.0, levels=8, tail=1e-9)
+        gaussian_certificate(law=BinomialLaw(trials, 0.3), dim=10, sensitivity=3.0, levels=8, tail=1e-9)
 
     with pytest.raises(ConditionError, match=r"\[0, \d+\].*N=(\d+) would do") as caught:
         certify(50)
@@ -153,7 +153,7 @@ def test_too_little_noise_names_enough() -> None:
 
 def test_range_at_the_upper_end_is_refused_too() -> None:
     with pytest.raises(ConditionError, match="No Gaussian certificate"):
-        gaussian_certificate(noise_trials=200, p=0.95, dim=10, sensitivity=1.0, levels=2, tail=1e-6)
+        gaussian_certificate(law=BinomialLaw(200, 0.95), dim=10, sensitivity=1.0, levels=2, tail=1e-6)
 
 
 @pytest.mark.parametrize("p", [0.9999999999999999, 1e-16, 5e-324])
@@ -169,18 +169,18 @@ def test_a_coin_that_hardly_ever_lands_otherwise_is_refused(p: float, trials: in
 @pytest.mark.parametrize("delta", [1e-300, 1e-243])
 def test_a_delta_too_small_is_named(delta: float) -> None:
     with pytest.raises(ParameterError, match=r"Expected delta >= 1.05e-241 for dim=1000, got delta=1e-") as caught:
-        certified_epsilon(noise_trials=10**4, p=0.5, dim=1_000, sensitivity=1.0, levels=2, delta=delta)
+        certified_epsilon(law=BinomialLaw(10**4, 0.5), dim=1_000, sensitivity=1.0, levels=2, delta=delta)
     assert "tail=" not in str(caught.value)
 
 
 def test_too_much_noise_is_refused() -> None:
     with pytest.raises(ConditionError, match="Account for fewer trials"):
-        gaussian_certificate(noise_trials=10**14, p=0.5, dim=10, sensitivity=1.0, levels=2, tail=1e-6)
+        gaussian_certificate(law=BinomialLaw(10**14, 0.5), dim=10, sensitivity=1.0, levels=2, tail=1e-6)
 
 
 def test_no_noise() -> None:
     with pytest.raises(ConditionError, match="no privacy"):
-        gaussian_certificate(noise_trials=0, p=0.5, dim=1, sensitivity=1.0, levels=2, tail=1e-9)
+        gaussian_certificate(law=BinomialLaw(0, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-9)
 
 
 @pytest.mark.parametrize(

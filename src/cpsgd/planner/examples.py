@@ -1,0 +1,104 @@
+"""Plans for the privacy of single examples, of which a client sends the sum of several clipped gradients.
+
+What that protects, and why, is in `cpsgd.privacy.examples`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cpsgd import _validate
+from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.planner.planning import best_plan
+from cpsgd.planner.problem import Problem
+from cpsgd.planner.requirements import Requirements
+from cpsgd.planner.result import Plan
+from cpsgd.privacy.examples import HEADROOM, example_protocol
+from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
+from cpsgd.protocol import Protocol
+
+
+def plan_examples(
+    clients: int,
+    dim: int,
+    epsilon: float,
+    delta: float,
+    *,
+    examples: int,
+    participation: str = "once",
+    **others: Any,
+) -> Plan:
+    """A plan for clients who send sums of at most `examples` gradients, (epsilon, delta)-DP for one of them.
+
+    The planner is asked for enough range for a whole sum, and for enough noise to hide one example in it.
+
+    Args:
+        clients: n.
+        dim: d.
+        epsilon: ε that all rounds may cost an example.
+        delta: δ of the guarantee.
+        examples: E, the most examples of a client.
+        participation: "once" or "every".
+        others: Further fields of `Requirements`. `clip_norm` is D, what each example's gradient is clipped to, and
+            `adjacency` that of one example.
+
+    Returns:
+        The plan. Its guarantee is about one example; its protocol's `clip_norm` is that of a client's sum.
+
+    Raises:
+        InfeasibleError: No protocol does it.
+
+    Example:
+        >>> best = plan_examples(10, 1000, 4.0, 1e-6, examples=5000, rounds=20, participation="every", secure=True)
+        >>> best.guarantee.epsilon <= 4.0, best.protocol.clip_norm > 5000
+        (True, True)
+    """
+    check_participation(participation)
+    required = Requirements(
+        clients=clients, dim=dim, epsilon=epsilon, delta=delta, participation=participation, **others
+    )
+    problem = Problem.of(required)
+    setting = replace(problem.setting, clip_norm=sum_norm(required.clip_norm, examples))
+    whole = _ExampleProblem(setting, problem.target, problem.colluding, examples)
+    try:
+        return best_plan(whole, bits=required.bits, max_error=required.max_error)
+    except (ConditionError, InfeasibleError, ParameterError) as error:
+        raise InfeasibleError(f"No protocol keeps ε={epsilon:g} for an example among {examples}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _ExampleProblem(Problem):
+    """A problem whose setting is about whole sums and whose target is about one example."""
+
+    examples: int
+
+    def proved(self, protocol: Protocol) -> RoundsGuarantee:
+        """The guarantee for one example."""
+        return guarantee_over_rounds(
+            example_protocol(protocol, self.examples),
+            self.target.delta,
+            rounds=self.target.rounds,
+            participation=self.target.participation,
+            adjacency=self.target.adjacency,
+            surviving=self.setting.surviving,
+            colluding=self.colluding,
+        )
+
+
+def sum_norm(clip_norm: float, examples: int) -> float:
+    """The `clip_norm` of a protocol for sums of so many gradients, each clipped to `clip_norm`."""
+    return clip_norm * _validate.integer("examples", examples, low=1) * (1.0 + HEADROOM) * (1.0 + 2.0**-48)
+
+
+def check_participation(scheme: str) -> None:
+    """Refuses sampling.
+
+    Raises:
+        ParameterError: The participation is sampled.
+    """
+    if scheme not in ("once", "every"):
+        raise ParameterError(
+            "Example-level privacy is proved for participation 'once' and 'every'; sampling of clients is not combined "
+            f"with it (see cpsgd.privacy.examples). Got {scheme!r}."
+        )
