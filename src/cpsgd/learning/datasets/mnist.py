@@ -1,6 +1,6 @@
 """MNIST (LeCun, Cortes and Burges): 60,000 training and 10,000 test digits of 28×28 pixels, from files on this machine.
 
-The four gzip'd files are looked for in the data folder (see `local`) and in its subfolder `mnist`; `download` brings
+The four gzip'd files are looked for in the data folder (see `files`) and in its subfolder `mnist`; `download` brings
 them there. What they hold is checked against known checksums whenever it is read.
 """
 
@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 
 from cpsgd.errors import DataError
 from cpsgd.learning.datasets.base import ImageDataset
-from cpsgd.learning.datasets.download import fetch
-from cpsgd.learning.datasets.fields import smooth_fields
-from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, FIELD_COUNT, InfiniteDataset
-from cpsgd.learning.datasets.local import VARIABLE, data_folder, find_file
+from cpsgd.learning.datasets.files import VARIABLE, data_folder, fetch, find_file
+from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, FIELD_COUNT, InfiniteDataset, smooth_fields
 
 SIDE = 28
 MIRRORS = (
