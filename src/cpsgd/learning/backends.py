@@ -6,7 +6,9 @@ it is asynchronous: a GPU works on while the CPU prepares the next round, unless
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +22,8 @@ from cpsgd.learning.datasets.device import on_device
 from cpsgd.learning.devices import enough_memory
 from cpsgd.learning.examples import ExampleSums
 from cpsgd.learning.gradients import ClientUpdates, Loss
-from cpsgd.learning.mechanisms import Mechanism
+from cpsgd.learning.mechanisms import Mechanism, Simulator
 from cpsgd.learning.options import ClientOptions, RunOptions
-from cpsgd.simulation.cpu import FloatMean, RoundSimulator
-from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
 
 _EXAMPLES_BYTES = 1 << 26
 # MiB that the clients computed together may take.
@@ -37,7 +37,7 @@ def start(
     mechanism: Mechanism,
     clients: ClientOptions,
     run: RunOptions,
-) -> CpuBackend | GpuBackend:
+) -> CpuBackend:
     """Moves the model to the device that the options name, and makes the backend for it.
 
     Raises:
@@ -53,39 +53,53 @@ def start(
         updates = ClientUpdates(model, loss, clients, memory_limit=memory << 20)
     if gpu:
         return GpuBackend(dataset, updates, mechanism, run.seed, device)
-    return CpuBackend(dataset, updates, mechanism, run.seed, clients.examples)
+    return CpuBackend(dataset, updates, mechanism, run.seed, device, clients.examples)
 
 
 class CpuBackend:
     """Rounds on the CPU, by the codec's own kernels and with noise from a cipher."""
 
     asynchronous = False
-    device = torch.device("cpu")
 
     def __init__(
-        self, dataset: Dataset, updates: ClientUpdates, mechanism: Mechanism, seed: int | None, examples: int | None
+        self,
+        dataset: Dataset,
+        updates: ClientUpdates,
+        mechanism: Mechanism,
+        seed: int | None,
+        device: torch.device,
+        examples: int | None = None,
     ) -> None:
         """Takes clients' rows from `updates`, whose memory is bounded; the examples of some are held beside it."""
         self.updates = updates
+        self.device = device
         self._dataset = dataset
         self._rows: ClientUpdates | ExampleSums = updates
         if examples is not None:
             self._rows = ExampleSums(updates, mechanisms.clip_norm(mechanism), examples)
         self._mechanism = mechanism
         self._seed = seed
-        self._slice = _clients_at_a_time(dataset, updates.memory_limit)
+        self._slice = max(1, min(_EXAMPLES_BYTES, updates.memory_limit // 8) // (4 * dataset.feature_dim))
 
     def clients(self, cohorts: Cohorts, number: int, rounds: int) -> NDArray[np.int64]:
         """The clients of one of `rounds` rounds."""
         return cohorts.clients(number)
 
-    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> RoundSimulator | FloatMean:
-        """The round with the messages of these clients, and of `zeros` more who send the zero vector."""
-        simulator = mechanisms.start_round(self._mechanism, self.updates.dim, number, self._seed)
-        for start in range(0, len(clients), self._slice):
-            for chunk in self._rows.chunks(self._dataset.batch(clients[start : start + self._slice])):
-                simulator.add(chunk)
-        simulator.add_zeros(zeros)
+    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator:
+        """The round with the messages of these clients, and of `zeros` more who send the zero vector.
+
+        Raises:
+            ParameterError: A GPU has too little memory.
+        """
+        with enough_memory(
+            f"{self.updates.memory_limit / 2**20:,.0f} MiB of clients at a time",
+            "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
+        ):
+            simulator = self._started(number)
+            for start in range(0, len(clients), self._slice):
+                for chunk in self._chunks(clients[start : start + self._slice]):
+                    simulator.add(chunk)
+            simulator.add_zeros(zeros)
         return simulator
 
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,8 +107,14 @@ class CpuBackend:
         test = self._dataset.test_set()
         return torch.from_numpy(test.features), torch.from_numpy(test.labels)
 
+    def _started(self, number: int) -> Simulator:
+        return mechanisms.start_round(self._mechanism, self.updates.dim, number, self._seed)
 
-class GpuBackend:
+    def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
+        return self._rows.chunks(self._dataset.batch(clients))
+
+
+class GpuBackend(CpuBackend):
     """Rounds on a GPU, by `cpsgd.simulation.device`."""
 
     asynchronous = True
@@ -112,13 +132,9 @@ class GpuBackend:
         Raises:
             ParameterError: The GPU has too little memory for it.
         """
+        super().__init__(dataset, updates, mechanism, seed, device)
         with enough_memory("the data set", "use a smaller one."):
             self._data = on_device(dataset, device)
-        self.updates = updates
-        self.device = device
-        self._mechanism = mechanism
-        self._seed = seed
-        self._slice = _clients_at_a_time(dataset, updates.memory_limit)
         self._ahead: dict[int, Future[NDArray[np.int64]]] = {}
         self._drawing = ThreadPoolExecutor(1)
 
@@ -129,31 +145,13 @@ class GpuBackend:
             self._ahead = {number + 1: self._drawing.submit(cohorts.clients, number + 1)}
         return cohorts.clients(number) if found is None else found.result()
 
-    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> DeviceRound | DeviceFloatMean:
-        """The round with the messages of these clients, and of `zeros` more who send the zero vector.
-
-        Raises:
-            ParameterError: The GPU has too little memory.
-        """
-        with enough_memory(
-            f"{self.updates.memory_limit / 2**20:,.0f} MiB of clients at a time",
-            "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
-        ):
-            simulator = mechanisms.start_device_round(
-                self._mechanism, self.updates.dim, number, self._seed, self.device
-            )
-            for start in range(0, len(clients), self._slice):
-                batch = self._data.batch(clients[start : start + self._slice])
-                for chunk in self.updates.tensors(batch.features, batch.labels, batch.counts):
-                    simulator.add(chunk)
-            simulator.add_zeros(zeros)
-        return simulator
-
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Features and labels of the test set."""
         return self._data.test.features, self._data.test.labels
 
+    def _started(self, number: int) -> Simulator:
+        return mechanisms.start_device_round(self._mechanism, self.updates.dim, number, self._seed, self.device)
 
-def _clients_at_a_time(dataset: Dataset, memory_limit: int) -> int:
-    """Clients whose examples are held together."""
-    return max(1, min(_EXAMPLES_BYTES, memory_limit // 8) // (4 * dataset.feature_dim))
+    def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
+        batch = self._data.batch(clients)
+        return self.updates.tensors(batch.features, batch.labels, batch.counts)

@@ -4,9 +4,9 @@ A run directory holds
 
 * `checkpoint.bin`: the last complete round (magic, SHA-256 of the rest, then PyTorch's archive of tensors and plain
   values). It is written beside and moved into place, so that a reader finds the old one or the new one whole.
-* `charges.jsonl`: one line a round, `{"round": 7, "survivors": 9990}` and a checksum, on disk before the round's mean
+* `charges.jsonl`: one line per round, `{"round": 7, "survivors": 9990}` and a checksum, on disk before the round's mean
   is used. So a crash can lose a round's work but not its cost. Whoever runs the run holds a lock on this file.
-* `metrics.jsonl`: one line a complete round, for people and plots. Nothing is read back from it.
+* `metrics.jsonl`: one line per complete round, for people and plots. Nothing is read back from it.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class ChargeLog:
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """A JSON object a line, replacing the file as a whole."""
+    """A JSON object per line, replacing the file as a whole."""
     _replace(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 

@@ -63,7 +63,7 @@ def plan_examples(
         delta: δ of the guarantee.
         examples: E, the most examples of a client.
         clip_norm: D, what each example's gradient is clipped to.
-        bits: Bits a coordinate may take; by default the fewest within 10 % of the Gaussian mechanism's error.
+        bits: Bits per coordinate; by default the fewest within 10 % of the Gaussian mechanism's error.
         rounds: Rounds that will be run.
         participation: "once" or "every".
         adjacency: "replace-one" or "zero-out", of one example.

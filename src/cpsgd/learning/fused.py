@@ -70,7 +70,7 @@ def samples(
     numbers: torch.Tensor,
     test: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Deformed and moved images, shades divided by 255, one flat row a sample; and their labels.
+    """Deformed and moved images, shades divided by 255, one flat row per sample; and their labels.
 
     Args:
         images: Training images, uint8.

@@ -237,9 +237,9 @@ def write_dense_gradients(
 
     Args:
         layers: What `dense_layers` found.
-        features: One row an example.
+        features: One row per example.
         labels: Their classes.
-        out: One row an example.
+        out: One row per example.
         kernels: `cpsgd.learning.fused`, where it runs.
     """
     inputs = [features.flatten(1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cpsgd import _validate
@@ -29,6 +29,8 @@ class NoPrivacy:
 
 
 Mechanism = Plan | Protocol | NoPrivacy
+Simulator = RoundSimulator | FloatMean | DeviceRound | DeviceFloatMean
+"""What takes a round's updates and yields their mean."""
 
 
 def baselines(plan: Plan) -> dict[str, Protocol | NoPrivacy]:
@@ -110,28 +112,21 @@ def message_bytes(mechanism: Mechanism, dim: int) -> int:
     return 4 * dim if protocol is None else protocol.message_bytes
 
 
-def start_round(mechanism: Mechanism, dim: int, round: int, seed: int | None) -> RoundSimulator | FloatMean:
+def start_round(mechanism: Mechanism, dim: int, round: int, seed: int | None) -> Simulator:
     """What takes a round's updates and yields their mean, on the CPU."""
-    if isinstance(mechanism, NoPrivacy):
-        return FloatMean(dim, mechanism.clip_norm)
-    protocol = mechanism.protocol if isinstance(mechanism, Plan) else mechanism
-    return RoundSimulator(protocol, round, seed=seed)
+    protocol = protocol_of(mechanism)
+    return FloatMean(dim, clip_norm(mechanism)) if protocol is None else RoundSimulator(protocol, round, seed=seed)
 
 
-def start_device_round(
-    mechanism: Mechanism, dim: int, round: int, seed: int | None, device: torch.device
-) -> DeviceRound | DeviceFloatMean:
+def start_device_round(mechanism: Mechanism, dim: int, round: int, seed: int | None, device: torch.device) -> Simulator:
     """What takes a round's updates and yields their mean, on another device."""
-    if isinstance(mechanism, NoPrivacy):
-        return DeviceFloatMean(dim, mechanism.clip_norm, device)
-    protocol = mechanism.protocol if isinstance(mechanism, Plan) else mechanism
+    protocol = protocol_of(mechanism)
+    if protocol is None:
+        return DeviceFloatMean(dim, clip_norm(mechanism), device)
     return DeviceRound(protocol, round, seed=seed, device=device)
 
 
 def as_data(mechanism: Mechanism) -> dict[str, Any]:
     """Plain values that tell one mechanism from another."""
     protocol = protocol_of(mechanism)
-    if protocol is not None:
-        return {"protocol": protocol.to_dict()}
-    assert isinstance(mechanism, NoPrivacy)
-    return {"no privacy": asdict(mechanism)}
+    return {NO_PRIVACY: {"clip_norm": clip_norm(mechanism)}} if protocol is None else {"protocol": protocol.to_dict()}

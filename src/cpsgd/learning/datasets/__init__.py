@@ -42,7 +42,7 @@ def load(name: str, *, clients: int | None = None, folder: Path | str | None = N
     Args:
         name: One of `NAMES`.
         clients: Size of the population. By default 25 million for the infinite data sets; the finite ones have one
-            client an image and no other size.
+            client per image and no other size.
         folder: The data folder; by default `CPSGD_DATA_DIR`, or else `cpsgd` in the user's cache.
 
     Raises:
@@ -62,7 +62,7 @@ def load(name: str, *, clients: int | None = None, folder: Path | str | None = N
     finite = load_digits() if name == "digits" else load_mnist(folder)
     if clients not in (None, finite.size):
         raise ParameterError(
-            f"{name} has {finite.size:,} clients, one an image, and not {clients:,}. "
+            f"{name} has {finite.size:,} clients, one per image, and not {clients:,}. "
             f"infinite-{name} has as many as wanted."
         )
     return finite

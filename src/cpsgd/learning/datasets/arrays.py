@@ -219,7 +219,7 @@ def from_arrays(
     for what, examples, their_classes in (("", train, train_classes), ("test_", test, test_classes)):
         if examples.ndim < 2 or examples.dtype.kind not in "biuf":
             raise DataError(
-                f"Expected {what}features to be numbers with one row an example, "
+                f"Expected {what}features to be numbers with one row per example, "
                 f"got {examples.dtype} of shape {examples.shape}."
             )
         if len(examples) != len(their_classes):

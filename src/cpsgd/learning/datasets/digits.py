@@ -23,7 +23,7 @@ _HELD_BACK = 5
 
 
 def load_digits() -> ImageDataset:
-    """The digits, one a client.
+    """The digits, one per client.
 
     >>> digits = load_digits()
     >>> digits.size, len(digits.test_labels), digits.feature_dim

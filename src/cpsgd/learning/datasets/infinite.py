@@ -49,7 +49,7 @@ _FIELD_BLOCK = 128
 
 @dataclass(frozen=True)
 class Recipe:
-    """How deformed samples are made, one entry a sample: `base` image, fields `k1` and `k2`, number of the `move`."""
+    """How deformed samples are made, one entry per sample: `base` image, fields `k1` and `k2`, number of the `move`."""
 
     base: NDArray[np.int64]
     k1: NDArray[np.int64]
@@ -77,7 +77,7 @@ def recipe(indices: NDArray[np.int64], *, test: int, train: int) -> Recipe:
 class InfiniteDataset:
     """The infinite version of a set of images: with B test and A training images, client c holds sample B + A + c.
 
-    No client holds a test image, nor an unmodified training image. Nothing is stored a client.
+    No client holds a test image, nor an unmodified training image. Nothing is stored per client.
 
     Attributes:
         base: The finite data set.
@@ -239,7 +239,7 @@ def smooth_fields(count: int, side: int, *, smoothing: float, displacement: floa
 
     Args:
         count: How many fields; the first ones do not depend on it.
-        side: Pixels a side.
+        side: Pixels per side.
         smoothing: σ of the smoothing Gaussian, in pixels.
         displacement: Standard deviation of a pixel's displacement, in pixels.
 

@@ -78,7 +78,7 @@ PARTS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
 
 
 def load_mnist(folder: Path | str | None = None) -> ImageDataset:
-    """MNIST, one image a client.
+    """MNIST, one image per client.
 
     Args:
         folder: The data folder; by default `CPSGD_DATA_DIR`, or else `cpsgd` in the user's cache.
