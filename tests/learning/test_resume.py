@@ -90,6 +90,14 @@ def test_a_finished_run_has_its_files_and_stays_finished(triangle: ArrayDataset,
     same(finish(again), first)
 
 
+def test_runs_of_earlier_releases_are_told_apart_by_the_same_names(triangle: ArrayDataset) -> None:
+    names = "mechanism delta adjacency colluding dataset population budget cohort messages participation dropout "
+    names += (
+        "optimizer learning_rate weight_decay schedule local_steps local_learning_rate examples seed device parameters"
+    )
+    assert list(trainer(triangle).config) == names.split()
+
+
 def test_a_run_can_be_taken_up_and_prolonged(triangle: ArrayDataset, tmp_path: Path) -> None:
     finish(trainer(triangle, tmp_path, rounds=4))
     same(finish(trainer(triangle, tmp_path, rounds=6, resume=True)), finish(trainer(triangle)))
