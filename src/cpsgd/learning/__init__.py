@@ -21,15 +21,11 @@ if TYPE_CHECKING:
     from cpsgd.learning.run_folder import RoundMetrics as RoundMetrics
     from cpsgd.learning.trainer import Trainer as Trainer
 
+_OPTIONS = ("AccountOptions", "ClientOptions", "CohortOptions", "FolderOptions", "RunOptions", "ServerOptions")
 _HOMES = {
-    "AccountOptions": "options",
-    "ClientOptions": "options",
-    "CohortOptions": "options",
-    "FolderOptions": "options",
+    **dict.fromkeys(_OPTIONS, "options"),
     "NoPrivacy": "mechanisms",
     "RoundMetrics": "run_folder",
-    "RunOptions": "options",
-    "ServerOptions": "options",
     "Trainer": "trainer",
     "baselines": "mechanisms",
     "mlp": "models",

@@ -31,12 +31,7 @@ _CPU_MEMORY, _GPU_MEMORY = 1024, 4096
 
 
 def start(
-    model: torch.nn.Module,
-    loss: Loss,
-    dataset: Dataset,
-    mechanism: Mechanism,
-    clients: ClientOptions,
-    run: RunOptions,
+    model: torch.nn.Module, loss: Loss, dataset: Dataset, mechanism: Mechanism, clients: ClientOptions, run: RunOptions
 ) -> CpuBackend:
     """Moves the model to the device that the options name, and makes the backend for it.
 
@@ -120,12 +115,7 @@ class GpuBackend(CpuBackend):
     asynchronous = True
 
     def __init__(
-        self,
-        dataset: Dataset,
-        updates: ClientUpdates,
-        mechanism: Mechanism,
-        seed: int | None,
-        device: torch.device,
+        self, dataset: Dataset, updates: ClientUpdates, mechanism: Mechanism, seed: int | None, device: torch.device
     ) -> None:
         """Moves what the data set needs to the device.
 

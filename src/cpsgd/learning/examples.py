@@ -84,7 +84,7 @@ def plan_examples(
         (True, True)
     """
     check_participation(participation)
-    wishes = Wishes.of(
+    requirements = Wishes.of(
         clients=clients,
         dim=dim,
         epsilon=epsilon,
@@ -98,16 +98,16 @@ def plan_examples(
         overflow=_validate.probability("overflow", overflow) if secure else None,
         rotate=True,
     )
-    setting = replace(wishes.setting, clip_norm=sum_norm(clip_norm, examples))
+    setting = replace(requirements.setting, clip_norm=sum_norm(clip_norm, examples))
     try:
-        return best_plan(_ExampleWishes(setting, wishes.target, colluding, examples), bits=bits)
+        return best_plan(_ExampleRequirements(setting, requirements.target, colluding, examples), bits=bits)
     except (ConditionError, InfeasibleError, ParameterError) as error:
         raise InfeasibleError(f"No protocol keeps ε={epsilon:g} for an example among {examples}: {error}") from None
 
 
 @dataclass(frozen=True)
-class _ExampleWishes(Wishes):
-    """Wishes whose setting is about whole sums and whose target is about one example."""
+class _ExampleRequirements(Wishes):
+    """Requirements whose setting is about whole sums and whose target is about one example."""
 
     examples: int
 

@@ -210,7 +210,13 @@ class Trainer:
         if evaluated and self._server.is_finite():
             loss, accuracy = self.evaluate()
         metrics = self._metrics(
-            number, released, survivors, loss, accuracy, signal_ratio, seconds=time.perf_counter() - begun
+            number,
+            survivors,
+            released=released,
+            loss=loss,
+            accuracy=accuracy,
+            noise_to_signal=signal_ratio,
+            seconds=time.perf_counter() - begun,
         )
         self.history.append(metrics)
         if last or self.round % self._checkpoint_every == 0:
@@ -247,7 +253,7 @@ class Trainer:
         if account.ledger is None or account.population is None:
             return spending, None
         if protocol is None or spending is None:
-            raise ParameterError("A run is charged to a ledger if it is private at all.")
+            raise ParameterError("Only a run that is private at all is charged to a ledger: leave the ledger out.")
         if devices.is_gpu(self._backend.device):
             raise ParameterError(
                 "A ledger pays for noise that protects people; on a GPU it comes from a counter and protects nobody. "
@@ -335,35 +341,23 @@ class Trainer:
                 "again with a lower learning rate."
             )
 
-    def _metrics(
-        self,
-        number: int,
-        released: bool,
-        survivors: int,
-        loss: float | None,
-        accuracy: float | None,
-        noise_to_signal: float | None,
-        seconds: float,
-    ) -> RoundMetrics:
+    def _metrics(self, number: int, survivors: int, **figures: Any) -> RoundMetrics:
+        """A round's figures with what it costs."""
         epsilon, method = None, None
-        if self._spending is not None and (loss is not None or not self._spending.participation.sampled):
+        if self._spending is not None and (figures["loss"] is not None or not self._spending.participation.sampled):
             found = self._spending.guarantee()
             epsilon, method = (0.0, None) if found is None else (found.epsilon, found.method)
         size = mechanisms.message_bytes(self._mechanism, self.dim)
         before = self.history[-1].bytes_total if self.history else 0
         return RoundMetrics(
             round=number,
-            released=released,
             survivors=survivors,
-            loss=loss,
-            accuracy=accuracy,
             epsilon=epsilon,
             delta=None if self._spending is None else self._spending.delta,
             method=method,
             bytes_per_client=size,
             bytes_total=before + survivors * size,
-            noise_to_signal=noise_to_signal,
-            seconds=seconds,
+            **figures,
         )
 
     # ------------------------------------------------------------------ the run directory
@@ -386,7 +380,8 @@ class Trainer:
                 break
             self._spending.charge(survivors)
             if not completed:
-                self.history.append(self._metrics(number, False, survivors, None, None, None, 0.0))
+                nothing = {"released": False, "loss": None, "accuracy": None, "noise_to_signal": None, "seconds": 0.0}
+                self.history.append(self._metrics(number, survivors, **nothing))
                 self.round = number + 1
 
     def _save(self) -> None:

@@ -45,12 +45,7 @@ def find_file(folder: Path, subfolder: str, name: str) -> Path | None:
 
 
 def fetch(
-    urls: Sequence[str],
-    target: Path,
-    *,
-    size: int,
-    sha256: str,
-    progress: Callable[[int], None] = lambda done: None,
+    urls: Sequence[str], target: Path, *, size: int, sha256: str, progress: Callable[[int], None] = lambda done: None
 ) -> None:
     """Downloads one file; goes on with what an earlier attempt has left.
 

@@ -65,12 +65,7 @@ def recipe(indices: NDArray[np.int64], *, test: int, train: int) -> Recipe:
     """
     # 131071·i may leave 64 bits: unsigned numbers then wrap around, which does not change it modulo 2^32.
     k1 = ((indices.astype(np.uint64) * np.uint64(131071)) % np.uint64(1 << 32) % np.uint64(1521)).astype(np.int64)
-    return Recipe(
-        base=(indices - test) % train,
-        k1=k1,
-        k2=(k1 + 1 + 2 * indices) % FIELD_COUNT,
-        move=k1 % len(MOVES),
-    )
+    return Recipe(base=(indices - test) % train, k1=k1, k2=(k1 + 1 + 2 * indices) % FIELD_COUNT, move=k1 % len(MOVES))
 
 
 @dataclass(frozen=True, eq=False)

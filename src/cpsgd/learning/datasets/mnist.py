@@ -24,10 +24,7 @@ from cpsgd.learning.datasets.files import VARIABLE, data_folder, fetch, find_fil
 from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, FIELD_COUNT, InfiniteDataset, smooth_fields
 
 SIDE = 28
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 _SUBFOLDER = "mnist"
 # The original infinite MNIST's displacement fields and slopes: a separate download, float32 without a header.
 _ORIGINAL_SUBFOLDER = "infimnist"
