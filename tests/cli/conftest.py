@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cyclopts import App
 from numpy.typing import NDArray
-from typer.testing import CliRunner
 
 from cpsgd.cli.app import app
+from cpsgd.cli.frame import launch
 
 Cpsgd = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command left behind."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def invoke(command_line: App, *arguments: object) -> Result:
+    """Runs a command in this process. It ends through an exit code; any other exception is a traceback, and raised."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as end:
+        launch(command_line, [str(argument) for argument in arguments])
+    return Result(end.value.code or 0, stdout.getvalue(), stderr.getvalue())
 
 
 @pytest.fixture
 def cpsgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cpsgd:
     """Runs a command in an empty folder; gives the result with `exit_code`, `stdout` and `stderr`."""
     monkeypatch.chdir(tmp_path)
-    runner = CliRunner()
-
-    def run(*arguments: object) -> Any:
-        result = runner.invoke(app, [str(argument) for argument in arguments])
-        # A command ends by itself or through an exit code; anything else would be a traceback.
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return run
+    return lambda *arguments: invoke(app, *arguments)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cpsgd.errors import DataError, ParameterError
 from cpsgd.paper.design import paper_design
-from cpsgd.reports import _plotting
+from cpsgd.reports import plotting
+from cpsgd.reports.numbers import power
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -219,7 +220,7 @@ def write_figure(
     progress: Progress = lambda name, rounds, metrics: None,
 ) -> AccuracyFigure:
     """Trains and draws: `accuracy.png`, the numbers behind it (`accuracy.json`, `accuracy.csv`), and `summary.csv`."""
-    _plotting.new_figure(1.0, 1.0)  # raises where nothing could be drawn, before a long run
+    plotting.new_figure(1.0, 1.0)  # raises where nothing could be drawn, before a long run
     return _write(
         out,
         compute(
@@ -251,12 +252,12 @@ def redraw(out: Path) -> AccuracyFigure:
 
 def _write(out: Path, data: AccuracyFigure) -> AccuracyFigure:
     settings = data.settings
-    figure = _plotting.new_figure(5.4 * len(data.panels), 8.4)
+    figure = plotting.new_figure(5.4 * len(data.panels), 8.4)
     grid = figure.subplots(2, len(data.panels), sharey=True, squeeze=False)
     for index, (epsilon, lines) in enumerate(data.panels.items()):
         for row, against in enumerate(("megabytes", "rounds")):
             _panel(grid[row][index], lines, data.baseline, against)
-            _plotting.tidy(
+            plotting.tidy(
                 grid[row][index],
                 title=f"ε = {epsilon:g}" if row == 0 else "",
                 xlabel="MB sent by all clients" if row == 0 else "rounds",
@@ -265,13 +266,13 @@ def _write(out: Path, data: AccuracyFigure) -> AccuracyFigure:
     seeds = "" if len(data.seeds) == 1 else f"; mean and range of {len(data.seeds)} seeds"
     figure.suptitle(
         f"{settings['dataset']}, {settings['rounds']:,} rounds of {settings['cohort']:,} clients, "
-        f"δ = {_plotting.power(settings['delta'])}; {_PROOFS[data.accounting]}{seeds}",
+        f"δ = {power(settings['delta'])}; {_PROOFS[data.accounting]}{seeds}",
         x=0.01,
         ha="left",
         fontsize=12,
-        color=_plotting.INK,
+        color=plotting.INK,
     )
-    picture = _plotting.save(figure, out / PICTURE)
+    picture = plotting.save(figure, out / PICTURE)
     written = replace(data, files=(picture, out / NUMBERS, out / TABLE, out / SUMMARY))
     (out / NUMBERS).write_text(json.dumps(written.to_dict(), indent=2) + "\n", encoding="utf-8")
     (out / TABLE).write_text(_table(data), encoding="utf-8")
@@ -314,16 +315,16 @@ def _lines(data: AccuracyFigure) -> list[tuple[list[Any], Line]]:
 def _panel(axes: Axes, lines: Sequence[Line], baseline: Line, against: str) -> None:
     planned = [line for line in lines if line.method == "binomial"]
     for index, line in enumerate(planned):
-        colour = _plotting.SEQUENCE[index % len(_plotting.SEQUENCE)]
+        colour = plotting.SEQUENCE[index % len(plotting.SEQUENCE)]
         label = f"k = {line.levels}, m = {line.trials}: {line.bits_per_coordinate:.3g} bits"
         _draw(axes, line, against, colour, label)
     for line in lines:
         if line.method == "gaussian":
-            _draw(axes, line, against, _plotting.MUTED, "Gaussian noise: 32 bits")
-    _draw(axes, baseline, against, _plotting.INK, "no privacy: 32 bits")
+            _draw(axes, line, against, plotting.MUTED, "Gaussian noise: 32 bits")
+    _draw(axes, baseline, against, plotting.INK, "no privacy: 32 bits")
     if against == "megabytes":
         axes.set_xscale("log")
-    axes.legend(frameon=False, fontsize=9, labelcolor=_plotting.INK, loc="lower right")
+    axes.legend(frameon=False, fontsize=9, labelcolor=plotting.INK, loc="lower right")
 
 
 def _draw(axes: Axes, line: Line, against: str, colour: str, label: str) -> None:
