@@ -3,29 +3,37 @@
 For every ε and number of bits the planner picks k, m and X, or the paper's own theorem and range do; training runs with
 each, from the same first weights and cohorts. A line follows one training, or the mean of several with different seeds:
 bytes sent by all clients so far, and accuracy on the test set.
+
+    python reproduction/accuracy.py --out DIR
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
+import json as json_module
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from cpsgd.errors import DataError, ParameterError
+from cyclopts import Parameter
+from rich.console import Console
+from rich.markup import escape
+
+from cpsgd.cli import options, output
+from cpsgd.cli.frame import WHOLE, launch, new_app
+from cpsgd.errors import CpsgdError, DataError, ParameterError
+from cpsgd.learning.settings import Settings, read_file
 from cpsgd.paper.design import paper_design
-from cpsgd.reports import plotting
+from cpsgd.reports import live, plotting
 from cpsgd.reports.numbers import power
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from cpsgd.learning.metrics import RoundMetrics
-    from cpsgd.learning.settings import Settings
 
 Accounting = Literal["ours", "paper"]
 """By which proof k, m and X are chosen: the planner's certificates, or the paper's Theorem 1 and X^max."""
@@ -235,7 +243,7 @@ def write_figure(
     )
 
 
-def redraw(out: Path) -> AccuracyFigure:
+def drawn_again(out: Path) -> AccuracyFigure:
     """Draws again from the numbers in a folder, without any training.
 
     Raises:
@@ -243,7 +251,7 @@ def redraw(out: Path) -> AccuracyFigure:
     """
     path = out / NUMBERS
     try:
-        return _write(out, AccuracyFigure.from_dict(json.loads(path.read_text(encoding="utf-8"))))
+        return _write(out, AccuracyFigure.from_dict(json_module.loads(path.read_text(encoding="utf-8"))))
     except FileNotFoundError:
         raise DataError(f"There is no {path} to draw from.") from None
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -274,7 +282,7 @@ def _write(out: Path, data: AccuracyFigure) -> AccuracyFigure:
     )
     picture = plotting.save(figure, out / PICTURE)
     written = replace(data, files=(picture, out / NUMBERS, out / TABLE, out / SUMMARY))
-    (out / NUMBERS).write_text(json.dumps(written.to_dict(), indent=2) + "\n", encoding="utf-8")
+    (out / NUMBERS).write_text(json_module.dumps(written.to_dict(), indent=2) + "\n", encoding="utf-8")
     (out / TABLE).write_text(_table(data), encoding="utf-8")
     (out / SUMMARY).write_text(_summary(data), encoding="utf-8")
     return written
@@ -336,3 +344,91 @@ def _draw(axes: Axes, line: Line, against: str, colour: str, label: str) -> None
     if len(line.accuracy) > 1:
         low, high = [min(values) for values in percent], [max(values) for values in percent]
         axes.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0.0)
+
+
+app = new_app("accuracy.py", "The paper's Figure 2, drawn again.")
+
+_GIVEN = options.from_class(Settings, "preset", "dataset", "rounds", "cohort", "device", "evaluate_every", unset=True)
+_NOTHING: Any = _GIVEN()
+if TYPE_CHECKING:
+    Given = Any  # made when the program runs
+else:
+    Given = Annotated[_GIVEN, Parameter(name="*", group="Settings")]
+
+
+@app.default
+def main(
+    *,
+    out: Annotated[Path, Parameter(metavar="FOLDER", help="Where the figure and its data go.")],
+    given: Given = _NOTHING,
+    config: Annotated[
+        Path | None, Parameter(metavar="FILE", help="Settings from a TOML file, as for cpsgd train.")
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, Parameter(help="ε of a panel; may be given several times. 4 and 2 if not given.")
+    ] = None,
+    bits: Annotated[
+        list[float] | None,
+        Parameter(
+            help="Bits per coordinate of a line; may be given several times. If not given 2, 3, 4 and 8; by the "
+            "paper's theorem 6, 8 and 10."
+        ),
+    ] = None,
+    accounting: Annotated[
+        Accounting, Parameter(help="By which proof k, m and X are chosen: ours, or the paper's.")
+    ] = "ours",
+    seed: Annotated[
+        list[int] | None,
+        Parameter(
+            help="First weights, cohorts and noise follow from it; may be given several times, for a mean and a range. "
+            "0 if not given."
+        ),
+    ] = None,
+    redraw: Annotated[bool, Parameter(help="Draw again from accuracy.json in --out, without training.")] = False,
+    json: options.Json = False,
+) -> None:
+    """The paper's Figure 2: accuracy against communication for several (k, m), ε = 4 and 2, and the baseline.
+
+    One training for each ε, number of bits and seed, and one without privacy: minutes for the preset digits, a day for
+    the preset paper, or minutes on a GPU. Trainings live in --out under runs/: the same command again goes on where it
+    was stopped.
+    """
+    settings = Settings.of({**(read_file(config) if config is not None else {}), **options.given(given)})
+    with live.interrupts() as asked, live.Display(Console(stderr=True, highlight=False)) as display:
+        current: list[str] = []
+
+        def show(name: str, rounds: int, metrics: RoundMetrics) -> None:
+            if current != [name]:
+                current[:] = [name]
+                display.start(name, rounds, metrics.round)
+            display.show(metrics)
+            if asked():
+                raise KeyboardInterrupt
+
+        try:
+            if redraw:
+                figure = drawn_again(out)
+            else:
+                display.say(live.device_text(settings.device))
+                figure = write_figure(
+                    out,
+                    settings,
+                    epsilons=epsilon or EPSILONS,
+                    accounting=accounting,
+                    bits=bits,
+                    seeds=seed or (settings.seed or 0,),
+                    progress=show,
+                )
+        except ImportError as error:
+            raise CpsgdError(str(error)) from None
+        except KeyboardInterrupt:
+            output.complain("Interrupted; the same command goes on from here.", style="bold yellow")
+            raise SystemExit(130) from None
+    if json:
+        output.show_json(figure.to_dict())
+        return
+    output.console().print(output.facts([("written", escape(str(file))) for file in figure.files]))
+
+
+if __name__ == "__main__":
+    launch(app)

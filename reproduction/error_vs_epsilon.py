@@ -3,17 +3,24 @@
 A query with sensitivities Δ₂ = Δ∞ = 1 and Δ₁ = √d is answered with noise s (Binomial(N, ½) - N/2) in each of d
 coordinates. For every ε and s the smallest N that is proved to suffice is found, once by the paper's Theorem 1 and
 once by the certificates; the error is d s² N/4.
+
+    python reproduction/error_vs_epsilon.py --out DIR
 """
 
 from __future__ import annotations
 
-import json
+import json as json_module
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
+from rich.markup import escape
+
+from cpsgd.cli import options, output
+from cpsgd.cli.frame import WHOLE, launch, new_app
 from cpsgd.errors import ConditionError
 from cpsgd.privacy import Sensitivities, analytic_sigma, binomial_mechanism_trials, classical_sigma
 from cpsgd.privacy.certificate import certified_epsilon
@@ -150,7 +157,7 @@ def write_figure(out: Path, *, dim: int = 1024, delta: float = 1e-9) -> ErrorFig
     picture = plotting.save(figure, out / "error-vs-epsilon.png")
     numbers = out / "error-vs-epsilon.json"
     written = ErrorFigure(data.dim, data.delta, data.epsilon, data.series, (picture, numbers))
-    numbers.write_text(json.dumps(written.to_dict(), indent=2) + "\n", encoding="utf-8")
+    numbers.write_text(json_module.dumps(written.to_dict(), indent=2) + "\n", encoding="utf-8")
     return written
 
 
@@ -172,3 +179,26 @@ def _panel(axes: Axes, data: ErrorFigure, method: str, title: str, ylabel: str |
     axes.minorticks_off()
     axes.legend(frameon=False, fontsize=9, labelcolor=plotting.INK, loc="lower left")
     plotting.tidy(axes, title=title, xlabel="ε", ylabel=ylabel)
+
+
+app = new_app("error_vs_epsilon.py", "The paper's Figure 1, drawn again.")
+
+
+@app.default
+def main(
+    *,
+    out: Annotated[Path, Parameter(metavar="FOLDER", help="Where the figure and its data go.")],
+    dim: Annotated[int, WHOLE, Parameter(help="d, coordinates of the query.")] = 1024,
+    delta: Annotated[float, Parameter(help="δ of the guarantees.")] = 1e-9,
+    json: options.Json = False,
+) -> None:
+    """The paper's Figure 1: error against ε of the Gaussian and Binomial mechanisms, by its theorem and by ours."""
+    figure = write_figure(out, dim=dim, delta=delta)
+    if json:
+        output.show_json(figure.to_dict())
+        return
+    output.console().print(output.facts([("written", escape(str(file))) for file in figure.files]))
+
+
+if __name__ == "__main__":
+    launch(app)

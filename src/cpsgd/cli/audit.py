@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from cpsgd.cli import _options, output
+from cpsgd.cli import options, output
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
 from cpsgd.planner.requirements import Requirements
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from cpsgd.audit import AuditReport, Check
     from cpsgd.protocol import Protocol
 
-_CLAIM = _options.options(Requirements, "epsilon", "delta", "bits", "adjacency", unset=True)
+_CLAIM = options.from_class(Requirements, "epsilon", "delta", "bits", "adjacency", unset=True)
 _NO_CLAIM: Any = _CLAIM()
 if TYPE_CHECKING:
     Claim = Any  # made when the program runs
 else:
-    Claim = Annotated[_CLAIM, Parameter(name="*", group=_options.PRIVACY)]
+    Claim = Annotated[_CLAIM, Parameter(name="*", group=options.PRIVACY)]
 
 # A round small enough to be played many times, and an ε and δ that so many rounds can see.
 _CLIENTS, _DIM, _EPSILON, _DELTA = 4, 16, 2.0, 1e-3
@@ -34,8 +34,8 @@ _PICTURES = (".png", ".pdf", ".svg")
 
 def run(
     *,
-    parameters: _options.Parameters = _options.NO_PARAMETERS,
-    size: _options.Size = _options.NO_SIZE,
+    parameters: options.Parameters = options.NO_PARAMETERS,
+    size: options.Size = options.NO_SIZE,
     claim: Claim = _NO_CLAIM,
     surviving: Annotated[
         int | None, WHOLE, Parameter(help="Messages of a round; the claim is for as many. All if not given.")
@@ -44,7 +44,7 @@ def run(
     plot: Annotated[
         Path | None, Parameter(metavar="FILE", help="Draw the attacker's error rates and the claimed ones.")
     ] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Attack real rounds, and compare what can be learned with the ε that is claimed.
 
@@ -59,10 +59,10 @@ def run(
 
     if plot is not None and plot.suffix.lower() not in _PICTURES:
         raise ParameterError(f"Expected --plot to name a file ending in {', '.join(_PICTURES)}, got {plot}.")
-    claim = replace(claim, **{"delta": _DELTA, "adjacency": "replace-one", **_options.given(claim)})
+    claim = replace(claim, **{"delta": _DELTA, "adjacency": "replace-one", **options.given(claim)})
     if parameters.file is None:
-        size = replace(size, **{"clients": _CLIENTS, "dim": _DIM, **_options.given(size)})
-        if claim.epsilon is None and not _options.given(parameters.mechanism):
+        size = replace(size, **{"clients": _CLIENTS, "dim": _DIM, **options.given(size)})
+        if claim.epsilon is None and not options.given(parameters.mechanism):
             claim = replace(claim, epsilon=_EPSILON)
     chosen = parameters.sized(size, claim)
     with output.progress(rounds, "rounds") as advance:

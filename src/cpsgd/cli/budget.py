@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from cpsgd.cli import _files, _options, output
+from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import new_app
 from cpsgd.errors import LedgerAccessError, LedgerError
 from cpsgd.ledger import Budget
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     BudgetFields = Any  # made when the program runs
 else:
-    BudgetFields = _options.options(Budget)
+    BudgetFields = options.from_class(Budget)
 
 app = new_app("budget", "Privacy budgets on a durable ledger.")
 
@@ -30,9 +30,7 @@ _SHOWN = 10
 
 
 @app.command
-def create(
-    ledger: LedgerFile, /, *, budget: Annotated[BudgetFields, _options.FLAT], json: _options.Json = False
-) -> None:
+def create(ledger: LedgerFile, /, *, budget: Annotated[BudgetFields, options.FLAT], json: options.Json = False) -> None:
     """Open a budget for a population; the file is made where there is none. Budgets are never changed."""
     from cpsgd.ledger import Ledger
 
@@ -63,7 +61,7 @@ def show(
     plot: Annotated[
         Path | None, Parameter(metavar="FILE", help="Draw what was spent over time; needs --population.")
     ] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Show what is spent and what is left, by the accountant, with the theorem behind it."""
     book = _open(ledger)
@@ -108,7 +106,7 @@ def verify(
     head: Annotated[
         str | None, Parameter(help="A head printed earlier and kept elsewhere: the chain must contain it.")
     ] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Check every hash of the chain, and compute all totals anew.
 
@@ -161,7 +159,7 @@ def export(
     out: Annotated[
         Path | None, Parameter(metavar="FILE", help="Where the JSON goes; standard output if not given.")
     ] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Write everything as JSON: all records with their hashes, and what follows from them."""
     if out is not None:

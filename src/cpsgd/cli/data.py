@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cpsgd.cli import _options, output
+from cpsgd.cli import options, output
 from cpsgd.cli.frame import new_app
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def mnist(
             "in the user's cache.",
         ),
     ] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Download MNIST (12 MB) and verify it.
 

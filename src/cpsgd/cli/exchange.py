@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cpsgd.cli import _files, _options, output
+from cpsgd.cli import _files, options, output
 from cpsgd.errors import ParameterError, RoundError, TrailingBytesError, VectorError, WireError
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 def protocol(
     *,
-    parameters: _options.Parameters = _options.NO_PARAMETERS,
-    size: _options.Size = _options.NO_SIZE,
-    wishes: _options.Wishes = _options.NO_WISHES,
+    parameters: options.Parameters = options.NO_PARAMETERS,
+    size: options.Size = options.NO_SIZE,
+    wishes: options.Wishes = options.NO_WISHES,
     out: Annotated[
         Path | None, Parameter(metavar="FILE", help="Where the protocol's JSON goes; stdout if not given.")
     ] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Write a protocol file, and say what a round with it sends and how wrong it can be.
 
@@ -66,11 +66,11 @@ def encode(
     vector: Annotated[Path, Parameter(name="VECTOR", help="An .npy, .npz or .csv file with one vector.")],
     /,
     *,
-    protocol: _options.ProtocolFile,
-    round: _options.Round,
+    protocol: options.ProtocolFile,
+    round: options.Round,
     out: Annotated[Path, Parameter(metavar="MESSAGE", help="Where the message goes.")],
-    key: _options.Key = None,
-    json: _options.Json = False,
+    key: options.Key = None,
+    json: options.Json = False,
 ) -> None:
     """Turn a vector into a private message, as a client does.
 
@@ -93,14 +93,14 @@ def encode(
 
 def aggregate(
     *messages: Annotated[Path, Parameter(name="MESSAGE", help="Files written by `cpsgd encode`.")],
-    protocol: _options.ProtocolFile,
-    round: _options.Round,
+    protocol: options.ProtocolFile,
+    round: options.Round,
     out: Annotated[Path | None, Parameter(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = None,
     state: Annotated[
         Path | None,
         Parameter(metavar="FILE", help="Keeps the sums from call to call, for messages that arrive bit by bit."),
     ] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Add up messages and write their mean, as the server does.
 

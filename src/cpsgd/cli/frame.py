@@ -25,7 +25,7 @@ def new_app(name: str, help: str, version: Callable[[], str] | None = None) -> A
         help_format="markdown",
         group_parameters=Group("Options", sort_key=0),
         # Of an option that is given twice the last one counts, so that a script's options can be added to. Negative
-        # flags are made for those switches only that are on by default: see `options.options`.
+        # flags are made for those switches only that are on by default: see `options.from_class`.
         default_parameter=Parameter(negative=(), allow_repeating=True, show_default=_shown),
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cpsgd.cli import _options, output
+from cpsgd.cli import options, output
 from cpsgd.cli.frame import new_app
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Name = Annotated[
 
 
 @app.command
-def create(keyfile: KeyFile, /, *, name: Name = None, json: _options.Json = False) -> None:
+def create(keyfile: KeyFile, /, *, name: Name = None, json: options.Json = False) -> None:
     """Make an identity and print its public key, the line for the roster.
 
     The file is one that ssh-keygen -t ed25519 could have made, without a passphrase; only its owner may read it. A file
@@ -37,7 +37,7 @@ def create(keyfile: KeyFile, /, *, name: Name = None, json: _options.Json = Fals
 
 
 @app.command
-def show(keyfile: KeyFile, /, *, name: Name = None, json: _options.Json = False) -> None:
+def show(keyfile: KeyFile, /, *, name: Name = None, json: options.Json = False) -> None:
     """Print the public key of an identity, the line for the roster."""
     from cpsgd.secagg import read_identity
 

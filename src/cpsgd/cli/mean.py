@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from cpsgd.cli import _files, _options, output
+from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import whole
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
 from cpsgd.reports.numbers import rounded_up
@@ -47,14 +47,14 @@ _NOBODY = BudgetOptions()
 
 
 def run(
-    file: _options.Table,
+    file: options.Table,
     /,
     *,
-    parameters: _options.Parameters = _options.NO_PARAMETERS,
-    wishes: _options.Wishes = _options.NO_WISHES,
-    budget: Annotated[BudgetOptions, Parameter(name="*", group=_options.BUDGET)] = _NOBODY,
-    round: _options.Round = 0,
-    key: _options.Key = None,
+    parameters: options.Parameters = options.NO_PARAMETERS,
+    wishes: options.Wishes = options.NO_WISHES,
+    budget: Annotated[BudgetOptions, Parameter(name="*", group=options.BUDGET)] = _NOBODY,
+    round: options.Round = 0,
+    key: options.Key = None,
     out: Annotated[Path, Parameter(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = Path("mean.npy"),
     threads: Annotated[
         int | None,
@@ -64,7 +64,7 @@ def run(
             help="Threads; if not given one per processor, one in all for short vectors.",
         ),
     ] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Estimate the mean of a table's rows by a whole round on this machine.
 

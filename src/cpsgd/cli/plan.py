@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from cpsgd.cli import _options, output
+from cpsgd.cli import options, output
 from cpsgd.cli.privacy import guarantee_rows
 from cpsgd.errors import ParameterError
 from cpsgd.planner.requirements import Requirements
@@ -21,14 +21,14 @@ _PICTURES = (".png", ".pdf", ".svg")
 if TYPE_CHECKING:
     Wishes = Any  # made when the program runs
 else:
-    Wishes = _options.options(Requirements)
+    Wishes = options.from_class(Requirements)
 
 
 def run(
     *,
-    wishes: Annotated[Wishes, _options.FLAT],
+    wishes: Annotated[Wishes, options.FLAT],
     plot: Annotated[Path | None, Parameter(metavar="FILE", help="Draw the frontier into this file.")] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """The best protocol for what you want: k, m, X, its proved ε and its expected error."""
     from cpsgd.planner import plan

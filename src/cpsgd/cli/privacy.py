@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from cpsgd.cli import _options, output
+from cpsgd.cli import options, output
 from cpsgd.cli.frame import WHOLE, new_app
 from cpsgd.errors import ParameterError
 from cpsgd.planner.requirements import Requirements
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Rounds = Any  # made when the program runs
 else:
-    Rounds = _options.options(Requirements, "delta", "rounds", "participation", "adjacency", "colluding")
+    Rounds = options.from_class(Requirements, "delta", "rounds", "participation", "adjacency", "colluding")
 
 app = new_app("privacy", "What given parameters protect, and by which theorem.")
 
@@ -34,7 +34,7 @@ def theorem(
     linf: Annotated[float, Parameter(help="Δ∞, L∞ sensitivity.")],
     p: Annotated[float, Parameter(help="Success probability of the coins.")] = 0.5,
     scale: Annotated[float, Parameter(help="s, the quantization scale of the mechanism.")] = 1.0,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """ε of the paper's Theorem 1 for the Binomial mechanism f(D) + s (Binomial(N, p) - Np)."""
     from cpsgd.privacy import Sensitivities, binomial_mechanism_epsilon
@@ -61,11 +61,11 @@ def theorem(
 @app.command
 def epsilon(
     *,
-    parameters: _options.Parameters = _options.NO_PARAMETERS,
-    size: _options.Size = _options.NO_SIZE,
-    rounds: Annotated[Rounds, Parameter(name="*", group=_options.PRIVACY)],
+    parameters: options.Parameters = options.NO_PARAMETERS,
+    size: options.Size = options.NO_SIZE,
+    rounds: Annotated[Rounds, Parameter(name="*", group=options.PRIVACY)],
     surviving: Annotated[int | None, WHOLE, Parameter(help="Messages a round ends with; all if not given.")] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """The smallest ε proved for a protocol, with the theorem behind it."""
     from cpsgd.privacy.rounds import guarantee_over_rounds

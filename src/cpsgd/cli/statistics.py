@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cpsgd.cli import _files, _options, output
+from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
 
 Radius = Annotated[
@@ -22,21 +22,21 @@ Radius = Annotated[
 
 
 def kmeans(
-    file: _options.Table,
+    file: options.Table,
     /,
     *,
     clusters: Annotated[int, WHOLE, Parameter(help="K, how many clusters.")],
-    cost: Annotated[_options.Cost, _options.FLAT],
+    cost: Annotated[options.Cost, options.FLAT],
     radius: Radius = 1.0,
     rounds: Annotated[int, WHOLE, Parameter(help="Rounds of Lloyd's algorithm; every client takes part in each.")] = 8,
     seed: Annotated[
         int, WHOLE, Parameter(help="Public seed of the starting centres; the noise has none and cannot be repeated.")
     ] = 0,
-    key: _options.Key = None,
+    key: options.Key = None,
     out: Annotated[Path, Parameter(metavar="FILE", help="Where the centres go, .npy or .csv, one row each.")] = Path(
         "centres.npy"
     ),
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Find the centres of clusters of a table's rows, so that (ε, δ) protects each row.
 
@@ -98,20 +98,20 @@ def kmeans(
 
 
 def pca(
-    file: _options.Table,
+    file: options.Table,
     /,
     *,
     components: Annotated[int, WHOLE, Parameter(help="How many directions.")],
-    cost: Annotated[_options.Cost, _options.FLAT],
+    cost: Annotated[options.Cost, options.FLAT],
     radius: Radius = 1.0,
     centred: Annotated[
         bool, Parameter(help="The points' mean is known to be zero: nothing is spent on finding it.")
     ] = False,
-    key: _options.Key = None,
+    key: options.Key = None,
     out: Annotated[Path, Parameter(metavar="FILE", help="Where the components go, .npy or .csv, one row each.")] = Path(
         "components.npy"
     ),
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Find the directions of largest variance of a table's rows, so that (ε, δ) protects each row.
 

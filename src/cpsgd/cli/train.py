@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from cpsgd.cli import _files, _options, output
+from cpsgd.cli import _files, options, output
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
 from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, Settings, read_file
 from cpsgd.reports.numbers import rounded_up, size
@@ -40,10 +40,10 @@ _PANELS = {
         "colluding",
     ),
     _RUN: ("seed", "device", "memory_limit", "evaluate_every"),
-    _options.BUDGET: ("ledger", "population"),
+    options.BUDGET: ("ledger", "population"),
 }
 
-_GIVEN = _options.options(
+_GIVEN = options.from_class(
     Settings,
     unset=True,
     text=("seed",),
@@ -54,7 +54,7 @@ _NOTHING: Any = _GIVEN()
 if TYPE_CHECKING:
     Given = Any  # made when the program runs
 else:
-    Given = Annotated[_GIVEN, _options.FLAT]
+    Given = Annotated[_GIVEN, options.FLAT]
 
 
 def run(
@@ -68,7 +68,7 @@ def run(
     resume: Annotated[
         bool, Parameter(group=_RUN, help="Continue --run NAME, or the latest, where it stopped.")
     ] = False,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Train a model from many simulated clients through a private mean, beside its baselines.
 
@@ -76,7 +76,7 @@ def run(
     what privacy costs, which protects nobody. Everything goes to runs/NAME/: settings, metrics, checkpoint, report.
     What is not given comes from the TOML file, and then from the preset.
     """
-    changes = _options.given(given)
+    changes = options.given(given)
     if "seed" in changes:
         changes["seed"] = _seed(changes["seed"])
     if config is not None:

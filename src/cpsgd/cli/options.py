@@ -38,7 +38,7 @@ Round = Annotated[int, COUNT, Parameter(help="Number of the round.")]
 _RANGE = "--range"
 
 
-def options(
+def from_class(
     source: type[Any],
     *names: str,
     unset: bool = False,
@@ -95,8 +95,8 @@ def given(chosen: Any) -> dict[str, Any]:
     return {entry.name: value for entry in fields(chosen) if (value := getattr(chosen, entry.name)) is not None}
 
 
-_SIZE = options(Requirements, "clients", "dim", unset=True)
-_WISHES = options(Requirements, "epsilon", "delta", "bits", unset=True)
+_SIZE = from_class(Requirements, "clients", "dim", unset=True)
+_WISHES = from_class(Requirements, "epsilon", "delta", "bits", unset=True)
 NO_SIZE: Any = _SIZE()
 NO_WISHES: Any = _WISHES()
 
@@ -106,7 +106,7 @@ if TYPE_CHECKING:
 else:
     Size = Annotated[_SIZE, FLAT]
     Wishes = Annotated[_WISHES, Parameter(name="*", group=PRIVACY)]
-    Cost = Annotated[options(Requirements, "epsilon", "delta", "bits"), FLAT]
+    Cost = Annotated[from_class(Requirements, "epsilon", "delta", "bits"), FLAT]
 
 
 @dataclass(frozen=True, kw_only=True)
