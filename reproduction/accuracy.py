@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cpsgd.cli import options, output
-from cpsgd.cli.frame import WHOLE, launch, new_app
+from cpsgd.cli.frame import launch, new_app
 from cpsgd.errors import CpsgdError, DataError, ParameterError
 from cpsgd.learning.settings import Settings, read_file
 from cpsgd.paper.design import paper_design

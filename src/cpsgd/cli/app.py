@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cyclopts import App
 
@@ -17,24 +17,23 @@ def _version() -> str:
 
 
 app = new_app("cpsgd", "Private means of many people's vectors, over thin links.", _version)
-# In this order in the help, too.
-for _index, (_name, _command) in enumerate(
-    {
-        "train": train.run,
-        "plan": plan.run,
-        "privacy": privacy.app,
-        "mean": mean.run,
-        "kmeans": statistics.kmeans,
-        "pca": statistics.pca,
-        "protocol": exchange.protocol,
-        "encode": exchange.encode,
-        "aggregate": exchange.aggregate,
-        "audit": audit.run,
-        "budget": budget.app,
-        "identity": identity.app,
-        "data": data.app,
-    }.items()
-):
+_COMMANDS: dict[str, App | Callable[..., None]] = {
+    "train": train.run,
+    "plan": plan.run,
+    "privacy": privacy.app,
+    "mean": mean.run,
+    "kmeans": statistics.kmeans,
+    "pca": statistics.pca,
+    "protocol": exchange.protocol,
+    "encode": exchange.encode,
+    "aggregate": exchange.aggregate,
+    "audit": audit.run,
+    "budget": budget.app,
+    "identity": identity.app,
+    "data": data.app,
+}
+for _index, (_name, _command) in enumerate(_COMMANDS.items()):
+    # In this order in the help, too.
     if isinstance(_command, App):
         _command.sort_key = _index
         app.command(_command)

@@ -70,7 +70,7 @@ def from_class(
             said["negative"] = f"--no-{original.name}".replace("_", "-")
         hint = str if str in kinds else hints[original.name]
         # The defaults of these library classes are plain values.
-        default = field(default=None) if unset else field(default=original.default)
+        default: Any = field(default=None if unset else original.default)  # type: ignore[arg-type]
         made.append((original.name, Annotated[hint | None if unset else hint, Parameter(**said)], default))
     named = {"__module__": source.__module__, "__doc__": _help(source)}
     return make_dataclass(f"{source.__name__}Options", made, namespace=named, frozen=True, kw_only=True)
@@ -102,7 +102,9 @@ NO_WISHES: Any = _WISHES()
 
 if TYPE_CHECKING:
     # Made when the program runs, which a type checker cannot follow.
-    Size = Wishes = Cost = Any
+    Size = Any
+    Wishes = Any
+    Cost = Any
 else:
     Size = Annotated[_SIZE, FLAT]
     Wishes = Annotated[_WISHES, Parameter(name="*", group=PRIVACY)]

@@ -67,7 +67,10 @@ def epsilon(
     surviving: Annotated[int | None, WHOLE, Parameter(help="Messages a round ends with; all if not given.")] = None,
     json: options.Json = False,
 ) -> None:
-    """The smallest ε proved for a protocol, with the theorem behind it."""
+    """The smallest ε proved for a protocol, with the theorem behind it.
+
+    The protocol is a file's, or --clients, --dim, --clip-norm, --levels, --trials and --range are all given.
+    """
     from cpsgd.privacy.rounds import guarantee_over_rounds
 
     # Without defaults: an ε should be about parameters that somebody chose.
