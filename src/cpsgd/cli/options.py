@@ -70,7 +70,7 @@ def from_class(
             said["negative"] = f"--no-{original.name}".replace("_", "-")
         hint = str if str in kinds else hints[original.name]
         # The defaults of these library classes are plain values.
-        default: Any = field(default=None if unset else original.default)  # type: ignore[arg-type]
+        default: Any = field(default=None if unset else original.default)
         made.append((original.name, Annotated[hint | None if unset else hint, Parameter(**said)], default))
     named = {"__module__": source.__module__, "__doc__": _help(source)}
     return make_dataclass(f"{source.__name__}Options", made, namespace=named, frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class MechanismOptions:
 
         size = {"clients": clients, "dim": dim, "clip_norm": clip_norm}
         if self.sigma is not None:
-            return Protocol.gaussian(**size, sigma=self.sigma)  # type: ignore[arg-type]
+            return Protocol.gaussian(**size, sigma=self.sigma)
         parameters: dict[str, Any] = {"levels": 2, "trials": 14, "p": 0.5, **size, **given(self)}
         if rotate:
             return Protocol.rotated_binomial(**parameters, rotation_seed=0 if seed is None else seed)
