@@ -301,7 +301,7 @@ def _table(data: AccuracyFigure) -> str:
 
 
 def _summary(data: AccuracyFigure) -> str:
-    """A row for each line: accuracy at the end, and seconds a training."""
+    """A row for each line: accuracy at the end, and seconds per training."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow([*_WHICH, "seeds", "accuracy_mean", "accuracy_min", "accuracy_max", "seconds"])
@@ -346,7 +346,7 @@ def _draw(axes: Axes, line: Line, against: str, colour: str, label: str) -> None
         axes.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0.0)
 
 
-app = new_app("accuracy.py", "The paper's Figure 2, drawn again.")
+app = new_app("accuracy.py")
 
 _GIVEN = options.from_class(Settings, "preset", "dataset", "rounds", "cohort", "device", "evaluate_every", unset=True)
 _NOTHING: Any = _GIVEN()

@@ -181,7 +181,7 @@ def _panel(axes: Axes, data: ErrorFigure, method: str, title: str, ylabel: str |
     plotting.tidy(axes, title=title, xlabel="ε", ylabel=ylabel)
 
 
-app = new_app("error_vs_epsilon.py", "The paper's Figure 1, drawn again.")
+app = new_app("error_vs_epsilon.py")
 
 
 @app.default

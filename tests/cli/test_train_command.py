@@ -73,7 +73,7 @@ def test_the_report_needs_nothing_from_outside(finished: Path) -> None:
     links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')\s>]+)""", page)
     assert links
     assert all(link.startswith("data:image/png;base64,") for link in links)
-    for word in ("no privacy", "gaussian", "quantized", "proved by", "a client and round"):
+    for word in ("no privacy", "gaussian", "quantized", "proved by", "per client and round"):
         assert word in page
 
 

@@ -140,7 +140,7 @@ class Rows(Interface):
 
 
 def open_rows(path: Path, key: str | None = None) -> Rows:
-    """The vectors in a file, one row a client.
+    """The vectors in a file, one row per client.
 
     Args:
         path: An .npy, .npz or .csv file.
@@ -155,7 +155,7 @@ def open_rows(path: Path, key: str | None = None) -> Rows:
     array = _open_array(path, key)
     if array.ndim != 2:
         raise VectorError(
-            f"{path}: expected a table of two dimensions, one row a client, got an array of shape {array.shape}."
+            f"{path}: expected a table of two dimensions, one row per client, got an array of shape {array.shape}."
         )
     if 0 in array.shape:
         raise VectorError(f"{path}: the table is empty, its shape is {array.shape}.")

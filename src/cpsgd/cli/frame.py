@@ -13,8 +13,8 @@ from cpsgd.cli import output
 from cpsgd.errors import CpsgdError
 
 
-def new_app(name: str, help: str, version: Callable[[], str] | None = None) -> App:
-    """An empty command line, or a group of commands in one."""
+def new_app(name: str, help: str | None = None, version: Callable[[], str] | None = None) -> App:
+    """An empty command line, or a group of commands in one; without help it is that of its only command."""
     return App(
         name=name,
         help=help,

@@ -134,10 +134,10 @@ class MechanismOptions:
         """The protocol that the paper has for these parameters."""
         from cpsgd.protocol import Protocol
 
-        size = {"clients": clients, "dim": dim, "clip_norm": clip_norm}
+        size: dict[str, Any] = {"clients": clients, "dim": dim, "clip_norm": clip_norm}
         if self.sigma is not None:
             return Protocol.gaussian(**size, sigma=self.sigma)
-        parameters: dict[str, Any] = {"levels": 2, "trials": 14, "p": 0.5, **size, **given(self)}
+        parameters = {"levels": 2, "trials": 14, "p": 0.5, **size, **given(self)}
         if rotate:
             return Protocol.rotated_binomial(**parameters, rotation_seed=0 if seed is None else seed)
         return Protocol.binomial(**parameters)

@@ -29,7 +29,7 @@ _TITLES = {
 
 
 def show(facts: Iterable[tuple[str, str]], *, stream: TextIO | None = None) -> None:
-    """Prints named facts, one a line."""
+    """Prints named facts, one per line."""
     console = Console(file=stream or sys.stdout, soft_wrap=True)
     for name, fact in facts:
         console.print(Text.assemble((f"{name:<14}", "bold cyan"), fact), highlight=False)
@@ -142,7 +142,7 @@ def sent(protocol: Protocol) -> dict[str, Any]:
 def sent_facts(protocol: Protocol) -> list[tuple[str, str]]:
     """What a client sends, for people."""
     if protocol.sigma is not None:
-        parameters = f"clip norm {protocol.clip_norm:g}, σ = {protocol.sigma:g} a client"
+        parameters = f"clip norm {protocol.clip_norm:g}, σ = {protocol.sigma:g} per client"
     else:
         parameters = (
             f"clip norm {protocol.clip_norm:g}, k = {protocol.levels} levels in ±{protocol.coordinate_range:.4g}, "
@@ -164,7 +164,7 @@ def message_facts(protocol: Protocol) -> list[tuple[str, str]]:
     facts = [
         (
             "message",
-            f"{protocol.message_bytes:,} bytes a client, header included: {packed:.4g} bits a coordinate "
+            f"{protocol.message_bytes:,} bytes per client, header included: {packed:.4g} bits per coordinate "
             f"({protocol.bits_per_coordinate:.4g} by the paper's count)",
         )
     ]

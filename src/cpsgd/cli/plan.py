@@ -61,7 +61,7 @@ def _summary(found: Plan) -> object:
         ),
         (
             "message",
-            f"{protocol.bits_per_coordinate:.4g} bits a coordinate, {protocol.message_bytes:,} bytes "
+            f"{protocol.bits_per_coordinate:.4g} bits per coordinate, {protocol.message_bytes:,} bytes "
             f"(floats: {4 * protocol.dim:,})",
         ),
         (

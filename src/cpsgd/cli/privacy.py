@@ -87,7 +87,7 @@ def epsilon(
     if found.rounds > 1:
         rows.insert(1, ("rounds", f"{found.rounds:,}, {found.participation}"))
     rows.append(
-        ("bits", f"{protocol.bits_per_coordinate:.3f} a coordinate, {protocol.message_bytes:,} bytes a message")
+        ("bits", f"{protocol.bits_per_coordinate:.3f} per coordinate, {protocol.message_bytes:,} bytes per message")
     )
     output.console().print(output.facts(rows))
 

@@ -86,11 +86,11 @@ def kmeans(
             ("clients", f"{clients:,} with a point of {dim:,} coordinates each, in a ball of radius {radius:g}"),
             ("rounds", f"{rounds}, every client in each"),
             *output.sent_facts(protocol),
-            ("sent in all", f"{found.bits_per_client // 8:,} bytes a client"),
+            ("sent in all", f"{found.bits_per_client // 8:,} bytes per client"),
             *privacy_facts,
             ("sizes", ", ".join(f"{size:,.0f}" for size in found.sizes) + " clients, noise included"),
             ("centres off", deviation),
-            ("inertia", f"{measured:.6g} measured, {measured / clients:.4g} a client"),
+            ("inertia", f"{measured:.6g} measured, {measured / clients:.4g} per client"),
             ("centres", str(out)),
             ("note", "a simulation: all points were on this machine, which is how the inertia could be measured"),
         ]

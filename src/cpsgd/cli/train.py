@@ -269,7 +269,7 @@ def _table(results: list[Result]) -> object:
         )
         for index, result in enumerate(results)
     ]
-    return output.grid(("run", "test accuracy", "ε", "bits", "MB a client and round", "seconds"), rows)
+    return output.grid(("run", "test accuracy", "ε", "bits", "MB per client and round", "seconds"), rows)
 
 
 def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, str]]:
@@ -294,7 +294,7 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
     facts += [
         (
             "sent",
-            f"{private.bytes_per_client / 1e6:.4f} MB a client and round, {private.bits_per_coordinate:.4g} bits per "
+            f"{private.bytes_per_client / 1e6:.4f} MB per client and round, {private.bits_per_coordinate:.4g} bits per "
             f"coordinate; float32 {floats / 1e6:.4f} MB ({floats / private.bytes_per_client:.1f}×)",
         ),
         *_budget_facts(summary["budget"]),

@@ -86,7 +86,7 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
             for result in others
             if result["name"] == "no privacy"
         ],
-        (f"{private['bits_per_coordinate']:.3g}", "bits a coordinate"),
+        (f"{private['bits_per_coordinate']:.3g}", "bits per coordinate"),
         (f"{floats / private['bytes_per_client']:.1f}×", "shorter than float32"),
     ]
     privacy = []
@@ -99,7 +99,7 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
             ("randomness", seed_text(summary)),
             ("participation", f"{guarantee['participation']}, {guarantee['rounds']:,} rounds"),
             ("proved by", guarantee["citation"]),
-            ("noise of", f"{guarantee['noise_clients']:,} clients a round"),
+            ("noise of", f"{guarantee['noise_clients']:,} clients per round"),
             ("the paper's own bound", paper_text(bound)),
         ]
     runs = "".join(
@@ -128,7 +128,7 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
 <section class="cards">{shown}</section>
 <h2>Beside the baselines</h2>
 <div class="wide"><table class="runs">
-<thead><tr><th>run</th><th>accuracy</th><th>loss</th><th>ε</th><th>bits a coordinate</th><th>MB a client and round</th>
+<thead><tr><th>run</th><th>accuracy</th><th>loss</th><th>ε</th><th>bits per coordinate</th><th>MB per client and round</th>
 <th>MB in all</th><th>seconds</th></tr></thead>
 <tbody>{runs}</tbody>
 </table></div>
