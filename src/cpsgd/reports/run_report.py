@@ -128,8 +128,8 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
 <section class="cards">{shown}</section>
 <h2>Beside the baselines</h2>
 <div class="wide"><table class="runs">
-<thead><tr><th>run</th><th>accuracy</th><th>loss</th><th>ε</th><th>bits per coordinate</th><th>MB per client and round</th>
-<th>MB in all</th><th>seconds</th></tr></thead>
+<thead><tr><th>run</th><th>accuracy</th><th>loss</th><th>ε</th><th>bits per coordinate</th>
+<th>MB per client and round</th><th>MB in all</th><th>seconds</th></tr></thead>
 <tbody>{runs}</tbody>
 </table></div>
 <p class="note">Data: {escape(summary["source"])}. Accuracy and loss are on test images that no client holds. A float32
