@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cyclopts import App
-
-from cpsgd.cli import audit, budget, data, exchange, identity, mean, plan, privacy, statistics, train
+from cpsgd.cli import audit, exchange, mean, plan, statistics, train
 from cpsgd.cli.frame import launch, new_app
 
 
@@ -17,10 +15,10 @@ def _version() -> str:
 
 
 app = new_app("cpsgd", "Private means of many people's vectors, over thin links.", _version)
-_COMMANDS: dict[str, App | Callable[..., None]] = {
+_COMMANDS: dict[str, Callable[..., None] | str] = {
     "train": train.run,
     "plan": plan.run,
-    "privacy": privacy.app,
+    "privacy": "What given parameters protect, and by which theorem.",
     "mean": mean.run,
     "kmeans": statistics.kmeans,
     "pca": statistics.pca,
@@ -28,15 +26,14 @@ _COMMANDS: dict[str, App | Callable[..., None]] = {
     "encode": exchange.encode,
     "aggregate": exchange.aggregate,
     "audit": audit.run,
-    "budget": budget.app,
-    "identity": identity.app,
-    "data": data.app,
+    "budget": "Privacy budgets on a durable ledger.",
+    "identity": "Keys by which clients of secure aggregation know each other, whatever the server says.",
+    "data": "Bring data sets to this machine.",
 }
 for _index, (_name, _command) in enumerate(_COMMANDS.items()):
-    # In this order in the help, too.
-    if isinstance(_command, App):
-        _command.sort_key = _index
-        app.command(_command)
+    # In this order in the help, too. A group of commands is a module of that name, imported when one of them is called.
+    if isinstance(_command, str):
+        app.command(f"cpsgd.cli.{_name}:app", name=_name, sort_key=_index, help=_command)
     else:
         app.command(_command, name=_name, sort_key=_index)
 

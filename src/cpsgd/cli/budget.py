@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
     BudgetFields = options.from_class(Budget)
 
-app = new_app("budget", "Privacy budgets on a durable ledger.")
+app = new_app("budget")
 
 LedgerFile = Annotated[Path, Parameter(name="LEDGER", help="The ledger's file.")]
 # Entries shown to people; --json has them all.

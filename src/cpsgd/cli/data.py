@@ -13,7 +13,7 @@ from cpsgd.cli.frame import new_app
 if TYPE_CHECKING:
     from cpsgd.learning.datasets.mnist import Part
 
-app = new_app("data", "Bring data sets to this machine.")
+app = new_app("data")
 
 
 @app.command

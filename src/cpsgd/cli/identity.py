@@ -13,7 +13,7 @@ from cpsgd.cli.frame import new_app
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-app = new_app("identity", "Keys by which clients of secure aggregation know each other, whatever the server says.")
+app = new_app("identity")
 
 KeyFile = Annotated[Path, Parameter(name="KEYFILE", help="The private key's file, as ssh-keygen makes it.")]
 Name = Annotated[

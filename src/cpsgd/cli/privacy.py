@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     Rounds = options.from_class(Requirements, "delta", "rounds", "participation", "adjacency", "colluding")
 
-app = new_app("privacy", "What given parameters protect, and by which theorem.")
+app = new_app("privacy")
 
 
 @app.command
