@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import os
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 # Scripts that wrote the data with an earlier release: they call what that release had.
 collect_ignore = ["data"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command left behind."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def invoke() -> Callable[..., Result]:
+    """Runs a command line in this process. It ends by an exit code; any other exception is a traceback, and raised."""
+    from cpsgd.cli.frame import launch
+
+    def run(app: Any, *arguments: object) -> Result:
+        stdout, stderr = io.StringIO(), io.StringIO()
+        with redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as end:
+            launch(app, [str(argument) for argument in arguments])
+        return Result(int(end.value.code or 0), stdout.getvalue(), stderr.getvalue())
+
+    return run
 
 
 @pytest.fixture

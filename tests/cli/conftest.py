@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from typer.testing import CliRunner
 
 from cpsgd.cli.app import app
 
@@ -17,19 +16,10 @@ Cpsgd = Callable[..., Any]
 
 
 @pytest.fixture
-def cpsgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cpsgd:
+def cpsgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[..., Any]) -> Cpsgd:
     """Runs a command in an empty folder; gives the result with `exit_code`, `stdout` and `stderr`."""
     monkeypatch.chdir(tmp_path)
-    runner = CliRunner()
-
-    def run(*arguments: object) -> Any:
-        result = runner.invoke(app, [str(argument) for argument in arguments])
-        # A command ends by itself or through an exit code; anything else would be a traceback.
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return run
+    return lambda *arguments: invoke(app, *arguments)
 
 
 @pytest.fixture(scope="session")

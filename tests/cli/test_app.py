@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from numpy.typing import NDArray
-from typer.testing import CliRunner
 
 import cpsgd
-from cpsgd.cli import app as app_module
+from cpsgd.cli.app import app
+from cpsgd.cli.frame import new_app
 
 COMMANDS = ("train", "data", "mean", "protocol", "encode", "aggregate", "audit", "identity")
 
@@ -36,8 +35,8 @@ def test_help_names_every_command(cpsgd: Any) -> None:
         assert cpsgd(command, "--help").exit_code == 0
 
 
-def test_version() -> None:
-    result = CliRunner().invoke(app_module.app, ["--version"])
+def test_version(invoke: Any) -> None:
+    result = invoke(app, "--version")
     assert (result.exit_code, result.stdout) == (0, f"cpsgd {cpsgd.__version__}\n")
 
 
@@ -49,26 +48,23 @@ def test_heavy_packages_are_not_even_looked_for(program: str, tmp_path: Path) ->
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_every_kind_of_error_is_one_line_and_exit_code_2() -> None:
+def test_every_kind_of_error_is_one_line_and_exit_code_2(invoke: Any) -> None:
     errors = {
         "refusal": (cpsgd.errors.InfeasibleError("no [bold]such\nprotocol"), "no [bold]such protocol"),
         "missing": (FileNotFoundError(2, "No such file or directory", "a[b].npy"), "a[b].npy: No such file"),
         "nameless": (OSError("the disk is gone"), "the disk is gone"),
         "memory": (MemoryError("Unable to allocate 1 TiB"), "Not enough memory. Unable to allocate 1 TiB"),
     }
-    parent = typer.Typer(cls=app_module._Group)
-    child = typer.Typer()
-    parent.add_typer(child, name="child")
+    parent = new_app("parent", "")
+    child = new_app("child", "")
+    parent.command(child)
 
-    @child.command("fail")
+    @child.command
     def fail(kind: str) -> None:
         raise errors[kind][0]
 
-    @child.command("other")
-    def other() -> None: ...
-
     for kind, (_, text) in errors.items():
-        result = CliRunner().invoke(parent, ["child", "fail", kind])
+        result = invoke(parent, "child", "fail", kind)
         assert result.exit_code == 2
         assert result.stdout == ""
         assert result.stderr.startswith("Error: ")
@@ -76,21 +72,89 @@ def test_every_kind_of_error_is_one_line_and_exit_code_2() -> None:
         assert result.stderr.count("\n") == 1
 
 
-def test_a_bug_is_not_disguised() -> None:
-    parent = typer.Typer(cls=app_module._Group)
+def test_a_bug_is_not_disguised(invoke: Any) -> None:
+    parent = new_app("parent", "")
 
-    @parent.command()
+    @parent.command
     def fail() -> None:
         raise ZeroDivisionError
 
-    @parent.command()
-    def other() -> None: ...
-
-    assert isinstance(CliRunner().invoke(parent, ["fail"]).exception, ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        invoke(parent, "fail")
 
 
-def test_tracebacks_do_not_show_local_variables() -> None:
-    assert app_module.app.pretty_exceptions_show_locals is False
+def test_tracebacks_do_not_show_local_variables(tmp_path: Path) -> None:
+    program = (
+        "from cpsgd.cli.frame import launch, new_app\n"
+        "app = new_app('app', '')\n"
+        "@app.command\n"
+        "def fail():\n"
+        "    data = 'sec' + 'ret'\n"
+        "    raise ZeroDivisionError\n"
+        "launch(app, ['fail'])\n"
+    )
+    result = process("-c", program, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "ZeroDivisionError" in result.stderr
+    assert "secret" not in result.stderr
+
+
+def test_ctrl_c_ends_quietly(invoke: Any) -> None:
+    parent = new_app("parent", "")
+
+    @parent.command
+    def wait() -> None:
+        raise KeyboardInterrupt
+
+    result = invoke(parent, "wait")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    # More than a pipe holds, so that it is written to after its other end is closed.
+    program = (
+        "from cpsgd.cli.frame import launch, new_app\n"
+        "app = new_app('app', '')\n"
+        "@app.command\n"
+        "def talk():\n"
+        "    for _ in range(100):\n"
+        "        print('x' * 10_000)\n"
+        "launch(app, ['talk'])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as talker:
+        assert talker.stdout is not None
+        talker.stdout.read(1)
+        talker.stdout.close()
+        assert talker.stderr is not None
+        assert talker.stderr.read() == b""
+    assert talker.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--clients", "2.5"), "2.5"),  # would be rounded by a parser that means well
+        (("--clients", "many"), "many"),
+        (("--levels", "3.0"), "3.0"),
+        (("--p", "half"), "half"),
+        (("--client", "3"), "Did you mean --clients"),
+        (("--seed",), "--seed requires an argument"),
+        (("surplus",), "surplus"),
+        (("--no-json",), "--no-json"),
+    ],
+)
+def test_misunderstandings_are_exit_code_2(cpsgd: Any, options: tuple[str, ...], words: str) -> None:
+    result = cpsgd("protocol", "--clients", 2, "--dim", 9, *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in " ".join(result.stderr.replace("│", "").replace('"', "").split())
+
+
+def test_of_two_the_last_counts(cpsgd: Any) -> None:
+    result = cpsgd("protocol", "--clients", 2, "--dim", 9, "--no-rotate", "--clients", 3, "--rotate", "--json")
+    protocol = json.loads(result.stdout)["protocol"]
+    assert (protocol["clients"], protocol["rotate"]) == (3, True)
 
 
 def test_all_halves_through_real_processes(tmp_path: Path, vectors: NDArray[np.float32]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cpsgd.aggregator import Aggregator
-from cpsgd.cli import _ledger
+from cpsgd.cli import mean as mean_command
 from cpsgd.errors import VectorError
 from cpsgd.ledger import Ledger, RoundEvent
 from cpsgd.privacy.guarantee import guarantee
@@ -116,13 +116,13 @@ def test_a_round_is_on_the_ledger_before_its_mean_is_computed(budget: Any, monke
 
 def test_a_table_that_loses_rows_while_it_is_read_costs_nothing(budget: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savetxt("table.csv", np.full((200, 20), 0.01), delimiter=",")
-    quote = _ledger.quote
+    quote = mean_command._quote
 
     def quote_and_cut(*arguments: Any, **named: Any) -> Any:
         Path("table.csv").write_text("".join(Path("table.csv").read_text().splitlines(keepends=True)[:150]))
         return quote(*arguments, **named)
 
-    monkeypatch.setattr(_ledger, "quote", quote_and_cut)
+    monkeypatch.setattr(mean_command, "_quote", quote_and_cut)
     before = Path("b.ledger").read_bytes()
     result = budget("mean", "table.csv", "--protocol", "p.json", "--ledger", "b.ledger", "--population", "people")
     assert result.exit_code == 2

@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from cpsgd.cli import app as app_module
-from cpsgd.cli import data
 from cpsgd.learning.datasets import mnist
 
 
@@ -49,13 +45,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     httpd.server_close()
 
 
-def cpsgd(*arguments: object) -> Any:
-    parent = typer.Typer(cls=app_module._Group)
-    parent.add_typer(data.app)
-    return CliRunner().invoke(parent, [str(argument) for argument in arguments])
-
-
-def test_downloads_once(mirror: Path, tmp_path: Path) -> None:
+def test_downloads_once(cpsgd: Any, mirror: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     result = cpsgd("data", "mnist", "--dir", folder)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -69,7 +59,7 @@ def test_downloads_once(mirror: Path, tmp_path: Path) -> None:
     assert result.stdout.count("was there") == 4
 
 
-def test_json_and_the_variable(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_and_the_variable(cpsgd: Any, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPSGD_DATA_DIR", str(tmp_path / "variable"))
     result = cpsgd("data", "mnist", "--json")
     assert result.exit_code == 0
@@ -77,7 +67,7 @@ def test_json_and_the_variable(mirror: Path, tmp_path: Path, monkeypatch: pytest
     assert json.loads(result.stdout) == {"dataset": "mnist", "files": expected}
 
 
-def test_offline_is_one_clear_line(mirror: Path, tmp_path: Path) -> None:
+def test_offline_is_one_clear_line(cpsgd: Any, mirror: Path, tmp_path: Path) -> None:
     for file in mirror.iterdir():
         file.unlink()
     result = cpsgd("data", "mnist", "--dir", tmp_path / "data")
@@ -87,7 +77,7 @@ def test_offline_is_one_clear_line(mirror: Path, tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_progress_on_a_terminal(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_on_a_terminal(cpsgd: Any, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     result = cpsgd("data", "mnist", "--dir", tmp_path / "data", "--json")
     assert result.exit_code == 0
@@ -95,6 +85,6 @@ def test_progress_on_a_terminal(mirror: Path, tmp_path: Path, monkeypatch: pytes
     assert len(json.loads(result.stdout)["files"]) == 4
 
 
-def test_help() -> None:
+def test_help(cpsgd: Any) -> None:
     assert "mnist" in cpsgd("data", "--help").stdout
     assert "CPSGD_DATA_DIR" in cpsgd("data", "mnist", "--help").stdout

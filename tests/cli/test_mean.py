@@ -52,7 +52,7 @@ def test_text_says_the_same(cpsgd: Any, vectors: Vectors) -> None:
     text = cpsgd("mean", "table.npy", "--clip-norm", 1).stdout
     for words in (
         "40 of 500 coordinates",
-        "314 bytes a client",
+        "314 bytes per client",
         "6.37× against float32",
         "12,560 bytes",
         "measured",

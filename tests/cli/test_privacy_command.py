@@ -85,3 +85,20 @@ def test_rounds_beyond_any_proof_are_refused(cpsgd: Any) -> None:
     failed = cpsgd("privacy", *EPSILON.split(), "--rounds", 10**7)
     assert failed.exit_code == 2
     assert "run fewer or add noise" in failed.stderr
+
+
+def test_epsilon_of_a_protocol_file_or_of_floats(cpsgd: Any, as_json: Json) -> None:
+    described = EPSILON.removeprefix("epsilon ").removesuffix(" --delta 1e-9")
+    assert cpsgd("protocol", *described.split(), "--out", "p.json").exit_code == 0
+    assert as_json("epsilon --protocol p.json --delta 1e-9")["epsilon"] == as_json(EPSILON)["epsilon"]
+    floats = as_json("epsilon --clients 100 --dim 10 --clip-norm 1 --sigma 0.5 --delta 1e-6")
+    assert 1.0 < floats["epsilon"] < 3.0
+
+
+@pytest.mark.parametrize("option", ["--clients", "--dim", "--levels", "--trials", "--clip-norm", "--range", "--delta"])
+def test_epsilon_guesses_no_parameter(cpsgd: Any, option: str) -> None:
+    words = EPSILON.split()
+    place = words.index(option)
+    failed = cpsgd("privacy", *words[:place], *words[place + 2 :])
+    assert (failed.exit_code, failed.stdout) == (2, "")
+    assert option in failed.stderr

@@ -47,7 +47,7 @@ def test_promises(cpsgd: Any) -> None:
     assert answer["out"] is None
 
     text = cpsgd("protocol", *ROUND, "--out", "p.json").stdout
-    for words in ("2,112 bytes", "4.125 bits a coordinate", "7.76× against float32", "Theorem 4", "p.json"):
+    for words in ("2,112 bytes", "4.125 bits per coordinate", "7.76× against float32", "Theorem 4", "p.json"):
         assert words in text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -19,7 +18,6 @@ import pytest
 import torch
 
 from cpsgd.learning.gradients import ClientUpdates
-from cpsgd.paper.design import paper_design
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 SMALL = ("--cohort", 400, "--rounds", 4, "--model", "linear", "--bits", 6)
@@ -75,7 +73,7 @@ def test_the_report_needs_nothing_from_outside(finished: Path) -> None:
     links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')\s>]+)""", page)
     assert links
     assert all(link.startswith("data:image/png;base64,") for link in links)
-    for word in ("no privacy", "gaussian", "quantized", "proved by", "a client and round"):
+    for word in ("no privacy", "gaussian", "quantized", "proved by", "per client and round"):
         assert word in page
 
 
@@ -268,7 +266,7 @@ def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: An
         limits.clear()
         Path("run.toml").write_text("memory_limit = 2\n")
         with pytest.MonkeyPatch.context() as stopped:
-            stopped.setattr("cpsgd.cli._training.interrupts", lambda: nullcontext(lambda: True))
+            stopped.setattr("cpsgd.reports.live.interrupts", lambda: nullcontext(lambda: True))
             result = cpsgd("train", *small, "--rounds", 4, "--run", "tight", "--config", "run.toml")
         assert result.exit_code == 130, result.stderr
         assert set(limits) == {2 << 20}
@@ -281,105 +279,11 @@ def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: An
     assert json.loads(Path("runs/tight/config.json").read_text())["memory_limit"] == 2
 
 
-def test_the_accuracy_figure(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = ("--rounds", 2, "--cohort", 300, "--bits", 6, "--epsilon", 4, "--epsilon", 2, "--seed", 0, "--seed", 1)
-    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
-    command = ("figures", "accuracy", "--out", "figures", "--config", "run.toml", *small, "--json")
-    result = cpsgd(*command)
-    assert result.exit_code == 0, result.stderr
-    data = json.loads(result.stdout)
-    assert [panel["epsilon"] for panel in data["panels"]] == [4.0, 2.0]
-    assert (data["accounting"], data["seeds"]) == ("ours", [0, 1])
-    for panel in data["panels"]:
-        line, gaussian = panel["lines"]
-        assert (line["method"], gaussian["method"], data["baseline"]["method"]) == (
-            "binomial",
-            "gaussian",
-            "no privacy",
-        )
-        assert line["epsilon"] <= panel["epsilon"]
-        assert 0.99 * panel["epsilon"] < gaussian["epsilon"] <= panel["epsilon"]
-        assert gaussian["levels"] is None
-        assert line["megabytes"][-1] < data["baseline"]["megabytes"][-1]
-        first, second = line["accuracy"]
-        assert len(first) == len(second) == 2
-        assert first != second
-    table = list(csv.DictReader(Path("figures/accuracy.csv").read_text().splitlines()))
-    assert len(table) == 5 * 2 * 2
-    assert [row["method"] for row in table[::4]] == ["no privacy", "binomial", "gaussian", "binomial", "gaussian"]
-    assert (table[0]["k"], table[0]["epsilon"], table[0]["bits_per_coordinate"]) == ("", "", "32.0")
-    assert table[-1]["panel_epsilon"] == "2"
-    assert [row["round"] for row in table[:4]] == ["1", "2", "1", "2"]
-    assert float(table[-1]["accuracy"]) == data["panels"][1]["lines"][1]["accuracy"][1][-1]
-    summary = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))
-    assert [row["method"] for row in summary] == [row["method"] for row in table[::4]]
-    line = data["panels"][0]["lines"][0]
-    ends = [values[-1] for values in line["accuracy"]]
-    assert [float(summary[1][f"accuracy_{name}"]) for name in ("mean", "min", "max")] == [
-        sum(ends) / 2,
-        min(ends),
-        max(ends),
-    ]
-    assert (summary[1]["seeds"], int(summary[1]["k"]), int(summary[1]["m"])) == ("2", line["levels"], line["trials"])
-    assert float(summary[1]["seconds"]) == pytest.approx(sum(line["seconds"]) / 2)
-
-    # The trainings are kept: with the same command nothing is trained again, and with --redraw they are not needed.
-    def refuse(self: object) -> None:
-        raise AssertionError("trained again")
-
-    monkeypatch.setattr("cpsgd.learning.trainer.Trainer.step", refuse)
-    shutil.copytree("figures", "copy", ignore=shutil.ignore_patterns("runs", "*.png", "*.csv"))
-    again = cpsgd(*command)
-    assert again.exit_code == 0, again.stderr
-    assert json.loads(again.stdout) == data
-    redrawn = cpsgd("figures", "accuracy", "--out", "copy", "--redraw", "--json")
-    assert redrawn.exit_code == 0, redrawn.stderr
-    assert {**json.loads(redrawn.stdout), "files": data["files"]} == data
-    assert Path("copy/accuracy.png").read_bytes().startswith(b"\x89PNG")
-    assert Path("copy/accuracy.csv").read_bytes() == Path("figures/accuracy.csv").read_bytes()
-    Path("explicit.toml").write_text("levels = 3\ntrials = 13\n")
-    explicit = cpsgd("figures", "accuracy", "--out", "figures", "--config", "explicit.toml")
-    assert explicit.exit_code == 2
-    assert "leave levels, trials and range out" in explicit.stderr
-    # Other settings need a folder of their own.
-    other = cpsgd(*command, "--cohort", 301)
-    assert other.exit_code == 2
-    assert "another cohort" in other.stderr
-
-
-def test_the_accuracy_figure_by_the_papers_accounting(cpsgd: Any) -> None:
-    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
-    small = ("--config", "run.toml", "--rounds", 3, "--cohort", 300, "--epsilon", 8, "--accounting", "paper")
-    result = cpsgd("figures", "accuracy", "--out", "figures", *small, "--bits", 8, "--evaluate-every", 2, "--json")
-    assert result.exit_code == 0, result.stderr
-    data = json.loads(result.stdout)
-    assert data["accounting"] == "paper"
-    (panel,) = data["panels"]
-    line, gaussian = panel["lines"]
-    expected = paper_design(300, 650, 8.0, 1e-6, bits=8)
-    assert (line["levels"], line["trials"], line["bits_per_coordinate"]) == (expected.levels, expected.trials, 8.0)
-    # What is proved of it is less than what the theorem says; the Gaussian noise is for the latter.
-    assert line["epsilon"] < 6.0 < 7.9 < gaussian["epsilon"] <= 8.0
-    assert line["rounds"] == [2, 3]
-    # Looking at the test set after other rounds would not make one line with what is there.
-    other = cpsgd("figures", "accuracy", "--out", "figures", *small, "--bits", 8, "--seed", 0, "--seed", 1)
-    assert other.exit_code == 2
-    assert "evaluate_every" in other.stderr
-    parts = cpsgd("figures", "accuracy", "--out", "other", *small, "--bits", 6.5)
-    assert parts.exit_code == 2
-    assert "whole bits, not 6.5" in parts.stderr
-
-
-FIGURE = ("figures", "accuracy", "--out", "out")
-
-
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ((*FIGURE, "--accounting", "theirs"), "Unknown accounting 'theirs'. Known are ours and paper."),
-        ((*FIGURE, "--device", "tpu"), "Unknown device 'tpu'. Known are cpu, cuda or auto."),
         (("train", "--device", "tpu"), "Unknown device 'tpu'. Known are cpu, cuda or auto."),
-        pytest.param((*FIGURE, "--device", "cuda"), "There is no CUDA device", marks=WITHOUT_GPU),
+        pytest.param(("train", "--device", "cuda"), "There is no CUDA device", marks=WITHOUT_GPU),
         pytest.param(("train", "--device", "cuda"), "Use device cpu or auto", marks=WITHOUT_GPU),
     ],
 )
@@ -398,29 +302,15 @@ def test_auto_says_that_it_falls_back(cpsgd: Any) -> None:
     result = cpsgd("train", *small, "--no-baselines")
     assert result.exit_code == 0, result.stderr
     assert said in result.stdout
-    result = cpsgd("figures", "accuracy", "--out", "figures", *small, "--epsilon", 4)
-    assert result.exit_code == 0, result.stderr
-    assert said in result.stderr
 
 
 def test_an_interrupt_keeps_rounds_before_their_checkpoint_is_due(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpsgd.cli._training.interrupts", lambda: nullcontext(lambda: True))
+    monkeypatch.setattr("cpsgd.reports.live.interrupts", lambda: nullcontext(lambda: True))
     small = ("--cohort", 300, "--rounds", 3, "--model", "linear", "--bits", 6, "--no-baselines", "--seed", "none")
     stopped = cpsgd("train", *small, "--evaluate-every", 3, "--run", "stopped")
     assert stopped.exit_code == 130
     (row,) = rows(Path("runs/stopped"))
     assert row["released"]
-
-
-@pytest.mark.parametrize("text", [None, "[]", "{}", "nonsense"])
-def test_a_figure_is_not_redrawn_from_nothing(cpsgd: Any, text: str | None) -> None:
-    Path("figures").mkdir()
-    if text is not None:
-        Path("figures/accuracy.json").write_text(text)
-    result = cpsgd("figures", "accuracy", "--out", "figures", "--redraw")
-    assert result.exit_code == 2
-    assert "accuracy.json" in result.stderr
-    assert not Path("figures/accuracy.png").exists()
 
 
 def test_a_run_on_a_ledger_has_no_seed_unless_one_is_given(cpsgd: Any) -> None:

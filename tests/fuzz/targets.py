@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from cpsgd import ledger
 from cpsgd.aggregator import Aggregator
-from cpsgd.cli import _data
+from cpsgd.cli import _files
 from cpsgd.codec import wire
 from cpsgd.codec._kernels import _native
 from cpsgd.errors import CpsgdError
@@ -305,7 +305,7 @@ def archives() -> list[bytes]:
 
 def read_rows(path: Path) -> None:
     """The rows of a file as `cpsgd mean` reads them."""
-    _data.read_points(_data.open_rows(path))
+    _files.read_points(_files.open_rows(path))
 
 
 def read_idx(path: Path) -> None:

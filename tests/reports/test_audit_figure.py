@@ -9,8 +9,8 @@ import pytest
 
 from cpsgd import Protocol
 from cpsgd.audit import Check, audit
-from cpsgd.reports import _plotting
-from cpsgd.reports.audit import draw_audit
+from cpsgd.reports import plotting
+from cpsgd.reports.pictures import draw_audit
 
 pytest.importorskip("matplotlib")
 
@@ -20,8 +20,8 @@ def test_the_verdict_and_both_curves_are_drawn(tmp_path: Path, monkeypatch: pyte
     protocol = Protocol.rotated_binomial(clients=2, dim=8, clip_norm=1.0, levels=8, trials=250)
     report = audit(protocol, 1e-3, rounds=1_000, seed=1)
     figures = []
-    real = _plotting.new_figure
-    monkeypatch.setattr(_plotting, "new_figure", lambda *size: figures.append(real(*size)) or figures[-1])
+    real = plotting.new_figure
+    monkeypatch.setattr(plotting, "new_figure", lambda *size: figures.append(real(*size)) or figures[-1])
     path = draw_audit(report, tmp_path / "audit.svg")
     assert path.read_text().startswith("<?xml")
     axes = figures[0].axes[0]

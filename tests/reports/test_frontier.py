@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cpsgd.planner import plan
-from cpsgd.reports._plotting import power
-from cpsgd.reports.frontier import draw_frontier
+from cpsgd.reports.numbers import power
+from cpsgd.reports.pictures import draw_frontier
 
 
 @pytest.mark.parametrize(

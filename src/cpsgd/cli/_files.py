@@ -1,25 +1,39 @@
-"""Files that appear whole or not at all, and the protocol file."""
+"""Files: people's vectors that are read, results that appear whole or not at all, and the protocol file.
+
+Tables are .npy, .npz or .csv, one row per client. Rows are handed out in blocks and never held twice: an .npy file is
+mapped into memory, a .csv file is read as it goes. No error quotes what stands in a file, only where.
+"""
 
 from __future__ import annotations
 
+import csv
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+from typing import Protocol as Interface
 
-from cpsgd.errors import ParameterError
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.errors import ParameterError, VectorError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from cpsgd.protocol import Protocol
 
+Array = NDArray[np.generic]
+
+_SUFFIXES = (".npy", ".npz", ".csv")
+# Rows looked at together.
+_POINTS = 1 << 16
 # A protocol is a dozen short fields; whatever is longer is another file given by mistake.
 _LONGEST_PROTOCOL = 1 << 16
 _VECTOR_SUFFIXES = (".npy", ".csv")
+
+
+# ------------------------------------------------------------------ writing
 
 
 def write(path: Path, body: Callable[[IO[bytes]], object]) -> None:
@@ -71,8 +85,6 @@ def check_vector_output(path: Path, *inputs: Path) -> None:
 
 def write_vector(path: Path, vector: NDArray[np.float32]) -> None:
     """Writes a vector as .npy, or as the single line of a .csv; a table as so many lines."""
-    import numpy as np
-
     if path.suffix.lower() == ".csv":
         # Nine digits tell all float32 numbers apart.
         write(path, lambda file: np.savetxt(file, np.atleast_2d(vector), fmt="%.9g", delimiter=","))
@@ -107,3 +119,214 @@ def locked(path: Path) -> Iterator[None]:
     with path.with_name(path.name + ".lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+# ------------------------------------------------------------------ reading tables
+
+
+class Rows(Interface):
+    """The vectors of all clients."""
+
+    clients: int
+    dim: int
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Array]]:
+        """The vectors in order, at most `rows` at a time, each block with the number of its first row."""
+        ...
+
+    def where(self, row: int) -> str:
+        """How a person finds this row in the file."""
+        ...
+
+
+def open_rows(path: Path, key: str | None = None) -> Rows:
+    """The vectors in a file, one row per client.
+
+    Args:
+        path: An .npy, .npz or .csv file.
+        key: Name of the array in an .npz file; not needed where there is only one.
+
+    Raises:
+        VectorError: The file does not hold rows of real numbers.
+        ParameterError: The file's suffix or `key` makes no sense.
+    """
+    if _suffix(path, key) == ".csv":
+        return _CsvRows(path)
+    array = _open_array(path, key)
+    if array.ndim != 2:
+        raise VectorError(
+            f"{path}: expected a table of two dimensions, one row per client, got an array of shape {array.shape}."
+        )
+    if 0 in array.shape:
+        raise VectorError(f"{path}: the table is empty, its shape is {array.shape}.")
+    return _ArrayRows(path, array)
+
+
+def read_points(rows: Rows) -> Array:
+    """All rows in memory, for algorithms that go over them several times.
+
+    Raises:
+        VectorError: A row is not finite; it is named.
+    """
+    blocks = []
+    for start, block in rows.blocks(_POINTS):
+        if not (finite := np.isfinite(block)).all():
+            row, coordinate = np.unravel_index(int(np.argmin(finite)), finite.shape)
+            raise VectorError(
+                f"{rows.where(start + int(row))}: NaN or infinite at coordinate {coordinate} (rows and coordinates "
+                "counted from 0). Repair or drop the row."
+            )
+        blocks.append(block)
+    return np.concatenate(blocks)
+
+
+def read_vector(path: Path, key: str | None = None) -> Array:
+    """The one vector in a file: a one-dimensional array, or a table of one row.
+
+    Raises:
+        VectorError: The file does not hold one vector of real numbers.
+        ParameterError: The file's suffix or `key` makes no sense.
+    """
+    if _suffix(path, key) == ".csv":
+        rows = _CsvRows(path)
+        if rows.clients != 1:
+            raise VectorError(f"{path}: expected one vector, got {rows.clients} rows; `cpsgd mean` takes many.")
+        return np.asarray(next(rows.blocks(1))[1][0])
+    array = _open_array(path, key)
+    if array.ndim == 2 and array.shape[0] == 1:
+        return np.asarray(array[0])
+    if array.ndim != 1:
+        raise VectorError(f"{path}: expected one vector, got an array of shape {array.shape}.")
+    return array
+
+
+def _suffix(path: Path, key: str | None) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise ParameterError(f"{path}: expected an .npy, .npz or .csv file.")
+    if key is not None and suffix != ".npz":
+        raise ParameterError(f"--key names an array in an .npz file, and {path.name} is none.")
+    return suffix
+
+
+def _open_array(path: Path, key: str | None) -> Array:
+    kind = path.suffix.lower()
+    with path.open("rb"):
+        pass  # a file that cannot be opened is not a damaged one
+    try:
+        array = _from_npz(path, key) if kind == ".npz" else np.lib.format.open_memmap(path, mode="r")
+    except ParameterError:
+        raise
+    except Exception:
+        # NumPy lets all kinds of errors through from a damaged file; what they say may quote it.
+        raise VectorError(
+            f"{path}: not a readable {kind} file of numbers. It is damaged, cut short, of another format or holds "
+            "Python objects."
+        ) from None
+    if array.dtype.kind not in "fiub":
+        raise VectorError(f"{path}: expected real numbers, got an array of {array.dtype}.")
+    return array
+
+
+def _from_npz(path: Path, key: str | None) -> Array:
+    # Opened here, as np.load leaves a file open that turns out to be no archive.
+    with path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("not an archive")
+        names = archive.files
+        if key is None and len(names) != 1:
+            raise ParameterError(f"{path} holds the arrays {', '.join(names) or '(none)'}; choose one with --key.")
+        if key is not None and key not in names:
+            raise ParameterError(f"{path} holds no array {key!r}, but {', '.join(names) or 'nothing'}.")
+        return np.asarray(archive[key or names[0]])
+
+
+class _ArrayRows:
+    """Rows of an array, in memory or mapped from a file."""
+
+    def __init__(self, path: Path, array: Array) -> None:
+        self._path = path
+        self._array = array
+        self.clients, self.dim = array.shape
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Array]]:
+        for start in range(0, self.clients, rows):
+            yield start, self._array[start : start + rows]
+
+    def where(self, row: int) -> str:
+        return f"{self._path}, row {row}"
+
+
+class _CsvRows:
+    """Rows of numbers separated by commas, behind a header line or none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        if not path.is_file():
+            # Also a pipe is refused: the file is read twice.
+            raise FileNotFoundError(2, "No such file", str(path))
+        self._header = False
+        self.clients = self.dim = 0
+        for line, cells in self._lines():
+            if self.dim == 0:
+                self.dim = len(cells)
+                if not any(_is_number(cell) for cell in cells):
+                    self._header = True
+                    continue
+                if self.dim > 2 and cells == [str(i) for i in range(self.dim)]:
+                    raise VectorError(
+                        f"{path}, line {line}: counts 0, 1, 2, …, as column names do that some programs write. Remove "
+                        "the line, or write 0.0 for 0 if it is a client's vector after all."
+                    )
+            if len(cells) != self.dim:
+                raise VectorError(f"{path}, line {line}: has {len(cells)} cells where the first line has {self.dim}.")
+            self.clients += 1
+        if self.clients == 0:
+            raise VectorError(f"{path}: holds no row of numbers.")
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Array]]:
+        block: list[list[float]] = []
+        start = 0
+        lines = self._lines()
+        if self._header:
+            next(lines)
+        for line, cells in lines:
+            try:
+                block.append(list(map(float, cells)))
+            except ValueError:
+                raise self._bad_cell(line, cells) from None
+            if len(block) == rows:
+                yield start, np.array(block)
+                start += rows
+                block = []
+        if block:
+            yield start, np.array(block)
+
+    def where(self, row: int) -> str:
+        return f"{self._path}, row {row} below the header" if self._header else f"{self._path}, row {row}"
+
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        """The lines that are not blank, with their numbers from 1."""
+        with self._path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            try:
+                for cells in reader:
+                    if cells and cells != [""]:
+                        yield reader.line_num, cells
+            except UnicodeDecodeError:
+                raise VectorError(f"{self._path}: not a text file in UTF-8.") from None
+            except csv.Error:
+                raise VectorError(f"{self._path}, line {reader.line_num}: not cells separated by commas.") from None
+
+    def _bad_cell(self, line: int, cells: list[str]) -> VectorError:
+        column = next(i for i, cell in enumerate(cells, start=1) if not _is_number(cell))
+        return VectorError(f"{self._path}, line {line}, column {column}: not a number (cells are separated by commas).")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

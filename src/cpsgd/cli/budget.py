@@ -3,75 +3,65 @@
 from __future__ import annotations
 
 import json as json_module
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 from rich.markup import escape
 
-from cpsgd.cli import _files, _options, _output, _render
-from cpsgd.cli.privacy import AdjacencyName
+from cpsgd.cli import _files, options, output
+from cpsgd.cli.frame import new_app
 from cpsgd.errors import LedgerAccessError, LedgerError
+from cpsgd.ledger import Budget
+from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger, Total
 
-app = typer.Typer(help="Privacy budgets on a durable ledger.", no_args_is_help=True)
+    BudgetFields = Any  # made when the program runs
+else:
+    BudgetFields = options.from_class(Budget)
 
-LedgerFile = Annotated[Path, typer.Argument(metavar="LEDGER", help="The ledger's file.")]
+app = new_app("budget")
+
+LedgerFile = Annotated[Path, Parameter(name="LEDGER", help="The ledger's file.")]
 # Entries shown to people; --json has them all.
 _SHOWN = 10
 
 
-class UnitName(StrEnum):
-    """What neighbours differ in."""
-
-    client = "client"
-    example = "example"
-
-
-@app.command()
-def create(
-    ledger: LedgerFile,
-    population: Annotated[str, typer.Option(help="Name of the people whose privacy is budgeted.")],
-    epsilon: Annotated[float, typer.Option(help="ε that all rounds together may cost, for ever.")],
-    delta: Annotated[float, typer.Option(help="δ of that guarantee.")],
-    adjacency: Annotated[
-        AdjacencyName, typer.Option(help="Which data sets are neighbours.")
-    ] = AdjacencyName.replace_one,
-    unit: Annotated[UnitName, typer.Option(help="What neighbours differ in.")] = UnitName.client,
-    json: _options.Json = False,
-) -> None:
+@app.command
+def create(ledger: LedgerFile, /, *, budget: Annotated[BudgetFields, options.FLAT], json: options.Json = False) -> None:
     """Open a budget for a population; the file is made where there is none. Budgets are never changed."""
-    from cpsgd.ledger import Budget, Ledger
+    from cpsgd.ledger import Ledger
 
-    budget = Budget(population=population, epsilon=epsilon, delta=delta, adjacency=adjacency.value, unit=unit.value)
+    opened = Budget(**vars(budget))
     book = Ledger(ledger)
-    book.create(budget)
+    book.create(opened)
     head = str(book.head)
     if json:
-        _output.show_json({"ledger": str(ledger), "budget": budget.to_dict(), "head": head})
+        output.show_json({"ledger": str(ledger), "budget": opened.to_dict(), "head": head})
         return
     rows = [
-        ("budget", escape(f"ε = {epsilon:g} at δ = {delta:g} for {population}")),
-        ("protects", f"one {budget.unit}, {budget.adjacency} neighbours"),
+        ("budget", escape(f"ε = {opened.epsilon:g} at δ = {opened.delta:g} for {opened.population}")),
+        ("protects", f"one {opened.unit}, {opened.adjacency} neighbours"),
         ("ledger", escape(str(ledger))),
     ]
-    _render.console().print(_render.facts(rows))
+    output.console().print(output.facts(rows))
     _show_head(head)
 
 
-@app.command()
+@app.command
 def show(
     ledger: LedgerFile,
+    /,
+    *,
     population: Annotated[
-        str | None, typer.Option(help="Only this population, with its rounds.", show_default="all")
+        str | None, Parameter(help="Only this population, with its rounds; all if not given.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw what was spent over time; needs --population.")
+        Path | None, Parameter(metavar="FILE", help="Draw what was spent over time; needs --population.")
     ] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Show what is spent and what is left, by the accountant, with the theorem behind it."""
     book = _open(ledger)
@@ -82,7 +72,7 @@ def show(
     names = [budget.population for budget in book.budgets()] if population is None else [population]
     totals = [book.total(name) for name in names]
     if plot is not None and population is not None:
-        from cpsgd.reports.spending import draw_spending
+        from cpsgd.reports.pictures import draw_spending
 
         draw_spending(book.budget(population), book.events(population), plot)
     if json:
@@ -96,25 +86,27 @@ def show(
         }
         if plot is not None:
             facts["plot"] = str(plot)
-        _output.show_json(facts)
+        output.show_json(facts)
         return
-    console = _render.console()
+    console = output.console()
     for total in totals:
-        console.print(_render.facts(_rows(total), title=escape(total.population)))
+        console.print(output.facts(_rows(total), title=escape(total.population)))
         if population is not None:
             _show_entries(book, population)
     if plot is not None:
-        console.print(_render.facts([("written", escape(str(plot)))]))
+        console.print(output.facts([("written", escape(str(plot)))]))
     _show_head(str(book.head))
 
 
-@app.command()
+@app.command
 def verify(
     ledger: LedgerFile,
+    /,
+    *,
     head: Annotated[
-        str | None, typer.Option(help="A head printed earlier and kept elsewhere: the chain must contain it.")
+        str | None, Parameter(help="A head printed earlier and kept elsewhere: the chain must contain it.")
     ] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Check every hash of the chain, and compute all totals anew.
 
@@ -127,13 +119,13 @@ def verify(
         raise
     except LedgerError as error:
         if json:
-            _output.show_json({"ledger": str(ledger), "holds": False, "reason": str(error)})
+            output.show_json({"ledger": str(ledger), "holds": False, "reason": str(error)})
         else:
-            _output.complain(f"The ledger does not hold: {error}")
-        raise typer.Exit(1) from None
+            output.complain(f"The ledger does not hold: {error}")
+        raise SystemExit(1) from None
     overspent = list(found.overspent)
     if json:
-        _output.show_json(
+        output.show_json(
             {
                 "ledger": str(ledger),
                 "holds": not overspent,
@@ -151,35 +143,37 @@ def verify(
         ]
         for total in found.totals:
             over = "[bold red]more than the budget[/bold red] " if total.population in overspent else ""
-            text = f"{over}ε = {_render.rounded_up(total.epsilon)} of {total.limit:g} at δ = {total.delta:g}"
+            text = f"{over}ε = {rounded_up(total.epsilon)} of {total.limit:g} at δ = {total.delta:g}"
             rows.append((escape(total.population), text))
-        _render.console().print(_render.facts(rows))
+        output.console().print(output.facts(rows))
         _show_head(str(found.head))
     if overspent:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
-@app.command()
+@app.command
 def export(
     ledger: LedgerFile,
+    /,
+    *,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the JSON goes.", show_default="standard output")
+        Path | None, Parameter(metavar="FILE", help="Where the JSON goes; standard output if not given.")
     ] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Write everything as JSON: all records with their hashes, and what follows from them."""
     if out is not None:
         _files.check_output(out, ledger)
     data = _open(ledger).export()
     if out is None:
-        _output.show_json(data)
+        output.show_json(data)
         return
     _files.write_bytes(out, (json_module.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
     facts = {"ledger": str(ledger), "out": str(out), "records": len(data["records"]), "head": data["head"]}
     if json:
-        _output.show_json(facts)
+        output.show_json(facts)
         return
-    _render.console().print(_render.facts([("records", f"{facts['records']:,}"), ("written", escape(str(out)))]))
+    output.console().print(output.facts([("records", f"{facts['records']:,}"), ("written", escape(str(out)))]))
     _show_head(data["head"])
 
 
@@ -191,7 +185,7 @@ def _open(path: Path) -> Ledger:
 
 def _show_head(head: str) -> None:
     """In one piece, however narrow the terminal: a head with a line break in it would not be found again."""
-    _output.show([("head", head)])
+    output.show([("head", head)])
 
 
 def _rows(total: Total) -> list[tuple[str, str]]:
@@ -199,7 +193,7 @@ def _rows(total: Total) -> list[tuple[str, str]]:
     return [
         (
             "spent",
-            f"[bold]ε = {_render.rounded_up(total.epsilon)}[/bold] of {total.limit:g} at δ = {total.delta:g}, "
+            f"[bold]ε = {rounded_up(total.epsilon)}[/bold] of {total.limit:g} at δ = {total.delta:g}, "
             f"{total.adjacency} neighbours, one {total.unit}",
         ),
         ("left", f"{total.left:.4g}"),
@@ -219,10 +213,10 @@ def _show_entries(book: Ledger, population: str) -> None:
             f"{entry.survivors:,}",
             str(entry.event.taking_part),
             "yes" if entry.released else "no",
-            _render.rounded_up(entry.spent),
+            rounded_up(entry.spent),
         )
         for entry in entries[-_SHOWN:]
     ]
     columns = ("entry", "reserved (UTC)", "run", "round", "messages", "participation", "released", "ε then")
     title = f"the last {_SHOWN} of {len(entries):,} rounds" if len(entries) > _SHOWN else None
-    _render.console().print(_render.grid(columns, rows, title=title))
+    output.console().print(output.grid(columns, rows, title=title))

@@ -5,33 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 
-from cpsgd.cli import _options, _output
+from cpsgd.cli import options, output
+from cpsgd.cli.frame import new_app
 
 if TYPE_CHECKING:
     from cpsgd.learning.datasets.mnist import Part
 
-app = typer.Typer(name="data", no_args_is_help=True, rich_markup_mode="markdown")
+app = new_app("data")
 
 
-@app.callback()
-def _group() -> None:
-    """Bring data sets to this machine."""
-
-
-@app.command("mnist")
+@app.command
 def mnist(
+    *,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--dir",
+        Parameter(
+            name="--dir",
             metavar="FOLDER",
-            help="The data folder; the files go to its folder mnist.",
-            show_default="CPSGD_DATA_DIR, or else cpsgd in the user's cache",
+            help="The data folder; the files go to its folder mnist. If not given: CPSGD_DATA_DIR, or else cpsgd "
+            "in the user's cache.",
         ),
     ] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Download MNIST (12 MB) and verify it.
 
@@ -39,7 +36,7 @@ def mnist(
     """
     files = _download(folder)
     if json:
-        _output.show_json(
+        output.show_json(
             {
                 "dataset": "mnist",
                 "files": [{"path": str(path), "downloaded": downloaded} for path, downloaded in files.items()],
@@ -47,7 +44,7 @@ def mnist(
         )
         return
     facts = [("downloaded" if downloaded else "was there", str(path)) for path, downloaded in files.items()]
-    _output.show([*facts, ("verified", "every file has MNIST's checksum")])
+    output.show([*facts, ("verified", "every file has MNIST's checksum")])
 
 
 def _download(folder: Path | None) -> dict[Path, bool]:

@@ -5,28 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 
-from cpsgd.cli import _options, _output
+from cpsgd.cli import options, output
+from cpsgd.cli.frame import new_app
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-app = typer.Typer(name="identity", no_args_is_help=True, rich_markup_mode="markdown")
+app = new_app("identity")
 
-KeyFile = Annotated[Path, typer.Argument(metavar="KEYFILE", help="The private key's file, as ssh-keygen makes it.")]
+KeyFile = Annotated[Path, Parameter(name="KEYFILE", help="The private key's file, as ssh-keygen makes it.")]
 Name = Annotated[
-    str | None, typer.Option(help="What people call the identity.", show_default="the file's name, without suffix")
+    str | None, Parameter(help="What people call the identity; the file's name, without suffix, if not given.")
 ]
 
 
-@app.callback()
-def _group() -> None:
-    """Keys by which clients of secure aggregation know each other, whatever the server says."""
-
-
-@app.command()
-def create(keyfile: KeyFile, name: Name = None, json: _options.Json = False) -> None:
+@app.command
+def create(keyfile: KeyFile, /, *, name: Name = None, json: options.Json = False) -> None:
     """Make an identity and print its public key, the line for the roster.
 
     The file is one that ssh-keygen -t ed25519 could have made, without a passphrase; only its owner may read it. A file
@@ -40,8 +36,8 @@ def create(keyfile: KeyFile, name: Name = None, json: _options.Json = False) -> 
     _show(create_identity(keyfile), keyfile, called, json)
 
 
-@app.command()
-def show(keyfile: KeyFile, name: Name = None, json: _options.Json = False) -> None:
+@app.command
+def show(keyfile: KeyFile, /, *, name: Name = None, json: options.Json = False) -> None:
     """Print the public key of an identity, the line for the roster."""
     from cpsgd.secagg import read_identity
 
@@ -53,7 +49,7 @@ def _show(identity: Ed25519PrivateKey, keyfile: Path, name: str, json: bool) -> 
 
     line = public_line(identity, name)
     if json:
-        _output.show_json({"file": str(keyfile), "public_key": line})
+        output.show_json({"file": str(keyfile), "public_key": line})
     else:
         # As it is, to be appended to a roster: no colours, no wrapping.
-        typer.echo(line)
+        print(line)

@@ -6,18 +6,23 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter, validators
 
-from cpsgd.cli import _files, _ledger, _options, _output
+from cpsgd.cli import _files, options, output
+from cpsgd.cli.frame import whole
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
+from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator
-    from cpsgd.cli._data import Array, Rows
+    from cpsgd.cli._files import Array, Rows
     from cpsgd.error import Expectation
+    from cpsgd.ledger import Ledger, RoundEvent
+    from cpsgd.protocol import Protocol
 
 # Coordinates a thread works on at a time: milliseconds of work, a megabyte or two of data.
 _BLOCK = 1 << 18
@@ -25,67 +30,65 @@ _BLOCK = 1 << 18
 _THREADED_DIM = 1 << 14
 
 
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """Who pays.
+
+    Attributes:
+        ledger: Charge the budget on this ledger, or refuse; see `cpsgd budget`.
+        population: With --ledger: whose budget pays.
+    """
+
+    ledger: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    population: str | None = None
+
+
+_NOBODY = BudgetOptions()
+
+
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .npy, .npz or .csv table, one row a client.")],
-    protocol: _options.ProtocolFile = None,
-    clip_norm: _options.ClipNorm = None,
-    levels: _options.Levels = None,
-    trials: _options.Trials = None,
-    p: _options.SuccessProbability = None,
-    coordinate_range: _options.CoordinateRange = None,
-    rotate: _options.Rotate = None,
-    sigma: _options.Sigma = None,
-    seed: _options.Seed = None,
-    epsilon: _options.Epsilon = None,
-    delta: _options.Delta = None,
-    bits: _options.Bits = None,
-    round: Annotated[int, typer.Option(min=0, help="Number of the round.")] = 0,
-    key: _options.Key = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = Path("mean.npy"),
+    file: options.Table,
+    /,
+    *,
+    parameters: options.Parameters = options.NO_PARAMETERS,
+    wishes: options.Wishes = options.NO_WISHES,
+    budget: Annotated[BudgetOptions, Parameter(name="*", group=options.BUDGET)] = _NOBODY,
+    round: options.Round = 0,
+    key: options.Key = None,
+    out: Annotated[Path, Parameter(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = Path("mean.npy"),
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads.", show_default="one a processor, one in all for short vectors")
+        int | None,
+        Parameter(
+            converter=whole,
+            validator=validators.Number(gte=1),
+            help="Threads; if not given one per processor, one in all for short vectors.",
+        ),
     ] = None,
-    ledger: _options.LedgerFile = None,
-    population: _options.Population = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Estimate the mean of a table's rows by a whole round on this machine.
 
     Every row is encoded as its client would do it, and the messages are added up as the server would. This is a
     simulation: here the real error can be measured, because one machine holds all vectors.
 
+    With --epsilon the planner chooses k, m and X. With --delta the ε proved for the round is shown (replace-one
+    neighbours).
+
     With --ledger the mean is a release: the round is refused if too little is left of the population's budget, and
     charged to it before the mean is computed. A table that cannot be read to its end costs nothing. The real error is
     then not shown, because no budget covers it.
     """
     from cpsgd.aggregator import Aggregator
-    from cpsgd.cli import _data
     from cpsgd.error import Expectation
 
-    parameters = _options.Parameters(
-        file=protocol,
-        clip_norm=clip_norm,
-        levels=levels,
-        trials=trials,
-        p=p,
-        coordinate_range=coordinate_range,
-        rotate=rotate,
-        sigma=sigma,
-        seed=seed,
-        epsilon=epsilon,
-        delta=delta,
-        bits=bits,
-    )
-    _files.check_vector_output(out, file, *([] if protocol is None else [protocol]))
-    rows = _data.open_rows(file, key)
-    chosen = parameters.protocol(clients=rows.clients, dim=rows.dim)
+    _files.check_vector_output(out, file, *([] if parameters.file is None else [parameters.file]))
+    rows = _files.open_rows(file, key)
+    chosen = parameters.protocol(wishes, clients=rows.clients, dim=rows.dim)
     if chosen.dim != rows.dim:
         raise ParameterError(f"The protocol is for {chosen.dim} coordinates, the rows of {file} have {rows.dim}.")
 
-    privacy, privacy_facts = _output.privacy(chosen, delta, rows.clients)
-    charge = _ledger.quote(
-        ledger, population, chosen, survivors=rows.clients, round=round, label=f"cpsgd mean {file.name}"
-    )
+    privacy, privacy_facts = output.privacy(chosen, wishes.delta, rows.clients)
+    charge = _quote(budget, chosen, survivors=rows.clients, round=round, label=f"cpsgd mean {file.name}")
 
     aggregator = Aggregator(chosen, round, max_dim=chosen.dim)
     expectation = Expectation(chosen, round)
@@ -94,8 +97,8 @@ def run(
     _simulate(rows, aggregator, expectation, threads)
     # Only now, since all rows are known to be good, and nothing has been seen yet but by this machine.
     if charge is not None:
-        budget, budget_facts = charge.pay()
-        privacy, privacy_facts = privacy | budget, privacy_facts + budget_facts
+        paid, paid_facts = charge.pay()
+        privacy, privacy_facts = privacy | paid, privacy_facts + paid_facts
     estimate = aggregator.mean()
     error: dict[str, float] | None = None
     if charge is None:
@@ -110,7 +113,7 @@ def run(
     _files.write_vector(out, estimate)
 
     if json:
-        _output.show_json(
+        output.show_json(
             {
                 "simulation": charge is None,
                 "file": str(file),
@@ -118,7 +121,7 @@ def run(
                 "clients": aggregator.count,
                 "dim": chosen.dim,
                 "round": round,
-                **_output.sent(chosen),
+                **output.sent(chosen),
                 **privacy,
                 "total_bytes": aggregator.count * chosen.message_bytes,
                 "squared_error": error,
@@ -126,10 +129,10 @@ def run(
         )
         return
     planned = "" if aggregator.count == chosen.clients else f" (the protocol was made for {chosen.clients:,})"
-    _output.show(
+    output.show(
         [
             ("clients", f"{aggregator.count:,} of {chosen.dim:,} coordinates each, round {round}{planned}"),
-            *_output.sent_facts(chosen),
+            *output.sent_facts(chosen),
             *privacy_facts,
             ("sent in all", f"{aggregator.count * chosen.message_bytes:,} bytes"),
             *_error_facts(error),
@@ -163,7 +166,7 @@ def _simulate(rows: Rows, aggregator: Aggregator, expectation: Expectation, thre
             expectation.add(vector)
         return len(block)
 
-    with _output.progress(rows.clients) as advance:
+    with output.progress(rows.clients) as advance:
         _in_order(rows, max(1, _BLOCK // rows.dim), work, threads, advance)
     # A .csv file is read twice, and with fewer rows the second time there would be less noise than is accounted for.
     if aggregator.count != rows.clients:
@@ -190,3 +193,49 @@ def _in_order(
         finally:
             for future in pending:
                 future.cancel()
+
+
+@dataclass(frozen=True)
+class _Charge:
+    """A round that a population's budget is to pay for. Nothing is spent before `pay`."""
+
+    ledger: Ledger
+    population: str
+    event: RoundEvent
+
+    def pay(self) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        """Charges the round; its result may be computed when this has returned.
+
+        Returns:
+            What is spent, as JSON and for people.
+
+        Raises:
+            LedgerError: The budget does not allow the round, or the ledger cannot be used.
+        """
+        entry = self.ledger.reserve(self.population, self.event)
+        self.ledger.release(entry, self.event.survivors)
+        total = self.ledger.total(self.population)
+        text = (
+            f"{total.population}: ε = {rounded_up(total.epsilon)} of {total.limit:g} at δ = {total.delta:g} "
+            f"spent, {total.left:.4g} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
+        )
+        return {"budget": {"ledger": str(self.ledger.path), **total.to_dict()}}, [("budget", text)]
+
+
+def _quote(budget: BudgetOptions, protocol: Protocol, *, survivors: int, round: int, label: str) -> _Charge | None:
+    """A round that everybody in the table takes part in, if the budget allows it; None where no ledger is given.
+
+    Raises:
+        ParameterError: Only one of the ledger and the population is given.
+        LedgerError: The budget does not allow the round, or the ledger cannot be used.
+    """
+    if budget.ledger is None and budget.population is None:
+        return None
+    if budget.ledger is None or budget.population is None:
+        raise ParameterError("Give both --ledger and --population: a ledger may hold several budgets.")
+    from cpsgd.ledger import Ledger, RoundEvent
+
+    ledger = Ledger(budget.ledger)
+    event = RoundEvent(protocol, survivors=survivors, participation="every", round=round, label=label)
+    ledger.quote(budget.population, [event])
+    return _Charge(ledger, budget.population, event)

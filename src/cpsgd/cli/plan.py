@@ -4,76 +4,46 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
-from cpsgd.cli import _options, _output, _render
-from cpsgd.cli.privacy import AdjacencyName, guarantee_rows
+from cpsgd.cli import options, output
+from cpsgd.cli.privacy import guarantee_rows
 from cpsgd.errors import ParameterError
+from cpsgd.planner.requirements import Requirements
 
 if TYPE_CHECKING:
     from cpsgd.planner import Plan
 
 _PICTURES = (".png", ".pdf", ".svg")
 
+if TYPE_CHECKING:
+    Wishes = Any  # made when the program runs
+else:
+    Wishes = options.from_class(Requirements)
+
 
 def run(
-    clients: Annotated[int, typer.Option(help="n, clients of a round.")],
-    dim: Annotated[int, typer.Option(help="d, coordinates of a vector.")],
-    epsilon: Annotated[float, typer.Option(help="ε that all rounds together may cost.")],
-    delta: Annotated[float, typer.Option(help="δ of the guarantee.")],
-    clip_norm: Annotated[float, typer.Option(help="D, bound on a vector's Euclidean norm.")] = 1.0,
-    bits: Annotated[
-        float | None,
-        typer.Option(help="Bits a coordinate may take. Default: the fewest within 10 % of the Gaussian's error."),
-    ] = None,
-    max_error: Annotated[float | None, typer.Option(help="Instead of --bits: expected squared error allowed.")] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds that will be run.")] = 1,
-    participation: Annotated[
-        str, typer.Option(help="Who is in which round: once, every, poisson:RATE or fixed-size:RATE.")
-    ] = "every",
-    adjacency: Annotated[
-        AdjacencyName, typer.Option(help="Which data sets are neighbours.")
-    ] = AdjacencyName.replace_one,
-    dropout: Annotated[float, typer.Option(help="Share of the clients that may fail to answer.")] = 0.0,
-    colluding: Annotated[int, typer.Option(help="Clients of a round who may tell their noise.")] = 0,
-    secure: Annotated[bool, typer.Option("--secure", help="Plan for secure aggregation modulo M.")] = False,
-    overflow: Annotated[float, typer.Option(help="With --secure: overflow probability allowed a round.")] = 1e-9,
-    rotate: Annotated[bool, typer.Option(help="Whether vectors are rotated first.")] = True,
-    plot: Annotated[Path | None, typer.Option(help="Draw the frontier into this file.")] = None,
-    json: _options.Json = False,
+    *,
+    wishes: Annotated[Wishes, options.FLAT],
+    plot: Annotated[Path | None, Parameter(metavar="FILE", help="Draw the frontier into this file.")] = None,
+    json: options.Json = False,
 ) -> None:
     """The best protocol for what you want: k, m, X, its proved ε and its expected error."""
     from cpsgd.planner import plan
 
     if plot is not None and plot.suffix.lower() not in _PICTURES:
         raise ParameterError(f"Expected --plot to name a file ending in {', '.join(_PICTURES)}, got {plot}.")
-    found = plan(
-        clients,
-        dim,
-        epsilon,
-        delta,
-        clip_norm,
-        bits=bits,
-        max_error=max_error,
-        rounds=rounds,
-        participation=participation,
-        adjacency=adjacency.value,
-        dropout=dropout,
-        colluding=colluding,
-        secure=secure,
-        rotate=rotate,
-        overflow=overflow,
-    )
+    found = plan(**vars(wishes))
     if plot is not None:
-        from cpsgd.reports.frontier import draw_frontier
+        from cpsgd.reports.pictures import draw_frontier
 
         draw_frontier(found, plot)
     if json:
-        _output.show_json(found.to_dict())
+        output.show_json(found.to_dict())
         return
-    console = _render.console()
+    console = output.console()
     console.print(_summary(found))
     console.print(_frontier(found))
     if plot is not None:
@@ -81,25 +51,25 @@ def run(
 
 
 def _summary(found: Plan) -> object:
-    protocol, error, number = found.protocol, found.error, _render.number
+    protocol, error = found.protocol, found.error
     share = {name: f"{100.0 * part / error.total:.1f} %" for name, part in asdict(error).items()}
     rows = [
         (
             "protocol",
             f"[bold]k = {protocol.levels:,}[/bold] levels, [bold]m = {protocol.trials:,}[/bold] coin flips, "
-            f"[bold]X = {number(protocol.coordinate_range)}[/bold], s = {number(protocol.scale)}",
+            f"[bold]X = {protocol.coordinate_range:.4g}[/bold], s = {protocol.scale:.4g}",
         ),
         (
             "message",
-            f"{protocol.bits_per_coordinate:.4g} bits a coordinate, {protocol.message_bytes:,} bytes "
+            f"{protocol.bits_per_coordinate:.4g} bits per coordinate, {protocol.message_bytes:,} bytes "
             f"(floats: {4 * protocol.dim:,})",
         ),
         (
             "error",
-            f"[bold]{number(error.total)}[/bold] expected squared error: noise {share['noise']}, "
+            f"[bold]{error.total:.4g}[/bold] expected squared error: noise {share['noise']}, "
             f"rounding {share['rounding']}, clipping {share['clipping']}",
         ),
-        ("", f"{found.ratio:.3f} × the exact Gaussian mechanism's {number(found.gaussian_squared_error)}"),
+        ("", f"{found.ratio:.3f} × the exact Gaussian mechanism's {found.gaussian_squared_error:.4g}"),
         *guarantee_rows(found.guarantee),
     ]
     if found.rounds > 1:
@@ -112,7 +82,7 @@ def _summary(found: Plan) -> object:
         rows.append(
             ("modulus", f"{protocol.modulus:,}; a round overflows with probability ≤ {found.overflow_probability:.2g}")
         )
-    return _render.facts(rows, title=f"Plan for {protocol.clients:,} clients, {protocol.dim:,} coordinates")
+    return output.facts(rows, title=f"Plan for {protocol.clients:,} clients, {protocol.dim:,} coordinates")
 
 
 def _frontier(found: Plan) -> object:
@@ -121,11 +91,11 @@ def _frontier(found: Plan) -> object:
             f"{'▸ ' if point.bits == found.bits else ''}{point.bits:.4g}",
             f"{point.levels:,}",
             f"{point.trials:,}",
-            _render.number(point.coordinate_range),
-            _render.number(point.expected_squared_error),
+            f"{point.coordinate_range:.4g}",
+            f"{point.expected_squared_error:.4g}",
             f"{point.ratio:.3f}",
         )
         for point in found.frontier
     ]
     columns = ("bits", "levels k", "trials m", "range X", "squared error", "× Gaussian")
-    return _render.grid(columns, rows, title="\nFrontier: the best for each number of bits")
+    return output.grid(columns, rows, title="\nFrontier: the best for each number of bits")

@@ -4,214 +4,97 @@ from __future__ import annotations
 
 import json as json_module
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Group, Parameter
 
-from cpsgd.cli import _files, _options, _output, _render, _training
+from cpsgd.cli import _files, options, output
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
+from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, Settings, read_file
+from cpsgd.reports.numbers import rounded_up, size
 
 if TYPE_CHECKING:
     from cpsgd.learning.experiment import Experiment, Result
-    from cpsgd.learning.settings import Settings
 
 _RUNS = Path("runs")
 _CONFIG = "config.json"
 _SUMMARY = "summary.json"
-_SETUP, _PRIVACY, _LEARNING, _RUN = "What is trained", "Privacy and bits", "Learning", "Run"
+
+_SETUP, _PRIVACY = Group("What is trained", sort_key=1), Group("Privacy and bits", sort_key=2)
+_LEARNING, _RUN = Group("Learning", sort_key=3), Group("Run", sort_key=4)
+# The panels of the help; a setting that is named nowhere here is about learning.
+_PANELS = {
+    _SETUP: ("preset", "dataset", "clients", "model", "cohort", "rounds", "participation", "dropout"),
+    _PRIVACY: (
+        "epsilon",
+        "delta",
+        "bits",
+        "levels",
+        "trials",
+        "range",
+        "clip_norm",
+        "examples",
+        "adjacency",
+        "colluding",
+    ),
+    _RUN: ("seed", "device", "memory_limit", "evaluate_every"),
+    options.BUDGET: ("ledger", "population"),
+}
+
+_GIVEN = options.from_class(
+    Settings,
+    unset=True,
+    text=("seed",),
+    groups={entry.name: _LEARNING for entry in fields(Settings)}
+    | {name: group for group, names in _PANELS.items() for name in names},
+)
+_NOTHING: Any = _GIVEN()
+if TYPE_CHECKING:
+    Given = Any  # made when the program runs
+else:
+    Given = Annotated[_GIVEN, options.FLAT]
 
 
 def run(
-    preset: Annotated[
-        str | None,
-        typer.Option(help="Where settings start from: digits or paper.", show_default="digits", rich_help_panel=_SETUP),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Settings from a TOML file.", rich_help_panel=_SETUP)
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(help="digits, infinite-digits, mnist or infinite-mnist.", rich_help_panel=_SETUP),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="linear, or mlp-60-60 and the like.", rich_help_panel=_SETUP)
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="Clients there are.", rich_help_panel=_SETUP)] = None,
-    cohort: Annotated[int | None, typer.Option(help="n: clients in a round.", rich_help_panel=_SETUP)] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds.", rich_help_panel=_SETUP)] = None,
-    participation: Annotated[
-        str | None,
-        typer.Option(help="once, every, poisson or fixed-size.", rich_help_panel=_SETUP),
-    ] = None,
-    dropout: Annotated[
-        float | None, typer.Option(help="Probability that a message does not arrive.", rich_help_panel=_SETUP)
-    ] = None,
-    examples: Annotated[
-        int | None,
-        typer.Option(
-            help="Protect single examples, at most so many a client; each one's gradient is clipped.",
-            show_default="protect clients",
-            rich_help_panel=_PRIVACY,
-        ),
-    ] = None,
-    adjacency: Annotated[
-        str | None,
-        typer.Option(
-            help="Which data sets are neighbours: replace-one or zero-out.",
-            show_default="replace-one, with poisson zero-out",
-            rich_help_panel=_PRIVACY,
-        ),
-    ] = None,
-    colluding: Annotated[
-        int | None,
-        typer.Option(help="Clients of a round who may tell their noise.", show_default="0", rich_help_panel=_PRIVACY),
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="ε that all rounds together may cost.", rich_help_panel=_PRIVACY)
-    ] = None,
-    delta: Annotated[float | None, typer.Option(help="δ of the guarantee.", rich_help_panel=_PRIVACY)] = None,
-    bits: Annotated[
-        float | None,
-        typer.Option(help="Bits a coordinate may take; k, m and X are planned.", rich_help_panel=_PRIVACY),
-    ] = None,
-    levels: Annotated[
-        int | None, typer.Option(help="Instead of --bits: k, with --trials.", rich_help_panel=_PRIVACY)
-    ] = None,
-    trials: Annotated[
-        int | None, typer.Option(help="Instead of --bits: m, with --levels.", rich_help_panel=_PRIVACY)
-    ] = None,
-    range: Annotated[
-        float | None, typer.Option(help="With --levels: X; the paper's if not given.", rich_help_panel=_PRIVACY)
-    ] = None,
-    clip_norm: Annotated[
-        float | None, typer.Option(help="D: longer updates are scaled down to this norm.", rich_help_panel=_PRIVACY)
-    ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="The server's: sgd, momentum, adagrad or adam.", rich_help_panel=_LEARNING)
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="The server's learning rate.", rich_help_panel=_LEARNING)] = None,
-    weight_decay: Annotated[
-        float | None,
-        typer.Option(help="So much of each parameter is added to its gradient.", rich_help_panel=_LEARNING),
-    ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="Of the learning rate: constant, linear or late.", rich_help_panel=_LEARNING)
-    ] = None,
-    local_steps: Annotated[
-        int | None, typer.Option(help="Local SGD steps a client; 1 sends a gradient.", rich_help_panel=_LEARNING)
-    ] = None,
-    local_lr: Annotated[
-        float | None, typer.Option(help="Learning rate of the local steps.", rich_help_panel=_LEARNING)
-    ] = None,
-    baselines: Annotated[
-        bool | None,
-        typer.Option("--baselines/--no-baselines", help="Run the baselines, too.", rich_help_panel=_LEARNING),
-    ] = None,
-    seed: Annotated[
-        str | None,
-        typer.Option(
-            metavar="INTEGER|none",
-            help="First weights, cohorts and noise follow from it. With none, on a CPU, noise is the system's.",
-            show_default="0; none with --ledger",
-            rich_help_panel=_RUN,
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help=_options.DEVICE_HELP, show_default="cpu", rich_help_panel=_RUN)
-    ] = None,
-    memory_limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="MIB",
-            help="MiB that the clients computed together may take; a run may be resumed with another limit.",
-            show_default="1024, on a GPU 4096",
-            rich_help_panel=_RUN,
-        ),
-    ] = None,
-    evaluate_every: Annotated[
-        int | None,
-        typer.Option(
-            help="Rounds between looks at the test set and checkpoints.", show_default="1", rich_help_panel=_RUN
-        ),
-    ] = None,
+    *,
+    given: Given = _NOTHING,
+    config: Annotated[Path | None, Parameter(metavar="FILE", group=_SETUP, help="Settings from a TOML file.")] = None,
     name: Annotated[
         str | None,
-        typer.Option(
-            "--run", metavar="NAME", help="Folder under runs/.", show_default="numbered", rich_help_panel=_RUN
-        ),
+        Parameter(name="--run", metavar="NAME", group=_RUN, help="Folder under runs/; numbered if not given."),
     ] = None,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue --run NAME, or the latest, where it stopped.", rich_help_panel=_RUN),
+        bool, Parameter(group=_RUN, help="Continue --run NAME, or the latest, where it stopped.")
     ] = False,
-    ledger: _options.LedgerFile = None,
-    population: _options.Population = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Train a model from many simulated clients through a private mean, beside its baselines.
 
     All clients live on this machine. With a seed noise follows from it, so that runs can be repeated: a simulation of
     what privacy costs, which protects nobody. Everything goes to runs/NAME/: settings, metrics, checkpoint, report.
+    What is not given comes from the TOML file, and then from the preset.
     """
-    given: dict[str, Any] = {
-        "preset": preset,
-        "dataset": dataset,
-        "model": model,
-        "clients": clients,
-        "cohort": cohort,
-        "rounds": rounds,
-        "participation": participation,
-        "dropout": dropout,
-        "examples": examples,
-        "adjacency": adjacency,
-        "colluding": colluding,
-        "epsilon": epsilon,
-        "delta": delta,
-        "bits": bits,
-        "levels": levels,
-        "trials": trials,
-        "range": range,
-        "clip_norm": clip_norm,
-        "optimizer": optimizer,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "schedule": schedule,
-        "local_steps": local_steps,
-        "local_lr": local_lr,
-        "baselines": baselines,
-        "device": device,
-        "memory_limit": memory_limit,
-        "evaluate_every": evaluate_every,
-        "seed": _seed(seed),
-        "ledger": None if ledger is None else str(ledger),
-        "population": population,
-    }
-    given = {key: value for key, value in given.items() if value is not None}
+    changes = options.given(given)
+    if "seed" in changes:
+        changes["seed"] = _seed(changes["seed"])
     if config is not None:
-        from cpsgd.learning.settings import read_file
-
-        given = {**read_file(config), **given}
+        changes = {**read_file(config), **changes}
     if resume:
         folder = _RUNS / _run_name(name) if name is not None else _latest()
-        settings = _settings_of(folder, given)
+        settings = _settings_of(folder, changes)
     else:
-        from cpsgd.learning.settings import Settings
-
-        settings = Settings.of(given)
+        settings = Settings.of(changes)
         folder = _new_folder(name, settings.preset)
     _train(settings, folder, resume=resume, json=json)
 
 
-def _seed(text: str | None) -> int | str | None:
-    """A seed as settings have it: a number, or the word for none; None where it was not given."""
-    from cpsgd.learning.settings import NO_SEED
-
-    if text is None or text == NO_SEED:
-        return text
-    if not text.isdecimal():
+def _seed(text: str) -> int | str:
+    """A seed as settings have it: a number, or the word for none."""
+    if text != NO_SEED and not text.isdecimal():
         raise ParameterError(f"Expected --seed to be a number from 0 on, or {NO_SEED}, got {text!r}.")
-    return int(text)
+    return text if text == NO_SEED else int(text)
 
 
 def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> None:
@@ -222,24 +105,24 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         raise CpsgdError(str(error)) from None
     from rich.console import Console
 
-    from cpsgd.reports import run_report
+    from cpsgd.reports import live, run_report
 
     run_report.check()
     experiment = Experiment(settings)
     console = Console(stderr=json, highlight=False)
     protocol = experiment.protocol
     console.print(
-        f"{experiment.dataset.name}: {experiment.dataset.size:,} clients, {settings.cohort:,} a round, "
+        f"{experiment.dataset.name}: {experiment.dataset.size:,} clients, {settings.cohort:,} per round, "
         f"{settings.rounds:,} rounds; {settings.model}, {experiment.dim:,} parameters",
         soft_wrap=True,
     )
     console.print(
         f"protocol: k = {protocol.levels}, m = {protocol.trials}, X = {protocol.coordinate_range:.4g}, "
-        f"D = {protocol.clip_norm:g}: {protocol.bits_per_coordinate:.4g} bits a coordinate, "
-        f"{_training.size(protocol.message_bytes)} a message",
+        f"D = {protocol.clip_norm:g}: {protocol.bits_per_coordinate:.4g} bits per coordinate, "
+        f"{size(protocol.message_bytes)} per message",
         soft_wrap=True,
     )
-    console.print(_training.device_text(settings.device), soft_wrap=True)
+    console.print(live.device_text(settings.device), soft_wrap=True)
     results: list[Result] = []
     # Before anything can be charged, so that whatever was charged can be continued.
     if resume:
@@ -252,7 +135,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
             name: experiment.trainer(name, folder_of(folder, name), resume=resume) for name in experiment.mechanisms
         }
         console.print(f"folder: {folder}\n", markup=False, soft_wrap=True)
-        with _training.interrupts() as asked, _training.Display(console) as display:
+        with live.interrupts() as asked, live.Display(console) as display:
             for name, trainer in trainers.items():
                 display.start(name, trainer.rounds, trainer.round)
                 for metrics in trainer.run():
@@ -268,17 +151,17 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
             (folder / _CONFIG).unlink()
         raise
     except KeyboardInterrupt:
-        _output.complain(f"Interrupted. Continue with: cpsgd train --resume --run {folder.name}", style="bold yellow")
-        raise typer.Exit(130) from None
+        output.complain(f"Interrupted. Continue with: cpsgd train --resume --run {folder.name}", style="bold yellow")
+        raise SystemExit(130) from None
     summary = _summary(experiment, folder, results)
     _files.write_bytes(folder / _SUMMARY, (json_module.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
     summary["files"] = [str(path) for path in run_report.write(folder, summary, results)]
     if json:
-        _output.show_json(summary)
+        output.show_json(summary)
         return
     console.print()
     console.print(_table(results))
-    console.print(_render.facts(_facts(summary, results)))
+    console.print(output.facts(_facts(summary, results)))
 
 
 # ------------------------------------------------------------------ run directories
@@ -327,8 +210,6 @@ def _latest() -> Path:
 
 def _settings_of(folder: Path, given: dict[str, Any]) -> Settings:
     """The settings a run was started with; what is given on top must agree, but for what makes no difference to it."""
-    from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, Settings, read_file
-
     if not (folder / _CONFIG).exists():
         raise CheckpointError(f"There is no run in {folder} to resume.")
     kept = Settings.of(read_file(folder / _CONFIG)).to_dict()
@@ -381,14 +262,14 @@ def _table(results: list[Result]) -> object:
         (
             f"▸ {result.name}" if index == 0 else result.name,
             f"{result.accuracy:.2%}",
-            "∞" if result.guarantee is None else _render.rounded_up(result.guarantee.epsilon),
+            "∞" if result.guarantee is None else rounded_up(result.guarantee.epsilon),
             f"{result.bits_per_coordinate:.4g}",
             f"{result.bytes_per_client / 1e6:.4f}",
             f"{sum(metrics.seconds for metrics in result.history):.0f}",
         )
         for index, result in enumerate(results)
     ]
-    return _render.grid(("run", "test accuracy", "ε", "bits", "MB a client and round", "seconds"), rows)
+    return output.grid(("run", "test accuracy", "ε", "bits", "MB per client and round", "seconds"), rows)
 
 
 def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, str]]:
@@ -403,7 +284,7 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
         facts += [
             (
                 "privacy",
-                f"({_render.rounded_up(private.guarantee.epsilon)}, {private.guarantee.delta:g}), "
+                f"({rounded_up(private.guarantee.epsilon)}, {private.guarantee.delta:g}), "
                 f"{private.guarantee.adjacency} neighbours, participation {private.guarantee.participation}",
             ),
             ("protects", run_report.unit_text(summary)),
@@ -413,7 +294,7 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
     facts += [
         (
             "sent",
-            f"{private.bytes_per_client / 1e6:.4f} MB a client and round, {private.bits_per_coordinate:.4g} bits a "
+            f"{private.bytes_per_client / 1e6:.4f} MB per client and round, {private.bits_per_coordinate:.4g} bits per "
             f"coordinate; float32 {floats / 1e6:.4f} MB ({floats / private.bytes_per_client:.1f}×)",
         ),
         *_budget_facts(summary["budget"]),
@@ -428,5 +309,5 @@ def _budget_facts(budget: dict[str, Any] | None) -> list[tuple[str, str]]:
 
     if budget is None:
         return []
-    spent, limit = _render.rounded_up(budget["epsilon"]), budget["limit"]
+    spent, limit = rounded_up(budget["epsilon"]), budget["limit"]
     return [("budget", escape(f"{budget['population']}: ε = {spent} of {limit:g} at δ = {budget['delta']:g} spent"))]

@@ -1,1 +1,1 @@
-"""Figures: what was computed, drawn so that it can be read at a glance."""
+"""Pages, pictures and live displays: what was computed, so that it can be read at a glance."""

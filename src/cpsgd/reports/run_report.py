@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpsgd.reports import _plotting
-from cpsgd.reports._numbers import rounded_up
+from cpsgd.reports import plotting
+from cpsgd.reports.numbers import power, rounded_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,16 +20,16 @@ CURVES, REPORT = "curves.png", "report.html"
 
 _STYLES: dict[str, dict[str, Any]] = {
     # Broad and below the others: where all agree, all are seen.
-    "private": {"color": _plotting.ACCENT, "linewidth": 5.0, "alpha": 0.5, "solid_capstyle": "butt", "zorder": 1},
-    "no privacy": {"color": _plotting.INK, "linewidth": 1.4},
-    "gaussian": {"color": _plotting.SEQUENCE[1], "linewidth": 1.4, "linestyle": (0, (4, 2))},
-    "quantized": {"color": _plotting.SEQUENCE[3], "linewidth": 1.4, "linestyle": (0, (1, 1.5))},
+    "private": {"color": plotting.ACCENT, "linewidth": 5.0, "alpha": 0.5, "solid_capstyle": "butt", "zorder": 1},
+    "no privacy": {"color": plotting.INK, "linewidth": 1.4},
+    "gaussian": {"color": plotting.SEQUENCE[1], "linewidth": 1.4, "linestyle": (0, (4, 2))},
+    "quantized": {"color": plotting.SEQUENCE[3], "linewidth": 1.4, "linestyle": (0, (1, 1.5))},
 }
 
 
 def check() -> None:
     """Raises `CpsgdError` where nothing could be drawn, so that this is known before a long run."""
-    _plotting.new_figure(1.0, 1.0)
+    plotting.new_figure(1.0, 1.0)
 
 
 def write(folder: Path, summary: Mapping[str, Any], results: Sequence[Result]) -> list[Path]:
@@ -51,14 +51,14 @@ def write(folder: Path, summary: Mapping[str, Any], results: Sequence[Result]) -
 
 def draw(path: Path, results: Sequence[Result]) -> Path:
     """Test accuracy and loss against rounds."""
-    figure = _plotting.new_figure(10.4, 4.2)
+    figure = plotting.new_figure(10.4, 4.2)
     left, right = figure.subplots(1, 2)
     _curves(left, results, "accuracy", 100.0)
     _curves(right, results, "loss", 1.0)
-    _plotting.tidy(left, title="Test accuracy", xlabel="round", ylabel="%")
-    _plotting.tidy(right, title="Test loss", xlabel="round", ylabel=None)
-    left.legend(frameon=False, fontsize=9, labelcolor=_plotting.INK, loc="lower right")
-    return _plotting.save(figure, path)
+    plotting.tidy(left, title="Test accuracy", xlabel="round", ylabel="%")
+    plotting.tidy(right, title="Test loss", xlabel="round", ylabel=None)
+    left.legend(frameon=False, fontsize=9, labelcolor=plotting.INK, loc="lower right")
+    return plotting.save(figure, path)
 
 
 def _curves(axes: Axes, results: Sequence[Result], figure: str, factor: float) -> None:
@@ -86,12 +86,12 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
             for result in others
             if result["name"] == "no privacy"
         ],
-        (f"{private['bits_per_coordinate']:.3g}", "bits a coordinate"),
+        (f"{private['bits_per_coordinate']:.3g}", "bits per coordinate"),
         (f"{floats / private['bytes_per_client']:.1f}×", "shorter than float32"),
     ]
     privacy = []
     if guarantee is not None:
-        cards.insert(0, (f"{rounded_up(guarantee['epsilon'])}", f"ε at δ = {_plotting.power(guarantee['delta'])}"))
+        cards.insert(0, (f"{rounded_up(guarantee['epsilon'])}", f"ε at δ = {power(guarantee['delta'])}"))
         privacy = [
             ("guarantee", f"ε = {rounded_up(guarantee['epsilon'])}, δ = {guarantee['delta']:g}"),
             ("neighbours", guarantee["adjacency"]),
@@ -99,7 +99,7 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
             ("randomness", seed_text(summary)),
             ("participation", f"{guarantee['participation']}, {guarantee['rounds']:,} rounds"),
             ("proved by", guarantee["citation"]),
-            ("noise of", f"{guarantee['noise_clients']:,} clients a round"),
+            ("noise of", f"{guarantee['noise_clients']:,} clients per round"),
             ("the paper's own bound", paper_text(bound)),
         ]
     runs = "".join(
@@ -128,8 +128,8 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
 <section class="cards">{shown}</section>
 <h2>Beside the baselines</h2>
 <div class="wide"><table class="runs">
-<thead><tr><th>run</th><th>accuracy</th><th>loss</th><th>ε</th><th>bits a coordinate</th><th>MB a client and round</th>
-<th>MB in all</th><th>seconds</th></tr></thead>
+<thead><tr><th>run</th><th>accuracy</th><th>loss</th><th>ε</th><th>bits per coordinate</th>
+<th>MB per client and round</th><th>MB in all</th><th>seconds</th></tr></thead>
 <tbody>{runs}</tbody>
 </table></div>
 <p class="note">Data: {escape(summary["source"])}. Accuracy and loss are on test images that no client holds. A float32

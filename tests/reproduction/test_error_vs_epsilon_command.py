@@ -1,15 +1,16 @@
-"""`cpsgd figures`: files written, and a clear word where matplotlib is missing."""
+"""`reproduction/error_vs_epsilon.py`: files written, and a clear word where matplotlib is missing."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cpsgd.reports import error_vs_epsilon
+from reproduction import error_vs_epsilon
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +18,15 @@ def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(error_vs_epsilon, "EPSILONS", (0.5, 2.0))
 
 
-def test_files(cpsgd: Any) -> None:
-    result = cpsgd("figures", "error-vs-epsilon", "--out", "figures", "--dim", 64, "--delta", 1e-6, "--json")
+@pytest.fixture
+def figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs the command in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: invoke(error_vs_epsilon.app, *arguments)
+
+
+def test_files(figure: Any) -> None:
+    result = figure("--out", "figures", "--dim", 64, "--delta", 1e-6, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     data = json.loads(result.stdout)
     assert [Path(file).name for file in data["files"]] == ["error-vs-epsilon.png", "error-vs-epsilon.json"]
@@ -26,9 +34,9 @@ def test_files(cpsgd: Any) -> None:
     assert json.loads(Path("figures/error-vs-epsilon.json").read_text()) == data
 
 
-def test_missing_matplotlib_names_the_remedy(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_names_the_remedy(figure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = cpsgd("figures", "error-vs-epsilon", "--out", "figures")
+    result = figure("--out", "figures")
     assert result.exit_code == 2
     assert "pip install cpsgd[plot]" in result.stderr
     assert not Path("figures").exists()

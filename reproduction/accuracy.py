@@ -3,28 +3,37 @@
 For every ε and number of bits the planner picks k, m and X, or the paper's own theorem and range do; training runs with
 each, from the same first weights and cohorts. A line follows one training, or the mean of several with different seeds:
 bytes sent by all clients so far, and accuracy on the test set.
+
+    python reproduction/accuracy.py --out DIR
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
+import json as json_module
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from cpsgd.errors import DataError, ParameterError
+from cyclopts import Parameter
+from rich.console import Console
+from rich.markup import escape
+
+from cpsgd.cli import options, output
+from cpsgd.cli.frame import launch, new_app
+from cpsgd.errors import CpsgdError, DataError, ParameterError
+from cpsgd.learning.settings import Settings, read_file
 from cpsgd.paper.design import paper_design
-from cpsgd.reports import _plotting
+from cpsgd.reports import live, plotting
+from cpsgd.reports.numbers import power
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from cpsgd.learning import RoundMetrics
-    from cpsgd.learning.settings import Settings
 
 Accounting = Literal["ours", "paper"]
 """By which proof k, m and X are chosen: the planner's certificates, or the paper's Theorem 1 and X^max."""
@@ -219,7 +228,7 @@ def write_figure(
     progress: Progress = lambda name, rounds, metrics: None,
 ) -> AccuracyFigure:
     """Trains and draws: `accuracy.png`, the numbers behind it (`accuracy.json`, `accuracy.csv`), and `summary.csv`."""
-    _plotting.new_figure(1.0, 1.0)  # raises where nothing could be drawn, before a long run
+    plotting.new_figure(1.0, 1.0)  # raises where nothing could be drawn, before a long run
     return _write(
         out,
         compute(
@@ -234,7 +243,7 @@ def write_figure(
     )
 
 
-def redraw(out: Path) -> AccuracyFigure:
+def drawn_again(out: Path) -> AccuracyFigure:
     """Draws again from the numbers in a folder, without any training.
 
     Raises:
@@ -242,7 +251,7 @@ def redraw(out: Path) -> AccuracyFigure:
     """
     path = out / NUMBERS
     try:
-        return _write(out, AccuracyFigure.from_dict(json.loads(path.read_text(encoding="utf-8"))))
+        return _write(out, AccuracyFigure.from_dict(json_module.loads(path.read_text(encoding="utf-8"))))
     except FileNotFoundError:
         raise DataError(f"There is no {path} to draw from.") from None
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -251,12 +260,12 @@ def redraw(out: Path) -> AccuracyFigure:
 
 def _write(out: Path, data: AccuracyFigure) -> AccuracyFigure:
     settings = data.settings
-    figure = _plotting.new_figure(5.4 * len(data.panels), 8.4)
+    figure = plotting.new_figure(5.4 * len(data.panels), 8.4)
     grid = figure.subplots(2, len(data.panels), sharey=True, squeeze=False)
     for index, (epsilon, lines) in enumerate(data.panels.items()):
         for row, against in enumerate(("megabytes", "rounds")):
             _panel(grid[row][index], lines, data.baseline, against)
-            _plotting.tidy(
+            plotting.tidy(
                 grid[row][index],
                 title=f"ε = {epsilon:g}" if row == 0 else "",
                 xlabel="MB sent by all clients" if row == 0 else "rounds",
@@ -265,15 +274,15 @@ def _write(out: Path, data: AccuracyFigure) -> AccuracyFigure:
     seeds = "" if len(data.seeds) == 1 else f"; mean and range of {len(data.seeds)} seeds"
     figure.suptitle(
         f"{settings['dataset']}, {settings['rounds']:,} rounds of {settings['cohort']:,} clients, "
-        f"δ = {_plotting.power(settings['delta'])}; {_PROOFS[data.accounting]}{seeds}",
+        f"δ = {power(settings['delta'])}; {_PROOFS[data.accounting]}{seeds}",
         x=0.01,
         ha="left",
         fontsize=12,
-        color=_plotting.INK,
+        color=plotting.INK,
     )
-    picture = _plotting.save(figure, out / PICTURE)
+    picture = plotting.save(figure, out / PICTURE)
     written = replace(data, files=(picture, out / NUMBERS, out / TABLE, out / SUMMARY))
-    (out / NUMBERS).write_text(json.dumps(written.to_dict(), indent=2) + "\n", encoding="utf-8")
+    (out / NUMBERS).write_text(json_module.dumps(written.to_dict(), indent=2) + "\n", encoding="utf-8")
     (out / TABLE).write_text(_table(data), encoding="utf-8")
     (out / SUMMARY).write_text(_summary(data), encoding="utf-8")
     return written
@@ -292,7 +301,7 @@ def _table(data: AccuracyFigure) -> str:
 
 
 def _summary(data: AccuracyFigure) -> str:
-    """A row for each line: accuracy at the end, and seconds a training."""
+    """A row for each line: accuracy at the end, and seconds per training."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow([*_WHICH, "seeds", "accuracy_mean", "accuracy_min", "accuracy_max", "seconds"])
@@ -314,16 +323,16 @@ def _lines(data: AccuracyFigure) -> list[tuple[list[Any], Line]]:
 def _panel(axes: Axes, lines: Sequence[Line], baseline: Line, against: str) -> None:
     planned = [line for line in lines if line.method == "binomial"]
     for index, line in enumerate(planned):
-        colour = _plotting.SEQUENCE[index % len(_plotting.SEQUENCE)]
+        colour = plotting.SEQUENCE[index % len(plotting.SEQUENCE)]
         label = f"k = {line.levels}, m = {line.trials}: {line.bits_per_coordinate:.3g} bits"
         _draw(axes, line, against, colour, label)
     for line in lines:
         if line.method == "gaussian":
-            _draw(axes, line, against, _plotting.MUTED, "Gaussian noise: 32 bits")
-    _draw(axes, baseline, against, _plotting.INK, "no privacy: 32 bits")
+            _draw(axes, line, against, plotting.MUTED, "Gaussian noise: 32 bits")
+    _draw(axes, baseline, against, plotting.INK, "no privacy: 32 bits")
     if against == "megabytes":
         axes.set_xscale("log")
-    axes.legend(frameon=False, fontsize=9, labelcolor=_plotting.INK, loc="lower right")
+    axes.legend(frameon=False, fontsize=9, labelcolor=plotting.INK, loc="lower right")
 
 
 def _draw(axes: Axes, line: Line, against: str, colour: str, label: str) -> None:
@@ -335,3 +344,91 @@ def _draw(axes: Axes, line: Line, against: str, colour: str, label: str) -> None
     if len(line.accuracy) > 1:
         low, high = [min(values) for values in percent], [max(values) for values in percent]
         axes.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0.0)
+
+
+app = new_app("accuracy.py")
+
+_GIVEN = options.from_class(Settings, "preset", "dataset", "rounds", "cohort", "device", "evaluate_every", unset=True)
+_NOTHING: Any = _GIVEN()
+if TYPE_CHECKING:
+    Given = Any  # made when the program runs
+else:
+    Given = Annotated[_GIVEN, Parameter(name="*", group="Settings")]
+
+
+@app.default
+def main(
+    *,
+    out: Annotated[Path, Parameter(metavar="FOLDER", help="Where the figure and its data go.")],
+    given: Given = _NOTHING,
+    config: Annotated[
+        Path | None, Parameter(metavar="FILE", help="Settings from a TOML file, as for cpsgd train.")
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, Parameter(help="ε of a panel; may be given several times. 4 and 2 if not given.")
+    ] = None,
+    bits: Annotated[
+        list[float] | None,
+        Parameter(
+            help="Bits per coordinate of a line; may be given several times. If not given 2, 3, 4 and 8; by the "
+            "paper's theorem 6, 8 and 10."
+        ),
+    ] = None,
+    accounting: Annotated[
+        Accounting, Parameter(help="By which proof k, m and X are chosen: ours, or the paper's.")
+    ] = "ours",
+    seed: Annotated[
+        list[int] | None,
+        Parameter(
+            help="First weights, cohorts and noise follow from it; may be given several times, for a mean and a range. "
+            "0 if not given."
+        ),
+    ] = None,
+    redraw: Annotated[bool, Parameter(help="Draw again from accuracy.json in --out, without training.")] = False,
+    json: options.Json = False,
+) -> None:
+    """The paper's Figure 2: accuracy against communication for several (k, m), ε = 4 and 2, and the baseline.
+
+    One training for each ε, number of bits and seed, and one without privacy: minutes for the preset digits, a day for
+    the preset paper, or minutes on a GPU. Trainings live in --out under runs/: the same command again goes on where it
+    was stopped.
+    """
+    settings = Settings.of({**(read_file(config) if config is not None else {}), **options.given(given)})
+    with live.interrupts() as asked, live.Display(Console(stderr=True, highlight=False)) as display:
+        current: list[str] = []
+
+        def show(name: str, rounds: int, metrics: RoundMetrics) -> None:
+            if current != [name]:
+                current[:] = [name]
+                display.start(name, rounds, metrics.round)
+            display.show(metrics)
+            if asked():
+                raise KeyboardInterrupt
+
+        try:
+            if redraw:
+                figure = drawn_again(out)
+            else:
+                display.say(live.device_text(settings.device))
+                figure = write_figure(
+                    out,
+                    settings,
+                    epsilons=epsilon or EPSILONS,
+                    accounting=accounting,
+                    bits=bits,
+                    seeds=seed or (settings.seed or 0,),
+                    progress=show,
+                )
+        except ImportError as error:
+            raise CpsgdError(str(error)) from None
+        except KeyboardInterrupt:
+            output.complain("Interrupted; the same command goes on from here.", style="bold yellow")
+            raise SystemExit(130) from None
+    if json:
+        output.show_json(figure.to_dict())
+        return
+    output.console().print(output.facts([("written", escape(str(file))) for file in figure.files]))
+
+
+if __name__ == "__main__":
+    launch(app)

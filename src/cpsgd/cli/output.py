@@ -1,4 +1,4 @@
-"""What commands print: facts for people, JSON for programs, complaints on stderr."""
+"""What commands print: facts and tables for people, JSON for programs, complaints on stderr."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
-import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
+
+from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.privacy import Guarantee
@@ -26,7 +29,7 @@ _TITLES = {
 
 
 def show(facts: Iterable[tuple[str, str]], *, stream: TextIO | None = None) -> None:
-    """Prints named facts, one a line."""
+    """Prints named facts, one per line."""
     console = Console(file=stream or sys.stdout, soft_wrap=True)
     for name, fact in facts:
         console.print(Text.assemble((f"{name:<14}", "bold cyan"), fact), highlight=False)
@@ -34,7 +37,7 @@ def show(facts: Iterable[tuple[str, str]], *, stream: TextIO | None = None) -> N
 
 def show_json(data: dict[str, Any]) -> None:
     """Prints one JSON object, with null for what is not a finite number."""
-    typer.echo(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
+    print(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
 
 
 def _finite(value: Any) -> Any:
@@ -51,13 +54,30 @@ def complain(text: str, *, style: str = "bold red") -> None:
     Console(stderr=True, soft_wrap=True).print(Text(" ".join(text.split()), style=style))
 
 
-def reason(error: BaseException) -> str:
-    """What went wrong, as a person would say it."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
-    if isinstance(error, MemoryError):
-        return f"Not enough memory. {error}".strip()
-    return str(error)
+def console() -> Console:
+    """Standard output as it is now, so that redirections are respected."""
+    return Console(highlight=False)
+
+
+def facts(rows: Iterable[tuple[str, str]], title: str | None = None) -> Table:
+    """A table of names and values."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold cyan", no_wrap=True, min_width=13)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def grid(columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None) -> Table:
+    """A table of numbers, right-aligned; a row that begins with an arrow is shown in bold."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right", header_style="cyan")
+    for row in rows:
+        cells = list(row)
+        table.add_row(*cells, style="bold" if cells[0].startswith("▸") else "")
+    return table
 
 
 @contextmanager
@@ -100,9 +120,7 @@ def privacy(
 
 def guaranteed(found: Guarantee) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """A guarantee as JSON and for people."""
-    from cpsgd.cli import _render
-
-    text = f"ε = {_render.rounded_up(found.epsilon)} at δ = {found.delta:g}, {found.adjacency} neighbours"
+    text = f"ε = {rounded_up(found.epsilon)} at δ = {found.delta:g}, {found.adjacency} neighbours"
     facts = {"epsilon": found.epsilon, "delta": found.delta, "method": found.method, "guarantee": found.to_dict()}
     return facts, [("privacy", text), ("proved by", found.citation)]
 
@@ -124,7 +142,7 @@ def sent(protocol: Protocol) -> dict[str, Any]:
 def sent_facts(protocol: Protocol) -> list[tuple[str, str]]:
     """What a client sends, for people."""
     if protocol.sigma is not None:
-        parameters = f"clip norm {protocol.clip_norm:g}, σ = {protocol.sigma:g} a client"
+        parameters = f"clip norm {protocol.clip_norm:g}, σ = {protocol.sigma:g} per client"
     else:
         parameters = (
             f"clip norm {protocol.clip_norm:g}, k = {protocol.levels} levels in ±{protocol.coordinate_range:.4g}, "
@@ -146,7 +164,7 @@ def message_facts(protocol: Protocol) -> list[tuple[str, str]]:
     facts = [
         (
             "message",
-            f"{protocol.message_bytes:,} bytes a client, header included: {packed:.4g} bits a coordinate "
+            f"{protocol.message_bytes:,} bytes per client, header included: {packed:.4g} bits per coordinate "
             f"({protocol.bits_per_coordinate:.4g} by the paper's count)",
         )
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from cpsgd.privacy import Sensitivities, binomial_mechanism_epsilon, gdp_epsilon
 from cpsgd.privacy.certificate import certified_epsilon
-from cpsgd.reports.error_vs_epsilon import SCALES, ErrorFigure, certified_trials, compute
+from reproduction.error_vs_epsilon import SCALES, ErrorFigure, certified_trials, compute
 
 DIM, DELTA, EPSILONS = 64, 1e-6, (0.3, 1.0, 3.0)
 

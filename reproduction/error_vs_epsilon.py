@@ -3,23 +3,31 @@
 A query with sensitivities Δ₂ = Δ∞ = 1 and Δ₁ = √d is answered with noise s (Binomial(N, ½) - N/2) in each of d
 coordinates. For every ε and s the smallest N that is proved to suffice is found, once by the paper's Theorem 1 and
 once by the certificates; the error is d s² N/4.
+
+    python reproduction/error_vs_epsilon.py --out DIR
 """
 
 from __future__ import annotations
 
-import json
+import json as json_module
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
+from rich.markup import escape
+
+from cpsgd.cli import options, output
+from cpsgd.cli.frame import WHOLE, launch, new_app
 from cpsgd.errors import ConditionError
 from cpsgd.privacy import Sensitivities, analytic_sigma, binomial_mechanism_trials, classical_sigma
 from cpsgd.privacy.certificate import certified_epsilon
 from cpsgd.privacy.gaussian import gdp_mu
 from cpsgd.privacy.renyi import renyi_certificate, renyi_floor
-from cpsgd.reports import _plotting
+from cpsgd.reports import plotting
+from cpsgd.reports.numbers import power
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -134,34 +142,34 @@ def _bisect(enough: Callable[[int], bool], low: int, high: int) -> int:
 
 def write_figure(out: Path, *, dim: int = 1024, delta: float = 1e-9) -> ErrorFigure:
     """Computes and draws; writes `error-vs-epsilon.png` and the numbers behind it as `error-vs-epsilon.json`."""
-    figure = _plotting.new_figure(10.4, 4.6)
+    figure = plotting.new_figure(10.4, 4.6)
     data = compute(dim=dim, delta=delta, epsilons=EPSILONS)
     left, right = figure.subplots(1, 2, sharey=True)
     _panel(left, data, "paper-theorem", "By the paper's Theorem 1, as published", "expected squared error, Δ₂ = 1")
     _panel(right, data, "certificate", "By the certificates", None)
     figure.suptitle(
-        f"Error against privacy of the Gaussian and Binomial mechanisms, d = {dim:,}, δ = {_plotting.power(delta)}",
+        f"Error against privacy of the Gaussian and Binomial mechanisms, d = {dim:,}, δ = {power(delta)}",
         x=0.01,
         ha="left",
         fontsize=12,
-        color=_plotting.INK,
+        color=plotting.INK,
     )
-    picture = _plotting.save(figure, out / "error-vs-epsilon.png")
+    picture = plotting.save(figure, out / "error-vs-epsilon.png")
     numbers = out / "error-vs-epsilon.json"
     written = ErrorFigure(data.dim, data.delta, data.epsilon, data.series, (picture, numbers))
-    numbers.write_text(json.dumps(written.to_dict(), indent=2) + "\n", encoding="utf-8")
+    numbers.write_text(json_module.dumps(written.to_dict(), indent=2) + "\n", encoding="utf-8")
     return written
 
 
 def _panel(axes: Axes, data: ErrorFigure, method: str, title: str, ylabel: str | None) -> None:
-    colours = iter(_plotting.SEQUENCE)
+    colours = iter(plotting.SEQUENCE)
     for series in data.series:
         values = [math.nan if value is None else value for value in series.squared_error]
         if series.method == "gaussian-analytic":
-            axes.plot(data.epsilon, values, color=_plotting.INK, linewidth=1.6, label=series.label, zorder=4)
+            axes.plot(data.epsilon, values, color=plotting.INK, linewidth=1.6, label=series.label, zorder=4)
         elif series.method == "gaussian-classical" and method == "paper-theorem":
             axes.plot(
-                data.epsilon, values, color=_plotting.INK, linewidth=1.2, linestyle=(0, (4, 3)), label=series.label
+                data.epsilon, values, color=plotting.INK, linewidth=1.2, linestyle=(0, (4, 3)), label=series.label
             )
         elif series.method == method:
             axes.plot(data.epsilon, values, color=next(colours), linewidth=2.0, label=series.label, zorder=3)
@@ -169,5 +177,28 @@ def _panel(axes: Axes, data: ErrorFigure, method: str, title: str, ylabel: str |
     axes.set_yscale("log")
     axes.set_xticks([0.1, 0.3, 1, 3, 10], ["0.1", "0.3", "1", "3", "10"])
     axes.minorticks_off()
-    axes.legend(frameon=False, fontsize=9, labelcolor=_plotting.INK, loc="lower left")
-    _plotting.tidy(axes, title=title, xlabel="ε", ylabel=ylabel)
+    axes.legend(frameon=False, fontsize=9, labelcolor=plotting.INK, loc="lower left")
+    plotting.tidy(axes, title=title, xlabel="ε", ylabel=ylabel)
+
+
+app = new_app("error_vs_epsilon.py")
+
+
+@app.default
+def main(
+    *,
+    out: Annotated[Path, Parameter(metavar="FOLDER", help="Where the figure and its data go.")],
+    dim: Annotated[int, WHOLE, Parameter(help="d, coordinates of the query.")] = 1024,
+    delta: Annotated[float, Parameter(help="δ of the guarantees.")] = 1e-9,
+    json: options.Json = False,
+) -> None:
+    """The paper's Figure 1: error against ε of the Gaussian and Binomial mechanisms, by its theorem and by ours."""
+    figure = write_figure(out, dim=dim, delta=delta)
+    if json:
+        output.show_json(figure.to_dict())
+        return
+    output.console().print(output.facts([("written", escape(str(file))) for file in figure.files]))
+
+
+if __name__ == "__main__":
+    launch(app)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from cpsgd.reports.numbers import size
+
 if TYPE_CHECKING:
     from cpsgd.learning import RoundMetrics
 
@@ -88,19 +90,6 @@ def _figures(metrics: RoundMetrics) -> str:
     if not metrics.released:
         parts.append("abandoned: too few messages")
     return "  ".join(parts)
-
-
-def size(count: float) -> str:
-    """Bytes as people say them.
-
-    >>> size(25_712), size(3_200_000_000)
-    ('25.7 kB', '3.2 GB')
-    """
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if count < 1000.0 or unit == "TB":
-            break
-        count /= 1000.0
-    return f"{count:.3g} {unit}"
 
 
 def device_text(name: str) -> str:

@@ -17,7 +17,6 @@ GRID = "#e5e7eb"
 ACCENT = "#c2410c"
 # From dark to light blue-green: ordered, and distinct for colour-blind eyes and in grey.
 SEQUENCE = ("#16425b", "#1f7a8c", "#56b39a", "#d9a441")
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -46,14 +45,6 @@ def tidy(axes: Axes, *, title: str, xlabel: str, ylabel: str | None) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(MUTED)
-
-
-def power(value: float) -> str:
-    """1e-09 as 10⁻⁹; other numbers as they are."""
-    mantissa, _, exponent = f"{value:e}".partition("e")
-    if float(mantissa) == 1.0 and not 1e-3 <= value <= 1e3:
-        return "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
-    return f"{value:g}"
 
 
 def save(figure: Figure, path: Path) -> Path:

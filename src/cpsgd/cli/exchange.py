@@ -1,37 +1,114 @@
-"""`cpsgd aggregate`: the server's half of a round, from messages' files to the mean's."""
+"""`cpsgd protocol`, `encode` and `aggregate`: a round through files, as its parties would do it one by one."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 
-from cpsgd.cli import _files, _options, _output
-from cpsgd.errors import ParameterError, RoundError, TrailingBytesError, WireError
+from cpsgd.cli import _files, options, output
+from cpsgd.errors import ParameterError, RoundError, TrailingBytesError, VectorError, WireError
 
 if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator
     from cpsgd.protocol import Protocol
 
 
-def run(
-    messages: Annotated[list[Path], typer.Argument(metavar="MESSAGE...", help="Files written by `cpsgd encode`.")],
-    protocol: _options.RequiredProtocolFile,
-    round: Annotated[int, typer.Option(min=0, help="Number of the round.")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = None,
+def protocol(
+    *,
+    parameters: options.Parameters = options.NO_PARAMETERS,
+    size: options.Size = options.NO_SIZE,
+    wishes: options.Wishes = options.NO_WISHES,
+    out: Annotated[
+        Path | None, Parameter(metavar="FILE", help="Where the protocol's JSON goes; stdout if not given.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Write a protocol file, and say what a round with it sends and how wrong it can be.
+
+    With --protocol, says it of a file that exists. With --epsilon the planner chooses k, m and X.
+    """
+    chosen = parameters.sized(size, wishes)
+
+    if out is not None:
+        _files.check_output(out)
+        _files.write_bytes(out, (chosen.to_json() + "\n").encode())
+    privacy, privacy_facts = output.privacy(chosen, wishes.delta)
+    promises = {**output.promises(chosen), **privacy}
+    if json:
+        output.show_json({**promises, "out": None if out is None else str(out)})
+        return
+    if out is None:
+        print(chosen.to_json())
+    bound = promises["error_bound"]
+    if bound["squared_error"] is None:
+        error = f"the paper gives none here: {bound['reason']}"
+    else:
+        error = f"{bound['squared_error']:.4g} expected squared error of the mean at most; {bound['theorem']}"
+    output.show(
+        [
+            ("clients", f"{chosen.clients:,} of {chosen.dim:,} coordinates each"),
+            *output.sent_facts(chosen),
+            *privacy_facts,
+            ("error bound", error),
+            ("fingerprint", promises["fingerprint"]),
+            *([] if out is None else [("written to", str(out))]),
+        ],
+        # The JSON alone may go down a pipe or into a file.
+        stream=sys.stderr if out is None else sys.stdout,
+    )
+
+
+def encode(
+    vector: Annotated[Path, Parameter(name="VECTOR", help="An .npy, .npz or .csv file with one vector.")],
+    /,
+    *,
+    protocol: options.ProtocolFile,
+    round: options.Round,
+    out: Annotated[Path, Parameter(metavar="MESSAGE", help="Where the message goes.")],
+    key: options.Key = None,
+    json: options.Json = False,
+) -> None:
+    """Turn a vector into a private message, as a client does.
+
+    Each call draws fresh noise. Send only one message per vector and round, and if it gets lost the same file again:
+    the noise of several could be averaged away.
+    """
+    _files.check_output(out, vector, protocol)
+    chosen = _files.read_protocol(protocol)
+    try:
+        message = chosen.encode(_files.read_vector(vector, key), round)
+    except VectorError as error:
+        # Errors about the file name it already.
+        raise error if str(error).startswith(str(vector)) else VectorError(f"{vector}: {error}") from None
+    _files.write_bytes(out, message)
+    if json:
+        output.show_json({"vector": str(vector), "out": str(out), "round": round, **output.sent(chosen)})
+        return
+    output.show([*output.message_facts(chosen), ("round", str(round)), ("written to", str(out))])
+
+
+def aggregate(
+    *messages: Annotated[Path, Parameter(name="MESSAGE", help="Files written by `cpsgd encode`.")],
+    protocol: options.ProtocolFile,
+    round: options.Round,
+    out: Annotated[Path | None, Parameter(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = None,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keeps the sums from call to call, for messages that arrive bit by bit."),
+        Parameter(metavar="FILE", help="Keeps the sums from call to call, for messages that arrive bit by bit."),
     ] = None,
-    json: _options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Add up messages and write their mean, as the server does.
 
     A message that is damaged, foreign or repeated is refused and changes nothing; the others count, and the exit code
     is 1. With --state and without --out the messages are only added up.
     """
+    if not messages:
+        raise ParameterError("Missing MESSAGE: give the files written by `cpsgd encode`.")
     if out is None and state is None:
         raise ParameterError(
             "Missing --out (where the mean goes) or --state (to add up now and ask for the mean later)."
@@ -54,7 +131,7 @@ def run(
             except (WireError, OSError) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 refused.append({"file": str(path), "error": type(error).__name__, "reason": reason})
-                _output.complain(f"Refused {path}: {reason}")
+                output.complain(f"Refused {path}: {reason}")
         accepted = aggregator.count - before
         if state is not None and accepted:
             _files.write_bytes(state, aggregator.save())
@@ -63,7 +140,7 @@ def run(
         _files.write_vector(out, aggregator.mean())
 
     if json:
-        _output.show_json(
+        output.show_json(
             {
                 "accepted": accepted,
                 "refused": refused,
@@ -77,7 +154,7 @@ def run(
         )
     else:
         total = f", {aggregator.count:,} with those before" if before else ""
-        _output.show(
+        output.show(
             [
                 ("messages", f"{accepted:,} accepted, {len(refused):,} refused{total}"),
                 ("planned", f"{chosen.clients:,} clients, round {round}"),
@@ -86,9 +163,9 @@ def run(
             ]
         )
     if out is not None and not written:
-        _output.complain(f"Did not write {out}: there is no mean, as no message has been accepted.")
+        output.complain(f"Did not write {out}: there is no mean, as no message has been accepted.")
     if refused:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def _start(protocol: Protocol, round: int, state: Path | None) -> Aggregator:

@@ -1,0 +1,238 @@
+"""Options that several commands share, made from the library's own dataclasses where it has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import Field, dataclass, field, fields, make_dataclass, replace
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from cyclopts import Group, Parameter, validators
+
+from cpsgd.cli.frame import WHOLE, whole
+from cpsgd.errors import ParameterError
+from cpsgd.planner.requirements import Requirements
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
+
+PROTOCOL, PRIVACY, BUDGET = Group("Protocol", sort_key=1), Group("Privacy", sort_key=2), Group("Budget", sort_key=9)
+FLAT = Parameter(name="*")
+"""For a parameter that is a dataclass: its fields are options by their own names."""
+
+COUNT = Parameter(converter=whole, validator=validators.Number(gte=0))
+"""For options that are whole numbers from 0 on."""
+
+Json = Annotated[bool, Parameter(help="Print one JSON object instead of text.")]
+Key = Annotated[str | None, Parameter(help="Name of the array in an .npz file that holds several.")]
+Table = Annotated[Path, Parameter(name="FILE", help="An .npy, .npz or .csv table, one row per client.")]
+ProtocolFile = Annotated[
+    Path,
+    Parameter(name="--protocol", metavar="FILE", help="The protocol's JSON, as written by `cpsgd protocol`."),
+]
+Round = Annotated[int, COUNT, Parameter(help="Number of the round.")]
+
+# Where a field's own name is not the option's.
+_RANGE = "--range"
+
+
+def from_class(
+    source: type[Any],
+    *names: str,
+    unset: bool = False,
+    text: Collection[str] = (),
+    groups: Mapping[str, Group] | None = None,
+) -> type[Any]:
+    """A dataclass of command-line options made from a library's: names, types, defaults and help are the library's.
+
+    Args:
+        source: A dataclass whose docstring describes its fields under `Attributes:`.
+        names: The fields to take; all if none are named.
+        unset: Every option may be left out and is then None, so that `given` can tell what was said.
+        text: Fields that the command reads itself.
+        groups: The panel of the help that each field belongs to; all to the default one if None.
+
+    What the library takes as text, too, is text here. A switch that is on by default gets a `--no-` form.
+    """
+    hints = get_type_hints(source, include_extras=True)
+    made: list[tuple[str, Any, Field[Any]]] = []
+    for original in fields(source):
+        if names and original.name not in names:
+            continue
+        kinds = set(_kinds(hints[original.name])) - {type(None)}
+        kinds |= {str} if original.name in text else set()
+        said: dict[str, Any] = {"group": groups[original.name]} if groups is not None else {}
+        if kinds == {int}:
+            said["converter"] = whole
+        if original.default is True:
+            said["negative"] = f"--no-{original.name}".replace("_", "-")
+        hint = str if str in kinds else hints[original.name]
+        # The defaults of these library classes are plain values.
+        default: Any = field(default=None if unset else original.default)
+        made.append((original.name, Annotated[hint | None if unset else hint, Parameter(**said)], default))
+    named = {"__module__": source.__module__, "__doc__": _help(source)}
+    return make_dataclass(f"{source.__name__}Options", made, namespace=named, frozen=True, kw_only=True)
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _help(source: type[Any]) -> str:
+    """The class's docstring, with its fields named as options."""
+    known = {original.name for original in fields(source)}
+
+    def option(match: re.Match[str]) -> str:
+        return f"`--{match[1].replace('_', '-')}`" if match[1] in known else match[0]
+
+    return re.sub(r"`(\w+)`", option, source.__doc__ or "").replace("if None", "if not given")
+
+
+def given(chosen: Any) -> dict[str, Any]:
+    """What was said on the command line, by the library's names."""
+    return {entry.name: value for entry in fields(chosen) if (value := getattr(chosen, entry.name)) is not None}
+
+
+_SIZE = from_class(Requirements, "clients", "dim", unset=True)
+_WISHES = from_class(Requirements, "epsilon", "delta", "bits", unset=True)
+NO_SIZE: Any = _SIZE()
+NO_WISHES: Any = _WISHES()
+
+if TYPE_CHECKING:
+    # Made when the program runs, which a type checker cannot follow.
+    Size = Any
+    Wishes = Any
+    Cost = Any
+else:
+    Size = Annotated[_SIZE, FLAT]
+    Wishes = Annotated[_WISHES, Parameter(name="*", group=PRIVACY)]
+    Cost = Annotated[from_class(Requirements, "epsilon", "delta", "bits"), FLAT]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismOptions:
+    """What a coordinate becomes; None where nothing was said.
+
+    Attributes:
+        levels: k: levels a coordinate is rounded to; 2 if not given.
+        trials: m: a client's noise is Binomial(m, p); 0 adds none; 14 if not given.
+        p: p of the Binomial noise; 0.5 if not given.
+        coordinate_range: X: coordinates are clipped to ±X, after the rotation; the paper's choice if not given.
+        sigma: The Gaussian protocol: standard deviation of the noise that each client adds, instead of rounding and
+            Binomial noise.
+    """
+
+    levels: Annotated[int | None, WHOLE] = None
+    trials: Annotated[int | None, WHOLE] = None
+    p: float | None = None
+    coordinate_range: Annotated[float | None, Parameter(name=_RANGE)] = None
+    sigma: float | None = None
+
+    def protocol(self, *, clients: int, dim: int, clip_norm: float, rotate: bool, seed: int | None) -> Protocol:
+        """The protocol that the paper has for these parameters."""
+        from cpsgd.protocol import Protocol
+
+        size: dict[str, Any] = {"clients": clients, "dim": dim, "clip_norm": clip_norm}
+        if self.sigma is not None:
+            return Protocol.gaussian(**size, sigma=self.sigma)
+        parameters = {"levels": 2, "trials": 14, "p": 0.5, **size, **given(self)}
+        if rotate:
+            return Protocol.rotated_binomial(**parameters, rotation_seed=0 if seed is None else seed)
+        return Protocol.binomial(**parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProtocolOptions:
+    """What was said about a protocol; None where nothing was.
+
+    Attributes:
+        file: A protocol's JSON, instead of parameters here.
+        clip_norm: D: longer vectors are scaled down to this Euclidean norm. Choose it without looking at the data. 1 if
+            not given.
+        mechanism: What a coordinate becomes.
+        rotate: Rotate vectors before rounding; the default.
+        seed: Public seed of the rotation; the noise has none and cannot be repeated. 0 if not given.
+    """
+
+    file: Annotated[Path | None, Parameter(name="--protocol", metavar="FILE")] = None
+    # The norm is public. It must not be read off the data: the largest norm belongs to one person and would give them
+    # away. So its default is a constant.
+    clip_norm: float | None = None
+    mechanism: Annotated[MechanismOptions, FLAT] = MechanismOptions()
+    rotate: Annotated[bool | None, Parameter(negative="--no-rotate")] = None
+    seed: Annotated[int | None, WHOLE] = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was said, by the options as they are written."""
+        said = {"file": self.file, "clip_norm": self.clip_norm, **given(self.mechanism)}
+        said |= {"rotate": self.rotate, "seed": self.seed}
+        names = {"file": "--protocol", "coordinate_range": _RANGE}
+        return {
+            names.get(name, "--" + name.replace("_", "-")): value for name, value in said.items() if value is not None
+        }
+
+    def protocol(self, wishes: Any = None, *, clients: int | None = None, dim: int | None = None) -> Protocol:
+        """The protocol for this many clients and coordinates; one from a file stays as it is.
+
+        Args:
+            wishes: `Wishes` for the planner, or None.
+            clients: n. Needed where there is no file.
+            dim: d. Needed where there is no file.
+
+        Raises:
+            ParameterError: Options are missing, contradict each other or are out of range.
+        """
+        wished = {} if wishes is None else given(wishes)
+        said = self.given | {f"--{name}": value for name, value in wished.items() if name in ("epsilon", "bits")}
+
+        def beside(*expected: str) -> str:
+            return ", ".join(name for name in said if name not in expected)
+
+        if self.file is not None:
+            if others := beside("--protocol"):
+                raise ParameterError(
+                    f"The protocol file already fixes every parameter; leave out {others}, or write a new file with "
+                    "`cpsgd protocol`."
+                )
+            from cpsgd.cli import _files
+
+            return _files.read_protocol(self.file)
+        if clients is None or dim is None:
+            raise ParameterError("Missing --clients and --dim: the range and the promises depend on both.")
+        clip_norm = 1.0 if self.clip_norm is None else self.clip_norm
+        rotate = self.rotate is not False
+        if "epsilon" in wished:
+            if "delta" not in wished:
+                raise ParameterError("Missing --delta: ε says nothing without it. It should be far below 1 / clients.")
+            if others := beside("--clip-norm", "--rotate", "--seed", "--epsilon", "--bits"):
+                raise ParameterError(
+                    f"With --epsilon the planner chooses {others}; leave it out, or leave out --epsilon."
+                )
+            from cpsgd.planner import plan
+
+            planned = plan(**{**wished, "clients": clients, "dim": dim, "clip_norm": clip_norm, "rotate": rotate})
+            return planned.protocol if self.seed is None else replace(planned.protocol, rotation_seed=self.seed)
+        if "bits" in wished:
+            raise ParameterError("--bits is a wish to the planner; give --epsilon and --delta with it.")
+        if self.mechanism.sigma is not None and (others := beside("--sigma", "--clip-norm")):
+            raise ParameterError(f"The Gaussian protocol (--sigma) neither rounds nor rotates; leave out {others}.")
+        if not rotate and self.seed is not None:
+            raise ParameterError("--seed is the seed of the rotation; leave it out or drop --no-rotate.")
+        return self.mechanism.protocol(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, seed=self.seed)
+
+    def sized(self, size: Any, wishes: Any = None) -> Protocol:
+        """`protocol` for a `Size` from the command line, which a file leaves no room for.
+
+        Raises:
+            ParameterError: As by `protocol`.
+        """
+        if self.file is not None and given(size):
+            raise ParameterError("The protocol file already fixes --clients and --dim; leave them out.")
+        return self.protocol(wishes, clients=size.clients, dim=size.dim)
+
+
+Parameters = Annotated[ProtocolOptions, Parameter(name="*", group=PROTOCOL)]
+NO_PARAMETERS = ProtocolOptions()

@@ -1,0 +1,197 @@
+"""Pictures of what was computed: the frontier of a plan, the findings of an audit, the spending of a budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cpsgd.reports import plotting
+from cpsgd.reports.numbers import power, rounded_up
+
+if TYPE_CHECKING:
+    from cpsgd.audit import AuditReport
+    from cpsgd.ledger import Budget, Entry
+    from cpsgd.planner import Plan
+
+
+def draw_frontier(plan: Plan, path: Path) -> Path:
+    """Draws the best error for each number of bits beside the Gaussian mechanism's, and marks the plan's choice.
+
+    Args:
+        plan: What to draw.
+        path: File to write; its suffix decides the format.
+    """
+    figure = plotting.new_figure(7.2, 4.2)
+    axes = figure.subplots()
+    points = plan.frontier
+    bits = [point.bits for point in points]
+    excess = [point.ratio for point in points]
+    axes.axhline(1.0, color=plotting.INK, linewidth=1.2)
+    axes.annotate(
+        "exact Gaussian mechanism, real numbers for messages",
+        (bits[-1], 1.0),
+        textcoords="offset points",
+        xytext=(0, -6),
+        ha="right",
+        va="top",
+        fontsize=9,
+        color=plotting.INK,
+    )
+    axes.plot(bits, excess, color=plotting.SEQUENCE[1], linewidth=2.0, marker="o", markersize=5, zorder=3)
+    for point in points:
+        if point.ratio < 1.005:
+            continue  # on the line already
+        axes.annotate(
+            _times(point.ratio),
+            (point.bits, point.ratio),
+            textcoords="offset points",
+            xytext=(4, 7),
+            fontsize=8,
+            color=plotting.MUTED,
+        )
+    axes.plot([plan.bits], [plan.ratio], "o", color=plotting.ACCENT, markersize=10, zorder=4)
+    protocol = plan.protocol
+    axes.text(
+        0.99,
+        0.93,
+        f"chosen: {plan.bits:.4g} bits, k = {protocol.levels:,}, m = {protocol.trials:,}\n"
+        f"{_times(plan.ratio)} × the Gaussian's error",
+        transform=axes.transAxes,
+        ha="right",
+        va="top",
+        linespacing=1.5,
+        fontsize=10,
+        fontweight="bold",
+        color=plotting.ACCENT,
+    )
+    largest = max(excess)
+    if largest > 4.0:
+        axes.set_yscale("log")
+        axes.minorticks_off()
+        axes.set_ylim((largest * 1.4) ** -0.14, largest * 1.4)  # room for the words under the Gaussian's line
+        ticks = [mantissa * 10.0**decade for decade in range(9) for mantissa in (1, 1.5, 2, 3, 5)]
+        ticks = [tick for tick in ticks if tick <= largest * 1.4]
+        ticks = ticks if len(ticks) < 10 else [tick for tick in ticks if f"{tick:e}".startswith("1.0")]
+        axes.set_yticks(ticks, [f"{tick:,g}" for tick in ticks])
+    else:
+        axes.set_ylim(1.0 - 0.12 * (largest - 1.0), largest + 0.15 * (largest - 1.0))
+    axes.set_xticks(bits, [f"{b:.3g}" for b in bits])
+    secure = "" if protocol.modulus is None else ", secure aggregation"
+    rounds = "" if plan.rounds == 1 else f", {plan.rounds:,} rounds ({plan.participation})"
+    plotting.tidy(
+        axes,
+        title=f"What a bit buys: n = {protocol.clients:,}, d = {protocol.dim:,}, "
+        f"ε ≤ {plan.wished_epsilon:g}, δ = {power(plan.guarantee.delta)}{rounds}{secure}",
+        xlabel="bits per coordinate",
+        ylabel="expected squared error ÷ Gaussian's",
+    )
+    return plotting.save(figure, path)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
+
+
+def draw_audit(report: AuditReport, path: Path) -> Path:
+    """Draws the attacker's misses against its false alarms, over the region that the claims rule out.
+
+    Args:
+        report: What to draw.
+        path: File to write; its suffix decides the format.
+    """
+    figure = plotting.new_figure(6.4, 5.4)
+    axes = figure.subplots()
+    alarms = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 400)])
+    claimed = report.claimed_misses(alarms)
+    axes.fill_between(alarms, claimed, color=plotting.GRID, zorder=1)
+    axes.plot(alarms, claimed, color=plotting.INK, linewidth=1.4, zorder=2, label="claimed: no attacker is below")
+    axes.plot([0, 1], [1, 0], color=plotting.MUTED, linewidth=0.8, linestyle=":", zorder=2, label="guessing")
+    measured = np.array(report.error_rates)
+    colour = plotting.SEQUENCE[1] if report.passed else plotting.ACCENT
+    # Half of the rounds were played in either world: by Dvoretzky, Kiefer, Wolfowitz and Massart the whole curve of
+    # misses is this close to the true one with 95 % confidence.
+    band = math.sqrt(math.log(2.0 / 0.05) / report.attacked_rounds)
+    axes.fill_between(
+        measured[:, 0], measured[:, 1] - band, measured[:, 1] + band, color=colour, alpha=0.2, linewidth=0.0, zorder=3
+    )
+    axes.plot(
+        measured[:, 0],
+        measured[:, 1],
+        color=colour,
+        linewidth=2.0,
+        zorder=3,
+        label=f"measured in {report.attacked_rounds:,} rounds, 95 % band",
+    )
+    axes.text(0.04, 0.04, "ruled out by the claims", transform=axes.transAxes, fontsize=9, color=plotting.MUTED)
+    axes.legend(loc="upper right", frameon=False, fontsize=9)
+    axes.set_xlim(0.0, 1.0)
+    axes.set_ylim(0.0, 1.0)
+    axes.set_aspect("equal")
+    claim = report.claimed
+    plotting.tidy(
+        axes,
+        title=f"{'PASS' if report.passed else 'FAIL'}: claimed ε ≤ {rounded_up(claim.epsilon)}, found "
+        f"ε ≥ {int(1e3 * report.lower_bound) / 1e3:g} at δ = {power(claim.delta)}",
+        xlabel="false alarms: says “one” when it was the other",
+        ylabel="misses",
+    )
+    return plotting.save(figure, path)
+
+
+def draw_spending(budget: Budget, entries: Sequence[Entry], path: Path) -> Path:
+    """Draws ε over time as it was when each round was reserved, beside the limit.
+
+    Args:
+        budget: Whose.
+        entries: The population's entries, in order.
+        path: File to write; its suffix decides the format.
+    """
+    figure = plotting.new_figure(7.2, 4.2)
+    axes = figure.subplots()
+    days = [_days(entry.reserved_at) for entry in entries]
+    # Clocks may go back; then the rounds are counted instead.
+    in_time = len(set(days)) > 1 and days == sorted(days)
+    x = days if in_time else [float(i + 1) for i in range(len(entries))]
+    spent = [entry.spent for entry in entries]
+    axes.axhline(budget.epsilon, color=plotting.ACCENT, linewidth=1.4)
+    axes.annotate(
+        f"limit ε = {budget.epsilon:g}",
+        (0.0, budget.epsilon),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        xytext=(4, 4),
+        fontsize=9,
+        color=plotting.ACCENT,
+    )
+    if entries:
+        axes.step(x, spent, where="post", color=plotting.SEQUENCE[1], linewidth=2.0)
+        lost = [(place, entry.spent) for place, entry in zip(x, entries, strict=True) if not entry.released]
+        if lost:
+            places_lost, spent_lost = zip(*lost, strict=True)
+            axes.plot(places_lost, spent_lost, "x", color=plotting.INK, markersize=6, label="reserved, not released")
+            axes.legend(frameon=False, fontsize=9, loc="lower right")
+    axes.set_ylim(0.0, 1.12 * max(budget.epsilon, *spent, 0.0))
+    plotting.tidy(
+        axes,
+        title=f"{budget.population}: ε spent at δ = {power(budget.delta)}, {budget.adjacency} neighbours, "
+        f"unit {budget.unit}",
+        xlabel="time (UTC)" if in_time else "round",
+        ylabel="ε",
+    )
+    if in_time:
+        axes.xaxis_date()
+        figure.autofmt_xdate()
+    return plotting.save(figure, path)
+
+
+def _days(text: str) -> float:
+    """A record's time in days since 1970, as matplotlib counts; 0 if whoever wrote it wrote something else."""
+    try:
+        return datetime.fromisoformat(text).timestamp() / 86_400.0
+    except ValueError:
+        return 0.0
