@@ -20,7 +20,7 @@ from cpsgd.reports.numbers import rounded_up
 if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator
     from cpsgd.cli._files import Array, Rows
-    from cpsgd.error import Expectation
+    from cpsgd.expectation import Expectation
     from cpsgd.ledger import Ledger, RoundEvent
     from cpsgd.protocol import Protocol
 
@@ -79,7 +79,7 @@ def run(
     then not shown, because no budget covers it.
     """
     from cpsgd.aggregator import Aggregator
-    from cpsgd.error import Expectation
+    from cpsgd.expectation import Expectation
 
     _files.check_vector_output(out, file, *([] if parameters.file is None else [parameters.file]))
     rows = _files.open_rows(file, key)

@@ -13,6 +13,7 @@ from cyclopts import Group, Parameter, validators
 
 from cpsgd.cli.frame import WHOLE, whole
 from cpsgd.errors import ParameterError
+from cpsgd.mechanisms.options import DEFAULT, MechanismOptions, parameters_of, spelled_out
 from cpsgd.planner.requirements import Requirements
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ ProtocolFile = Annotated[
     Parameter(name="--protocol", metavar="FILE", help="The protocol's JSON, as written by `cpsgd protocol`."),
 ]
 Round = Annotated[int, COUNT, Parameter(help="Number of the round.")]
-
-# Where a field's own name is not the option's.
-_RANGE = "--range"
 
 
 def from_class(
@@ -97,50 +95,22 @@ def given(chosen: Any) -> dict[str, Any]:
 
 _SIZE = from_class(Requirements, "clients", "dim", unset=True)
 _WISHES = from_class(Requirements, "epsilon", "delta", "bits", unset=True)
+_MECHANISM = from_class(MechanismOptions, unset=True)
 NO_SIZE: Any = _SIZE()
 NO_WISHES: Any = _WISHES()
+_NO_MECHANISM: Any = _MECHANISM()
 
 if TYPE_CHECKING:
     # Made when the program runs, which a type checker cannot follow.
     Size = Any
     Wishes = Any
     Cost = Any
+    Mechanism = Any
 else:
+    Mechanism = Annotated[_MECHANISM, FLAT]
     Size = Annotated[_SIZE, FLAT]
     Wishes = Annotated[_WISHES, Parameter(name="*", group=PRIVACY)]
     Cost = Annotated[from_class(Requirements, "epsilon", "delta", "bits"), FLAT]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MechanismOptions:
-    """What a coordinate becomes; None where nothing was said.
-
-    Attributes:
-        levels: k: levels a coordinate is rounded to; 2 if not given.
-        trials: m: a client's noise is Binomial(m, p); 0 adds none; 14 if not given.
-        p: p of the Binomial noise; 0.5 if not given.
-        coordinate_range: X: coordinates are clipped to ±X, after the rotation; the paper's choice if not given.
-        sigma: The Gaussian protocol: standard deviation of the noise that each client adds, instead of rounding and
-            Binomial noise.
-    """
-
-    levels: Annotated[int | None, WHOLE] = None
-    trials: Annotated[int | None, WHOLE] = None
-    p: float | None = None
-    coordinate_range: Annotated[float | None, Parameter(name=_RANGE)] = None
-    sigma: float | None = None
-
-    def protocol(self, *, clients: int, dim: int, clip_norm: float, rotate: bool, seed: int | None) -> Protocol:
-        """The protocol that the paper has for these parameters."""
-        from cpsgd.protocol import Protocol
-
-        size: dict[str, Any] = {"clients": clients, "dim": dim, "clip_norm": clip_norm}
-        if self.sigma is not None:
-            return Protocol.gaussian(**size, sigma=self.sigma)
-        parameters = {"levels": 2, "trials": 14, "p": 0.5, **size, **given(self)}
-        if rotate:
-            return Protocol.rotated_binomial(**parameters, rotation_seed=0 if seed is None else seed)
-        return Protocol.binomial(**parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +130,7 @@ class ProtocolOptions:
     # The norm is public. It must not be read off the data: the largest norm belongs to one person and would give them
     # away. So its default is a constant.
     clip_norm: float | None = None
-    mechanism: Annotated[MechanismOptions, FLAT] = MechanismOptions()
+    mechanism: Mechanism = _NO_MECHANISM
     rotate: Annotated[bool | None, Parameter(negative="--no-rotate")] = None
     seed: Annotated[int | None, WHOLE] = None
 
@@ -169,7 +139,7 @@ class ProtocolOptions:
         """What was said, by the options as they are written."""
         said = {"file": self.file, "clip_norm": self.clip_norm, **given(self.mechanism)}
         said |= {"rotate": self.rotate, "seed": self.seed}
-        names = {"file": "--protocol", "coordinate_range": _RANGE}
+        names = {"file": "--protocol"}
         return {
             names.get(name, "--" + name.replace("_", "-")): value for name, value in said.items() if value is not None
         }
@@ -207,21 +177,28 @@ class ProtocolOptions:
         if "epsilon" in wished:
             if "delta" not in wished:
                 raise ParameterError("Missing --delta: ε says nothing without it. It should be far below 1 / clients.")
-            if others := beside("--clip-norm", "--rotate", "--seed", "--epsilon", "--bits"):
+            if others := beside("--clip-norm", "--rotate", "--seed", "--epsilon", "--bits", "--mechanism"):
                 raise ParameterError(
                     f"With --epsilon the planner chooses {others}; leave it out, or leave out --epsilon."
                 )
             from cpsgd.planner import plan
 
-            planned = plan(**{**wished, "clients": clients, "dim": dim, "clip_norm": clip_norm, "rotate": rotate})
+            wished |= {"clients": clients, "dim": dim, "clip_norm": clip_norm, "rotate": rotate}
+            planned = plan(**wished, mechanism=self.mechanism.mechanism or DEFAULT)
             return planned.protocol if self.seed is None else replace(planned.protocol, rotation_seed=self.seed)
         if "bits" in wished:
             raise ParameterError("--bits is a wish to the planner; give --epsilon and --delta with it.")
-        if self.mechanism.sigma is not None and (others := beside("--sigma", "--clip-norm")):
-            raise ParameterError(f"The Gaussian protocol (--sigma) neither rounds nor rotates; leave out {others}.")
         if not rotate and self.seed is not None:
             raise ParameterError("--seed is the seed of the rotation; leave it out or drop --no-rotate.")
-        return self.mechanism.protocol(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, seed=self.seed)
+        from cpsgd.protocol import Protocol
+
+        size: dict[str, Any] = {"clients": clients, "dim": dim, "clip_norm": clip_norm}
+        said_of = parameters_of(self.mechanism)
+        mechanism = spelled_out(self.mechanism.mechanism, said_of, **size, rotate=rotate)
+        if mechanism.grid is None and (others := ", ".join(name for name in ("--rotate", "--seed") if name in said)):
+            raise ParameterError(f"The {mechanism.name} protocol neither rounds nor rotates; leave out {others}.")
+        rotate = rotate and mechanism.grid is not None
+        return Protocol(**size, mechanism=mechanism, rotate=rotate, rotation_seed=self.seed or 0)
 
     def sized(self, size: Any, wishes: Any = None) -> Protocol:
         """`protocol` for a `Size` from the command line, which a file leaves no room for.

@@ -141,13 +141,7 @@ def sent(protocol: Protocol) -> dict[str, Any]:
 
 def sent_facts(protocol: Protocol) -> list[tuple[str, str]]:
     """What a client sends, for people."""
-    if protocol.sigma is not None:
-        parameters = f"clip norm {protocol.clip_norm:g}, σ = {protocol.sigma:g} per client"
-    else:
-        parameters = (
-            f"clip norm {protocol.clip_norm:g}, k = {protocol.levels} levels in ±{protocol.coordinate_range:.4g}, "
-            f"m = {protocol.trials} trials, p = {protocol.p:g}"
-        )
+    parameters = f"clip norm {protocol.clip_norm:g}, {protocol.mechanism.describe()}"
     if protocol.modulus is not None:
         parameters += f", sums modulo {protocol.modulus}"
     return [
@@ -168,6 +162,6 @@ def message_facts(protocol: Protocol) -> list[tuple[str, str]]:
             f"({protocol.bits_per_coordinate:.4g} by the paper's count)",
         )
     ]
-    if protocol.sigma is None and protocol.trials == 0:
-        facts.append(("privacy", "none: with 0 trials no noise is added"))
+    if not protocol.mechanism.is_noisy:
+        facts.append(("privacy", f"none: no noise is added ({protocol.mechanism.describe()})"))
     return facts

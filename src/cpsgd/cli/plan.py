@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from rich.markup import escape
 
 from cpsgd.cli import options, output
 from cpsgd.cli.privacy import guarantee_rows
@@ -31,11 +32,11 @@ def run(
     json: options.Json = False,
 ) -> None:
     """The best protocol for what you want: k, m, X, its proved ε and its expected error."""
-    from cpsgd.planner import plan
+    from cpsgd.planner import Requirements, plan_for
 
     if plot is not None and plot.suffix.lower() not in _PICTURES:
         raise ParameterError(f"Expected --plot to name a file ending in {', '.join(_PICTURES)}, got {plot}.")
-    found = plan(**vars(wishes))
+    found = plan_for(Requirements(**vars(wishes)))
     if plot is not None:
         from cpsgd.reports.pictures import draw_frontier
 
@@ -56,8 +57,7 @@ def _summary(found: Plan) -> object:
     rows = [
         (
             "protocol",
-            f"[bold]k = {protocol.levels:,}[/bold] levels, [bold]m = {protocol.trials:,}[/bold] coin flips, "
-            f"[bold]X = {protocol.coordinate_range:.4g}[/bold], s = {protocol.scale:.4g}",
+            f"[bold]{escape(protocol.mechanism.describe())}[/bold]; s = {protocol.scale:.4g}",
         ),
         (
             "message",
@@ -89,13 +89,11 @@ def _frontier(found: Plan) -> object:
     rows = [
         (
             f"{'▸ ' if point.bits == found.bits else ''}{point.bits:.4g}",
-            f"{point.levels:,}",
-            f"{point.trials:,}",
-            f"{point.coordinate_range:.4g}",
+            point.mechanism.describe(),
             f"{point.expected_squared_error:.4g}",
             f"{point.ratio:.3f}",
         )
         for point in found.frontier
     ]
-    columns = ("bits", "levels k", "trials m", "range X", "squared error", "× Gaussian")
+    columns = ("bits", "protocol", "squared error", "× Gaussian")
     return output.grid(columns, rows, title="\nFrontier: the best for each number of bits")

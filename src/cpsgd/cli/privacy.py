@@ -10,6 +10,7 @@ from rich.markup import escape
 from cpsgd.cli import options, output
 from cpsgd.cli.frame import WHOLE, new_app
 from cpsgd.errors import ParameterError
+from cpsgd.mechanisms.options import missing, parameters_of
 from cpsgd.planner.requirements import Requirements
 from cpsgd.reports.numbers import rounded_up
 
@@ -37,7 +38,7 @@ def theorem(
     json: options.Json = False,
 ) -> None:
     """ε of the paper's Theorem 1 for the Binomial mechanism f(D) + s (Binomial(N, p) - Np)."""
-    from cpsgd.privacy import Sensitivities, binomial_mechanism_epsilon
+    from cpsgd.paper.theorem import Sensitivities, binomial_mechanism_epsilon
 
     epsilon = binomial_mechanism_epsilon(
         noise_trials=trials, p=p, dim=dim, delta=delta, sensitivities=Sensitivities(l1, l2, linf), scale=scale
@@ -69,15 +70,17 @@ def epsilon(
 ) -> None:
     """The smallest ε proved for a protocol, with the theorem behind it.
 
-    The protocol is a file's, or --clients, --dim, --clip-norm, --levels, --trials and --range are all given.
+    The protocol is a file's, or --clients, --dim, --clip-norm and all parameters of its mechanism are given: of the
+    paper's --levels, --trials and --range.
     """
     from cpsgd.privacy.rounds import guarantee_over_rounds
 
     # Without defaults: an ε should be about parameters that somebody chose.
     if "--protocol" not in (said := parameters.given):
-        parts = ("--sigma",) if "--sigma" in said else ("--levels", "--trials", "--range")
-        if missing := ", ".join(name for name in ("--clip-norm", *parts) if name not in said):
-            raise ParameterError(f"Missing {missing}; or give a protocol's file with --protocol.")
+        chosen = parameters.mechanism
+        parts = [f"--{name}".replace("_", "-") for name in missing(chosen.mechanism, parameters_of(chosen))]
+        if lacking := ", ".join([*([] if "--clip-norm" in said else ["--clip-norm"]), *parts]):
+            raise ParameterError(f"Missing {lacking}; or give a protocol's file with --protocol.")
     protocol = parameters.sized(size)
     found = guarantee_over_rounds(protocol, **vars(rounds), surviving=surviving)
     if json:

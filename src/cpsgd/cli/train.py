@@ -13,6 +13,7 @@ from cyclopts import Group, Parameter
 from cpsgd.cli import _files, options, output
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
 from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, Settings, read_file
+from cpsgd.mechanisms.options import MechanismOptions
 from cpsgd.reports.numbers import rounded_up, size
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ _PANELS = {
         "epsilon",
         "delta",
         "bits",
-        "levels",
-        "trials",
-        "range",
+        *(entry.name for entry in fields(MechanismOptions)),
         "clip_norm",
         "examples",
         "adjacency",
@@ -117,8 +116,8 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         soft_wrap=True,
     )
     console.print(
-        f"protocol: k = {protocol.levels}, m = {protocol.trials}, X = {protocol.coordinate_range:.4g}, "
-        f"D = {protocol.clip_norm:g}: {protocol.bits_per_coordinate:.4g} bits per coordinate, "
+        f"protocol: {protocol.mechanism.describe()}, D = {protocol.clip_norm:g}: "
+        f"{protocol.bits_per_coordinate:.4g} bits per coordinate, "
         f"{size(protocol.message_bytes)} per message",
         soft_wrap=True,
     )

@@ -16,11 +16,11 @@ import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import CheckpointError, ConditionError, InfeasibleError, ParameterError
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.options import AccountOptions
 from cpsgd.ledger import Entry, Ledger, RoundEvent
-from cpsgd.privacy.adjacency import Adjacency
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning.options import CohortOptions
-from cpsgd.privacy.adjacency import Adjacency
 from cpsgd.privacy.participation import Participation, Scheme
 
 OVERFLOW_SHARE = 1e-3
@@ -94,7 +94,7 @@ class Cohorts:
     @property
     def adjacency(self) -> Adjacency:
         """Which data sets are neighbours where nothing else is asked for."""
-        return "zero-out" if self.scheme == "poisson" else "replace-one"
+        return Adjacency.ZERO_OUT if self.scheme == "poisson" else Adjacency.REPLACE_ONE
 
     def fewest_survivors(self, dropout: float, rounds: int) -> int:
         """So many messages arrive in each of the rounds, but for a chance of 1/1000."""

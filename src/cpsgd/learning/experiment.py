@@ -10,23 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from cpsgd._torch import torch
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.learning import mechanisms, models
 from cpsgd.learning.accounting import SAMPLED_SIZES
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import Dataset, load
-from cpsgd.learning.examples import example_protocol, plan_examples, sum_norm
 from cpsgd.learning.mechanisms import NO_PRIVACY as NO_PRIVACY
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.options import AccountOptions, FolderOptions
 from cpsgd.learning.run_folder import RoundMetrics
 from cpsgd.learning.settings import Settings
 from cpsgd.learning.trainer import Trainer
-from cpsgd.paper.theorem import theorem_epsilon
+from cpsgd.mechanisms.options import DEFAULT, parameters_of, spelled_out
 from cpsgd.planner import Plan, plan
+from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.planner.target import Target
-from cpsgd.privacy.adjacency import Adjacency, distance
-from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds, paper_epsilon
+from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds, published_epsilon
 from cpsgd.protocol import Protocol
 
 PRIVATE = "private"
@@ -183,8 +184,8 @@ class Experiment:
         counted = self._cohorts.participation.counted_rounds(self.settings.rounds)
         rule: dict[str, Any] = {"adjacency": self._adjacency, "noise_clients": noise_clients}
         if counted == 1:
-            return theorem_epsilon(protocol, self.settings.delta, **rule)
-        return paper_epsilon(protocol, self.settings.delta, rounds=counted, **rule)
+            return protocol.mechanism.published_epsilon(protocol, self.settings.delta, self._adjacency, noise_clients)
+        return published_epsilon(protocol, self.settings.delta, rounds=counted, **rule)
 
     def _model(self) -> torch.nn.Module:
         return models.by_name(
@@ -194,16 +195,14 @@ class Experiment:
     def _chosen(self) -> Plan | Protocol:
         """The private mechanism: what the settings spell out, or else the planner's."""
         settings, cohorts = self.settings, self._cohorts
-        if settings.levels is not None and settings.trials is not None:
+        if settings.explicit:
             norm, examples = settings.clip_norm, settings.examples
-            return Protocol.rotated_binomial(
-                clients=cohorts.messages,
-                dim=self.dim,
-                clip_norm=norm if examples is None else sum_norm(norm, examples),
-                levels=settings.levels,
-                trials=settings.trials,
-                coordinate_range=settings.range,
-            )
+            size: dict[str, Any] = {
+                "clients": cohorts.messages,
+                "dim": self.dim,
+                "clip_norm": norm if examples is None else sum_norm(norm, examples),
+            }
+            return Protocol(**size, mechanism=spelled_out(settings.mechanism, parameters_of(settings), **size))
         requirements: dict[str, Any] = {
             "clients": cohorts.messages,
             "dim": self.dim,
@@ -215,6 +214,7 @@ class Experiment:
             "adjacency": self._adjacency,
             "dropout": 1.0 - self._surviving / cohorts.messages,
             "colluding": settings.colluding,
+            "mechanism": settings.mechanism or DEFAULT,
         }
         if settings.examples is not None:
             scheme = settings.participation
@@ -252,7 +252,7 @@ class Experiment:
             clip_norm=protocol.clip_norm,
             honest=self._surviving - settings.colluding,
         )
-        needed = distance(self._adjacency, target.clip_norm) / target.gaussian_mu
+        needed = self._adjacency.distance(target.clip_norm) / target.gaussian_mu
         return needed / math.sqrt(target.honest) * (1.0 + 1e-9)
 
     @property

@@ -9,8 +9,9 @@ from typing import Any
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.learning.options import AccountOptions
+from cpsgd.paper import bounds
 from cpsgd.planner.result import Plan
-from cpsgd.protocol import Protocol, paper_coordinate_range
+from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator
 from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
 
@@ -43,8 +44,8 @@ def baselines(plan: Plan) -> dict[str, Protocol | NoPrivacy]:
     Example:
         >>> from cpsgd.planner import plan
         >>> found = baselines(plan(clients=1000, dim=100, epsilon=2.0, delta=1e-6, bits=6))
-        >>> sorted(found), found["quantized"].trials
-        (['gaussian', 'no privacy', 'quantized'], 0)
+        >>> sorted(found), found["quantized"].mechanism.is_noisy
+        (['gaussian', 'no privacy', 'quantized'], False)
     """
     # The planner's error of the Gaussian mechanism is d σ² / (messages that arrive).
     sigma = math.sqrt(plan.gaussian_squared_error * plan.surviving / plan.protocol.dim) * (1.0 + 1e-9)
@@ -56,7 +57,7 @@ def baselines_of(protocol: Protocol, sigma: float) -> dict[str, Protocol | NoPri
     return {
         NO_PRIVACY: NoPrivacy(protocol.clip_norm),
         GAUSSIAN: gaussian_like(protocol, sigma),
-        QUANTIZED: replace(protocol, trials=0, modulus=None),
+        QUANTIZED: replace(protocol, mechanism=protocol.mechanism.without_noise(), modulus=None),
     }
 
 
@@ -67,11 +68,15 @@ def gaussian_like(protocol: Protocol, sigma: float) -> Protocol:
 
 def at_paper_range(protocol: Protocol, delta: float) -> tuple[Protocol, float]:
     """The same levels and noise over the paper's range of coordinates, where that is wider; and that range X."""
-    paper = paper_coordinate_range(
+    mechanism = protocol.mechanism
+    reach = mechanism.grid.limit / mechanism.grid.unit if mechanism.grid is not None else math.inf
+    paper = bounds.coordinate_range(
         clients=protocol.clients, dim=protocol.dim, clip_norm=protocol.clip_norm, delta=delta
     )
-    wide = max(paper, protocol.coordinate_range)
-    return replace(protocol, coordinate_range=wide, modulus=None), wide
+    if paper <= reach:
+        return replace(protocol, modulus=None), reach
+    wide = mechanism.with_scale(mechanism.scale * paper / reach * (1.0 + 1e-12))
+    return replace(protocol, mechanism=wide, modulus=None), paper
 
 
 def completed(account: AccountOptions, mechanism: Mechanism) -> AccountOptions:
@@ -103,7 +108,7 @@ def clip_norm(mechanism: Mechanism) -> float:
 def is_private(mechanism: Mechanism) -> bool:
     """Whether there is noise to account for."""
     protocol = protocol_of(mechanism)
-    return protocol is not None and (protocol.sigma is not None or protocol.trials > 0)
+    return protocol is not None and protocol.mechanism.is_noisy
 
 
 def message_bytes(mechanism: Mechanism, dim: int) -> int:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from cpsgd import _validate
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
 from cpsgd.ledger import Ledger
-from cpsgd.privacy.adjacency import Adjacency, check_adjacency
 from cpsgd.privacy.participation import Scheme
 
 OptimizerName = Literal["sgd", "momentum", "adagrad", "adam"]
@@ -145,7 +145,7 @@ class AccountOptions(OptionGroup):
         if self.delta is not None:
             _validate.probability("delta", self.delta)
         if self.adjacency is not None:
-            check_adjacency(self.adjacency)
+            object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
         if self.colluding is not None:
             _validate.integer("colluding", self.colluding, low=0)
         if (self.ledger is None) != (self.population is None):

@@ -26,6 +26,7 @@ from cpsgd.learning.options import (
     RunOptions,
     ServerOptions,
 )
+from cpsgd.mechanisms.options import MechanismOptions, missing, parameters_of
 
 NO_SEED = "none"
 """How files and the command line say that there is no seed."""
@@ -54,35 +55,30 @@ class TaskOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProtocolOptions(OptionGroup):
+class ProtocolOptions(OptionGroup, MechanismOptions):  # type: ignore[misc]  # made of the registry
     """What a message looks like: by a number of bits, for which it is planned, or by parameters.
 
     Attributes:
-        bits: Bits per coordinate; the planner picks k, m and X.
-        levels: k, the levels a coordinate is rounded to; with trials, instead of bits.
-        trials: m, the coins of a client's noise per coordinate; with levels, instead of bits.
-        range: X, the largest coordinate that is not clipped; with levels and trials. By default the paper's choice.
+        bits: Bits per coordinate, for which the planner picks the mechanism's parameters.
         clip_norm: D: longer updates are scaled down to this Euclidean norm. With examples, each example's gradient is.
     """
 
     bits: float | None = 4.0
-    levels: int | None = None
-    trials: int | None = None
-    range: float | None = None
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.explicit:
             if self.bits is not None:
-                raise ParameterError("Give bits, or levels and trials, not both: bits are what the planner is given.")
-            if self.levels is None or self.trials is None:
-                raise ParameterError("An explicit protocol needs both levels and trials (range is optional).")
+                raise ParameterError("Give bits, for the planner, or the mechanism's parameters, not both.")
+            lacking = [name for name in missing(self.mechanism, parameters_of(self)) if name != "range"]
+            if lacking:
+                raise ParameterError(f"An explicit protocol also needs {' and '.join(lacking)} (range is optional).")
 
     @property
     def explicit(self) -> bool:
-        """Whether k and m are given, instead of being planned."""
-        return self.levels is not None or self.trials is not None or self.range is not None
+        """Whether the mechanism's parameters are given, instead of being planned."""
+        return bool(parameters_of(self))
 
 
 # Fields stand in the order of the last base first.
@@ -125,7 +121,8 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
                 raise ParameterError(f"Unknown setting {name!r}. Known are {', '.join(known)}.")
         changes: dict[str, Any] = {name: _checked(name, value) for name, value in values.items()}
         preset = _validate.choice("preset", changes.get("preset", "digits"), tuple(PRESETS))
-        if ("levels" in changes or "trials" in changes or "range" in changes) and "bits" not in changes:
+        spelled_out = {entry.name for entry in fields(MechanismOptions) if entry.name != "mechanism"}
+        if spelled_out & changes.keys() and "bits" not in changes:
             changes["bits"] = None
         if "dataset" in changes and "clients" not in changes:
             changes["clients"] = None  # the preset's number belongs to its own data set

@@ -28,7 +28,6 @@ from cpsgd.learning.accounting import RunCharges, Spending
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread
-from cpsgd.learning.examples import check_participation
 from cpsgd.learning.gradients import Loss, trainable
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.options import (
@@ -42,6 +41,7 @@ from cpsgd.learning.options import (
 from cpsgd.learning.run_folder import Progress, RoundMetrics, RunFolder
 from cpsgd.learning.server import Server
 from cpsgd.ledger import Ledger
+from cpsgd.planner.examples import check_participation
 from cpsgd.privacy.rounds import RoundsGuarantee
 
 _CHARGED = "The round was charged; a run with a folder can be resumed."

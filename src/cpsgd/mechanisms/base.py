@@ -251,6 +251,11 @@ class Mechanism(ABC):
 
     # ------------------------------------------------------------------ as data
 
+    @classmethod
+    @abstractmethod
+    def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
+        """Parameters that are taken where a person names none."""
+
     @abstractmethod
     def describe(self) -> str:
         """Its parameters in a line."""

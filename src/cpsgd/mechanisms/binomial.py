@@ -176,6 +176,12 @@ class Binomial(Lattice):
 
     # ------------------------------------------------------------------ as data
 
+    @classmethod
+    def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
+        """K + m = 16 values: four bits."""
+        found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
+        return {**found, "trials": 14}
+
     def describe(self) -> str:
         """Levels, range and coins."""
         return f"k = {self.levels:,} levels in ±{self.coordinate_range:.4g}, m = {self.trials:,} trials, p = {self.p:g}"

@@ -131,6 +131,11 @@ class Gaussian(Mechanism):
 
     # ------------------------------------------------------------------ as data
 
+    @classmethod
+    def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
+        """As much noise in the sum as a vector is long."""
+        return {"sigma": clip_norm / math.sqrt(clients)}
+
     def describe(self) -> str:
         """σ."""
         return f"σ = {self.sigma:g} per client"

@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from cpsgd.codec.formats import Integers
 from cpsgd.codec.grid import Grid, Rounder
 from cpsgd.mechanisms import rounding_error
 from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Search
+from cpsgd.paper import bounds
 from cpsgd.randomness import Keystream
 
 RANGES = (1e-20, 1e20)
@@ -101,9 +102,7 @@ class Lattice(Mechanism):
     def kernel(self) -> Rounder:
         """Rounds, and adds noise by counting coins or by inversion."""
         table = self.noise_table()
-        return Rounder(
-            self.levels, self.grid.fraction_bits, self.largest_noise, table.high, table.low, table.base
-        )
+        return Rounder(self.levels, self.grid.fraction_bits, self.largest_noise, table.high, table.low, table.base)
 
     def format(self, clip_norm: float, modulus: int | None) -> Integers:
         """Packed integers."""
@@ -187,6 +186,12 @@ class Lattice(Mechanism):
         ball = adjacency.distance(clip_norm) * (self.levels - 1) / (2.0 * self.coordinate_range)
         side = adjacency.distance(0.5 * (self.levels - 1))
         return min(ball, math.sqrt(dim) * side) * _ROUNDING
+
+    @classmethod
+    def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
+        """Two levels, and the paper's X^max."""
+        reach = bounds.coordinate_range(clients=clients, dim=dim, clip_norm=clip_norm, delta=delta)
+        return {"levels": 2, "coordinate_range": reach if rotate else clip_norm}
 
     # ------------------------------------------------------------------ planning
 

@@ -55,11 +55,10 @@ def draw_frontier(plan: Plan, path: Path) -> Path:
             color=plotting.MUTED,
         )
     axes.plot([plan.bits], [plan.ratio], "o", color=plotting.ACCENT, markersize=10, zorder=4)
-    protocol = plan.protocol
     axes.text(
         0.99,
         0.93,
-        f"chosen: {plan.bits:.4g} bits, k = {protocol.levels:,}, m = {protocol.trials:,}\n"
+        f"chosen: {plan.bits:.4g} bits, {plan.protocol.mechanism.describe()}\n"
         f"{_times(plan.ratio)} × the Gaussian's error",
         transform=axes.transAxes,
         ha="right",

@@ -1,0 +1,117 @@
+"""A mechanism spelled out by its parameters, as files and command lines hold them.
+
+`MechanismOptions` has a field for every parameter of any registered mechanism, with the help text of its docstring: a
+new mechanism's parameters are options everywhere as soon as it is registered.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, field, fields, make_dataclass
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from cpsgd.errors import ParameterError
+from cpsgd.mechanisms import MECHANISMS, Mechanism, by_name
+
+DEFAULT = "binomial"
+# How people call X, which is a field's long name.
+_SHORT = {"coordinate_range": "range"}
+_LONG = {short: long for long, short in _SHORT.items()}
+
+
+def _parameters(kind: type[Mechanism]) -> dict[str, Any]:
+    """A mechanism's parameters by their names as options, with their types."""
+    hints = get_type_hints(kind)
+
+    def plain(hint: Any) -> Any:
+        return next(part for part in (*get_args(hint), hint) if part is not NoneType)
+
+    return {_SHORT.get(name, name): plain(hints[name]) for name in _names(kind)}
+
+
+def _names(kind: type[Mechanism]) -> list[str]:
+    return [entry.name for entry in fields(kind)]  # type: ignore[arg-type]  # every mechanism is a dataclass
+
+
+def _required(kind: type[Mechanism]) -> list[str]:
+    """The parameters that a mechanism has no default for."""
+    return [_SHORT.get(e.name, e.name) for e in fields(kind) if e.default is MISSING]  # type: ignore[arg-type]
+
+
+def _texts(kind: type[Mechanism]) -> dict[str, str]:
+    """What a mechanism's docstring says of its parameters."""
+    said = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
+    found = re.findall(r"^    (\w+): (.*(?:\n      .*)*)", said, flags=re.MULTILINE)
+    return {_SHORT.get(name, name): " ".join(text.split()) for name, text in found}
+
+
+def _make() -> type[Any]:
+    options: dict[str, tuple[Any, str, list[str]]] = {}
+    for name, kind in MECHANISMS.items():
+        texts = _texts(kind)
+        for option, hint in _parameters(kind).items():
+            _, _, owners = options.setdefault(option, (hint, texts[option], []))
+            owners.append(name)
+    lines = [f"        mechanism: Name of the mechanism: {', '.join(MECHANISMS)}. By default what the parameters tell."]
+    for option, (_, text, owners) in options.items():
+        owned = "" if len(owners) == len(MECHANISMS) else f" ({', '.join(owners)})"
+        lines.append(f"        {option}: {text.rstrip('.')}{owned}.")
+    doc = "What a coordinate becomes, spelled out; None where nothing was said.\n\n    Attributes:\n" + "\n".join(lines)
+    kinds = {"mechanism": str, **{option: hint for option, (hint, _, _) in options.items()}}
+    made = [(name, hint | None, field(default=None)) for name, hint in kinds.items()]
+    names = {"__module__": __name__, "__doc__": doc + "\n    "}
+    return make_dataclass("MechanismOptions", made, namespace=names, frozen=True, kw_only=True)
+
+
+MechanismOptions = _make()
+
+
+def parameters_of(options: Any) -> dict[str, Any]:
+    """The parameters that an object with the fields of `MechanismOptions` spells out, the mechanism's name left out."""
+    names = [entry.name for entry in fields(MechanismOptions) if entry.name != "mechanism"]
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def named_kind(name: str | None, parameters: Mapping[str, Any]) -> type[Mechanism]:
+    """The mechanism of this name; without one, the first that has all the parameters, or the default."""
+    if name is not None:
+        return by_name(name)
+    able = (kind for kind in MECHANISMS.values() if parameters.keys() <= _parameters(kind).keys())
+    return next(able, MECHANISMS[DEFAULT])
+
+
+def missing(name: str | None, parameters: Mapping[str, Any]) -> list[str]:
+    """Parameters that the mechanism needs and that are not given."""
+    return [option for option in _required(named_kind(name, parameters)) if option not in parameters]
+
+
+def spelled_out(
+    name: str | None,
+    parameters: Mapping[str, Any],
+    *,
+    clients: int,
+    dim: int,
+    clip_norm: float,
+    rotate: bool = True,
+    delta: float = 1e-9,
+) -> Mechanism:
+    """The mechanism with these parameters; what is not given is its usual choice for such a protocol.
+
+    Raises:
+        ParameterError: The mechanism has no such parameter, or one is out of range.
+
+    Example:
+        >>> spelled_out(None, {"levels": 3, "trials": 13, "range": 0.5}, clients=10, dim=4, clip_norm=1.0)
+        Binomial(levels=3, coordinate_range=0.5, trials=13, p=0.5)
+    """
+    kind = named_kind(name, parameters)
+    known = _parameters(kind)
+    if unknown := [option for option in parameters if option not in known]:
+        raise ParameterError(
+            f"The {kind.name} mechanism has no {', '.join(unknown)}; leave that out. It has {', '.join(known)}."
+        )
+    usual = kind.usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
+    return kind(**{**usual, **{_LONG.get(option, option): value for option, value in parameters.items()}})
