@@ -48,7 +48,7 @@ def write_header(
 ) -> None:
     """Completes a message whose payload already stands in `buffer` behind room for the header."""
     _FIELDS.pack_into(buffer.data, 0, MAGIC, VERSION, 0, radix, fingerprint, round, message_id, dim)
-    _CHECKSUM.pack_into(buffer.data, _FIELDS.size, _checksum(buffer))
+    _CHECKSUM.pack_into(buffer.data, _FIELDS.size, checksum(buffer[: _FIELDS.size], buffer[HEADER_BYTES:]))
 
 
 def read(data: bytes | bytearray | memoryview, *, max_dim: int = DEFAULT_MAX_DIM) -> Message:
@@ -76,11 +76,14 @@ def read(data: bytes | bytearray | memoryview, *, max_dim: int = DEFAULT_MAX_DIM
         raise TruncatedError(f"The message should have {expected} bytes, got {buffer.size}.")
     if buffer.size > expected:
         raise TrailingBytesError(f"The message should have {expected} bytes, got {buffer.size}.")
-    if _CHECKSUM.unpack_from(buffer.data, _FIELDS.size)[0] != _checksum(buffer):
+    if _CHECKSUM.unpack_from(buffer.data, _FIELDS.size)[0] != checksum(buffer[: _FIELDS.size], buffer[HEADER_BYTES:]):
         raise ChecksumError("The checksum does not match: the message was damaged on the way. Ask for it again.")
     return Message(radix, fingerprint, round, message_id, dim, buffer[HEADER_BYTES:])
 
 
-def _checksum(buffer: NDArray[np.uint8]) -> int:
-    """CRC-32C of the header's fields and the payload."""
-    return _native.crc32c(buffer[HEADER_BYTES:], _native.crc32c(buffer[: _FIELDS.size]))
+def checksum(*buffers: bytes | memoryview | NDArray[np.uint8]) -> int:
+    """CRC-32C of the buffers, one after the other."""
+    found = 0
+    for buffer in buffers:
+        found = _native.crc32c(np.frombuffer(buffer, np.uint8), found)
+    return found
