@@ -56,5 +56,5 @@ def silo_sum(
     sums = ExampleSums(ClientUpdates(model, loss), _validate.positive("clip_norm", clip_norm), examples)
     batch = Batch(features, labels, np.array([len(labels)], dtype=np.int64))
     (vector,) = next(iter(sums.chunks(batch)))
-    like = {name: parameter.detach().cpu().numpy() for name, parameter in trainable(model).items()}
+    like = {name: np.empty(parameter.shape, np.float32) for name, parameter in trainable(model).items()}
     return make_arrays(unflatten(vector, like))
