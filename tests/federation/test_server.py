@@ -185,15 +185,18 @@ def test_too_few_nodes_are_asked_for_nothing(small_plan: Plan, tmp_path: Path) -
 
 def test_who_has_too_few_neighbours_left_is_noted() -> None:
     """On a sparse graph a client may have answered and still be of no use."""
-    large = plan(150, 1, 8.0, 1e-5, secure=True, dropout=0.2, bits=14)
+    large = plan(300, 1, 8.0, 1e-5, secure=True, dropout=0.2, bits=14)
     terms = Terms(plan=large)
-    parameters = terms.parameters(1, 150)
-    clients = {str(i): Client() for i in range(150)}
+    parameters = terms.parameters(1, 300)
+    clients = {str(i): Client() for i in range(300)}
     session = ServerSession(terms, 1, list(clients), run=RUN)
     requests = session.requests()
     identifier = Invitation.read(Request.from_bytes(requests["0"]).payload).session.identifier
-    near = graph.neighbours(150, parameters.neighbours, identifier, 17)
-    silent = {str(i) for i in near[: parameters.neighbours - parameters.threshold + 2]}
+    circle, place = graph._circle(300, identifier)
+    # All neighbours on one side, and enough on the other; nobody else misses so many.
+    half, missing = parameters.neighbours // 2, parameters.neighbours - parameters.threshold + 2
+    steps = [*range(-half, 0), *range(1, missing - half + 1)]
+    silent = {str(circle[(place[17] + step) % 300]) for step in steps}
     for node, request in requests.items():
         if node not in silent:
             session.receive(node, clients[node].ask(request))
@@ -283,6 +286,28 @@ def test_the_order_is_kept(small_plan: Plan, tmp_path: Path) -> None:
     assert session.release() is not None
     with pytest.raises(StageError, match="released once"):
         session.release()
+
+
+def test_of_metrics_finite_numbers_are_kept_and_only_where_clients_train(small_plan: Plan, tmp_path: Path) -> None:
+    federation = Federation(small_plan, tmp_path, "secure")
+    session = federation.open()
+    while (stage := session.stage) is not None:
+        for number, (node, answer) in enumerate(answers_to(session, federation).items()):
+            hostile = {
+                "bad": float("nan"),
+                "list": [1.0],
+                "text": "1",
+                "huge": 10**400,
+                **{f"m{i}": 1.0 for i in range(1000)},
+            }
+            sent: dict[str, Any] = {"loss": number, **(hostile if number == 0 else {})}
+            session.receive(node, answer, sent if stage is Stage.MASK else {"early": 1.0})
+        session.close()
+    assert session.report.metrics == {}
+    assert session.release() is not None
+    assert session.report.metrics["loss"] == 1.5
+    assert not {"bad", "list", "text", "huge", "early"} & set(session.report.metrics)
+    assert len(session.report.metrics) <= 100
 
 
 def test_requests_say_what_clients_must_know(small_plan: Plan, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who is whose neighbour. The stated risks are upper bounds: compared with all graphs, and with graphs drawn as in life."""
+"""Who is whose neighbour. The stated risks are upper bounds: compared with all graphs, and with graphs as in life."""
 
 from __future__ import annotations
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import sys
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.aggregator import Aggregator
 from cpsgd.errors import CpsgdError, ParameterError, SenderError, StageError, ThresholdError, WireError
-from cpsgd.federation.messages import OPENING, Request
+from cpsgd.federation.messages import OPENING, TRAINING, Request
 from cpsgd.federation.signing import session_identifier
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.planner import Plan
@@ -22,6 +24,7 @@ from cpsgd.secagg.identity import as_roster
 # What the frames, keys and shares of a message may take on top of the packed integers.
 _OVERHEAD_BYTES = 1 << 15
 _OVERHEAD_BYTES_PER_CLIENT = 1 << 10
+_MOST_METRICS = 100
 
 Node = TypeVar("Node", bound=Hashable)
 """What the engine calls a client: a number, a name."""
@@ -129,6 +132,8 @@ class RoundReport(Generic[Node]):
         survivors: Clients whose updates are in the sum.
         dropped: Nodes that fell out on the way, and why.
         stages: At which stage they did.
+        metrics: Of a released round, the plain mean of each metric over the nodes that sent it; no guarantee covers
+            them.
         upload_bytes: Bytes that each node's replies took, over all stages.
     """
 
@@ -138,6 +143,7 @@ class RoundReport(Generic[Node]):
     survivors: int = 0
     dropped: dict[Node, str] = field(default_factory=dict)
     stages: dict[Node, Stage] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     upload_bytes: dict[Node, int] = field(default_factory=dict)
 
 
@@ -172,6 +178,7 @@ class ServerSession(Generic[Node]):
         self.report: RoundReport[Node] = RoundReport(round)
         self._terms, self._nodes = terms, list(nodes)
         self._answered: set[int] = set()
+        self._metrics: dict[int, dict[str, float]] = {}
         self._entry: Entry | None = None
         self._sum: _SecureSum | _PlainSum | None = None
         try:
@@ -205,8 +212,10 @@ class ServerSession(Generic[Node]):
             for client, payload in open_sum.outgoing.items()
         }
 
-    def receive(self, node: Node, reply: bytes) -> None:
+    def receive(self, node: Node, reply: bytes, metrics: Mapping[str, object] | None = None) -> None:
         """Takes a node's answer; that it is from this node, the engine must know.
+
+        Of `metrics`, where clients train, single finite numbers are kept, up to a sane number of them.
 
         Raises:
             CpsgdError: It is refused and nothing was changed. The node may answer properly as long as the stage is
@@ -224,6 +233,10 @@ class ServerSession(Generic[Node]):
             raise WireError(f"The upload has {size}; no honest one has more than {self._sum.reply_limit}.")
         self._sum.receive(client, reply)
         self._answered.add(client)
+        if self.stage in TRAINING:
+            numbers = ((name, value) for name, value in (metrics or {}).items() if isinstance(value, int | float))
+            finite = ((name, float(value)) for name, value in numbers if abs(value) <= sys.float_info.max)
+            self._metrics[client] = dict(islice(finite, _MOST_METRICS))
 
     def drop(self, node: Node, reason: str) -> None:
         """Notes the first reason why a node's answer is not coming.
@@ -276,6 +289,10 @@ class ServerSession(Generic[Node]):
             self._withhold(error)
             return None
         self.report.released = True
+        names = sorted({name for metrics in self._metrics.values() for name in metrics})
+        for name in names:
+            values = [metrics[name] for metrics in self._metrics.values() if name in metrics]
+            self.report.metrics[name] = float(np.mean(values))
         return mean
 
     def _note(self, node: Node, reason: str, stage: Stage) -> None:

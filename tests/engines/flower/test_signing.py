@@ -1,31 +1,21 @@
-"""Signed rounds: what a client with a roster refuses from a server that does not follow the protocol."""
+"""Signed rounds over Flower: who is in them, and who is not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import Context, RecordDict
 
-from cpsgd import Plan, plan
+from cpsgd import Plan
 from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod
-from cpsgd.engines.flower._carriers import secure_parameters
-from cpsgd.engines.flower._records import RECORD, Request, make_message, read_reply
-from cpsgd.engines.flower._signing import Signing, session_identifier
-from cpsgd.errors import InvitationError, ParameterError, RoundError, RoundRefusedError, SignatureError, StageError
-from cpsgd.secagg import SecureServer, create_identity, public_line, wire
-from cpsgd.secagg.advert import Advert
+from cpsgd.errors import InvitationError, ParameterError
+from cpsgd.secagg import create_identity, public_line
 from cpsgd.secagg.identity import public_bytes
-from cpsgd.secagg.wire import HEADER_BYTES, Invitation, Kind, Session
 
-from .local import RUN, LocalGrid, Node, adds, model, through_the_wire
+from .local import RUN, LocalGrid, Node, adds, model, request_of
 
 DIM, CLIENTS = 40, 4
 VECTORS = np.random.default_rng(5).normal(size=(CLIENTS + 1, DIM)).astype(np.float32) * 0.1
@@ -83,7 +73,7 @@ def test_signed_rounds_give_the_mean_and_have_a_stage_more(small_plan: Plan, sil
     assert [(report.survivors, report.dropped) for report in strategy.reports] == [(4, {})] * 3
     # 40 coordinates: nine times the expected squared error has a probability below 1e-60.
     assert 0.0 < np.sum((after - 3 * VECTORS[:4].mean(axis=0)) ** 2) < 9 * 3 * small_plan.error.total
-    asked = [m.content[RECORD]["stage"] for m in grid.sent if m.metadata.dst_node_id == 100]
+    asked = [request_of(m).stage for m in grid.sent if m.metadata.dst_node_id == 100]
     assert asked == ["advertise", "share", "mask", "confirm", "unmask"] * 3
 
 
@@ -160,5 +150,3 @@ def test_the_strategy_takes_a_roster_of_the_plans_clients_only(small_plan: Plan,
         CpsgdStrategy(small_plan, roster=silos.roster, secure=False)
     with pytest.raises(ParameterError, match="32 bytes"):
         CpsgdStrategy(small_plan, roster=[b"short"] * 4)
-
-

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from cpsgd.errors import StageError, VersionError, WireError
 from cpsgd.federation.messages import VERSION
 from cpsgd.federation.vectors import Arrays
 
-RECORD = "cpsgd"
-"""Name of our record in messages, in replies and in a client's state."""
-
-REQUEST = "request"
-"""Name of the bytes in a message; beside them stands the version, which release 0.1.0 reads as well."""
-
-UPLOAD = "upload"
-"""Name of the one array of a reply."""
-
-STATE = "state"
-"""Name of the bytes in a client's state."""
-
-METRICS = "metrics"
-"""Name of the record with the metrics a client allows to leave."""
-
+RECORD = "cpsgd"  # our record in messages, in replies and in a client's state
+REQUEST = "request"  # the bytes in a message; beside them stands the version, which release 0.1.0 reads as well
+UPLOAD = "upload"  # the one array of a reply
+STATE = "state"  # the bytes in a client's state
+METRICS = "metrics"  # the record with the metrics a client allows to leave
 # Serialization of the upload's bytes: as they are. NumPy's would let a stranger announce a shape to be allocated.
 _PLAIN = "cpsgd.bytes"
-_MOST_METRICS = 100
 
 
 def make_message(request: bytes, node: int, round: int, records: RecordDict | None = None) -> Message:
@@ -73,8 +62,8 @@ def make_reply(request: Message, payload: bytes, metrics: dict[str, Any]) -> Mes
     return Message(content, reply_to=request)
 
 
-def read_reply(reply: Message) -> bytes:
-    """The client's bytes.
+def read_reply(reply: Message) -> tuple[bytes, Mapping[str, object]]:
+    """The client's bytes, and the metrics beside them.
 
     Raises:
         WireError: The reply is not one of ours.
@@ -85,15 +74,7 @@ def read_reply(reply: Message) -> bytes:
     upload = record[UPLOAD]
     if upload.stype != _PLAIN or upload.dtype != "uint8" or tuple(upload.shape) != (len(upload.data),):
         raise WireError("The upload is not a flat array of bytes.")
-    return upload.data
-
-
-def read_metrics(reply: Message) -> dict[str, float]:
-    """The metrics of a reply that are single finite numbers, up to a sane number of them."""
-    record = reply.content.metric_records.get(METRICS) or MetricRecord()
-    numbers = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
-    finite = [(name, value) for name, value in numbers.items() if np.isfinite(value)]
-    return dict(finite[:_MOST_METRICS])
+    return upload.data, reply.content.metric_records.get(METRICS, {})
 
 
 def read_arrays(record: ArrayRecord) -> Arrays:

@@ -70,9 +70,8 @@ class CpsgdStrategy(Strategy):
         if weighted_by_key is not None:
             raise ParameterError(
                 f"weighted_by_key={weighted_by_key!r}: weighted averages are refused. A weight multiplies what one "
-                "client can move the mean by, so the plan's noise would no longer hide it, and the weights themselves "
-                "(numbers of examples) would be published. Every client counts the same here; to count examples the "
-                "same, use example-level privacy: examples=..., where each silo sends a sum."
+                "client can move the mean by, so the plan's noise would no longer hide it. To count examples the same, "
+                "protect them: examples=..., where each silo sends a sum."
             )
         self.plan = plan
         self.reports: list[RoundReport[int]] = []
@@ -127,7 +126,7 @@ class CpsgdStrategy(Strategy):
         session = ServerSession(self._terms, server_round, self._nodes(grid), run=str(grid.run.run_id))
         self.reports.append(session.report)
         config["server-round"] = server_round
-        metrics = self._exchange(session, grid, RecordDict({self._keys[0]: arrays, self._keys[1]: config}))
+        self._exchange(session, grid, RecordDict({self._keys[0]: arrays, self._keys[1]: config}))
         mean, report, following = session.release(), session.report, None
         for node, reason in report.dropped.items():
             _log.info("\t> node %d is out: %s", node, reason)
@@ -143,7 +142,7 @@ class CpsgdStrategy(Strategy):
             "cpsgd-survivors": report.survivors,
             "cpsgd-upload-bytes": max(report.upload_bytes.values(), default=0),
         }
-        return following, MetricRecord({**(metrics if report.released else {}), **figures})
+        return following, MetricRecord({**report.metrics, **figures})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -163,11 +162,11 @@ class CpsgdStrategy(Strategy):
         for line in str(self.plan.guarantee).splitlines():
             _log.info("\t│\t%s", line)
 
-    def _exchange(self, session: ServerSession[int], grid: Grid, content: RecordDict) -> dict[str, float]:
-        """Carries the session's messages until no stage is left; the plain mean of each metric that nodes sent."""
-        report, found = session.report, dict[int, dict[str, float]]()
-        while (stage := session.stage) is not None:
-            along = content if stage in TRAINING else None
+    def _exchange(self, session: ServerSession[int], grid: Grid, content: RecordDict) -> None:
+        """Carries the session's messages until no stage is left."""
+        report = session.report
+        while session.stage is not None:
+            along = content if session.stage in TRAINING else None
             messages = {
                 node: records.make_message(request, node, report.round, along)
                 for node, request in session.requests().items()
@@ -177,15 +176,10 @@ class CpsgdStrategy(Strategy):
                 size = sum(len(part.deflate()) for part in get_all_nested_objects(reply).values())
                 report.upload_bytes[node] = report.upload_bytes.get(node, 0) + size
                 try:
-                    session.receive(node, records.read_reply(reply))
+                    session.receive(node, *records.read_reply(reply))
                 except CpsgdError as error:
                     session.drop(node, f"{type(error).__name__}: {error}")
-                else:
-                    if stage in TRAINING:
-                        found[node] = records.read_metrics(reply)
             session.close()
-        names = sorted({name for metrics in found.values() for name in metrics})
-        return {name: float(np.mean([m[name] for m in found.values() if name in m])) for name in names}
 
     def _nodes(self, grid: Grid) -> list[int]:
         """As many nodes as the plan has clients, drawn at random, or those there are after a while."""
