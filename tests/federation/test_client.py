@@ -298,7 +298,19 @@ def test_an_unmasked_client_has_forgotten_its_secrets(small_plan: Plan) -> None:
         assert client.trained == 1
 
 
-@pytest.mark.parametrize("state", [b"{", b"[]", b"{}", b"\xff", b'{"run": "77", "secrets": "x"}'])
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"{",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"run": "77", "secrets": "x"}',
+        b'{"run": "77", "secrets": ""}x',
+        b'{"run": "77", "secrets": "", "round": "1"}',
+        b"[" * 10**5,
+    ],
+)
 def test_a_damaged_state_is_refused(small_plan: Plan, state: bytes) -> None:
     client = Client()
     client.state = state

@@ -61,9 +61,13 @@ class Progress:
         """What `to_bytes` wrote."""
         try:
             fields: dict[str, Any] = json.loads(data)
-            return cls(**{**fields, "secrets": bytes.fromhex(fields["secrets"])})
-        except (ValueError, TypeError, KeyError):
-            raise WireError("The client's saved state is damaged. It takes part again in the next run.") from None
+            found = cls(**{**fields, "secrets": bytes.fromhex(fields["secrets"])})
+            expected = {name: type(value) for name, value in vars(cls("")).items()}
+            if {name: type(value) for name, value in vars(found).items()} == expected:
+                return found
+        except (ValueError, TypeError, KeyError, RecursionError):
+            pass
+        raise WireError("The client's saved state is damaged. It takes part again in the next run.")
 
 
 class ClientSession:

@@ -98,6 +98,12 @@ class Terms:
             return found
         return replace(found, neighbours=clients - 1, threshold=(clients + self.plan.colluding) // 2 + 1)
 
+    @property
+    def way(self) -> str:
+        """How sums are made, in words."""
+        signed = ", signed" if self.roster is not None else ""
+        return f"by secure aggregation{signed}" if self.secure else "in the server's sight"
+
     def check_rounds(self, rounds: int) -> None:
         """Refuses a run of more rounds than the plan's guarantee covers."""
         if rounds > self.plan.rounds:
@@ -238,12 +244,12 @@ class ServerSession(Generic[Node]):
             finite = ((name, float(value)) for name, value in numbers if abs(value) <= sys.float_info.max)
             self._metrics[client] = dict(islice(finite, _MOST_METRICS))
 
-    def drop(self, node: Node, reason: str) -> None:
+    def drop(self, node: Node, reason: str | None) -> None:
         """Notes the first reason why a node's answer is not coming.
 
         The reason may be a stranger's text, and a traceback: its last line is kept, as far as it is fit for a log.
         """
-        lines = [line for line in reason.splitlines() if line.strip()]
+        lines = [line for line in (reason or "").splitlines() if line.strip()]
         if self.stage is not None:
             shown = "".join(letter for letter in (lines[-1] if lines else "an error")[:300] if letter.isprintable())
             self._note(node, shown, self.stage)

@@ -44,9 +44,6 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
         limits: The fields of `Limits`: epsilon, delta, rounds, colluding, adjacency, examples, min_clients and
             fingerprint. With `examples` the train function returns the *sum* of at most so many clipped gradients, as
             `silo_sum` makes it, in place of a model.
-
-    Returns:
-        The mod.
     """
     agreed = Limits(**limits)
     if isinstance(allow_metrics, str):
@@ -102,8 +99,7 @@ def _model(message: Message, error: CpsgdError) -> vectors.Arrays:
 
 def _call(call_next: ClientAppCallable, message: Message, context: Context) -> Message:
     """Calls the user's function, whose errors keep their text."""
-    reply = call_privately(call_next, message, context)
-    if reply.has_error():
+    if (reply := call_privately(call_next, message, context)).has_error():
         raise TrainFunctionError("an error reply")
     return reply
 

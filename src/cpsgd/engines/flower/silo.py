@@ -39,8 +39,7 @@ def silo_sum(
         labels: Their classes.
 
     Returns:
-        The sum, named like the model's trainable parameters: the reply's one ArrayRecord. The server must not get it
-        any other way.
+        The sum, named like the model's trainable parameters: the reply's one ArrayRecord, and nothing else's.
 
     Raises:
         ParameterError: The train function does not run under `cpsgd_mod(examples=...)`.

@@ -137,12 +137,11 @@ class CpsgdStrategy(Strategy):
             if vector.shape != mean.shape:
                 raise ParameterError(f"Expected apply to return {len(mean)} numbers, got shape {vector.shape}.")
             following = records.make_arrays(vectors.unflatten(vector, before))
-        figures = {
-            "cpsgd-released": int(report.released),
-            "cpsgd-survivors": report.survivors,
-            "cpsgd-upload-bytes": max(report.upload_bytes.values(), default=0),
-        }
-        return following, MetricRecord({**report.metrics, **figures})
+        size = max(report.upload_bytes.values(), default=0)
+        figures = {"released": int(report.released), "survivors": report.survivors, "upload-bytes": size}
+        return following, MetricRecord(
+            {**report.metrics, **{f"cpsgd-{name}": value for name, value in figures.items()}}
+        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -156,21 +155,16 @@ class CpsgdStrategy(Strategy):
 
     def summary(self) -> None:
         """Logs what the plan promises."""
-        how = "by secure aggregation" if self._terms.secure else "in the server's sight"
-        how += ", signed" if self._terms.roster is not None else ""
-        _log.info("\t├──> cpsgd: %d clients, %s", self.plan.protocol.clients, how)
+        _log.info("\t├──> cpsgd: %d clients, %s", self.plan.protocol.clients, self._terms.way)
         for line in str(self.plan.guarantee).splitlines():
             _log.info("\t│\t%s", line)
 
     def _exchange(self, session: ServerSession[int], grid: Grid, content: RecordDict) -> None:
         """Carries the session's messages until no stage is left."""
-        report = session.report
+        report, make = session.report, records.make_message
         while session.stage is not None:
             along = content if session.stage in TRAINING else None
-            messages = {
-                node: records.make_message(request, node, report.round, along)
-                for node, request in session.requests().items()
-            }
+            messages = {node: make(asked, node, report.round, along) for node, asked in session.requests().items()}
             for node, reply in _answers(grid, messages, self._timeout, session.drop):
                 # As Flower serializes it.
                 size = sum(len(part.deflate()) for part in get_all_nested_objects(reply).values())
@@ -191,7 +185,7 @@ class CpsgdStrategy(Strategy):
 
 
 def _answers(
-    grid: Grid, messages: Mapping[int, Message], timeout: float, drop: Callable[[int, str], None]
+    grid: Grid, messages: Mapping[int, Message], timeout: float, drop: Callable[[int, str | None], None]
 ) -> Iterator[tuple[int, Message]]:
     """Sends messages to nodes; the replies of those that answer within `timeout` seconds.
 
@@ -215,12 +209,11 @@ def _answers(
                 drop(node, "its reply cannot be read")
                 del waiting[identifier]
                 continue
-            if not found:
-                continue
-            del waiting[identifier]
-            if found[0].has_error():
-                drop(node, found[0].error.reason or "an error")
-            else:
-                yield node, found[0]
+            for reply in found:
+                del waiting[identifier]
+                if reply.has_error():
+                    drop(node, reply.error.reason)
+                else:
+                    yield node, reply
         if waiting:
             time.sleep(_POLL_SECONDS)
