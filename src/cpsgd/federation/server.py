@@ -183,6 +183,7 @@ class ServerSession(Generic[Node]):
             raise ParameterError(f"Expected at most {plan.protocol.clients} different nodes, got {len(nodes)}.")
         self.report: RoundReport[Node] = RoundReport(round)
         self._terms, self._nodes = terms, list(nodes)
+        self._numbers = {node: client for client, node in enumerate(nodes)}
         self._answered: set[int] = set()
         self._metrics: dict[int, dict[str, float]] = {}
         self._entry: Entry | None = None
@@ -205,13 +206,14 @@ class ServerSession(Generic[Node]):
         stage, open_sum, plan = self.stage, self._sum, self._terms.plan
         if stage is None or open_sum is None:
             return {}
+        protocol = plan.protocol.to_json() if stage in OPENING else ""
         return {
             self._nodes[client]: Request(
                 stage=stage,
                 round=self.report.round,
                 rounds=plan.rounds,
                 surviving=plan.surviving,
-                protocol=plan.protocol.to_json() if stage in OPENING else "",
+                protocol=protocol,
                 payload=payload,
                 examples=self._terms.examples or 0,
             ).to_bytes()
@@ -229,7 +231,7 @@ class ServerSession(Generic[Node]):
         """
         if self.stage is None or self._sum is None:
             raise StageError("There is no open stage to answer.")
-        client = self._nodes.index(node) if node in self._nodes else -1
+        client = self._numbers.get(node, -1)
         if client not in self._sum.outgoing or node in self.report.dropped:
             raise SenderError(f"Node {node} has no part in this stage.")
         if client in self._answered:

@@ -98,14 +98,12 @@ def _model(message: Message, error: CpsgdError) -> vectors.Arrays:
 
 
 def _call(call_next: ClientAppCallable, message: Message, context: Context) -> Message:
-    """Calls the user's function, whose errors keep their text."""
     if (reply := call_privately(call_next, message, context)).has_error():
         raise TrainFunctionError("an error reply")
     return reply
 
 
 def _metrics(reply: Message, allowed: frozenset[str]) -> dict[str, Any]:
-    """The metrics that may leave."""
     return {
         name: value
         for record in reply.content.metric_records.values()

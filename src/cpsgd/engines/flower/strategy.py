@@ -166,8 +166,7 @@ class CpsgdStrategy(Strategy):
             along = content if session.stage in TRAINING else None
             messages = {node: make(asked, node, report.round, along) for node, asked in session.requests().items()}
             for node, reply in _answers(grid, messages, self._timeout, session.drop):
-                # As Flower serializes it.
-                size = sum(len(part.deflate()) for part in get_all_nested_objects(reply).values())
+                size = sum(len(part.deflate()) for part in get_all_nested_objects(reply).values())  # as it travels
                 report.upload_bytes[node] = report.upload_bytes.get(node, 0) + size
                 try:
                     session.receive(node, *records.read_reply(reply))
@@ -209,7 +208,7 @@ def _answers(
                 drop(node, "its reply cannot be read")
                 del waiting[identifier]
                 continue
-            for reply in found:
+            for reply in found[:1]:
                 del waiting[identifier]
                 if reply.has_error():
                     drop(node, reply.error.reason)
