@@ -20,9 +20,6 @@ from cpsgd.secagg import SecureParameters, SecureServer, Stage
 
 DIM, RUN = 40, "77"
 
-Tamper = Callable[[bytes], bytes | None]
-"""What becomes of a client's answer on the way; None for silence."""
-
 
 class Client:
     """A client that keeps its session's state, as an engine does between two requests."""
@@ -63,7 +60,7 @@ class Client:
 def carry(
     session: ServerSession[str], clients: Mapping[str, Client], tamper: Callable[[str, Stage, bytes], bytes | None]
 ) -> np.ndarray | None:
-    """Runs a round to its end."""
+    """Runs a round to its end; `tamper` says what becomes of an answer on the way, None for silence."""
     while (stage := session.stage) is not None:
         for node, request in session.requests().items():
             try:

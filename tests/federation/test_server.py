@@ -268,6 +268,9 @@ def test_a_dropped_node_is_not_heard_again(small_plan: Plan, tmp_path: Path) -> 
         session.receive("node-1", answers["node-1"])
     session.drop("node-2", "")
     assert session.report.dropped["node-2"] == "an error"
+    session.receive("node-3", answers["node-3"])
+    session.drop("node-3", "too late to be dropped")
+    assert set(session.report.dropped) == {"node-1", "node-2"}
 
 
 def test_the_order_is_kept(small_plan: Plan, tmp_path: Path) -> None:

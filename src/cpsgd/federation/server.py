@@ -247,12 +247,12 @@ class ServerSession(Generic[Node]):
             self._metrics[client] = dict(islice(finite, _MOST_METRICS))
 
     def drop(self, node: Node, reason: str | None) -> None:
-        """Notes the first reason why a node's answer is not coming.
+        """Notes the first reason why a node's answer is not coming; one that was taken stays taken.
 
         The reason may be a stranger's text, and a traceback: its last line is kept, as far as it is fit for a log.
         """
         lines = [line for line in (reason or "").splitlines() if line.strip()]
-        if self.stage is not None:
+        if self.stage is not None and self._numbers.get(node, -1) not in self._answered:
             shown = "".join(letter for letter in (lines[-1] if lines else "an error")[:300] if letter.isprintable())
             self._note(node, shown, self.stage)
 
