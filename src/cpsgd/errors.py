@@ -200,8 +200,8 @@ class WorkerError(CpsgdError):
     """Workers of one round do not agree, or one of them has no vector to give. Nothing was added up."""
 
 
-class CarrierError(CpsgdError):
-    """What carries the integers failed on the way: a worker is gone, or took too long."""
+class TransportError(CpsgdError):
+    """The transport of the integers failed on the way: a worker is gone, or took too long."""
 
 
 class RoundRefusedError(CpsgdError):

@@ -355,7 +355,7 @@ def wrong_ledger(rank: int) -> dict[str, Any]:
 
 
 def slow_release(rank: int) -> dict[str, Any]:
-    """A carrier whose thread keeps the tensor for a while after the collective, as gloo's may."""
+    """A transport whose thread keeps the tensor for a while after the collective, as gloo's may."""
     released: list[float] = []
     all_reduce = dist.all_reduce
 

@@ -214,7 +214,7 @@ def test_what_cannot_be_promised_is_refused_at_the_start(run: Run) -> None:
             assert word in worker[name][1]
 
 
-def test_a_round_ends_when_the_carrier_has_let_go(run: Run) -> None:
+def test_a_round_ends_when_the_transport_has_let_go(run: Run) -> None:
     # Otherwise a program that ends after its last round is aborted, while gloo's thread still frees the tensor.
     for worker in run("slow_release", 2):
         (released,) = worker["released"]
@@ -224,7 +224,7 @@ def test_a_round_ends_when_the_carrier_has_let_go(run: Run) -> None:
 def test_a_worker_that_ends_is_noticed(tmp_path: Path) -> None:
     found = launch(tmp_path, 3, ["lost_worker"], expected=2)
     for worker in found:
-        assert worker["lost_worker"]["error"][0] == "CarrierError"
+        assert worker["lost_worker"]["error"][0] == "TransportError"
         assert worker["lost_worker"]["spent"] == 1
     # The second round was charged before its worker was missed, and stays so.
     assert [worker["lost_worker"]["charged"] for worker in found] == [2, 0]

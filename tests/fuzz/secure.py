@@ -14,6 +14,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from cpsgd.codec.wire import checksum
 from cpsgd.errors import CpsgdError
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, wire
 
@@ -117,7 +118,7 @@ def seal(data: bytes) -> bytes:
     if len(message) < wire.HEADER_BYTES:
         return data
     fields, body = message[: wire._FIELDS.size], message[wire.HEADER_BYTES :]
-    return data[:1] + fields + wire._CHECKSUM.pack(wire._checksum(fields, body)) + body
+    return data[:1] + fields + wire._CHECKSUM.pack(checksum(fields, body)) + body
 
 
 def restore(data: bytes) -> None:

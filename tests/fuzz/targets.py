@@ -37,7 +37,7 @@ from cpsgd.privacy.participation import Participation
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import public_line, read_identity, read_roster
 
-from . import secure
+from . import requests, secure
 
 ROUND = 7
 ROTATED = Protocol.rotated_binomial(clients=3, dim=33, clip_norm=1.0, levels=5, trials=11)
@@ -342,6 +342,8 @@ TARGETS = (
     Target("secagg-client", secure.to_client, secure.client_seeds, secure.seal, share=0.2),
     Target("secagg-server", secure.to_server, secure.server_seeds, secure.seal, share=0.2),
     Target("secagg-state", secure.restore, secure.state_seeds, secure.seal_state, share=0.5),
+    Target("request", requests.ask, requests.request_seeds, requests.seal_request, share=0.2),
+    Target("client-state", requests.go_on, requests.progress_seeds, tokens=(b'"round":', *NUMBERS), share=0.5),
     Target(
         "roster", as_file("roster", read_members), roster_seeds,
         tokens=(b"ssh-ed25519 ", b"ssh-rsa ", b"AAAAC3NzaC1lZDI1NTE5AAAAI", b"\n", "\u202e".encode()), share=0.5,

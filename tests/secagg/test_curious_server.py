@@ -8,6 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from cpsgd.codec.wire import checksum
 from cpsgd.errors import (
     InvitationError,
     MessageError,
@@ -166,7 +167,7 @@ def test_messages_of_another_round_attempt_or_protocol_are_refused(stage: Stage)
     foreign = header[:6] + bytes(16) + header[22:]
     fields, body = foreign[: wire.HEADER_BYTES - 4], foreign[wire.HEADER_BYTES :]
     with pytest.raises(SecureFingerprintError):
-        current.answer(ME, fields + wire._CHECKSUM.pack(wire._checksum(fields, body)) + body)
+        current.answer(ME, fields + wire._CHECKSUM.pack(checksum(fields, body)) + body)
     with pytest.raises(SenderError):
         current.answer(ME, current.waiting[1])
     current.finish()

@@ -1,8 +1,137 @@
+"""Who is whose neighbour. The stated risks are upper bounds: compared with all graphs, and with graphs as in life."""
+
 from __future__ import annotations
 
+from fractions import Fraction
+from itertools import permutations
+from math import comb, factorial
+
+import numpy as np
 import pytest
 
-from cpsgd.secagg import graph
+from cpsgd.secagg import SecureParameters, graph, risk
+from cpsgd.secagg.graph import _parts, _risk
+
+from .rounds import FINGERPRINT
+
+
+def circle_neighbours(order: tuple[int, ...], degree: int) -> dict[int, set[int]]:
+    n = len(order)
+    return {
+        order[place]: {order[(place + step) % n] for step in range(-degree // 2, degree // 2 + 1) if step}
+        for place in range(n)
+    }
+
+
+def connected(members: set[int], ties: dict[int, set[int]]) -> bool:
+    reached, edge = set(), {min(members)}
+    while edge:
+        reached |= edge
+        edge = {other for one in edge for other in ties[one] & members} - reached
+    return reached == members
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "t", "dropped", "colluding"), [(7, 4, 3, 2, 1), (7, 4, 4, 1, 2), (7, 2, 2, 2, 0), (8, 4, 4, 2, 2)]
+)
+def test_the_bounds_hold_over_all_graphs(n: int, k: int, t: int, dropped: int, colluding: int) -> None:
+    lost = set(range(dropped))
+    bad = set(range(dropped, dropped + colluding))
+    failing = insecure = disconnected = 0
+    for rest in permutations(range(1, n)):
+        ties = circle_neighbours((0, *rest), k)
+        left = {client: len(near - lost) + (client not in lost) for client, near in ties.items()}
+        failing += any(left[client] < t for client in range(n))
+        apart = not connected(set(range(n)) - lost - bad, ties)
+        disconnected += apart
+        insecure += apart or any(2 * t <= k + 1 + len(ties[client] & bad) for client in set(range(n)) - bad)
+    graphs = factorial(n - 1)
+    found = _risk(n, k, t, dropped, colluding)
+    assert failing / graphs <= found.failure
+    assert insecure / graphs <= found.insecurity
+    assert disconnected / graphs <= _parts(n, k, dropped, colluding)
+    assert found.failure <= n * failing / graphs + 1e-12  # a union bound loses at most the number of clients
+
+
+def exact_tail(population: int, marked: int, drawn: int, below: int) -> Fraction:
+    """P(fewer than `below` marked among those drawn), in fractions."""
+    ways = sum(
+        comb(marked, i) * comb(population - marked, drawn - i)
+        for i in range(max(0, drawn - (population - marked)), below)
+        if drawn - i <= population - marked
+    )
+    return Fraction(ways, comb(population, drawn))
+
+
+@pytest.mark.parametrize(("n", "dropped", "colluding"), [(100, 10, 5), (1000, 100, 50), (3000, 600, 100)])
+def test_the_stated_risks_are_the_formulas_in_exact_arithmetic(n: int, dropped: int, colluding: int) -> None:
+    chosen = SecureParameters.choose(
+        n, 1, 8, fingerprint=FINGERPRINT, round=0, dropout=dropped / n, colluding=colluding
+    )
+    k, t = chosen.neighbours, chosen.threshold
+    assert k < n - 1
+    found = risk(chosen, dropout=dropped / n, colluding=colluding)
+    failure = (n - dropped) * exact_tail(n - 1, n - 1 - dropped, k, t - 1) + dropped * exact_tail(
+        n - 1, n - dropped, k, t
+    )
+    both = (n - colluding) * (1 - exact_tail(n - 1, colluding, k, 2 * t - k - 1))
+    missing = dropped + colluding
+    row = k // 2
+    parts = n * Fraction(comb(n - row, missing - row), comb(n, missing)) if missing >= row else Fraction(0)
+    for stated, exact in ((found.failure, failure), (found.insecurity, both + parts)):
+        assert float(exact) <= stated <= float(exact) * (1 + 1e-5)
+        assert stated <= 1e-9
+
+
+def test_the_choice_is_the_smallest() -> None:
+    chosen = SecureParameters.choose(1000, 1, 8, fingerprint=FINGERPRINT, round=0, colluding=50)
+    k, t = chosen.neighbours, chosen.threshold
+    assert _risk(1000, k, t - 1, 100, 50).insecurity > 1e-9
+    for threshold in range((k - 1) // 2 + 1, k):
+        smaller = _risk(1000, k - 2, threshold, 100, 50)
+        assert max(smaller.failure, smaller.insecurity) > 1e-9
+
+
+def test_a_graph_stays_in_one_part_with_as_few_survivors_as_clients_agree_to() -> None:
+    """Without dropouts a bare circle would do; but two of them cut it, and clients would agree to that sum."""
+    bare, safe = (
+        SecureParameters.choose(100, 1, 8, fingerprint=FINGERPRINT, round=0, dropout=0.0, surviving=surviving)
+        for surviving in (100, 90)
+    )
+    assert bare.neighbours == 2
+    assert risk(bare, dropout=0.0).insecurity == 0.0
+    assert _parts(100, safe.neighbours, 10, 0) <= risk(safe, dropout=0.0).insecurity <= 1e-9
+    cut = SecureParameters(
+        clients=100, dim=1, bits=8, neighbours=2, threshold=2, fingerprint=FINGERPRINT, round=0, surviving=98
+    )
+    assert risk(cut, dropout=0.0).insecurity == 1.0
+
+
+def test_few_clients_share_masks_with_everybody() -> None:
+    for n in (2, 3, 10, 64):
+        chosen = SecureParameters.choose(n, 1, 8, fingerprint=FINGERPRINT, round=0, dropout=0.0)
+        assert (chosen.neighbours, chosen.threshold) == (n - 1, n // 2 + 1)
+        assert risk(chosen, dropout=0.0).insecurity == 0.0
+
+
+def test_neighbours_grow_like_the_logarithm() -> None:
+    found = [
+        SecureParameters.choose(n, 1, 8, fingerprint=FINGERPRINT, round=0, colluding=n // 20).neighbours
+        for n in (100, 1_000, 10_000, 100_000)
+    ]
+    assert found == sorted(found)
+    assert found[3] < 4 * found[1] / 2
+
+
+def test_neighbours_in_life_are_as_often_colluding_as_in_theory() -> None:
+    """The mean over 400 graphs of P(c >= 3) against the hypergeometric: within 5.4 standard errors, 1e-7."""
+    n, k, colluding = 60, 10, 12
+    expected = float(1 - exact_tail(n - 1, colluding, k, 3))
+    hits = [
+        sum(other < colluding for other in graph.neighbours(n, k, session.to_bytes(16, "little"), n - 1)) >= 3
+        for session in range(400)
+    ]
+    assert abs(np.mean(hits) - expected) < 5.4 * (expected * (1 - expected) / 400) ** 0.5
 
 
 @pytest.mark.parametrize(("clients", "degree"), [(2, 1), (5, 4), (6, 2), (9, 6), (200, 12)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cpsgd.codec.wire import checksum
 from cpsgd.errors import SecureAggregationError
 from cpsgd.secagg import Stage, wire
 
@@ -29,7 +30,7 @@ def resealed(message: bytes) -> bytes:
     """The message with a checksum that fits, as somebody sends it who changes it on purpose."""
     fields = message[: wire.HEADER_BYTES - 4]
     body = message[wire.HEADER_BYTES :]
-    return fields + wire._CHECKSUM.pack(wire._checksum(fields, body)) + body
+    return fields + wire._CHECKSUM.pack(checksum(fields, body)) + body
 
 
 def with_changed_byte(message: bytes, position: int, flip: int) -> bytes:

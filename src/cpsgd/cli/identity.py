@@ -29,7 +29,7 @@ def create(keyfile: KeyFile, /, *, name: Name = None, json: options.Json = False
     that exists is never overwritten.
     """
     from cpsgd.secagg import create_identity
-    from cpsgd.secagg.identity_files import check_name
+    from cpsgd.secagg.identity import check_name
 
     # Before there is a file.
     called = check_name(keyfile.stem if name is None else name)

@@ -34,7 +34,7 @@ from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import wire
 from cpsgd.engines.lanes import Lanes
-from cpsgd.errors import CarrierError, InfeasibleError, ParameterError, WorkerError
+from cpsgd.errors import InfeasibleError, ParameterError, TransportError, WorkerError
 from cpsgd.learning.examples import check_participation, example_protocol
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.privacy.adjacency import Adjacency
@@ -48,7 +48,7 @@ _DIGEST_BYTES = 16
 _RECORD_BYTES = _DIGEST_BYTES + 8 + 1
 _READY, _REFUSED, _UNPAID = range(3)
 
-# Longest wait for the carrier's threads to let go of a buffer, should anything else hold it for good.
+# Longest wait for the transport's threads to let go of a buffer, should anything else hold it for good.
 _RELEASE_SECONDS = 5.0
 
 
@@ -179,7 +179,7 @@ class PrivateMean:
             InfeasibleError: All rounds of the budget are used.
             LedgerError: This is the first worker, and the ledger does not pay for the round.
             WorkerError: Another worker refused, or is set up differently or in another round.
-            CarrierError: The collective failed. If integers may have left this machine, the round counts as spent.
+            TransportError: The collective failed. If integers may have left this machine, the round counts as spent.
         """
         failure: Exception | None = None
         status = _REFUSED
@@ -313,12 +313,12 @@ class PrivateMean:
 
     @staticmethod
     def _carry(collective: Callable[[], object], buffer: NDArray[np.generic], consequence: str) -> None:
-        """Runs a collective on `buffer`; afterwards no thread of the carrier holds it."""
+        """Runs a collective on `buffer`; afterwards no thread of the transport holds it."""
         held = sys.getrefcount(buffer)
         try:
             collective()
         except RuntimeError as error:  # what torch.distributed raises for lost peers and timeouts
-            raise CarrierError(
+            raise TransportError(
                 f"The collective failed: a worker ended, or did not come in time. {consequence} ({error})"
             ) from None
         # Gloo's thread drops its tensor a moment after it has woken us, and takes the interpreter's lock to do so. A

@@ -1,4 +1,4 @@
-"""Several small sums in one 64-bit integer, for carriers that add whole machine integers.
+"""Several small sums in one 64-bit integer, for transports that add whole machine integers.
 
 A collective like an all-reduce adds integers of 8, 32 or 64 bits and knows nothing between. Where a coordinate's sum
 stays below R, c coordinates share a lane as the digits Σ v_j R^j of a number below R^c <= 2^63: adding lanes adds the

@@ -80,6 +80,7 @@ def draw_frontier(plan: Plan, path: Path) -> Path:
     else:
         axes.set_ylim(1.0 - 0.12 * (largest - 1.0), largest + 0.15 * (largest - 1.0))
     axes.set_xticks(bits, [f"{b:.3g}" for b in bits])
+    protocol = plan.protocol
     secure = "" if protocol.modulus is None else ", secure aggregation"
     rounds = "" if plan.rounds == 1 else f", {plan.rounds:,} rounds ({plan.participation})"
     plotting.tidy(

@@ -24,9 +24,8 @@ from cpsgd.errors import (
 from cpsgd.secagg import graph, identity, keys, masks, shamir, wire
 from cpsgd.secagg.advert import Advert
 from cpsgd.secagg.parameters import SecureParameters
-from cpsgd.secagg.stage import Stage
 from cpsgd.secagg.state import PAIR_BYTES, ClientState
-from cpsgd.secagg.wire import Invitation, Kind, Session
+from cpsgd.secagg.wire import Invitation, Kind, Session, Stage
 
 SEALED_BYTES = PAIR_BYTES + keys.TAG_BYTES
 

@@ -1,18 +1,31 @@
-"""Identities: long-lived Ed25519 keys, known to all from a roster, that sign what a server could otherwise forge."""
+"""Identities: long-lived Ed25519 keys, known to all from a roster, that sign what a server could otherwise forge.
+
+As files both are in OpenSSH's formats: `ssh-keygen` makes, reads and lists them too. An identity is the file that
+`ssh-keygen -t ed25519 -N ""` makes. A roster is a text with the public half of each identity in a line, as in
+`authorized_keys`: `ssh-ed25519`, the key in base64, and a name for people. Lines may be empty or begin with `#`.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from cpsgd.errors import ParameterError, SignatureError
+from cpsgd.errors import IdentityFileError, ParameterError, SignatureError
 from cpsgd.secagg import keys
 
 PUBLIC_BYTES = 32
 SIGNATURE_BYTES = 64
+_KIND = "ssh-ed25519"
+_LONGEST_IDENTITY = 1 << 14
+_LONGEST_ROSTER = 1 << 20
+_LONGEST_NAME = 100
 
 
 def as_roster(roster: Iterable[bytes]) -> frozenset[bytes]:
@@ -44,3 +57,118 @@ def verify(public: bytes, signature: bytes, signed: bytes, client: int) -> None:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
     except (InvalidSignature, ValueError):
         raise SignatureError(f"The signature of client {client} is wrong.") from None
+
+
+# ---------------------------------------------------------------------- files
+
+
+def create_identity(path: Path) -> Ed25519PrivateKey:
+    """A new identity, written to a new file that only its owner may read.
+
+    Raises:
+        IdentityFileError: The file exists already.
+    """
+    identity = Ed25519PrivateKey.generate()
+    text = identity.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise IdentityFileError(f"{path} exists already, and no key is overwritten. Choose another name.") from None
+    with os.fdopen(descriptor, "wb") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    return identity
+
+
+def read_identity(path: Path) -> Ed25519PrivateKey:
+    """The identity in a file.
+
+    Raises:
+        IdentityFileError: It does not hold one, or is behind a passphrase.
+    """
+    data = _read(path, _LONGEST_IDENTITY)
+    found: object = None
+    # Other kinds of keys make the parser raise errors of many kinds; none of their texts may get out.
+    with suppress(Exception):
+        found = serialization.load_ssh_private_key(data, password=None)
+    if not isinstance(found, Ed25519PrivateKey):
+        raise IdentityFileError(f"{path} is not an OpenSSH private key of type Ed25519 without a passphrase.")
+    return found
+
+
+def public_line(identity: Ed25519PrivateKey, name: str) -> str:
+    """The line of a roster by which this identity is known.
+
+    Example:
+        >>> public_line(Ed25519PrivateKey.from_private_bytes(bytes(32)), "hospital-a")
+        'ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop hospital-a'
+    """
+    public = identity.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return f"{public.decode('ascii')} {check_name(name)}"
+
+
+def check_name(name: str) -> str:
+    """The name, if it can stand in a roster."""
+    if not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
+        raise ParameterError(f"Expected a name of 1 to {_LONGEST_NAME} printable characters.")
+    return name
+
+
+def read_roster(path: Path) -> frozenset[bytes]:
+    """The raw public keys in a roster's file.
+
+    Raises:
+        IdentityFileError: A line is no public key, or a key stands there twice.
+    """
+    try:
+        text = _read(path, _LONGEST_ROSTER).decode("utf-8")
+    except UnicodeDecodeError:
+        raise IdentityFileError(f"{path} is not a roster: it is not a text in UTF-8.") from None
+    found: set[bytes] = set()
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.removesuffix("\r")
+        if not line.isprintable():
+            # Such characters can make a line look like another one.
+            raise IdentityFileError(f"{path}, line {number}: there is a character that does not show.")
+        if not line.strip() or line.startswith("#"):
+            continue
+        key = _public_key(line)
+        if key is None:
+            raise IdentityFileError(f"{path}, line {number}: expected '{_KIND} KEY NAME'.")
+        if key in found:
+            raise IdentityFileError(f"{path}, line {number}: the same key stands in an earlier line.")
+        found.add(key)
+    if not found:
+        raise IdentityFileError(f"{path} is not a roster: there is no key in it.")
+    return frozenset(found)
+
+
+def _public_key(line: str) -> bytes | None:
+    kind, _, rest = line.partition(" ")
+    if kind != _KIND:
+        return None
+    written = f"{_KIND} {rest.split(' ')[0]}".encode()
+    try:
+        key = serialization.load_ssh_public_key(written)
+    except (ValueError, UnsupportedAlgorithm):
+        return None
+    if not isinstance(key, Ed25519PublicKey):
+        return None
+    # The parser passes over characters that are not base64, and ssh-keygen over such lines: nobody would see the key.
+    plainly = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return key.public_bytes_raw() if plainly == written else None
+
+
+def _read(path: Path, longest: int) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(longest + 1)
+    if len(data) > longest:
+        raise IdentityFileError(f"{path} has more than {longest} bytes: it is another kind of file.")
+    return data

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from cpsgd import _validate
 from cpsgd.codec import wire
 from cpsgd.errors import MessageError, ParameterError
-from cpsgd.secagg import choice
+from cpsgd.secagg import graph
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -106,9 +106,9 @@ class SecureParameters:
             InfeasibleError: Not even a complete graph stands this many dropouts and colluding clients.
         """
         n = _validate.integer("clients", clients, low=2, high=MAX_CLIENTS)
-        fewest = max(2, n - choice.dropouts(n, dropout)) if surviving is None else surviving
+        fewest = max(2, n - graph.dropouts(n, dropout)) if surviving is None else surviving
         fewest = _validate.integer("surviving", fewest, low=2, high=n)
-        neighbours, threshold = choice.neighbours_and_threshold(n, dropout, colluding, failure, fewest)
+        neighbours, threshold = graph.neighbours_and_threshold(n, dropout, colluding, failure, fewest)
         return cls(
             clients=n,
             dim=dim,

@@ -16,8 +16,7 @@ from cpsgd.secagg import graph, identity, keys, masks, shamir, wire
 from cpsgd.secagg.advert import Advert
 from cpsgd.secagg.client import SEALED_BYTES, survivors_digest
 from cpsgd.secagg.parameters import SecureParameters
-from cpsgd.secagg.stage import Stage
-from cpsgd.secagg.wire import Invitation, Kind, Session
+from cpsgd.secagg.wire import Invitation, Kind, Session, Stage
 
 _COMMITMENT_BYTES = 32
 

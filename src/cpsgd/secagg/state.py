@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from cpsgd.errors import MessageError, SecureVersionError
 from cpsgd.secagg import keys, shamir, wire
 from cpsgd.secagg.advert import Advert
-from cpsgd.secagg.stage import Stage
-from cpsgd.secagg.wire import Invitation
+from cpsgd.secagg.wire import Invitation, Stage
 
 _MAGIC = b"cpsk"
 _VERSION = 1
 _HEAD = struct.Struct("<4sBB")
 _LENGTH = struct.Struct("<I")
 _DIGEST_BYTES = 32
-_STAGES = tuple(Stage)
+_STAGES = tuple(stage for stage in Stage if stage is not Stage.UPLOAD)
 _SECTIONS = 8
 PAIR_BYTES = 2 * shamir.SHARE_BYTES
 

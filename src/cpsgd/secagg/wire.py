@@ -2,7 +2,6 @@
 
 A header of 54 bytes (magic, version, kind, fingerprint, round, session, client, CRC-32C) and a body whose length
 follows from the parameters and what was said before; lists are of entries of equal size in increasing order of clients.
-
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 import numpy as np
 
-from cpsgd.codec._kernels import _native
+from cpsgd.codec.wire import checksum
 from cpsgd.errors import (
     MessageError,
     SecureFingerprintError,
@@ -34,6 +33,22 @@ _FIELDS = struct.Struct("<4sBB16sQ16sI")
 _CHECKSUM = struct.Struct("<I")
 _INDEX = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
+
+
+class Stage(StrEnum):
+    """What comes next. The value is the name of the client's method that answers the server's message.
+
+    The last one is not of secure aggregation: it is all there is to a round without it.
+    """
+
+    INVITE = "invite"
+    ADVERTISE = "advertise"
+    SHARE = "share"
+    MASK = "mask"
+    CONFIRM = "confirm"
+    UNMASK = "unmask"
+    DONE = "done"
+    UPLOAD = "upload"
 
 
 class Kind(IntEnum):
@@ -74,7 +89,7 @@ class Session:
         """A message from or to `client`; the parts of its body follow each other."""
         parameters = self.parameters
         header = _FIELDS.pack(MAGIC, VERSION, kind, parameters.fingerprint, parameters.round, self.identifier, client)
-        return b"".join((header, _CHECKSUM.pack(_checksum(header, *body)), *body))
+        return b"".join((header, _CHECKSUM.pack(checksum(header, *body)), *body))
 
     def read(self, message: bytes, kind: Kind, client: int) -> memoryview:
         """The body of a message, which must be of this kind and from or to `client`.
@@ -215,18 +230,10 @@ def _frame(message: bytes) -> _Fields:
         raise MessageError("Not a message of secure aggregation: the first four bytes are not 'cpss'.")
     if version != VERSION:
         raise SecureVersionError(f"The message has version {version}; this release speaks version {VERSION}.")
-    if _CHECKSUM.unpack_from(message, _FIELDS.size)[0] != _checksum(
-        message[: _FIELDS.size], memoryview(message)[HEADER_BYTES:]
-    ):
+    body = memoryview(message)[HEADER_BYTES:]
+    if _CHECKSUM.unpack_from(message, _FIELDS.size)[0] != checksum(message[: _FIELDS.size], body):
         raise MessageError("The checksum does not match: the message was damaged on the way.")
     try:
         return _Fields(Kind(kind), fingerprint, round, session, client)
     except ValueError:
         raise MessageError(f"There is no message of kind {kind}.") from None
-
-
-def _checksum(*parts: bytes | memoryview) -> int:
-    checksum = 0
-    for part in parts:
-        checksum = _native.crc32c(np.frombuffer(part, np.uint8), checksum)
-    return checksum

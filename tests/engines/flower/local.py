@@ -16,10 +16,18 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from cpsgd.engines.flower.records import read_request
+from cpsgd.federation.messages import Request
+
 RUN = 77
 
 Tamper = Callable[[Message], Message | None]
 """What becomes of a node's reply on the way; None for silence."""
+
+
+def request_of(message: Message) -> Request:
+    """What the server asks for in a message."""
+    return Request.from_bytes(read_request(message))
 
 
 def through_the_wire(message: Message) -> Message:

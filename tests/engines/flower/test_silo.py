@@ -6,7 +6,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod, silo_sum
-from cpsgd.engines.flower._records import RECORD
+from cpsgd.engines.flower.records import RECORD
 from cpsgd.errors import ParameterError
 from cpsgd.learning.examples import plan_examples
 from cpsgd.learning.models import mlp

@@ -11,11 +11,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from cpsgd import Plan, plan
 from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod
-from cpsgd.engines.flower._records import RECORD, UPLOAD
+from cpsgd.engines.flower.records import RECORD, UPLOAD
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.ledger import Budget, Ledger
+from cpsgd.secagg import Stage
 
-from .local import LocalGrid, Node, adds, model
+from .local import LocalGrid, Node, adds, model, request_of
 
 DIM = 40
 VECTORS = np.random.default_rng(3).normal(size=(6, DIM)).astype(np.float32) * 0.1
@@ -94,9 +95,6 @@ def test_uploads_are_small(small_plan: Plan) -> None:
     assert max(strategy.reports[0].upload_bytes.values()) <= bits * DIM / 8 + 32_000
 
 
-STAGES = ("advertise", "share", "mask", "unmask")
-
-
 def at(stage: int, damage: Callable[[Message], Message | None]) -> Callable[[Message], Message | None]:
     """Damages the reply of one stage."""
     calls = iter(range(100))
@@ -148,8 +146,8 @@ def test_a_round_with_too_few_survivors_is_withheld(small_plan: Plan, stage: int
     # The model of round 1 was the old one, and so the second round's result is one mean.
     assert close(after, VECTORS[:4].mean(axis=0), small_plan.error.total)
     if stage < 3:
-        asked = [m.content[RECORD]["stage"] for m in grid.sent if m.content[RECORD]["round"] == 1]
-        assert "unmask" not in asked
+        asked = [request_of(m).stage for m in grid.sent if request_of(m).round == 1]
+        assert Stage.UNMASK not in asked
 
 
 def test_too_few_nodes(small_plan: Plan) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.engines.flower._records import RECORD
+from cpsgd.engines.flower.records import RECORD, make_arrays
 from cpsgd.errors import ParameterError
+from cpsgd.federation.vectors import unflatten
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +39,7 @@ def silo_sum(
         labels: Their classes.
 
     Returns:
-        The sum, named like the model's trainable parameters: the reply's one ArrayRecord. The server must not get it
-        any other way.
+        The sum, named like the model's trainable parameters: the reply's one ArrayRecord, and nothing else's.
 
     Raises:
         ParameterError: The train function does not run under `cpsgd_mod(examples=...)`.
@@ -55,9 +55,5 @@ def silo_sum(
     sums = ExampleSums(ClientUpdates(model, loss), _validate.positive("clip_norm", clip_norm), examples)
     batch = Batch(features, labels, np.array([len(labels)], dtype=np.int64))
     (vector,) = next(iter(sums.chunks(batch)))
-    arrays, start = ArrayRecord(), 0
-    for name, parameter in trainable(model).items():
-        part = vector[start : start + parameter.numel()]
-        arrays[name] = Array(part.reshape(tuple(parameter.shape)).copy())
-        start += part.size
-    return arrays
+    like = {name: np.empty(parameter.shape, np.float32) for name, parameter in trainable(model).items()}
+    return make_arrays(unflatten(vector, like))

@@ -17,6 +17,9 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from cpsgd import Protocol
 from cpsgd.engines.flower import cpsgd_mod
+from cpsgd.engines.flower.records import read_request
+from cpsgd.federation.messages import Request
+from cpsgd.secagg import Stage
 
 app = ClientApp()
 
@@ -37,9 +40,9 @@ def record(message: Message, context: Context, call_next: ClientAppCallable) -> 
 
 def mark_confirmations(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Notes that the node has signed the survivors of a round."""
-    asked = message.content.config_records["cpsgd"]
+    asked = Request.from_bytes(read_request(message))
     reply = call_next(message, context)
-    if asked["stage"] == "confirm":
+    if asked.stage is Stage.CONFIRM:
         name = f"confirmed-{message.metadata.group_id}-{context.node_config['partition-id']}"
         (Path(str(context.run_config["folder"])) / name).touch()
     return reply
@@ -47,8 +50,8 @@ def mark_confirmations(message: Message, context: Context, call_next: ClientAppC
 
 def garble(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Node 2 replaces its upload of round 2 by random bytes."""
-    asked = message.content.config_records["cpsgd"]
-    wrong = context.node_config["partition-id"] == 2 and asked["round"] == 2 and asked["stage"] == "mask"
+    asked = Request.from_bytes(read_request(message))
+    wrong = context.node_config["partition-id"] == 2 and asked.round == 2 and asked.stage is Stage.MASK
     reply = call_next(message, context)
     if wrong:
         upload = reply.content.array_records["cpsgd"]["upload"]

@@ -8,31 +8,31 @@ number the server gives to whom is then all the same. What each signs it signs o
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import Context
 
-from cpsgd.engines.flower import _memory
 from cpsgd.errors import IdentityFileError, RoundRefusedError
+from cpsgd.federation import memory
 from cpsgd.secagg import Invitation, read_identity, read_roster
 from cpsgd.secagg.identity import public_bytes
 
 IDENTITY_KEY = "cpsgd-identity"
-"""Where a SuperNode's `--node-config` names the file of its private key."""
+"""The setting of a client that names the file of its private key."""
 
 ROSTER_KEY = "cpsgd-roster"
-"""Where it names the file with everybody's public keys."""
+"""The setting that names the file with everybody's public keys."""
 
 
-def session_identifier(run: int, round: int) -> bytes:
+def session_identifier(run: str, round: int) -> bytes:
     """The 16 bytes that stand for one signed round of one run.
 
     Not the server's choice: a client's memory lets it enter a round of a run once, so what it signs belongs to one
     attempt only.
     """
-    return hashlib.sha256(f"cpsgd flower session {run} {round}".encode()).digest()[:16]
+    return hashlib.sha256(f"cpsgd session {run} {round}".encode()).digest()[:16]
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,21 @@ class Signing:
     roster: frozenset[bytes] | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, context: Context) -> Signing:
-        """What the SuperNode was started with.
+    def of(cls, settings: Mapping[str, object]) -> Signing:
+        """What a client's operator has set.
 
         Raises:
             RoundRefusedError: A file is missing or cannot be used, or the identity is not on the roster, or there is no
                 memory.
         """
-        paths = [context.node_config.get(key) for key in (IDENTITY_KEY, ROSTER_KEY)]
+        paths = [settings.get(key) for key in (IDENTITY_KEY, ROSTER_KEY)]
         if paths == [None, None]:
             return cls()
         if not all(isinstance(path, str) and path for path in paths):
             raise RoundRefusedError(f"This client needs both {IDENTITY_KEY} and {ROSTER_KEY}, each the name of a file.")
-        if context.node_config.get(_memory.KEY) is None:
+        if settings.get(memory.KEY) is None:
             raise RoundRefusedError(
-                f"This client has a roster and needs {_memory.KEY} as well: it could be made to sign twice without."
+                f"This client has a roster and needs {memory.KEY} as well: it could be made to sign twice without."
             )
         try:
             identity, roster = read_identity(Path(str(paths[0]))), read_roster(Path(str(paths[1])))
@@ -70,7 +70,7 @@ class Signing:
             raise RoundRefusedError("This client's identity is not on its own roster.")
         return cls(identity, roster)
 
-    def check(self, invitation: Invitation, run: int, round: int) -> None:
+    def check(self, invitation: Invitation, run: str, round: int) -> None:
         """Refuses, with a roster, what an active server could make use of.
 
         Raises:
@@ -82,8 +82,8 @@ class Signing:
         session = invitation.session
         if not session.signed:
             raise RoundRefusedError(
-                "This client has a roster, and the server asks for a round without signatures: give it to "
-                "CpsgdStrategy, too."
+                "This client has a roster, and the server asks for a round without signatures: give it to the server, "
+                "too."
             )
         clients, neighbours = session.parameters.clients, session.parameters.neighbours
         if clients != len(self.roster):

@@ -1,30 +1,31 @@
 """What a client remembers over runs and restarts: a file on its own machine with a line for each stage it answered.
 
-Flower keeps a client's state for one run (or series of runs) only, and who starts the next run is the server. A limit
-over all runs therefore needs a place that is the client's own.
+An engine keeps a client's state for one run only, and who starts the next run is the server. A limit over all runs
+therefore needs a place that is the client's own.
 
-Nor is Flower's state a place for what may happen once only. It is stored after an answer has left, and a SuperLink that
-fails one of its SuperNode's calls at the right time makes it run several ClientApps at once, all from the same state.
-What is written here was written before the answer, under a lock.
+Nor is an engine's state a place for what may happen once only. Flower, for one, stores it after an answer has left, and
+a SuperLink that fails one of its SuperNode's calls at the right time makes it run several ClientApps at once, all from
+the same state. What is written here was written before the answer, under a lock.
+
+A line has three words: the run, the round, and the digest of what was agreed to (in hexadecimal) for a round in which
+something about the data left, or the name of another stage that was answered. Release 0.1.0 wrote the same.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
-from typing import get_args
 
-from flwr.app import Context
-
-from cpsgd.engines.flower._records import Stage
 from cpsgd.errors import CpsgdError, RoundRefusedError, StageError
+from cpsgd.federation.messages import STAGES
+from cpsgd.secagg import Stage
 
 KEY = "cpsgd-memory"
-"""Where a SuperNode's `--node-config` names the file: the node's operator says so, not the server."""
+"""The setting of a client that names the file: its operator says so, not the server."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Answered:
     """A round that was answered.
 
     Attributes:
-        run: Flower's number of the run.
+        run: The engine's name of the run.
         round: Number of the round.
         digest: Of the protocol and limits that it was accepted with, in hexadecimal.
     """
@@ -50,9 +51,9 @@ class Memory:
         self._path = path
 
     @classmethod
-    def of(cls, context: Context) -> Memory | None:
-        """The memory that the SuperNode was started with, or None."""
-        path = context.node_config.get(KEY)
+    def of(cls, settings: Mapping[str, object]) -> Memory | None:
+        """The memory that a client's operator has set, or None."""
+        path = settings.get(KEY)
         if path is None:
             return None
         if not isinstance(path, str) or not path:
@@ -78,10 +79,12 @@ class Memory:
         Raises:
             StageError: It was before.
         """
-        line = f"{run} {round} {stage}"
+        line = f"{run} {round} {stage.value}"
         with self._opened() as file:
             if line in _read(file)[1]:
-                raise StageError(f"This client has answered stage {stage!r} of round {round} of this run already.")
+                raise StageError(
+                    f"This client has answered stage {stage.value!r} of round {round} of this run already."
+                )
             _write(file, line)
 
     @contextmanager
@@ -116,7 +119,7 @@ def _read(file: BufferedRandom) -> tuple[list[Answered], set[str]]:
     stages: set[str] = set()
     for line in text.split("\n")[:-1]:
         run, round, last = line.split(" ")
-        if last in get_args(Stage):
+        if last in STAGES:
             stages.add(line)
         else:
             rounds.append(Answered(run, int(round), bytes.fromhex(last).hex()))

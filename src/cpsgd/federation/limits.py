@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cpsgd import _validate
 from cpsgd.errors import CpsgdError, FingerprintError, ParameterError, RoundRefusedError
 from cpsgd.privacy.adjacency import Adjacency, check_adjacency
-from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.protocol import Protocol
+from cpsgd.secagg import SecureParameters, risk
+
+# The most that an unlucky draw of the graph may have for a probability to protect less than it should.
+_INSECURITY = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +23,17 @@ class Limits:
     from the protocol, the number of rounds the server announces and the fewest clients whose sum it will unmask.
 
     Attributes:
-        epsilon: ε that all rounds together may cost at most, or None for no limit.
+        epsilon: ε that all rounds together may cost at most, or None for no limit; needs `delta`. The first protocol
+            that keeps it, with the number of rounds announced for it, is then all the client takes part in: costs of
+            different ones would add up. With a `Memory` that holds over all runs and restarts, without for one run.
         delta: δ of that guarantee.
-        rounds: Rounds that a server may announce at most, or None.
-        colluding: Other clients who may tell their noise; it is not counted.
-        adjacency: Which data sets are neighbours.
-        examples: With example-level privacy, the most examples a silo's sum holds; None protects the whole client.
-        min_clients: The fewest clients in the sum.
-        fingerprint: The one protocol that is accepted, or None.
+        rounds: Rounds that a server may announce and the client answers at most, counted in the same way; or None.
+        colluding: Other clients who may tell their noise to the server; it is not counted.
+        adjacency: "replace-one" or "zero-out": which data sets are neighbours.
+        examples: Protects single examples, and no more of them than this in a client's sum; None protects the whole
+            client.
+        min_clients: The fewest clients in a sum.
+        fingerprint: `Protocol.fingerprint` of the one protocol that is accepted, or None.
 
     Example:
         >>> silent = Protocol.binomial(clients=10, dim=5, clip_norm=1.0, levels=16, trials=0)
@@ -69,10 +74,7 @@ class Limits:
         """
         if self.fingerprint is not None and protocol.fingerprint != self.fingerprint:
             raise FingerprintError("The server's protocol is not the one this client was set up for.")
-        if protocol.sigma is not None:
-            raise RoundRefusedError("The server asks for the Gaussian protocol; only integers can be summed securely.")
-        if protocol.trials == 0:
-            raise RoundRefusedError("The server's protocol adds no noise, so nothing would be private.")
+        _check_noise(protocol)
         if not self.min_clients <= surviving <= protocol.clients:
             raise RoundRefusedError(
                 f"The server would release the sum of {surviving} of {protocol.clients} clients; this client asks for "
@@ -83,9 +85,11 @@ class Limits:
                 f"The server announces {rounds} rounds; this client answers {self.rounds or 'some'}."
             )
         # Also without a limit on ε: this refuses sums of examples whose share the protocol could not tell.
-        accounted = protocol if self.examples is None else example_level(protocol, self.examples)
+        accounted = protocol if self.examples is None else _example_level(protocol, self.examples)
         if self.epsilon is None or self.delta is None:
             return
+        from cpsgd.privacy.rounds import guarantee_over_rounds
+
         try:
             found = guarantee_over_rounds(
                 accounted,
@@ -103,14 +107,50 @@ class Limits:
                 f"this client's limit is {self.epsilon:g}."
             )
 
+    def check_secure(
+        self, protocol: Protocol, proposed: SecureParameters, *, round: int, surviving: int
+    ) -> SecureParameters:
+        """The parameters of secure aggregation that are agreed to: the graph and threshold are the server's choice.
+
+        Raises:
+            RoundRefusedError: The choice would let so many colluding clients and the server see more than the sum.
+        """
+        if protocol.modulus is None or protocol.modulus.bit_count() != 1 or proposed.clients > protocol.clients:
+            raise RoundRefusedError("The server's protocol does not fit secure aggregation.")
+        expected = replace(
+            proposed,
+            dim=protocol.dim,
+            bits=protocol.modulus.bit_length() - 1,
+            fingerprint=protocol.fingerprint,
+            round=round,
+            surviving=surviving,
+        )
+        dropout = 1.0 - expected.surviving / expected.clients
+        if risk(expected, dropout=dropout, colluding=min(self.colluding, expected.clients)).insecurity > _INSECURITY:
+            raise RoundRefusedError(
+                f"With threshold={expected.threshold} and neighbours={expected.neighbours} the server and "
+                f"{self.colluding} colluding clients could see more than the sum."
+            )
+        return expected
+
     def digest(self, protocol: Protocol, *, rounds: int, surviving: int) -> bytes:
         """16 bytes that stand for the question `check` answers, so that the answer can be remembered."""
         text = f"cpsgd limits v1 {self!r} {protocol.fingerprint.hex()} {rounds} {surviving}"
         return hashlib.sha256(text.encode()).digest()[:16]
 
 
-def example_level(protocol: Protocol, examples: int) -> Protocol:
+def _check_noise(protocol: Protocol) -> None:
+    """Refuses what cannot be private, whatever the other limits are."""
+    if protocol.sigma is not None:
+        raise RoundRefusedError("The server asks for the Gaussian protocol; only integers can be summed securely.")
+    if protocol.trials == 0:
+        raise RoundRefusedError("The server's protocol adds no noise, so nothing would be private.")
+
+
+def _example_level(protocol: Protocol, examples: int) -> Protocol:
     """The protocol whose clients are as far apart as one example moves a silo's sum; for the accounting only."""
+    from cpsgd.privacy.examples import example_protocol
+
     try:
         return example_protocol(protocol, examples)
     except ParameterError as error:

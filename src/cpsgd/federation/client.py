@@ -1,0 +1,260 @@
+"""`ClientSession`: the client's side of a round. Bytes from the server go in, bytes for the server come out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from logging import getLogger
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.errors import ParameterError, RoundError, RoundRefusedError, StageError, TrainFunctionError, WireError
+from cpsgd.federation.limits import Limits
+from cpsgd.federation.memory import Answered, Memory
+from cpsgd.federation.messages import Request
+from cpsgd.federation.signing import Signing
+from cpsgd.protocol import Protocol
+from cpsgd.secagg import Invitation, SecureClient, Stage
+
+Train = Callable[[Protocol], NDArray[np.float32]]
+"""Computes the client's vector for the protocol that was accepted. Called at most once in a round."""
+
+_ANOTHER_PROTOCOL = "This client's limit is accounted for with another protocol, and it keeps to that."
+_UNSIGNED = Signing()
+_log = getLogger("cpsgd")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a client remembers between requests.
+
+    Attributes:
+        run: The run that `round` belongs to.
+        round: The last round of the run that was begun, -1 before the first.
+        rounds: Rounds that the server announced with the protocol.
+        answered: Rounds in which something was sent, over all runs that the engine keeps one state for, or over all
+            that are in the client's memory.
+        accepted: Digest of the last protocol that was found acceptable, in hexadecimal.
+        protocol: The current round's protocol as JSON.
+        secrets: The state of the secure aggregation client, empty when no round is under way.
+    """
+
+    run: str
+    round: int = -1
+    rounds: int = 0
+    answered: int = 0
+    accepted: str = ""
+    protocol: str = ""
+    secrets: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        """All of it, its secrets included."""
+        return json.dumps({**vars(self), "secrets": self.secrets.hex()}).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Progress:
+        """What `to_bytes` wrote."""
+        try:
+            fields: dict[str, Any] = json.loads(data)
+            found = cls(**{**fields, "secrets": bytes.fromhex(fields["secrets"])})
+            expected = {name: type(value) for name, value in vars(cls("")).items()}
+            if {name: type(value) for name, value in vars(found).items()} == expected:
+                return found
+        except (ValueError, TypeError, KeyError, RecursionError):
+            pass
+        raise WireError("The client's saved state is damaged. It takes part again in the next run.")
+
+
+class ClientSession:
+    """Answers the server's requests, one by one, if they keep what the client insists on.
+
+    It does not take the server's word for its privacy: it computes the guarantee itself and refuses, with a typed
+    error that is fit for the server to read, before it computes anything from its data.
+
+    Attributes:
+        state: What to give to the next session of this client, secrets included; also after a refusal. Keep it on the
+            client's machine and store it before the answer is sent. Empty while there is nothing to remember.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        run: str,
+        state: bytes = b"",
+        *,
+        memory: Memory | None = None,
+        signing: Signing = _UNSIGNED,
+        secure: bool = True,
+    ) -> None:
+        """Goes on where an earlier session ended.
+
+        Args:
+            limits: The client's own conditions.
+            run: The engine's name of the run, the same on the server; one word.
+            state: `state` of the session before, of whatever run.
+            memory: Where answers are written down, so that limits hold over all runs and nothing is answered twice.
+            signing: Who the client is and whom it knows; then it takes part in signed rounds only.
+            secure: False also accepts rounds without secure aggregation, in which the server sees this client's own
+                noisy message. The guarantee then holds only for those who see no more than the mean.
+        """
+        if not run.isascii() or run.split() != [run]:
+            raise ParameterError("Expected run to be one word in ASCII.")
+        self.state = state
+        self._limits, self._memory, self._signing, self._secure = limits, memory, signing, secure
+        found = Progress.from_bytes(state) if state else Progress(run)
+        self._progress = found if found.run == run else Progress(run, answered=found.answered, accepted=found.accepted)
+
+    def answer(self, request: bytes, train: Train) -> bytes:
+        """The answer to one request.
+
+        What fails after a stage was begun leaves the client out of the round: no secret is used twice.
+
+        Raises:
+            CpsgdError: The request is refused; the subclass and the message say why.
+        """
+        asked = Request.from_bytes(request)
+        if asked.stage is Stage.UPLOAD:
+            return self._upload(asked, train)
+        if asked.stage is Stage.ADVERTISE:
+            return self._advertise(asked)
+        return self._go_on(asked, train)
+
+    # ------------------------------------------------------------------ stages
+
+    def _upload(self, asked: Request, train: Train) -> bytes:
+        """The whole round, without secure aggregation."""
+        if self._secure:
+            raise RoundRefusedError(
+                "The server asks for messages without secure aggregation. If it may see this client's own noisy "
+                "message, say so with secure=False."
+            )
+        if self._signing.roster is not None:
+            raise RoundRefusedError(
+                "This client has a roster, and takes part in signed rounds of secure aggregation only."
+            )
+        protocol, begun = self._accept(asked)
+        self._save(begun)
+        self._count()
+        return protocol.encode(_vector(train, protocol), asked.round)
+
+    def _advertise(self, asked: Request) -> bytes:
+        """Begins a round of secure aggregation."""
+        signing, invitation = self._signing, Invitation.read(asked.payload)
+        signing.check(invitation, self._progress.run, asked.round)
+        protocol, begun = self._accept(asked)
+        expected = self._limits.check_secure(
+            protocol, invitation.session.parameters, round=asked.round, surviving=asked.surviving
+        )
+        client = SecureClient(expected=expected, identity=signing.identity, roster=signing.roster)
+        reply = client.advertise(asked.payload)
+        self._once(asked)
+        self._save(replace(begun, secrets=client.export_state()))
+        return reply
+
+    def _go_on(self, asked: Request, train: Train) -> bytes:
+        """Answers a later stage."""
+        progress, signing = self._progress, self._signing
+        if asked.round != progress.round:
+            raise RoundError(
+                f"The server's message is for round {asked.round}, and this client is in {progress.round}."
+            )
+        if not progress.secrets:
+            raise StageError("This client takes no part in the round, or has left it.")
+        client = SecureClient.restore(progress.secrets, identity=signing.identity, roster=signing.roster)
+        # Whatever goes wrong below, no secret is used twice.
+        self._save(replace(progress, secrets=b""))
+        if asked.stage is Stage.MASK:
+            protocol = Protocol.from_json(progress.protocol)
+            self._count()
+            integers = protocol.encode_integers(_vector(train, protocol), asked.round)
+            reply = client.mask(asked.payload, integers)
+        else:
+            self._once(asked)
+            methods = {Stage.SHARE: client.share, Stage.CONFIRM: client.confirm, Stage.UNMASK: client.unmask}
+            reply = methods[asked.stage](asked.payload)
+        if client.stage is not Stage.DONE:
+            self._save(replace(self._progress, secrets=client.export_state()))
+        return reply
+
+    # ------------------------------------------------------------------ what is agreed to
+
+    def _accept(self, asked: Request) -> tuple[Protocol, Progress]:
+        """The protocol of a new round that keeps the client's limits, and what to remember of it."""
+        limits, progress = self._limits, self._progress
+        if asked.round <= progress.round:
+            raise RoundError(f"The server begins round {asked.round} of this run again or too late.")
+        if asked.examples != (limits.examples or 0):
+            raise RoundRefusedError(
+                f"The server plans for sums of {asked.examples} examples (0: whole clients are protected), and this "
+                f"client is set up for {limits.examples or 0}: one of them would be wrong about what is protected."
+            )
+        protocol = Protocol.from_json(asked.protocol)
+        if self._memory is not None and (before := self._memory.rounds()):
+            progress = replace(progress, answered=len(before), accepted=before[-1].digest)
+        digest = limits.digest(protocol, rounds=asked.rounds, surviving=asked.surviving).hex()
+        if digest != progress.accepted:
+            if limits.epsilon is not None and progress.answered:
+                raise RoundRefusedError(_ANOTHER_PROTOCOL)
+            limits.check(protocol, rounds=asked.rounds, surviving=asked.surviving)
+        begun = replace(
+            progress, round=asked.round, rounds=asked.rounds, accepted=digest, protocol=asked.protocol, secrets=b""
+        )
+        return protocol, begun
+
+    def _once(self, asked: Request) -> None:
+        """Refuses, with a memory, a stage that was answered before, whichever state the engine hands over."""
+        if self._memory is not None:
+            self._memory.once(self._progress.run, asked.round, asked.stage)
+
+    def _count(self) -> None:
+        """Counts the round before anything about the data is computed."""
+        limits, progress = self._limits, self._progress
+        this = Answered(progress.run, progress.round, progress.accepted)
+        most = limits.rounds if limits.epsilon is None else progress.rounds
+
+        def check_rounds_left(answered: int) -> None:
+            if most is not None and answered >= most:
+                raise RoundRefusedError(f"This client has answered {answered} rounds, and answers no more.")
+
+        def permit(before: list[Answered]) -> None:
+            check_rounds_left(len(before))
+            if any((other.run, other.round) == (this.run, this.round) for other in before):
+                raise RoundError(f"This client has answered round {this.round} of this run already.")
+            if limits.epsilon is not None and any(other.digest != this.digest for other in before):
+                raise RoundRefusedError(_ANOTHER_PROTOCOL)
+
+        if self._memory is None:
+            check_rounds_left(progress.answered)
+            self._save(replace(progress, answered=progress.answered + 1))
+        else:
+            self._save(replace(progress, answered=self._memory.add(this, permit)))
+
+    def _save(self, progress: Progress) -> None:
+        self._progress, self.state = progress, progress.to_bytes()
+
+
+def call_privately(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """Calls a user's function; an error's text might quote data, so it stays in this machine's log.
+
+    Raises:
+        TrainFunctionError: It failed; only the error's type is told.
+    """
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        _log.error("The client's function failed.", exc_info=error)
+        raise TrainFunctionError(type(error).__name__) from None
+
+
+def _vector(train: Train, protocol: Protocol) -> NDArray[np.float32]:
+    vector = train(protocol)
+    if not np.isfinite(vector).all():
+        # Falling out of the round would tell the server something about the data that no guarantee covers.
+        _log.error("The update is NaN or infinite somewhere. It counts as zero, and nobody is told.")
+        return np.zeros_like(vector)
+    return vector

@@ -1,0 +1,135 @@
+"""`Request`: what a server asks of a client, as bytes.
+
+| bytes | field |
+|---|---|
+| 4 | magic, `cpsf` |
+| 1 | version |
+| 1 | stage, by its place in `STAGES` |
+| 8 each | round, rounds, surviving, examples |
+| 4 | length of the protocol |
+| 4 | CRC-32C of everything else |
+| | the protocol as JSON in UTF-8, then the stage's message of secure aggregation up to the end |
+
+Integers are unsigned, least significant byte first. An answer needs no frame of its own: it is the client's message of
+secure aggregation, or without it the protocol's message, which both name their version, protocol and round.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from cpsgd import _validate
+from cpsgd.codec import wire
+from cpsgd.errors import (
+    ChecksumError,
+    MagicError,
+    ParameterError,
+    StageError,
+    TrailingBytesError,
+    TruncatedError,
+    VersionError,
+    WireError,
+)
+from cpsgd.secagg import Stage
+
+MAGIC = b"cpsf"
+VERSION = 2
+"""Version 1 were Flower's records of release 0.1.0."""
+
+STAGES = (Stage.UPLOAD, Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK)
+"""What a client may be asked for."""
+
+OPENING = (Stage.UPLOAD, Stage.ADVERTISE)
+"""The stages that begin a client's part in a round; their requests carry the protocol."""
+
+TRAINING = (Stage.UPLOAD, Stage.MASK)
+"""The stages in which a client trains; the engine sends the model along."""
+
+MAX_PROTOCOL_BYTES = 1 << 16
+MAX_REQUEST_BYTES = 1 << 28
+_FIELDS = struct.Struct("<4sBBQQQQI")
+_CHECKSUM = struct.Struct("<I")
+HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
+_LARGEST = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server asks of a client.
+
+    Attributes:
+        stage: The stage, one of `STAGES`.
+        round: Number of the round.
+        rounds: Rounds that the server means to run in all.
+        surviving: The fewest uploads of which the server will release a mean.
+        protocol: The protocol as JSON, in the requests that begin a client's part in a round.
+        payload: The stage's message of secure aggregation, empty without.
+        examples: The most examples of a client's sum where single examples are protected, 0 where whole clients are.
+
+    Example:
+        >>> request = Request(Stage.SHARE, round=3, rounds=30, surviving=9, payload=b"keys")
+        >>> Request.from_bytes(request.to_bytes()) == request
+        True
+    """
+
+    stage: Stage
+    round: int
+    rounds: int
+    surviving: int
+    protocol: str = ""
+    payload: bytes = b""
+    examples: int = 0
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise StageError(f"No client is asked for stage {self.stage!r}.")
+        _validate.integer("round", self.round, low=0, high=wire.MAX_ROUND)
+        for name in ("rounds", "surviving", "examples"):
+            _validate.integer(name, getattr(self, name), low=0, high=_LARGEST)
+
+    def to_bytes(self) -> bytes:
+        """The request as one message."""
+        protocol = self.protocol.encode()
+        if len(protocol) > MAX_PROTOCOL_BYTES:
+            raise ParameterError(f"Expected a protocol of at most {MAX_PROTOCOL_BYTES} bytes, got {len(protocol)}.")
+        numbers = self.round, self.rounds, self.surviving, self.examples
+        fields = _FIELDS.pack(MAGIC, VERSION, STAGES.index(self.stage), *numbers, len(protocol))
+        checksum = _CHECKSUM.pack(wire.checksum(fields, protocol, self.payload))
+        return b"".join((fields, checksum, protocol, self.payload))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Request:
+        """What `to_bytes` wrote.
+
+        Raises:
+            VersionError: The server speaks another version.
+            StageError: There is no such stage.
+            WireError: The bytes are damaged, or no request.
+        """
+        if not isinstance(data, bytes):
+            raise WireError(f"Expected a request as bytes, got {type(data).__name__}.")
+        if len(data) > MAX_REQUEST_BYTES:
+            raise TrailingBytesError(f"A request has at most {MAX_REQUEST_BYTES} bytes, got {len(data)}.")
+        if not data.startswith(MAGIC):
+            raise MagicError("Not a request: the first four bytes are not 'cpsf'.")
+        if len(data) > len(MAGIC) and data[len(MAGIC)] != VERSION:
+            raise VersionError(
+                f"The server speaks version {data[len(MAGIC)]} of the requests, and this client version {VERSION}: "
+                "install the same release on both."
+            )
+        if len(data) < HEADER_BYTES:
+            raise TruncatedError(f"A request has at least {HEADER_BYTES} bytes, got {len(data)}.")
+        _, _, stage, round, rounds, surviving, examples, length = _FIELDS.unpack_from(data)
+        body = memoryview(data)[HEADER_BYTES:]
+        if length > min(len(body), MAX_PROTOCOL_BYTES):
+            raise TruncatedError(f"The request announces a protocol of {length} bytes, and {len(body)} are there.")
+        if _CHECKSUM.unpack_from(data, _FIELDS.size)[0] != wire.checksum(data[: _FIELDS.size], body):
+            raise ChecksumError("The checksum does not match: the request was damaged on the way.")
+        if stage >= len(STAGES):
+            raise StageError(f"There is no stage of number {stage}.")
+        try:
+            protocol = str(body[:length], "utf-8")
+        except UnicodeDecodeError:
+            raise WireError("The request's protocol is not a text in UTF-8.") from None
+        return cls(STAGES[stage], round, rounds, surviving, protocol, bytes(body[length:]), examples)

@@ -1,0 +1,366 @@
+"""`ServerSession`: the server's side of a round. Says what to send to whom, takes the answers, and releases a mean."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.aggregator import Aggregator
+from cpsgd.errors import CpsgdError, ParameterError, SenderError, StageError, ThresholdError, WireError
+from cpsgd.federation.messages import OPENING, TRAINING, Request
+from cpsgd.federation.signing import session_identifier
+from cpsgd.ledger import Entry, Ledger, RoundEvent
+from cpsgd.planner import Plan
+from cpsgd.secagg import SecureParameters, SecureServer, Stage
+from cpsgd.secagg.identity import as_roster
+
+# What the frames, keys and shares of a message may take on top of the packed integers.
+_OVERHEAD_BYTES = 1 << 15
+_OVERHEAD_BYTES_PER_CLIENT = 1 << 10
+_MOST_METRICS = 100
+
+Node = TypeVar("Node", bound=Hashable)
+"""What the engine calls a client: a number, a name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a server holds all rounds to.
+
+    Attributes:
+        plan: From `cpsgd.plan(..., secure=True)`, or `plan_examples` for single examples.
+        secure: Sums by secure aggregation. Without, the server sees each client's noisy message, and clients must
+            agree to that.
+        examples: With a plan for single examples, how many a client's sum holds at most. Clients that are set up for
+            another number refuse.
+        roster: Public keys of all clients, as many as the plan has. Rounds are then signed, which takes one exchange
+            more. It protects clients that have the same roster; those without one refuse.
+        ledger: Where every round's cost is written down before its mean is handed out.
+        population: The ledger's name of the clients; needed with a ledger.
+        engine: The ledger's name of what carries the rounds.
+    """
+
+    plan: Plan
+    secure: bool = True
+    examples: int | None = None
+    roster: Iterable[bytes] | None = None
+    ledger: Ledger | None = None
+    population: str | None = None
+    engine: str = "federation"
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        if plan.participation.scheme != "every":
+            raise ParameterError(
+                f"The plan is for participation {str(plan.participation)!r}, and here the same nodes may be in every "
+                'round; plan with participation="every".'
+            )
+        if (self.ledger is None) != (self.population is None):
+            raise ParameterError("Give ledger and population together.")
+        if self.roster is not None:
+            roster = as_roster(self.roster)
+            if not self.secure or len(roster) != plan.protocol.clients:
+                raise ParameterError(
+                    f"A roster is for secure aggregation among everybody on it: {len(roster)} are, and the plan is "
+                    f"for clients={plan.protocol.clients} with secure={self.secure}."
+                )
+            object.__setattr__(self, "roster", roster)
+        if self.examples is not None:
+            _validate.integer("examples", self.examples, low=1)
+        if self.secure:
+            self.parameters(0, plan.protocol.clients)
+
+    def parameters(self, round: int, clients: int) -> SecureParameters:
+        """What a round of secure aggregation with so many clients agrees on; it stands the dropouts the plan stands.
+
+        With a roster all are each other's neighbours, however many they are.
+
+        Raises:
+            ParameterError: The plan was not made for secure aggregation.
+            InfeasibleError: So many dropouts and colluding clients are more than secure aggregation stands.
+        """
+        found = SecureParameters.for_protocol(
+            self.plan.protocol,
+            round=round,
+            clients=clients,
+            dropout=1.0 - self.plan.surviving / clients,
+            colluding=self.plan.colluding,
+            surviving=self.plan.surviving,
+        )
+        if self.roster is None:
+            return found
+        return replace(found, neighbours=clients - 1, threshold=(clients + self.plan.colluding) // 2 + 1)
+
+    @property
+    def way(self) -> str:
+        """How sums are made, in words."""
+        signed = ", signed" if self.roster is not None else ""
+        return f"by secure aggregation{signed}" if self.secure else "in the server's sight"
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuses a run of more rounds than the plan's guarantee covers."""
+        if rounds > self.plan.rounds:
+            raise ParameterError(
+                f"{rounds} rounds are more than the plan's guarantee covers; plan with rounds={rounds}."
+            )
+
+    def reserve(self, round: int, run: str) -> Entry | None:
+        """Charges a round, or raises `BudgetExceededError`; None without a ledger."""
+        if self.ledger is None or self.population is None:
+            return None
+        event = RoundEvent(
+            self.plan.protocol,
+            survivors=self.plan.surviving,
+            participation=self.plan.participation,
+            colluding=self.plan.colluding,
+            round=round,
+            run=f"{self.engine}-{run}",
+            examples=self.examples,
+        )
+        return self.ledger.reserve(self.population, event)
+
+
+@dataclass
+class RoundReport(Generic[Node]):
+    """What became of a round.
+
+    Attributes:
+        round: Number of the round.
+        released: Whether a mean came of it.
+        reason: Why not, where not.
+        survivors: Clients whose updates are in the sum.
+        dropped: Nodes that fell out on the way, and why.
+        stages: At which stage they did.
+        metrics: Of a released round, the plain mean of each metric over the nodes that sent it; no guarantee covers
+            them.
+        upload_bytes: Bytes that each node's replies took, over all stages.
+    """
+
+    round: int
+    released: bool = False
+    reason: str = ""
+    survivors: int = 0
+    dropped: dict[Node, str] = field(default_factory=dict)
+    stages: dict[Node, Stage] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    upload_bytes: dict[Node, int] = field(default_factory=dict)
+
+
+class ServerSession(Generic[Node]):
+    """One round: while there is a `stage`, send `requests`, `receive` the answers and `close` it; then `release`.
+
+    Whoever has not answered when a stage is closed is out of the round. A round is *withheld* where something keeps it
+    from being released under the plan's guarantee: too few clients, or no budget. Its `stage` is then None at once and
+    `release` returns None; the report says why. How long a stage stays open is for the engine to say.
+
+    Attributes:
+        report: What has become of the round so far.
+    """
+
+    def __init__(self, terms: Terms, round: int, nodes: Sequence[Node], *, run: str) -> None:
+        """Charges the round to the ledger: from here on it counts as spent, also if it is never ended.
+
+        Args:
+            terms: What the round is held to.
+            round: Its number.
+            nodes: Who takes part, at most as many as the plan has clients. With a roster the round is for all who are
+                on it: those without a node have dropped out from the beginning. Which node is which of them does not
+                matter, for they sign what they say with their number.
+            run: The engine's name of the run, the same on the clients.
+
+        Raises:
+            ParameterError: There are too many nodes, or one of them twice.
+        """
+        plan = terms.plan
+        if len(set(nodes)) != len(nodes) or len(nodes) > plan.protocol.clients:
+            raise ParameterError(f"Expected at most {plan.protocol.clients} different nodes, got {len(nodes)}.")
+        self.report: RoundReport[Node] = RoundReport(round)
+        self._terms, self._nodes = terms, list(nodes)
+        self._numbers = {node: client for client, node in enumerate(nodes)}
+        self._answered: set[int] = set()
+        self._metrics: dict[int, dict[str, float]] = {}
+        self._entry: Entry | None = None
+        self._sum: _SecureSum | _PlainSum | None = None
+        try:
+            if len(nodes) < plan.surviving:
+                raise ThresholdError(f"{len(nodes)} nodes are connected, and the plan needs {plan.surviving}")
+            self._entry = terms.reserve(round, run)
+            self._sum = (_SecureSum if terms.secure else _PlainSum)(terms, round, len(nodes), run)
+        except CpsgdError as error:
+            self._withhold(error)
+
+    @property
+    def stage(self) -> Stage | None:
+        """What the clients are asked for, or None at the end."""
+        return None if self._sum is None or self._sum.stage is Stage.DONE else self._sum.stage
+
+    def requests(self) -> dict[Node, bytes]:
+        """The stage's request to each node that is still in the round."""
+        stage, open_sum, plan = self.stage, self._sum, self._terms.plan
+        if stage is None or open_sum is None:
+            return {}
+        protocol = plan.protocol.to_json() if stage in OPENING else ""
+        return {
+            self._nodes[client]: Request(
+                stage=stage,
+                round=self.report.round,
+                rounds=plan.rounds,
+                surviving=plan.surviving,
+                protocol=protocol,
+                payload=payload,
+                examples=self._terms.examples or 0,
+            ).to_bytes()
+            for client, payload in open_sum.outgoing.items()
+        }
+
+    def receive(self, node: Node, reply: bytes, metrics: Mapping[str, object] | None = None) -> None:
+        """Takes a node's answer; that it is from this node, the engine must know.
+
+        Of `metrics`, where clients train, single finite numbers are kept, up to a sane number of them.
+
+        Raises:
+            CpsgdError: It is refused and nothing was changed. The node may answer properly as long as the stage is
+                open, or be dropped.
+        """
+        if self.stage is None or self._sum is None:
+            raise StageError("There is no open stage to answer.")
+        client = self._numbers.get(node, -1)
+        if client not in self._sum.outgoing or node in self.report.dropped:
+            raise SenderError(f"Node {node} has no part in this stage.")
+        if client in self._answered:
+            raise StageError(f"Node {node} has answered before.")
+        if not isinstance(reply, bytes) or len(reply) > self._sum.reply_limit:
+            size = f"{len(reply)} bytes" if isinstance(reply, bytes) else "no bytes"
+            raise WireError(f"The upload has {size}; no honest one has more than {self._sum.reply_limit}.")
+        self._sum.receive(client, reply)
+        self._answered.add(client)
+        if self.stage in TRAINING:
+            numbers = ((name, value) for name, value in (metrics or {}).items() if isinstance(value, int | float))
+            finite = ((name, float(value)) for name, value in numbers if abs(value) <= sys.float_info.max)
+            self._metrics[client] = dict(islice(finite, _MOST_METRICS))
+
+    def drop(self, node: Node, reason: str | None) -> None:
+        """Notes the first reason why a node's answer is not coming; one that was taken stays taken.
+
+        The reason may be a stranger's text, and a traceback: its last line is kept, as far as it is fit for a log.
+        """
+        lines = [line for line in (reason or "").splitlines() if line.strip()]
+        if self.stage is not None and self._numbers.get(node, -1) not in self._answered:
+            shown = "".join(letter for letter in (lines[-1] if lines else "an error")[:300] if letter.isprintable())
+            self._note(node, shown, self.stage)
+
+    def close(self) -> None:
+        """Ends the stage. Whoever has not answered is out; where too few are left, the round is withheld."""
+        stage, open_sum = self.stage, self._sum
+        if stage is None or open_sum is None:
+            raise StageError("There is no open stage to close.")
+        for client in open_sum.outgoing.keys() - self._answered:
+            self._note(self._nodes[client], "no answer in time", stage)
+        try:
+            open_sum.advance()
+        except CpsgdError as error:
+            self._withhold(error)
+            return
+        if self.stage is not None:
+            for client in self._answered - open_sum.outgoing.keys():
+                self._note(self._nodes[client], "too few of its neighbours are left", stage)
+        self._answered = set()
+
+    def release(self) -> NDArray[np.float32] | None:
+        """The mean of the updates, once, with the ledger's leave; None where the round is withheld.
+
+        Raises:
+            StageError: A stage is open, or the mean was released before.
+        """
+        if self.stage is not None or self.report.released:
+            raise StageError("The mean is released once, after the last stage.")
+        if self._sum is None:
+            return None
+        found, self._sum = self._sum, None
+        try:
+            self.report.survivors = found.survivors
+            if found.survivors < self._terms.plan.surviving:
+                raise ThresholdError(
+                    f"{found.survivors} clients are left, and the plan needs {self._terms.plan.surviving}"
+                )
+            mean = found.mean()
+            if self._terms.ledger is not None and self._entry is not None:
+                self._terms.ledger.release(self._entry, survivors=found.survivors)
+        except CpsgdError as error:
+            self._withhold(error)
+            return None
+        self.report.released = True
+        names = sorted({name for metrics in self._metrics.values() for name in metrics})
+        for name in names:
+            values = [metrics[name] for metrics in self._metrics.values() if name in metrics]
+            self.report.metrics[name] = float(np.mean(values))
+        return mean
+
+    def _note(self, node: Node, reason: str, stage: Stage) -> None:
+        if node not in self.report.dropped:
+            self.report.dropped[node], self.report.stages[node] = reason, stage
+
+    def _withhold(self, error: CpsgdError) -> None:
+        self.report.reason, self._sum = str(error), None
+
+
+class _SecureSum:
+    """Secure aggregation: the server learns the sum of the survivors' integers and nothing else."""
+
+    def __init__(self, terms: Terms, round: int, nodes: int, run: str) -> None:
+        roster = None if terms.roster is None else as_roster(terms.roster)
+        clients = nodes if roster is None else len(roster)
+        parameters = terms.parameters(round, clients)
+        session = None if roster is None else session_identifier(run, round)
+        self._plan, self._server = terms.plan, SecureServer(parameters, roster=roster, session=session)
+        invitations = self._server.invite()
+        self.outgoing = {client: invitations[client] for client in range(nodes)}
+        self.reply_limit = parameters.upload_bytes + _OVERHEAD_BYTES + _OVERHEAD_BYTES_PER_CLIENT * clients
+
+    @property
+    def stage(self) -> Stage:
+        return self._server.stage
+
+    @property
+    def survivors(self) -> int:
+        return len(self._server.result().survivors)
+
+    def receive(self, client: int, reply: bytes) -> None:
+        self._server.receive(client, reply)
+
+    def advance(self) -> None:
+        self.outgoing = self._server.advance()
+
+    def mean(self) -> NDArray[np.float32]:
+        total = self._server.result()
+        return self._plan.protocol.decode_sum(total.sums, self.survivors, self._server.parameters.round)
+
+
+class _PlainSum:
+    """No secure aggregation: the server sees every noisy message."""
+
+    def __init__(self, terms: Terms, round: int, nodes: int, run: str) -> None:
+        self._aggregator = Aggregator(terms.plan.protocol, round)
+        self.stage = Stage.UPLOAD
+        self.outgoing = dict.fromkeys(range(nodes), b"")
+        self.reply_limit = terms.plan.protocol.message_bytes
+
+    @property
+    def survivors(self) -> int:
+        return self._aggregator.count
+
+    def receive(self, client: int, reply: bytes) -> None:
+        self._aggregator.add(reply)
+
+    def advance(self) -> None:
+        self.outgoing, self.stage = {}, Stage.DONE
+
+    def mean(self) -> NDArray[np.float32]:
+        return self._aggregator.mean()

@@ -1,0 +1,104 @@
+"""Rounds in this process: bytes go from a server's session to clients' sessions and back, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cpsgd import Plan, Protocol
+from cpsgd.errors import CpsgdError
+from cpsgd.federation.client import ClientSession, Progress
+from cpsgd.federation.limits import Limits
+from cpsgd.federation.memory import Memory
+from cpsgd.federation.messages import Request
+from cpsgd.federation.server import ServerSession
+from cpsgd.federation.signing import Signing
+from cpsgd.secagg import SecureParameters, SecureServer, Stage
+
+DIM, RUN = 40, "77"
+
+
+class Client:
+    """A client that keeps its session's state, as an engine does between two requests."""
+
+    def __init__(
+        self,
+        vector: np.ndarray | None = None,
+        *,
+        run: str = RUN,
+        settings: Mapping[str, object] | None = None,
+        secure: bool = True,
+        **limits: Any,
+    ) -> None:
+        self.vector = np.zeros(DIM, np.float32) if vector is None else vector
+        self.run, self.state, self.secure = run, b"", secure
+        self.settings = dict(settings or {})
+        self.limits = Limits(**limits)
+        self.trained = 0
+
+    def train(self, protocol: Protocol) -> np.ndarray:
+        self.trained += 1
+        return self.vector
+
+    def ask(self, request: Request | bytes) -> bytes:
+        data = request if isinstance(request, bytes) else request.to_bytes()
+        memory, signing = Memory.of(self.settings), Signing.of(self.settings)
+        session = ClientSession(self.limits, self.run, self.state, memory=memory, signing=signing, secure=self.secure)
+        try:
+            return session.answer(data, self.train)
+        finally:
+            self.state = session.state
+
+    @property
+    def secrets(self) -> bytes:
+        return Progress.from_bytes(self.state).secrets
+
+
+def carry(
+    session: ServerSession[str], clients: Mapping[str, Client], tamper: Callable[[str, Stage, bytes], bytes | None]
+) -> np.ndarray | None:
+    """Runs a round to its end; `tamper` says what becomes of an answer on the way, None for silence."""
+    while (stage := session.stage) is not None:
+        for node, request in session.requests().items():
+            try:
+                answer = tamper(node, stage, clients[node].ask(request))
+                if answer is not None:
+                    session.receive(node, answer)
+            except CpsgdError as error:
+                session.drop(node, f"{type(error).__name__}: {error}")
+        session.close()
+    return session.release()
+
+
+def honest(node: str, stage: Stage, answer: bytes) -> bytes:
+    return answer
+
+
+def parameters(plan: Plan, **changes: Any) -> SecureParameters:
+    found = SecureParameters.for_protocol(plan.protocol, round=1, dropout=0.25, surviving=plan.surviving)
+    return replace(found, **changes)
+
+
+def opening(plan: Plan, *, secure: SecureParameters | None = None, **changes: Any) -> Request:
+    """The request that begins round 1, with some of its fields changed."""
+    fields: dict[str, Any] = {
+        "stage": Stage.ADVERTISE,
+        "round": 1,
+        "rounds": plan.rounds,
+        "surviving": plan.surviving,
+        "protocol": plan.protocol.to_json(),
+        "payload": SecureServer(secure or parameters(plan)).invite()[0],
+    }
+    return Request(**{**fields, **changes})
+
+
+def plain(plan: Plan, round: int = 1) -> Request:
+    """The request of a round without secure aggregation."""
+    return Request(Stage.UPLOAD, round, plan.rounds, plan.surviving, plan.protocol.to_json())
+
+
+def with_protocol(plan: Plan, **changes: Any) -> Plan:
+    return replace(plan, protocol=replace(plan.protocol, **changes))

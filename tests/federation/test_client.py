@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpsgd import Plan, Protocol
+from cpsgd.errors import (
+    CpsgdError,
+    FingerprintError,
+    InvitationError,
+    ParameterError,
+    RoundError,
+    RoundRefusedError,
+    StageError,
+    TrainFunctionError,
+    VectorError,
+    VersionError,
+    WireError,
+)
+from cpsgd.federation.client import ClientSession, Progress, call_privately
+from cpsgd.federation.limits import Limits
+from cpsgd.federation.messages import Request
+from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.secagg import Stage
+
+from .local import DIM, RUN, Client, carry, honest, opening, parameters, plain, with_protocol
+
+# ---------------------------------------------------------------------- what a client accepts
+
+
+def test_an_honest_beginning_is_answered(small_plan: Plan) -> None:
+    client = Client(epsilon=8.0, delta=1e-5, rounds=3)
+    reply = client.ask(opening(small_plan))
+    # The keys are in the state, and in no reply.
+    assert len(client.secrets) > 64
+    assert client.secrets not in reply
+    assert client.trained == 0
+
+
+def test_a_protocol_without_noise_is_refused_by_default(small_plan: Plan) -> None:
+    silent = with_protocol(small_plan, trials=0)
+    with pytest.raises(RoundRefusedError, match="no noise"):
+        Client().ask(opening(silent, secure=parameters(silent)))
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"epsilon": 4.0, "delta": 1e-5, "rounds": 3}, "costs ε = "),
+        ({"epsilon": 8.0, "delta": 1e-7, "rounds": 3}, "costs ε = "),
+        ({"epsilon": 8.0, "delta": 1e-5, "rounds": 3, "colluding": 1}, "costs ε = |could see more"),
+        ({"rounds": 2}, "announces 3 rounds"),
+        ({"min_clients": 4}, "at least 4"),
+    ],
+)
+def test_a_client_keeps_its_own_limits(small_plan: Plan, limits: dict[str, Any], message: str) -> None:
+    client = Client(**limits)
+    with pytest.raises(RoundRefusedError, match=message):
+        client.ask(opening(small_plan))
+    assert client.state == b""
+
+
+def test_a_protocol_that_cannot_tell_examples_is_refused(small_plan: Plan) -> None:
+    narrow = with_protocol(small_plan, coordinate_range=1e-3)
+    with pytest.raises(RoundRefusedError, match="single examples"):
+        Client(examples=5).ask(opening(narrow, secure=parameters(narrow), examples=5))
+
+
+@pytest.mark.parametrize(("own", "servers"), [(None, 5), (5, 0), (5, 6), (5, 2**64 - 5)])
+def test_client_and_server_must_protect_the_same(small_plan: Plan, own: int | None, servers: int) -> None:
+    """A silo that clips to a fifth of the sum's norm is not what a server has planned that counts on a sixth."""
+    with pytest.raises(RoundRefusedError, match="what is protected"):
+        Client(examples=own).ask(opening(small_plan, examples=servers))
+
+
+def test_more_rounds_than_the_limit_allows_cost_too_much(small_plan: Plan) -> None:
+    with pytest.raises(RoundRefusedError, match=r"costs ε = .* in 6 rounds"):
+        Client(epsilon=8.0, delta=1e-5).ask(opening(small_plan, rounds=6))
+    with pytest.raises(RoundRefusedError, match="announces 0 rounds"):
+        Client(epsilon=8.0, delta=1e-5).ask(opening(small_plan, rounds=0))
+
+
+def test_the_protocol_may_be_pinned(small_plan: Plan) -> None:
+    fingerprint = small_plan.protocol.fingerprint
+    Client(fingerprint=fingerprint).ask(opening(small_plan))
+    other = with_protocol(small_plan, rotation_seed=1)
+    with pytest.raises(FingerprintError, match="not the one"):
+        Client(fingerprint=fingerprint).ask(opening(other, secure=parameters(other)))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dim": 41}, {"bits": 9}, {"fingerprint": bytes(16)}, {"surviving": 2}, {"round": 2}]
+)
+def test_an_invitation_that_contradicts_the_protocol_is_refused(small_plan: Plan, changes: dict[str, Any]) -> None:
+    client = Client()
+    with pytest.raises((InvitationError, RoundRefusedError)):
+        client.ask(opening(small_plan, secure=parameters(small_plan, **changes)))
+    assert client.state == b""
+
+
+def test_a_threshold_that_colluding_clients_could_use_is_refused(small_plan: Plan) -> None:
+    Client().ask(opening(small_plan, secure=parameters(small_plan, threshold=3)))
+    with pytest.raises(RoundRefusedError, match="could see more than the sum"):
+        Client(colluding=2).ask(opening(small_plan, secure=parameters(small_plan, threshold=3)))
+
+
+def test_after_the_first_round_a_limit_belongs_to_one_protocol(small_plan: Plan) -> None:
+    clients = {"a": Client(epsilon=8.0, delta=1e-5, rounds=3), **{name: Client() for name in "bcd"}}
+    session = ServerSession(Terms(plan=small_plan), 1, list(clients), run=RUN)
+    assert carry(session, clients, honest) is not None
+    assert session.report.survivors == 4
+    # Less costly, even; but the sum of both is accounted for nowhere.
+    quieter = with_protocol(small_plan, coordinate_range=2 * small_plan.protocol.coordinate_range)
+    with pytest.raises(RoundRefusedError, match="another protocol"):
+        clients["a"].ask(opening(quieter, round=2, secure=parameters(quieter, round=2)))
+
+
+@pytest.mark.parametrize("limits", [{"rounds": 3}, {"epsilon": 8.0, "delta": 1e-5}])
+@pytest.mark.parametrize("remembered", [False, True])
+def test_rounds_are_counted_over_runs(
+    small_plan: Plan, limits: dict[str, Any], remembered: bool, tmp_path: Path
+) -> None:
+    """By the state that is handed on, or by a memory though every run begins with an empty state."""
+    clients = {name: Client(**limits) for name in "abcd"}
+    for run, released in (("1", [True, True]), ("2", [True, False]), ("3", [False, False])):
+        for name, client in clients.items():
+            client.run = run
+            if remembered:
+                client.settings, client.state = {"cpsgd-memory": str(tmp_path / name)}, b""
+        for round, expected in enumerate(released, start=1):
+            session = ServerSession(Terms(plan=small_plan), round, list(clients), run=run)
+            assert (carry(session, clients, honest) is not None) == expected
+    assert [client.trained for client in clients.values()] == [3] * 4
+
+
+def remembering(path: Path, run: str = RUN, **options: Any) -> Client:
+    """A client as it begins a new run: with nothing but what its operator has set."""
+    return Client(run=run, settings={"cpsgd-memory": str(path)}, **options)
+
+
+def test_with_a_memory_a_limit_belongs_to_one_protocol_over_all_runs(small_plan: Plan, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "secure": False}
+    remembering(tmp_path / "memory", "1", **options).ask(plain(small_plan))
+    quieter = with_protocol(small_plan, coordinate_range=2 * small_plan.protocol.coordinate_range)
+    other = remembering(tmp_path / "memory", "2", **options)
+    with pytest.raises(RoundRefusedError, match="another protocol"):
+        other.ask(plain(quieter))
+    assert other.trained == 0
+    remembering(tmp_path / "memory", "2", **options).ask(plain(small_plan))
+
+
+def test_two_runs_that_begin_together_cannot_both_have_their_protocol(small_plan: Plan, tmp_path: Path) -> None:
+    quieter = with_protocol(small_plan, coordinate_range=2 * small_plan.protocol.coordinate_range)
+    options: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "secure": False}
+
+    class Slow(Client):
+        def train(self, protocol: Protocol) -> np.ndarray:
+            # While this round trains, which is after it was counted, another run asks.
+            with pytest.raises(RoundRefusedError, match="another protocol"):
+                remembering(tmp_path / "memory", "2", **options).ask(plain(quieter))
+            return super().train(protocol)
+
+    slow = Slow(run="1", settings={"cpsgd-memory": str(tmp_path / "memory")}, **options)
+    slow.ask(plain(small_plan))
+    assert slow.trained == 1
+
+
+def test_with_a_memory_a_lost_state_does_not_answer_a_round_twice(small_plan: Plan, tmp_path: Path) -> None:
+    remembering(tmp_path / "memory", secure=False).ask(plain(small_plan))
+    again = remembering(tmp_path / "memory", secure=False)
+    with pytest.raises(RoundError, match="already"):
+        again.ask(plain(small_plan))
+    assert again.trained == 0
+
+
+def test_the_digest_of_what_was_agreed_is_that_of_release_0_1_0() -> None:
+    """It stands in the memories of clients; another one would lock them out."""
+    limits = Limits(epsilon=8.0, delta=1e-6, rounds=30, colluding=1, examples=5)
+    protocol: Any = SimpleNamespace(fingerprint=bytes(range(16)))
+    assert limits.digest(protocol, rounds=30, surviving=9).hex() == "6ea065d9275c304ede91dc3080a30157"
+
+
+# ---------------------------------------------------------------------- hostile requests
+
+
+def in_round(small_plan: Plan) -> Client:
+    client = Client()
+    client.ask(opening(small_plan))
+    return client
+
+
+def share(plan: Plan, **changes: Any) -> Request:
+    return Request(**{"stage": Stage.SHARE, "round": 1, "rounds": 3, "surviving": plan.surviving, **changes})
+
+
+def test_no_upload_in_sight_of_the_server_unless_allowed(small_plan: Plan) -> None:
+    with pytest.raises(RoundRefusedError, match="secure=False"):
+        Client().ask(opening(small_plan, stage=Stage.UPLOAD))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"protocol": "{}"}, ParameterError),
+        ({"protocol": ""}, ParameterError),
+        ({"protocol": "[" * 60_000}, ParameterError),
+        ({"payload": b""}, WireError),
+        ({"payload": b"x" * 1000}, WireError),
+        ({"round": 0}, CpsgdError),
+        ({"round": 2**64 - 1}, CpsgdError),
+        ({"surviving": 2**64 - 1}, RoundRefusedError),
+        ({"surviving": 0}, RoundRefusedError),
+        ({"rounds": 2**64 - 1}, CpsgdError),
+    ],
+)
+def test_malformed_beginnings_change_nothing(small_plan: Plan, changes: dict[str, Any], error: type[Exception]) -> None:
+    client = Client(epsilon=8.0, delta=1e-5)
+    with pytest.raises(error):
+        client.ask(opening(small_plan, **changes))
+    assert client.state == b""
+    client.ask(opening(small_plan))
+
+
+@pytest.mark.parametrize("stage", [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK])
+def test_damaged_requests_change_nothing(small_plan: Plan, stage: Stage) -> None:
+    client = in_round(small_plan)
+    before = client.state
+    data = share(small_plan, stage=stage, payload=b"something").to_bytes()
+    damaged = [data[:length] for length in range(len(data))] + [data + b"x", b"cpsf\1" + data[5:], b"cpsf\3" + data[5:]]
+    for request in damaged:
+        with pytest.raises(WireError):
+            client.ask(request)
+        assert client.state == before
+    with pytest.raises(VersionError):
+        client.ask(damaged[-1])
+    if stage is Stage.ADVERTISE:
+        wrong, words = opening(small_plan), "again or too late"
+    else:
+        wrong, words = share(small_plan, stage=stage, round=2), "is for round 2"
+    with pytest.raises(RoundError, match=words):
+        client.ask(wrong)
+    assert client.state == before
+
+
+def test_a_round_begins_once_and_stages_belong_to_it(small_plan: Plan) -> None:
+    client = in_round(small_plan)
+    before = client.state
+    with pytest.raises(RoundError, match="again or too late"):
+        client.ask(opening(small_plan))
+    with pytest.raises(RoundError, match="is for round 2"):
+        client.ask(share(small_plan, round=2))
+    assert client.state == before
+    with pytest.raises(RoundError, match="is for round 1"):
+        Client().ask(share(small_plan))
+    left = Client()
+    left.state = Progress(RUN, round=0, rounds=3).to_bytes()
+    with pytest.raises(StageError, match="no part"):
+        left.ask(share(small_plan, round=0))
+
+
+def test_a_round_of_another_run_is_not_gone_on_with(small_plan: Plan) -> None:
+    client = in_round(small_plan)
+    client.run = "78"
+    with pytest.raises(RoundError, match="is for round 1"):
+        client.ask(share(small_plan))
+
+
+def test_what_fails_once_cannot_be_asked_again(small_plan: Plan) -> None:
+    client = in_round(small_plan)
+    with pytest.raises(WireError):
+        client.ask(share(small_plan, payload=b"nonsense"))
+    assert client.secrets == b""
+    with pytest.raises(StageError, match="no part"):
+        client.ask(share(small_plan, payload=b"nonsense"))
+
+
+def test_an_unmasked_client_has_forgotten_its_secrets(small_plan: Plan) -> None:
+    clients = {name: Client() for name in "abcd"}
+    session = ServerSession(Terms(plan=small_plan), 1, list(clients), run=RUN)
+    sent: list[dict[str, bytes]] = []
+    while session.stage is not None:
+        sent.append(session.requests())
+        for node, request in sent[-1].items():
+            session.receive(node, clients[node].ask(request))
+        session.close()
+    for name, client in clients.items():
+        assert client.secrets == b""
+        for replayed in sent:
+            state = client.state
+            with pytest.raises((StageError, RoundError), match=r"no part|again"):
+                client.ask(replayed[name])
+            assert client.state == state
+        assert client.trained == 1
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"{",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"run": "77", "secrets": "x"}',
+        b'{"run": "77", "secrets": ""}x',
+        b'{"run": "77", "secrets": "", "round": "1"}',
+        b"[" * 10**5,
+    ],
+)
+def test_a_damaged_state_is_refused(small_plan: Plan, state: bytes) -> None:
+    client = Client()
+    client.state = state
+    with pytest.raises(WireError, match="saved state"):
+        client.ask(opening(small_plan))
+    assert client.state == state
+
+
+@pytest.mark.parametrize("run", ["", "two words", "line\n", "é"])
+def test_runs_are_words(run: str) -> None:
+    with pytest.raises(ParameterError, match="one word"):
+        ClientSession(Limits(), run)
+
+
+# ---------------------------------------------------------------------- vectors
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    encoded = []
+    original = Protocol.encode
+
+    def encode(self: Any, vector: Any, round: int) -> bytes:
+        encoded.append(vector)
+        return original(self, vector, round)
+
+    monkeypatch.setattr(Protocol, "encode", encode)
+    return encoded
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_an_update_that_is_not_finite_counts_as_zero(
+    small_plan: Plan, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = recorded(monkeypatch)
+    vector = np.ones(DIM, np.float32)
+    vector[3] = wrong
+    Client(vector, secure=False).ask(plain(small_plan))
+    assert len(encoded) == 1
+    assert not encoded[0].any()
+
+
+def test_a_vector_of_another_size_is_refused(small_plan: Plan) -> None:
+    with pytest.raises(VectorError):
+        Client(np.ones(DIM + 1, np.float32), secure=False).ask(plain(small_plan))
+
+
+@pytest.mark.parametrize("error", [KeyError("patient 4711"), ParameterError("got 4711 patients")])
+def test_errors_of_a_users_function_keep_their_text(error: Exception) -> None:
+    def fails() -> None:
+        raise error
+
+    with pytest.raises(TrainFunctionError) as caught:
+        call_privately(fails)
+    assert "4711" not in str(caught.value)
+    assert type(error).__name__ in str(caught.value)
+    assert call_privately(replace, Progress("a"), run="b") == Progress("b")

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cpsgd import Plan
+from cpsgd.errors import RoundRefusedError, StageError
+from cpsgd.federation.memory import Answered, Memory
+from cpsgd.secagg import Stage
+
+from .local import Client, opening, plain
+
+
+def test_of_many_who_ask_at_once_a_memory_lets_one(tmp_path: Path) -> None:
+    path = tmp_path / "memory"
+    path.write_text(f"1 1 {'ab' * 16}\n1 1 advertise\n")
+    together = threading.Barrier(8)
+
+    def ask() -> bool:
+        together.wait()
+        try:
+            Memory(path).once("1", 1, Stage.CONFIRM)
+        except StageError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(asked.result() for asked in [pool.submit(ask) for _ in range(8)]) == 1
+    Memory(path).once("1", 2, Stage.CONFIRM)
+    Memory(path).once("2", 1, Stage.CONFIRM)
+    # Other stages are no rounds.
+    assert Memory(path).rounds() == [Answered("1", 1, "ab" * 16)]
+
+
+def test_the_file_is_that_of_release_0_1_0(tmp_path: Path) -> None:
+    path = tmp_path / "memory"
+    stages = "advertise", "share", "confirm", "unmask"
+    before = "".join(f"12345678901234567890 1 {word}\n" for word in (*stages[:2], "cd" * 16, *stages[2:]))
+    path.write_text(before)
+    memory = Memory(path)
+    assert memory.rounds() == [Answered("12345678901234567890", 1, "cd" * 16)]
+    for stage in stages:
+        with pytest.raises(StageError, match=f"'{stage}' of round 1 of this run already"):
+            memory.once("12345678901234567890", 1, Stage(stage))
+    memory.once("12345678901234567890", 2, Stage.ADVERTISE)
+    assert memory.add(Answered("7", 2, "ef" * 16), lambda before: None) == 2
+    assert path.read_text() == before + f"12345678901234567890 2 advertise\n7 2 {'ef' * 16}\n"
+
+
+@pytest.mark.parametrize("content", [b"1 2", b"1 2 ab\n3 4", b"1 two ab\n", b"\xff\n", b"1 2 xy\n", b"1 2 done\n"])
+def test_a_damaged_memory_refuses(small_plan: Plan, content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "memory"
+    path.write_bytes(content)
+    client = Client(settings={"cpsgd-memory": str(path)}, secure=False)
+    with pytest.raises(RoundRefusedError, match="cannot read or write its memory") as caught:
+        client.ask(plain(small_plan))
+    assert str(tmp_path) not in str(caught.value)
+    assert path.read_bytes() == content
+    assert client.trained == 0
+
+
+def test_a_memory_that_cannot_be_opened_refuses(small_plan: Plan, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none" / "memory"):
+        with pytest.raises(RoundRefusedError, match="memory"):
+            Client(settings={"cpsgd-memory": str(path)}).ask(opening(small_plan))
+    with pytest.raises(RoundRefusedError, match="not the name of a file"):
+        Client(settings={"cpsgd-memory": 7}).ask(opening(small_plan))

@@ -1,0 +1,413 @@
+"""Whole rounds by bytes alone, and what a server's session refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpsgd import Plan, plan
+from cpsgd.errors import (
+    CpsgdError,
+    InfeasibleError,
+    ParameterError,
+    RoundError,
+    SenderError,
+    StageError,
+    WireError,
+)
+from cpsgd.federation.messages import Request
+from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.ledger import Budget, Ledger
+from cpsgd.secagg import Invitation, Stage, graph
+
+from .local import DIM, RUN, Client, carry, honest
+from .silos import CLIENTS, VECTORS, Silos
+
+PLAIN = [Stage.UPLOAD]
+SECURE = [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK]
+SIGNED = [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK]
+WAYS = [("plain", stage) for stage in PLAIN]
+WAYS += [("secure", stage) for stage in SECURE]
+WAYS += [("signed", stage) for stage in SIGNED]
+
+
+class Federation:
+    """Four clients, and what their server holds rounds to."""
+
+    def __init__(self, small_plan: Plan, folder: Path, way: str, **terms: Any) -> None:
+        silos = Silos(folder)
+        signed, secure = way == "signed", way != "plain"
+        self.terms = Terms(plan=small_plan, secure=secure, roster=silos.roster if signed else None, **terms)
+        self.clients = {
+            f"node-{i}": silos.client(i) if signed else Client(VECTORS[i], secure=secure) for i in range(CLIENTS)
+        }
+
+    def open(self, round: int = 1) -> ServerSession[str]:
+        return ServerSession(self.terms, round, list(self.clients), run=RUN)
+
+
+def close_to(found: np.ndarray | None, expected: np.ndarray, plan: Plan) -> bool:
+    """Whether the error is what noise makes it: sums of 40 coordinates exceed 9 times their mean with P < 1e-60."""
+    assert found is not None
+    return bool(0.0 < np.sum((found - expected) ** 2) < 9 * plan.error.total)
+
+
+@pytest.mark.parametrize(("way", "stages"), [("plain", PLAIN), ("secure", SECURE), ("signed", SIGNED)])
+def test_rounds_give_the_mean(small_plan: Plan, tmp_path: Path, way: str, stages: list[Stage]) -> None:
+    federation = Federation(small_plan, tmp_path, way)
+    for round in (1, 2, 3):
+        session = federation.open(round)
+        seen: dict[Stage, int] = {}
+
+        def count(node: str, stage: Stage, answer: bytes, seen: dict[Stage, int] = seen) -> bytes:
+            seen[stage] = seen.get(stage, 0) + 1
+            return answer
+
+        mean = carry(session, federation.clients, count)
+        assert close_to(mean, VECTORS[:CLIENTS].mean(axis=0), small_plan)
+        assert seen == dict.fromkeys(stages, CLIENTS)
+        report = session.report
+        assert (report.released, report.reason, report.survivors, report.dropped) == (True, "", CLIENTS, {})
+    assert [client.trained for client in federation.clients.values()] == [3] * CLIENTS
+
+
+@pytest.mark.parametrize("way", ["plain", "secure"])
+def test_sums_are_those_of_the_protocol(
+    small_plan: Plan, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server decodes is the sum of exactly the integers that the protocol made on the clients."""
+    protocol, made = small_plan.protocol, []
+    original = type(protocol).encode_integers
+
+    def recorded(self: Any, vector: Any, round: int) -> Any:
+        made.append(original(self, vector, round))
+        return made[-1]
+
+    monkeypatch.setattr(type(protocol), "encode_integers", recorded)
+    federation = Federation(small_plan, tmp_path, way)
+    mean = carry(federation.open(), federation.clients, honest)
+    assert protocol.modulus is not None
+    if way == "secure":
+        sums = np.sum(made, axis=0, dtype=np.uint64) % np.uint64(protocol.modulus)
+        np.testing.assert_array_equal(mean, protocol.decode_sum(sums, CLIENTS, round=1))
+    else:
+        assert not made
+
+
+def garbage(answer: bytes) -> bytes:
+    return np.random.default_rng(0).bytes(200)
+
+
+@pytest.mark.parametrize(("way", "stage"), WAYS)
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda answer: None, "no answer in time"),
+        (garbage, "Error: "),
+        (lambda answer: answer[:-1], "Error: "),
+        (lambda answer: answer + b"x", "Error: "),
+        (lambda answer: bytes(10**6), "WireError: The upload has 1000000 bytes; no honest one"),
+        (lambda answer: b"", "Error: "),
+    ],
+)
+def test_one_bad_node_does_not_stop_the_others(
+    small_plan: Plan,
+    tmp_path: Path,
+    way: str,
+    stage: Stage,
+    damage: Callable[[bytes], bytes | None],
+    reason: str,
+) -> None:
+    federation = Federation(small_plan, tmp_path, way)
+    session = federation.open()
+    mean = carry(
+        session,
+        federation.clients,
+        lambda node, asked, answer: damage(answer) if (node, asked) == ("node-2", stage) else answer,
+    )
+    report = session.report
+    # Who has uploaded is in the sum, whatever it says afterwards.
+    kept = [0, 1, 2, 3] if stage in (Stage.CONFIRM, Stage.UNMASK) else [0, 1, 3]
+    assert close_to(mean, VECTORS[kept].mean(axis=0), small_plan)
+    assert (report.released, report.survivors) == (True, len(kept))
+    assert report.stages == {"node-2": stage}
+    assert list(report.dropped) == ["node-2"]
+    assert reason in report.dropped["node-2"]
+
+
+@pytest.mark.parametrize(("way", "stage"), WAYS)
+def test_a_round_with_too_few_survivors_is_withheld(small_plan: Plan, tmp_path: Path, way: str, stage: Stage) -> None:
+    federation = Federation(small_plan, tmp_path, way)
+    session = federation.open()
+    asked = []
+
+    def silent(node: str, now: Stage, answer: bytes) -> bytes | None:
+        asked.append(now)
+        return None if now is stage and node in ("node-0", "node-3") else answer
+
+    assert carry(session, federation.clients, silent) is None
+    report = session.report
+    assert not report.released
+    assert report.reason
+    assert report.stages == {"node-0": stage, "node-3": stage}
+    if stage is not Stage.UNMASK:
+        assert Stage.UNMASK not in asked
+    assert session.stage is None
+    assert session.requests() == {}
+    assert session.release() is None
+    # The next round is not touched by it.
+    assert carry(federation.open(2), federation.clients, honest) is not None
+
+
+def test_a_client_is_absent_from_the_beginning(small_plan: Plan, tmp_path: Path) -> None:
+    for way in ("plain", "secure", "signed"):
+        (tmp_path / way).mkdir()
+        federation = Federation(small_plan, tmp_path / way, way)
+        del federation.clients["node-1"]
+        mean = carry(federation.open(), federation.clients, honest)
+        assert close_to(mean, VECTORS[[0, 2, 3]].mean(axis=0), small_plan)
+
+
+def test_too_few_nodes_are_asked_for_nothing(small_plan: Plan, tmp_path: Path) -> None:
+    with Ledger(tmp_path / "budget") as ledger:
+        ledger.create(Budget(population="people", epsilon=20.0, delta=1e-5))
+        terms = Terms(plan=small_plan, ledger=ledger, population="people")
+        session = ServerSession(terms, 1, ["a", "b"], run=RUN)
+        assert (session.stage, session.requests(), session.release()) == (None, {}, None)
+        assert "2 nodes" in session.report.reason
+        assert not ledger.events("people")
+
+
+def test_who_has_too_few_neighbours_left_is_noted() -> None:
+    """On a sparse graph a client may have answered and still be of no use."""
+    large = plan(300, 1, 8.0, 1e-5, secure=True, dropout=0.2, bits=14)
+    terms = Terms(plan=large)
+    parameters = terms.parameters(1, 300)
+    clients = {str(i): Client() for i in range(300)}
+    session = ServerSession(terms, 1, list(clients), run=RUN)
+    requests = session.requests()
+    identifier = Invitation.read(Request.from_bytes(requests["0"]).payload).session.identifier
+    circle, place = graph._circle(300, identifier)
+    # All neighbours on one side, and enough on the other; nobody else misses so many.
+    half, missing = parameters.neighbours // 2, parameters.neighbours - parameters.threshold + 2
+    steps = [*range(-half, 0), *range(1, missing - half + 1)]
+    silent = {str(circle[(place[17] + step) % 300]) for step in steps}
+    for node, request in requests.items():
+        if node not in silent:
+            session.receive(node, clients[node].ask(request))
+    session.close()
+    report = session.report
+    assert report.dropped["17"] == "too few of its neighbours are left"
+    assert {node for node, reason in report.dropped.items() if reason == "no answer in time"} == silent
+    assert set(report.stages.values()) == {Stage.ADVERTISE}
+    assert set(session.requests()) == set(clients) - set(report.dropped)
+
+
+# ---------------------------------------------------------------------- hostile answers
+
+
+def answers_to(session: ServerSession[str], federation: Federation) -> dict[str, bytes]:
+    return {node: federation.clients[node].ask(request) for node, request in session.requests().items()}
+
+
+@pytest.mark.parametrize(("way", "stage"), WAYS)
+def test_refused_answers_change_nothing(small_plan: Plan, tmp_path: Path, way: str, stage: Stage) -> None:
+    """Truncated, of another node, of another round, of another stage, repeated: then the right one is still taken."""
+    federation = Federation(small_plan, tmp_path, way)
+    session, earlier = federation.open(2), federation.open(1)
+    past: dict[str, bytes] = {}
+    while (now := earlier.stage) is not None:
+        answers = answers_to(earlier, federation)
+        past |= {node: answer for node, answer in answers.items() if now is stage}
+        for node, answer in answers.items():
+            earlier.receive(node, answer)
+        earlier.close()
+    assert earlier.release() is not None
+    previous: dict[str, bytes] = {}
+    while (now := session.stage) is not None:
+        answers = answers_to(session, federation)
+        if now is stage:
+            hostile: list[Any] = [answers["node-0"][:cut] for cut in (0, 1, 20, len(answers["node-0"]) - 1)]
+            hostile += [answers["node-0"] + b"\0", past["node-0"], *previous.values(), None, "text"]
+            if way != "plain":
+                # Without secure aggregation a message is nobody's; who sent it is for the engine to know.
+                hostile.append(answers["node-1"])
+            for wrong in hostile:
+                with pytest.raises(CpsgdError):
+                    session.receive("node-0", wrong)
+            with pytest.raises(RoundError):
+                session.receive("node-0", past["node-0"])
+            with pytest.raises(SenderError, match="no part"):
+                session.receive("stranger", answers["node-0"])
+            assert session.report.dropped == {}
+        for node, answer in answers.items():
+            session.receive(node, answer)
+            with pytest.raises(StageError, match="answered before"):
+                session.receive(node, answer)
+        previous = answers
+        session.close()
+    mean = session.release()
+    assert close_to(mean, VECTORS[:CLIENTS].mean(axis=0), small_plan)
+    assert (session.report.survivors, session.report.dropped) == (CLIENTS, {})
+
+
+def test_a_dropped_node_is_not_heard_again(small_plan: Plan, tmp_path: Path) -> None:
+    federation = Federation(small_plan, tmp_path, "secure")
+    session = federation.open()
+    answers = answers_to(session, federation)
+    session.drop("node-1", "Traceback\n  secret line\nValueError: \x1b[31mred\n\n")
+    session.drop("node-1", "a second reason")
+    assert session.report.dropped == {"node-1": "ValueError: [31mred"}
+    assert session.report.stages == {"node-1": Stage.ADVERTISE}
+    with pytest.raises(SenderError, match="no part"):
+        session.receive("node-1", answers["node-1"])
+    session.drop("node-2", "")
+    assert session.report.dropped["node-2"] == "an error"
+    session.receive("node-3", answers["node-3"])
+    session.drop("node-3", "too late to be dropped")
+    assert set(session.report.dropped) == {"node-1", "node-2"}
+
+
+def test_the_order_is_kept(small_plan: Plan, tmp_path: Path) -> None:
+    federation = Federation(small_plan, tmp_path, "plain")
+    session = federation.open()
+    with pytest.raises(StageError, match="after the last stage"):
+        session.release()
+    answers = answers_to(session, federation)
+    for node, answer in answers.items():
+        session.receive(node, answer)
+    session.close()
+    with pytest.raises(StageError, match="no open stage"):
+        session.receive("node-0", answers["node-0"])
+    with pytest.raises(StageError, match="no open stage"):
+        session.close()
+    assert session.release() is not None
+    with pytest.raises(StageError, match="released once"):
+        session.release()
+
+
+def test_of_metrics_finite_numbers_are_kept_and_only_where_clients_train(small_plan: Plan, tmp_path: Path) -> None:
+    federation = Federation(small_plan, tmp_path, "secure")
+    session = federation.open()
+    while (stage := session.stage) is not None:
+        for number, (node, answer) in enumerate(answers_to(session, federation).items()):
+            hostile = {
+                "bad": float("nan"),
+                "list": [1.0],
+                "text": "1",
+                "huge": 10**400,
+                **{f"m{i}": 1.0 for i in range(1000)},
+            }
+            sent: dict[str, Any] = {"loss": number, **(hostile if number == 0 else {})}
+            session.receive(node, answer, sent if stage is Stage.MASK else {"early": 1.0})
+        session.close()
+    assert session.report.metrics == {}
+    assert session.release() is not None
+    assert session.report.metrics["loss"] == 1.5
+    assert not {"bad", "list", "text", "huge", "early"} & set(session.report.metrics)
+    assert len(session.report.metrics) <= 100
+
+
+def test_requests_say_what_clients_must_know(small_plan: Plan, tmp_path: Path) -> None:
+    federation = Federation(small_plan, tmp_path, "secure", examples=7)
+    session = federation.open(5)
+    for data in session.requests().values():
+        request = Request.from_bytes(data)
+        assert (request.stage, request.round, request.rounds) == (Stage.ADVERTISE, 5, small_plan.rounds)
+        assert (request.surviving, request.examples) == (small_plan.surviving, 7)
+        assert request.protocol == small_plan.protocol.to_json()
+
+
+# ---------------------------------------------------------------------- the ledger
+
+
+def test_the_ledger_is_charged_before_anything_is_asked_and_released_before_the_mean(
+    small_plan: Plan, tmp_path: Path
+) -> None:
+    with Ledger(tmp_path / "budget") as ledger:
+        ledger.create(Budget(population="people", epsilon=0.75 * small_plan.guarantee.epsilon, delta=1e-5))
+        federation = Federation(small_plan, tmp_path, "secure", ledger=ledger, population="people", engine="bytes")
+        released = []
+        for round in (1, 2, 3):
+            session = federation.open(round)
+            if session.stage is not None:
+                assert not ledger.events("people")[-1].released
+                assert ledger.events("people")[-1].event.run == f"bytes-{RUN}"
+            released.append(carry(session, federation.clients, honest) is not None)
+            assert all(entry.released for entry in ledger.events("people"))
+        assert released[0]
+        assert not released[2]
+        assert "budget" in session.report.reason
+        assert len(ledger.events("people")) == sum(released)
+        assert [client.trained for client in federation.clients.values()] == [sum(released)] * CLIENTS
+        ledger.verify()
+
+
+def test_a_withheld_round_stays_charged_and_a_round_is_charged_once(small_plan: Plan, tmp_path: Path) -> None:
+    with Ledger(tmp_path / "budget") as ledger:
+        ledger.create(Budget(population="people", epsilon=20.0, delta=1e-5))
+        federation = Federation(small_plan, tmp_path, "plain", ledger=ledger, population="people")
+        carry(federation.open(), federation.clients, lambda node, stage, answer: None)
+        (entry,) = ledger.events("people")
+        assert not entry.released
+        assert ledger.total("people").epsilon > 0.0
+        again = federation.open()
+        assert again.stage is None
+        assert "reserved before" in again.report.reason
+
+
+def test_without_the_ledgers_leave_there_is_no_mean(small_plan: Plan, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "budget")
+    ledger.create(Budget(population="people", epsilon=20.0, delta=1e-5))
+    federation = Federation(small_plan, tmp_path, "plain", ledger=ledger, population="people")
+    session = federation.open()
+    for node, answer in answers_to(session, federation).items():
+        session.receive(node, answer)
+    session.close()
+    # Somebody else has released the entry.
+    ledger.release(ledger.events("people")[0], survivors=CLIENTS)
+    assert session.release() is None
+    assert "released before" in session.report.reason
+
+
+# ---------------------------------------------------------------------- terms
+
+
+def test_bad_terms(small_plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="together"):
+        Terms(plan=small_plan, population="people")
+    with pytest.raises(ParameterError, match="power of two"):
+        Terms(plan=replace(small_plan, protocol=replace(small_plan.protocol, modulus=None)))
+    with pytest.raises(ParameterError, match="participation"):
+        Terms(plan=plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, participation="once", bits=14))
+    with pytest.raises(InfeasibleError, match="may drop out"):
+        Terms(plan=replace(small_plan, surviving=2))
+    with pytest.raises(ParameterError, match="examples"):
+        Terms(plan=small_plan, examples=0)
+    with pytest.raises(ParameterError, match="plan with rounds=4"):
+        Terms(plan=small_plan).check_rounds(4)
+    public = Silos(tmp_path).public
+    with pytest.raises(ParameterError, match="3 are"):
+        Terms(plan=small_plan, roster=public[:3])
+    with pytest.raises(ParameterError, match="secure=False"):
+        Terms(plan=small_plan, roster=public[:4], secure=False)
+    with pytest.raises(ParameterError, match="32 bytes"):
+        Terms(plan=small_plan, roster=[b"short"] * 4)
+
+
+@pytest.mark.parametrize("nodes", [["a"] * 4, list("abcde")])
+def test_bad_nodes(small_plan: Plan, nodes: list[str]) -> None:
+    with pytest.raises(ParameterError, match="at most 4 different nodes"):
+        ServerSession(Terms(plan=small_plan), 1, nodes, run=RUN)
+
+
+def test_an_upload_of_another_size_is_refused(small_plan: Plan, tmp_path: Path) -> None:
+    federation = Federation(small_plan, tmp_path, "plain")
+    session = federation.open()
+    with pytest.raises(WireError, match="no honest one"):
+        session.receive("node-0", bytes(small_plan.protocol.message_bytes + 1))

@@ -1,0 +1,354 @@
+"""Signed rounds: what a client with a roster refuses from a server that does not follow the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from cpsgd import Plan, plan
+from cpsgd.errors import RoundError, RoundRefusedError, SignatureError, StageError
+from cpsgd.federation.messages import Request
+from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.signing import Signing, session_identifier
+from cpsgd.secagg import SecureServer, Stage, wire
+from cpsgd.secagg.advert import Advert
+from cpsgd.secagg.wire import HEADER_BYTES, Invitation, Kind, Session
+
+from .local import DIM, RUN, Client, carry
+from .silos import CLIENTS, VECTORS, Silos
+
+
+@pytest.fixture
+def silos(tmp_path: Path) -> Silos:
+    return Silos(tmp_path)
+
+
+def test_the_graph_is_complete_however_many_there_are() -> None:
+    large = plan(200, DIM, 8.0, 1e-5, secure=True, dropout=0.1, colluding=10, bits=14)
+    assert Terms(plan=large).parameters(1, 200).neighbours < 199
+    roster = [number.to_bytes(32, "little") for number in range(200)]
+    signed = Terms(plan=large, roster=roster).parameters(1, 200)
+    assert (signed.neighbours, signed.threshold) == (199, 106)
+    assert signed.threshold <= signed.surviving
+
+
+# ---------------------------------------------------------------------- a server that does not follow the protocol
+
+
+def request(plan: Plan, stage: Stage, payload: bytes, round: int = 1) -> Request:
+    protocol = plan.protocol.to_json() if stage is Stage.ADVERTISE else ""
+    return Request(stage, round, plan.rounds, plan.surviving, protocol=protocol, payload=payload)
+
+
+class Server:
+    """Talks to silo 0 alone, and plays the other silos with their own keys unless told otherwise."""
+
+    def __init__(self, small_plan: Plan, silos: Silos, *, run: str = RUN, round: int = 1, **changes: Any) -> None:
+        self.plan, self.silos, self.round = small_plan, silos, round
+        signed = changes.pop("signed", True)
+        identifier = changes.pop("identifier", session_identifier(run, round))
+        terms = Terms(plan=small_plan, roster=silos.roster)
+        parameters = replace(terms.parameters(round, CLIENTS), **changes)
+        self.session = Session(parameters, identifier, signed)
+        self.own = silos.client(0)
+
+    def ask(self, stage: Stage, payload: bytes) -> bytes:
+        return self.own.ask(request(self.plan, stage, payload, self.round))
+
+    def invite(self) -> Advert:
+        reply = self.ask(Stage.ADVERTISE, Invitation(self.session, 0).write())
+        return Advert.from_bytes(reply[HEADER_BYTES:], signed=self.session.signed)
+
+    def advert(self, number: int, signer: int | None = None, session: Session | None = None) -> Advert:
+        """Fresh keys of client `number`, signed by the silo of that number or another one."""
+        public = b"".join(X25519PrivateKey.generate().public_key().public_bytes_raw() for _ in range(2))
+        key = self.silos.keys[number if signer is None else signer]
+        return Advert.make(session or self.session, number, public, key, self.silos.roster)
+
+    def announce(self, adverts: dict[int, Advert]) -> bytes:
+        entries = wire.write_entries({number: advert.to_bytes() for number, advert in adverts.items()})
+        return self.ask(Stage.SHARE, self.session.write(Kind.KEYS, 0, entries))
+
+    def honest(self) -> dict[int, Advert]:
+        return {number: self.advert(number) for number in (1, 2, 3)}
+
+
+def test_honest_keys_are_taken_in_any_numbering(small_plan: Plan, silos: Silos) -> None:
+    server = Server(small_plan, silos)
+    assert server.invite().identity == silos.public[0]
+    assert server.announce({1: server.advert(1, 3), 2: server.advert(2, 1), 3: server.advert(3, 2)})
+
+
+def keys_of_the_servers_own(server: Server) -> dict[int, Advert]:
+    adverts, own = server.honest(), server.advert(2)
+    return {**adverts, 2: replace(adverts[2], keys=own.keys)}
+
+
+def keys_and_identity_of_the_servers_own(server: Server) -> dict[int, Advert]:
+    return {**server.honest(), 2: server.advert(2, 4)}
+
+
+def a_strangers_signature_under_a_members_name(server: Server) -> dict[int, Advert]:
+    return {**server.honest(), 2: replace(server.advert(2, 4), identity=server.silos.public[2])}
+
+
+def one_member_twice(server: Server) -> dict[int, Advert]:
+    return {**server.honest(), 2: server.advert(2, 1)}
+
+
+def the_client_itself_as_another(server: Server) -> dict[int, Advert]:
+    return {**server.honest(), 2: server.advert(2, 0)}
+
+
+def an_advert_for_another_number(server: Server) -> dict[int, Advert]:
+    return {**server.honest(), 2: server.advert(3, 2)}
+
+
+def an_advert_of_an_earlier_round(server: Server) -> dict[int, Advert]:
+    earlier = Server(server.plan, server.silos, round=0)
+    return {**server.honest(), 2: server.advert(2, session=earlier.session)}
+
+
+def an_advert_of_another_run(server: Server) -> dict[int, Advert]:
+    other = Server(server.plan, server.silos, run=RUN + "1")
+    return {**server.honest(), 2: server.advert(2, session=other.session)}
+
+
+def an_advert_made_for_other_parameters(server: Server) -> dict[int, Advert]:
+    other = replace(server.session, parameters=replace(server.session.parameters, surviving=2))
+    return {**server.honest(), 2: server.advert(2, session=other)}
+
+
+def an_advert_made_with_another_roster(server: Server) -> dict[int, Advert]:
+    found = server.advert(2)
+    roster = server.silos.roster - {server.silos.public[3]} | {server.silos.public[4]}
+    return {**server.honest(), 2: Advert.make(server.session, 2, found.keys, server.silos.keys[2], roster)}
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        keys_of_the_servers_own,
+        keys_and_identity_of_the_servers_own,
+        a_strangers_signature_under_a_members_name,
+        one_member_twice,
+        the_client_itself_as_another,
+        an_advert_for_another_number,
+        an_advert_of_an_earlier_round,
+        an_advert_of_another_run,
+        an_advert_made_for_other_parameters,
+        an_advert_made_with_another_roster,
+    ],
+)
+def test_keys_that_are_not_a_members_for_this_round_are_refused(
+    small_plan: Plan, silos: Silos, forge: Callable[[Server], dict[int, Advert]]
+) -> None:
+    server = Server(small_plan, silos)
+    server.invite()
+    with pytest.raises(SignatureError):
+        server.announce(forge(server))
+    # It has left the round: its keys are gone.
+    assert server.own.secrets == b""
+
+
+def test_the_same_forgery_succeeds_without_a_roster(small_plan: Plan, silos: Silos) -> None:
+    """What the roster is for; if this fails, the tests above show nothing."""
+    identifier = b"any session will"
+    server = Server(small_plan, silos, signed=False, identifier=identifier)
+    server.own = Client(VECTORS[0])
+    server.invite()
+    assert server.announce({number: Advert(server.advert(number).keys) for number in (1, 2, 3)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"signed": False}, "without signatures"),
+        ({"clients": 3, "neighbours": 2}, "for 3 clients, and 4"),
+        ({"neighbours": 2}, "some of the others only"),
+        ({"identifier": bytes(16)}, "not that of this run"),
+        ({"identifier": session_identifier(RUN, 2)}, "not that of this run"),
+        ({"identifier": session_identifier(RUN + "1", 1)}, "not that of this run"),
+    ],
+)
+def test_rounds_that_an_active_server_could_make_use_of_are_refused(
+    small_plan: Plan, silos: Silos, changes: dict[str, Any], words: str
+) -> None:
+    server = Server(small_plan, silos, **changes)
+    with pytest.raises(RoundRefusedError, match=words):
+        server.invite()
+    assert server.own.state == b""
+
+
+def without_asking_for_confirmations(asked: Request, session: Session) -> Request:
+    return replace(asked, stage=Stage.UNMASK) if asked.stage is Stage.CONFIRM else asked
+
+
+def without_signatures(asked: Request, session: Session) -> Request:
+    if asked.stage is not Stage.UNMASK:
+        return asked
+    survivors = wire.write_set({0, 1, 2, 3}, CLIENTS)
+    number = wire._frame(asked.payload).client
+    return replace(asked, payload=session.write(Kind.REQUEST, number, survivors))
+
+
+@pytest.mark.parametrize(
+    ("alter", "error"),
+    [
+        (without_asking_for_confirmations, "StageError"),
+        (without_signatures, "ThresholdError"),
+    ],
+)
+def test_nothing_is_unmasked_without_confirmations(
+    small_plan: Plan, silos: Silos, alter: Callable[[Request, Session], Request], error: str
+) -> None:
+    session = Server(small_plan, silos).session
+
+    class Altered(Client):
+        def ask(self, request: Request | bytes) -> bytes:
+            assert isinstance(request, bytes)
+            return super().ask(alter(Request.from_bytes(request), session))
+
+    clients = {f"silo-{i}": Altered(VECTORS[i], settings=silos.config(i)) for i in range(CLIENTS)}
+    server = ServerSession(Terms(plan=small_plan, roster=silos.roster), 1, list(clients), run=RUN)
+    assert carry(server, clients, lambda node, stage, answer: answer) is None
+    assert not server.report.released
+    assert len(server.report.dropped) == CLIENTS
+    assert all(reason.startswith(error) for reason in server.report.dropped.values())
+
+
+def test_a_client_with_a_roster_uploads_nothing_in_the_servers_sight(small_plan: Plan, silos: Silos) -> None:
+    clients = {f"silo-{i}": silos.client(i, secure=False) for i in range(CLIENTS)}
+    server = ServerSession(Terms(plan=small_plan, secure=False), 1, list(clients), run=RUN)
+    assert carry(server, clients, lambda node, stage, answer: answer) is None
+    assert not server.report.released
+    assert all("signed rounds of secure aggregation only" in text for text in server.report.dropped.values())
+    assert [client.trained for client in clients.values()] == [0] * CLIENTS
+
+
+def test_a_roster_that_changes_within_a_round_ends_it_for_the_client(small_plan: Plan, silos: Silos) -> None:
+    server = Server(small_plan, silos)
+    server.invite()
+    silos.write_roster("roster", [0, 1, 2, 4])
+    with pytest.raises(SignatureError):
+        server.announce({1: server.advert(1), 2: server.advert(2)})
+
+
+# ---------------------------------------------------------------------- states that come back
+
+
+class Round:
+    """A signed round of all four silos, carried by hand up to a stage; asks from copies of their states."""
+
+    def __init__(self, small_plan: Plan, silos: Silos, until: Stage) -> None:
+        self.plan = small_plan
+        self.clients = [silos.client(i) for i in range(CLIENTS)]
+        parameters = Terms(plan=small_plan, roster=silos.roster).parameters(1, CLIENTS)
+        self.server = SecureServer(parameters, roster=silos.roster, session=session_identifier(RUN, 1))
+        self.session = self.server._session
+        self.outgoing = self.server.invite()
+        while (stage := self.server.stage) is not until:
+            for silo, payload in self.outgoing.items():
+                self.server.receive(silo, self.ask(self.clients[silo], stage, payload))
+            self.outgoing = self.server.advance()
+
+    def ask(self, client: Client, stage: Stage, payload: bytes) -> bytes:
+        return client.ask(request(self.plan, stage, payload))
+
+    def copy(self, silo: int) -> Client:
+        """What an engine hands to another process that it starts before the first one has ended."""
+        return copy(self.clients[silo])
+
+
+def test_survivors_are_signed_once_also_by_two_processes_with_the_same_state(small_plan: Plan, silos: Silos) -> None:
+    """Three silos that sign two sets reveal both secrets of the fourth, and its message lies open."""
+    current = Round(small_plan, silos, Stage.CONFIRM)
+    for silo in range(3):
+        first, second = current.copy(silo), current.copy(silo)
+        everybody, without_last = (wire.write_set(numbers, CLIENTS) for numbers in ({0, 1, 2, 3}, {0, 1, 2}))
+        assert current.ask(first, Stage.CONFIRM, current.session.write(Kind.SURVIVORS, silo, everybody))
+        for again in (everybody, without_last):
+            with pytest.raises(StageError, match="'confirm' of round 1 of this run already"):
+                current.ask(current.copy(silo), Stage.CONFIRM, current.session.write(Kind.SURVIVORS, silo, again))
+        with pytest.raises(StageError):
+            current.ask(second, Stage.CONFIRM, current.session.write(Kind.SURVIVORS, silo, without_last))
+
+
+@pytest.mark.parametrize("stage", [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK])
+def test_no_stage_is_answered_twice_from_a_state_that_comes_back(small_plan: Plan, silos: Silos, stage: Stage) -> None:
+    current = Round(small_plan, silos, stage)
+    first, second, lost = current.copy(0), current.copy(0), silos.client(0)
+    payload = current.outgoing[0]
+    assert current.ask(first, stage, payload)
+    with pytest.raises(RoundError if stage is Stage.MASK else StageError, match="already"):
+        current.ask(second, stage, payload)
+    # Nor can a client that has forgotten everything begin again.
+    begin = Invitation(current.session, 0).write()
+    with pytest.raises(StageError, match="'advertise' of round 1 of this run already"):
+        current.ask(lost, Stage.ADVERTISE, begin)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def damaged(silos: Silos, **config: Any) -> Client:
+    return Client(settings={**silos.config(0), **config})
+
+
+def test_files_that_cannot_be_used_refuse_every_round(small_plan: Plan, silos: Silos) -> None:
+    (silos.folder / "nonsense").write_bytes(b"\x00secret text\xff")
+    silos.write_roster("without-me", [1, 2, 3])
+    for wrong in (
+        {"cpsgd-identity": str(silos.folder / "none")},
+        {"cpsgd-identity": str(silos.folder)},
+        {"cpsgd-identity": str(silos.folder / "nonsense")},
+        {"cpsgd-identity": str(silos.folder / "roster")},
+        {"cpsgd-identity": "with a \0 inside"},
+        {"cpsgd-roster": str(silos.folder / "nonsense")},
+        {"cpsgd-roster": str(silos.folder / "silo-0")},
+        {"cpsgd-roster": str(silos.folder / "without-me")},
+        {"cpsgd-roster": ""},
+        {"cpsgd-roster": 7},
+    ):
+        server = Server(small_plan, silos)
+        server.own = damaged(silos, **wrong)
+        with pytest.raises(RoundRefusedError) as caught:
+            server.invite()
+        # The server reads this.
+        assert str(silos.folder) not in str(caught.value)
+        assert "secret" not in str(caught.value)
+        assert server.own.state == b""
+
+
+@pytest.mark.parametrize("missing", ["cpsgd-identity", "cpsgd-roster"])
+def test_one_without_the_other_refuses(small_plan: Plan, silos: Silos, missing: str) -> None:
+    config = silos.config(0)
+    del config[missing]
+    with pytest.raises(RoundRefusedError, match="needs both"):
+        Signing.of(config)
+
+
+def test_a_roster_needs_a_memory(small_plan: Plan, silos: Silos) -> None:
+    server = Server(small_plan, silos)
+    del server.own.settings["cpsgd-memory"]
+    with pytest.raises(RoundRefusedError, match="needs cpsgd-memory as well"):
+        server.invite()
+    assert server.own.state == b""
+
+
+def test_nothing_of_a_key_shows(silos: Silos) -> None:
+    found = Signing.of(silos.config(0))
+    assert isinstance(found.identity, Ed25519PrivateKey)
+    assert repr(found) == "Signing()"
+
+
+def test_sessions_differ_by_run_and_round() -> None:
+    pairs = [(1, 11), (11, 1), (1, 1), (2**64 - 1, 1), (1, 111), (11, 11)]
+    assert len({session_identifier(str(run), round) for run, round in pairs}) == len(pairs)
