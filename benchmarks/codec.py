@@ -53,7 +53,8 @@ def numpy_pipeline(
     padded[: x.size] = x * min(1.0, protocol.clip_norm / float(np.linalg.norm(x)))
     rotated = numpy_hadamard(padded * signs)[: x.size] / np.float32(signs.size**0.5)
     lattice = (
-        np.clip(rotated, -protocol.mechanism.coordinate_range, protocol.mechanism.coordinate_range) + protocol.mechanism.coordinate_range
+        np.clip(rotated, -protocol.mechanism.coordinate_range, protocol.mechanism.coordinate_range)
+        + protocol.mechanism.coordinate_range
     ) / protocol.scale
     values = np.floor(lattice + random.random(x.size, dtype=np.float32)).astype(np.uint8)
     values += random.binomial(protocol.mechanism.trials, protocol.mechanism.p, x.size).astype(np.uint8)

@@ -9,8 +9,8 @@ import pytest
 
 from cpsgd import Protocol, error
 from cpsgd.codec import quantize
-from cpsgd.expectation import Expectation
 from cpsgd.errors import EmptyError, NonFiniteError
+from cpsgd.expectation import Expectation
 
 
 def test_parts_of_a_case_worked_out_by_hand() -> None:

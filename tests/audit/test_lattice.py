@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from cpsgd import Aggregator, Protocol
+from cpsgd.adjacency import Adjacency, lattice_sensitivity
 from cpsgd.audit.canaries import canaries, peculiar, resting, rounded
 from cpsgd.audit.lattice import Lattice
 from cpsgd.codec import pipeline, quantize
-from cpsgd.adjacency import Adjacency, lattice_sensitivity
 
 PROTOCOLS = [
     Protocol.rotated_binomial(clients=3, dim=16, clip_norm=1.0, levels=8, trials=20, coordinate_range=0.3),

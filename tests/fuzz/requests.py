@@ -7,7 +7,7 @@ import struct
 import numpy as np
 
 from cpsgd.codec.wire import checksum
-from cpsgd.federation.client import ClientSession, Progress
+from cpsgd.federation.client import ClientSession, ClientState
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import HEADER_BYTES, Request
 from cpsgd.protocol import Protocol
@@ -47,4 +47,7 @@ def go_on(data: bytes) -> None:
 
 def progress_seeds() -> list[bytes]:
     """A state between two rounds, and one within a round."""
-    return [Progress("1", 4, 9, 3, "ab" * 16).to_bytes(), Progress("1", 4, 9, 3, "ab", "{}", b"secret").to_bytes()]
+    return [
+        ClientState("1", 4, 9, 3, "ab" * 16).to_bytes(),
+        ClientState("1", 4, 9, 3, "ab", "{}", b"secret").to_bytes(),
+    ]

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from cpsgd.adjacency import lattice_sensitivity
 from cpsgd.errors import ConditionError
 from cpsgd.ledger import Budget, Entry, RoundEvent, totals
 from cpsgd.privacy.accountant import Rounds, mixed_epsilon
-from cpsgd.adjacency import lattice_sensitivity
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.gaussian import gdp_epsilon

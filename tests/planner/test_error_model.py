@@ -7,9 +7,8 @@ import math
 
 import numpy as np
 import pytest
-from scipy import integrate
-
 from cpsgd.planner.error_model import gaussian_clipping, gaussian_rounding, predict, worst_rounding
+from scipy import integrate
 
 
 def rounding_by_quadrature(step: float, levels: int) -> float:

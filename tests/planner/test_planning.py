@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from cpsgd.codec.noise import MAX_COINS
+
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.modulus import overflow_probability

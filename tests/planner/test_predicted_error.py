@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cpsgd.planner.error_model import predict
 
 from cpsgd import Protocol
 from cpsgd.codec import pipeline, quantize
 from cpsgd.planner import plan
-from cpsgd.planner.error_model import predict
 
 ROTATIONS, REPEATS = 125, 8
 

@@ -114,7 +114,7 @@ else:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProtocolOptions:
+class ProtocolChoice:
     """What was said about a protocol; None where nothing was.
 
     Attributes:
@@ -211,5 +211,5 @@ class ProtocolOptions:
         return self.protocol(wishes, clients=size.clients, dim=size.dim)
 
 
-Parameters = Annotated[ProtocolOptions, Parameter(name="*", group=PROTOCOL)]
-NO_PARAMETERS = ProtocolOptions()
+Parameters = Annotated[ProtocolChoice, Parameter(name="*", group=PROTOCOL)]
+NO_PARAMETERS = ProtocolChoice()

@@ -45,8 +45,8 @@ def kmeans(
     """
     import numpy as np
 
-    from cpsgd.statistics.kmeans import inertia
-    from cpsgd.statistics.kmeans import kmeans as find
+    from cpsgd.statistics.clusters import inertia
+    from cpsgd.statistics.clusters import kmeans as find
 
     _files.check_vector_output(out, file)
     points = _files.read_points(_files.open_rows(file, key))
@@ -120,8 +120,8 @@ def pca(
     """
     import numpy as np
 
-    from cpsgd.statistics.pca import exact_components, subspace_angle
-    from cpsgd.statistics.pca import pca as find
+    from cpsgd.statistics.components import exact_components, subspace_angle
+    from cpsgd.statistics.components import pca as find
 
     _files.check_vector_output(out, file)
     points = _files.read_points(_files.open_rows(file, key))

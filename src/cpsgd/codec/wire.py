@@ -82,9 +82,9 @@ def read(data: bytes | bytearray | memoryview, *, max_dim: int = DEFAULT_MAX_DIM
     return Message(radix, fingerprint, round, message_id, dim, buffer[HEADER_BYTES:])
 
 
-def checksum(*parts: NDArray[np.uint8]) -> int:
+def checksum(*parts: bytes | bytearray | memoryview | NDArray[np.uint8]) -> int:
     """CRC-32C of bytes that follow one another."""
     state = 0
     for part in parts:
-        state = kernels.crc32c(part, state)
+        state = kernels.crc32c(np.frombuffer(part, dtype=np.uint8), state)
     return state

@@ -32,12 +32,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
 from cpsgd._torch import torch
+from cpsgd.adjacency import Adjacency
 from cpsgd.codec import wire
 from cpsgd.engines.lanes import Lanes
 from cpsgd.errors import InfeasibleError, ParameterError, TransportError, WorkerError
-from cpsgd.learning.examples import check_participation, example_protocol
 from cpsgd.ledger import Entry, Ledger, RoundEvent
-from cpsgd.privacy.adjacency import Adjacency
+from cpsgd.planner.examples import check_participation
+from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
@@ -76,7 +77,7 @@ class PrivateMean:
         colluding: int = 1,
         examples: int | None = None,
         participation: Literal["once", "every"] = "every",
-        adjacency: Adjacency = "replace-one",
+        adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
         first_round: int = 0,
         ledger: Ledger | None = None,
         population: str | None = None,
@@ -115,7 +116,7 @@ class PrivateMean:
         self.epsilon_limit = _validate.positive("epsilon", epsilon)
         self.delta = _validate.probability("delta", delta)
         self.colluding = _validate.integer("colluding", colluding, low=1)
-        self._adjacency: Adjacency = adjacency
+        self._adjacency = Adjacency.parse(adjacency)
         self._participation = participation
         self._group = group
         self._check_group()
@@ -133,7 +134,7 @@ class PrivateMean:
         self._population = population
         self._run = secrets.token_hex(8) if run is None else run
         self._entry: Entry | None = None
-        self._lanes = Lanes(protocol.dim, self.workers * (protocol.levels + protocol.trials - 1) + 1)
+        self._lanes = Lanes(protocol.dim, self.workers * (protocol.mechanism.values - 1) + 1)
         self._digest = self._settings_digest()
         planned = self._proved(self.rounds)
         if planned.epsilon > self.epsilon_limit:
@@ -287,8 +288,7 @@ class PrivateMean:
         return hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]
 
     def _check_group(self) -> None:
-        if self.protocol.sigma is not None:
-            raise ParameterError("The Gaussian protocol sends floats: there are no integers to add up.")
+        self.protocol.check_integers()
         if self.protocol.clients != self.workers:
             raise ParameterError(
                 f"The protocol is for {self.protocol.clients} clients, but there are {self.workers} workers; plan "

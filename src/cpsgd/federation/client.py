@@ -30,7 +30,7 @@ _R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
-class Progress:
+class ClientState:
     """What a client remembers between requests.
 
     Attributes:
@@ -57,7 +57,7 @@ class Progress:
         return json.dumps({**vars(self), "secrets": self.secrets.hex()}).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Progress:
+    def from_bytes(cls, data: bytes) -> ClientState:
         """What `to_bytes` wrote."""
         try:
             fields: dict[str, Any] = json.loads(data)
@@ -106,8 +106,10 @@ class ClientSession:
             raise ParameterError("Expected run to be one word in ASCII.")
         self.state = state
         self._limits, self._memory, self._signing, self._secure = limits, memory, signing, secure
-        found = Progress.from_bytes(state) if state else Progress(run)
-        self._progress = found if found.run == run else Progress(run, answered=found.answered, accepted=found.accepted)
+        found = ClientState.from_bytes(state) if state else ClientState(run)
+        self._progress = (
+            found if found.run == run else ClientState(run, answered=found.answered, accepted=found.accepted)
+        )
 
     def answer(self, request: bytes, train: Train) -> bytes:
         """The answer to one request.
@@ -183,7 +185,7 @@ class ClientSession:
 
     # ------------------------------------------------------------------ what is agreed to
 
-    def _accept(self, asked: Request) -> tuple[Protocol, Progress]:
+    def _accept(self, asked: Request) -> tuple[Protocol, ClientState]:
         """The protocol of a new round that keeps the client's limits, and what to remember of it."""
         limits, progress = self._limits, self._progress
         if asked.round <= progress.round:
@@ -234,7 +236,7 @@ class ClientSession:
         else:
             self._save(replace(progress, answered=self._memory.add(this, permit)))
 
-    def _save(self, progress: Progress) -> None:
+    def _save(self, progress: ClientState) -> None:
         self._progress, self.state = progress, progress.to_bytes()
 
 

@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from cpsgd import _validate
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import CpsgdError, FingerprintError, ParameterError, RoundRefusedError
-from cpsgd.privacy.adjacency import Adjacency, check_adjacency
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import SecureParameters, risk
 
@@ -46,7 +46,7 @@ class Limits:
     delta: float | None = None
     rounds: int | None = None
     colluding: int = 0
-    adjacency: Adjacency = "replace-one"
+    adjacency: str = "replace-one"
     examples: int | None = None
     min_clients: int = 2
     fingerprint: bytes | None = None
@@ -63,7 +63,8 @@ class Limits:
             _validate.integer("examples", self.examples, low=1)
         _validate.integer("colluding", self.colluding, low=0)
         _validate.integer("min_clients", self.min_clients, low=2)
-        check_adjacency(self.adjacency)
+        # As plain text: `digest` rests on how a client's limits are written, and clients' memories on the digest.
+        object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency).value)
 
     def check(self, protocol: Protocol, *, rounds: int, surviving: int) -> None:
         """Returns if a run of `rounds` rounds, each with at least `surviving` clients, is acceptable.
@@ -141,9 +142,11 @@ class Limits:
 
 def _check_noise(protocol: Protocol) -> None:
     """Refuses what cannot be private, whatever the other limits are."""
-    if protocol.sigma is not None:
-        raise RoundRefusedError("The server asks for the Gaussian protocol; only integers can be summed securely.")
-    if protocol.trials == 0:
+    if protocol.mechanism.grid is None:
+        raise RoundRefusedError(
+            f"The server asks for the {protocol.name} protocol, which sends floats; only integers can be summed."
+        )
+    if not protocol.mechanism.is_noisy:
         raise RoundRefusedError("The server's protocol adds no noise, so nothing would be private.")
 
 

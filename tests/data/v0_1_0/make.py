@@ -25,6 +25,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from cpsgd.privacy.ledger import Budget, Ledger, RoundEvent
 from typer.testing import CliRunner
 
 import cpsgd
@@ -32,7 +33,6 @@ from cpsgd.cli.app import app
 from cpsgd.errors import CpsgdError
 from cpsgd.learning.examples import example_protocol, plan_examples
 from cpsgd.privacy import guarantee_over_rounds
-from cpsgd.privacy.ledger import Budget, Ledger, RoundEvent
 from cpsgd.secagg import (
     SecureClient,
     SecureParameters,
@@ -570,9 +570,9 @@ def secure() -> None:
 def flower() -> None:
     """What four clients remember of two rounds, of which secure aggregation is one stage after the other."""
     from flwr.app import Context, RecordDict
-    from tests.engines.flower.local import LocalGrid, Node, adds, model, task
 
     from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod
+    from tests.engines.flower.local import LocalGrid, Node, adds, model, task
 
     folder = HERE / "flower"
     shutil.rmtree(folder, ignore_errors=True)

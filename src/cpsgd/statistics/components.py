@@ -73,7 +73,7 @@ class PCAResult:
 
 
 @dataclass(frozen=True)
-class Moments:
+class MomentVector:
     """How a client's vector holds its point's products, and the point itself, in units of the radius.
 
     Attributes:
@@ -85,7 +85,7 @@ class Moments:
     weight: float
 
     @classmethod
-    def of(cls, dim: int, *, with_mean: bool) -> Moments:
+    def of(cls, dim: int, *, with_mean: bool) -> MomentVector:
         """The layout with the best weight."""
         return cls(dim, math.sqrt(2.0 * _TYPICAL_MEAN / math.sqrt(dim + 1.0)) if with_mean else 0.0)
 
@@ -153,7 +153,7 @@ def pca(
     ball = in_unit_ball(points, radius, mean)
     clients, dim = ball.shape
     components = _validate.integer("components", components, low=1, high=dim)
-    layout = Moments.of(dim, with_mean=mean is None)
+    layout = MomentVector.of(dim, with_mean=mean is None)
     planned = plan(clients, layout.length, epsilon, delta, layout.clip_norm, bits=bits)
     _check_budget(planned, dim)
     moments, centre = layout.read(private_mean(planned.protocol, 0, ball, layout.write, advance))

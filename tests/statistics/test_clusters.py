@@ -13,8 +13,8 @@ from cpsgd.errors import InfeasibleError, ParameterError, VectorError
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.protocol import Protocol
-from cpsgd.statistics import kmeans as module
-from cpsgd.statistics.kmeans import Blocks, inertia, kmeans, lloyd_round
+from cpsgd.statistics import clusters as module
+from cpsgd.statistics.clusters import Blocks, inertia, kmeans, lloyd_round
 from cpsgd.statistics.points import in_unit_ball
 
 CLUSTERS, DIM = 6, 4

@@ -15,8 +15,8 @@ from cpsgd.errors import InfeasibleError, ParameterError, VectorError
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee
 from cpsgd.protocol import Protocol
-from cpsgd.statistics import pca as module
-from cpsgd.statistics.pca import Moments, exact_components, pca, subspace_angle
+from cpsgd.statistics import components as module
+from cpsgd.statistics.components import MomentVector, exact_components, pca, subspace_angle
 
 DEVIATIONS = np.array([0.25, 0.18, 0.14, 0.06, 0.05, 0.04, 0.03, 0.03])
 DIM = len(DEVIATIONS)
@@ -57,7 +57,7 @@ def test_the_subspace_is_close_to_scikit_learns(record_property: Callable[[str, 
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_estimated_angle_is_about_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
     points = cloud(1000, seed=2)
-    layout = Moments.of(DIM, with_mean=True)
+    layout = MomentVector.of(DIM, with_mean=True)
     planned = plan(1000, layout.length, 60.0, 1e-6, layout.clip_norm, bits=8)
     monkeypatch.setattr(module, "plan", lambda *arguments, **options: planned)
     exact = exact_components(points, 1)
@@ -75,7 +75,7 @@ def test_the_estimated_angle_is_about_the_measured_one(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("centred", [False, True])
 def test_without_noise_it_is_exact(monkeypatch: pytest.MonkeyPatch, centred: bool) -> None:
     points = cloud(1500, seed=3)
-    layout = Moments.of(DIM, with_mean=not centred)
+    layout = MomentVector.of(DIM, with_mean=not centred)
     silent = Protocol.binomial(
         clients=1500, dim=layout.length, clip_norm=layout.clip_norm, levels=2**16, trials=0, coordinate_range=1.5
     )
@@ -97,7 +97,7 @@ def test_without_noise_it_is_exact(monkeypatch: pytest.MonkeyPatch, centred: boo
 @pytest.mark.parametrize("with_mean", [False, True])
 def test_a_clients_vector_has_the_matrixs_norm(with_mean: bool) -> None:
     point = np.array([[0.48, -0.6, 0.64]], dtype=np.float32)
-    layout = Moments.of(3, with_mean=with_mean)
+    layout = MomentVector.of(3, with_mean=with_mean)
     vectors = layout.write(point)
     assert vectors.dtype == np.float32
     assert vectors.shape == (1, layout.length)
@@ -113,7 +113,7 @@ def test_the_weight_of_the_mean_is_the_best(dim: int) -> None:
     def error(weight: float) -> float:
         return (1 + weight**2) * (dim * (dim + 1) / 2 + 2 * 0.5**2 * dim / weight**2)
 
-    best = Moments.of(dim, with_mean=True).weight
+    best = MomentVector.of(dim, with_mean=True).weight
     assert error(best) <= min(error(0.9 * best), error(1.1 * best))
 
 
