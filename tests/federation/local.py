@@ -10,7 +10,7 @@ import numpy as np
 
 from cpsgd import Plan, Protocol
 from cpsgd.errors import CpsgdError
-from cpsgd.federation.client import ClientSession, ClientState
+from cpsgd.federation.client import ClientSession, SessionState
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.memory import Memory
 from cpsgd.federation.messages import Request
@@ -54,7 +54,7 @@ class Client:
 
     @property
     def secrets(self) -> bytes:
-        return ClientState.from_bytes(self.state).secrets
+        return SessionState.from_bytes(self.state).secrets
 
 
 def carry(

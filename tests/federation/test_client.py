@@ -22,7 +22,7 @@ from cpsgd.errors import (
     VersionError,
     WireError,
 )
-from cpsgd.federation.client import ClientSession, ClientState, call_privately
+from cpsgd.federation.client import ClientSession, SessionState, call_privately
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
 from cpsgd.federation.server import ServerSession, Terms
@@ -258,7 +258,7 @@ def test_a_round_begins_once_and_stages_belong_to_it(small_plan: Plan) -> None:
     with pytest.raises(RoundError, match="is for round 1"):
         Client().ask(share(small_plan))
     left = Client()
-    left.state = ClientState(RUN, round=0, rounds=3).to_bytes()
+    left.state = SessionState(RUN, round=0, rounds=3).to_bytes()
     with pytest.raises(StageError, match="no part"):
         left.ask(share(small_plan, round=0))
 
@@ -366,4 +366,4 @@ def test_errors_of_a_users_function_keep_their_text(error: Exception) -> None:
         call_privately(fails)
     assert "4711" not in str(caught.value)
     assert type(error).__name__ in str(caught.value)
-    assert call_privately(replace, ClientState("a"), run="b") == ClientState("b")
+    assert call_privately(replace, SessionState("a"), run="b") == SessionState("b")

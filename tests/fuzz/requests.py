@@ -7,7 +7,7 @@ import struct
 import numpy as np
 
 from cpsgd.codec.wire import checksum
-from cpsgd.federation.client import ClientSession, ClientState
+from cpsgd.federation.client import ClientSession, SessionState
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import HEADER_BYTES, Request
 from cpsgd.protocol import Protocol
@@ -48,6 +48,6 @@ def go_on(data: bytes) -> None:
 def progress_seeds() -> list[bytes]:
     """A state between two rounds, and one within a round."""
     return [
-        ClientState("1", 4, 9, 3, "ab" * 16).to_bytes(),
-        ClientState("1", 4, 9, 3, "ab", "{}", b"secret").to_bytes(),
+        SessionState("1", 4, 9, 3, "ab" * 16).to_bytes(),
+        SessionState("1", 4, 9, 3, "ab", "{}", b"secret").to_bytes(),
     ]

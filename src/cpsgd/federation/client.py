@@ -30,7 +30,7 @@ _R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
-class ClientState:
+class SessionState:
     """What a client remembers between requests.
 
     Attributes:
@@ -57,7 +57,7 @@ class ClientState:
         return json.dumps({**vars(self), "secrets": self.secrets.hex()}).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> ClientState:
+    def from_bytes(cls, data: bytes) -> SessionState:
         """What `to_bytes` wrote."""
         try:
             fields: dict[str, Any] = json.loads(data)
@@ -106,9 +106,9 @@ class ClientSession:
             raise ParameterError("Expected run to be one word in ASCII.")
         self.state = state
         self._limits, self._memory, self._signing, self._secure = limits, memory, signing, secure
-        found = ClientState.from_bytes(state) if state else ClientState(run)
+        found = SessionState.from_bytes(state) if state else SessionState(run)
         self._progress = (
-            found if found.run == run else ClientState(run, answered=found.answered, accepted=found.accepted)
+            found if found.run == run else SessionState(run, answered=found.answered, accepted=found.accepted)
         )
 
     def answer(self, request: bytes, train: Train) -> bytes:
@@ -185,7 +185,7 @@ class ClientSession:
 
     # ------------------------------------------------------------------ what is agreed to
 
-    def _accept(self, asked: Request) -> tuple[Protocol, ClientState]:
+    def _accept(self, asked: Request) -> tuple[Protocol, SessionState]:
         """The protocol of a new round that keeps the client's limits, and what to remember of it."""
         limits, progress = self._limits, self._progress
         if asked.round <= progress.round:
@@ -236,7 +236,7 @@ class ClientSession:
         else:
             self._save(replace(progress, answered=self._memory.add(this, permit)))
 
-    def _save(self, progress: ClientState) -> None:
+    def _save(self, progress: SessionState) -> None:
         self._progress, self.state = progress, progress.to_bytes()
 
 

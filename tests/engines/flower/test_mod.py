@@ -22,7 +22,7 @@ from cpsgd.errors import (
     VersionError,
     WireError,
 )
-from cpsgd.federation.client import ClientState
+from cpsgd.federation.client import SessionState
 from cpsgd.federation.messages import Request
 from cpsgd.federation.server import Terms
 from cpsgd.secagg import SecureServer, Stage
@@ -62,7 +62,7 @@ def message(request: Request, records: RecordDict | None = None) -> Message:
 def secrets(context: Context) -> bytes:
     state = context.state.config_records[RECORD][STATE]
     assert isinstance(state, bytes)
-    return ClientState.from_bytes(state).secrets
+    return SessionState.from_bytes(state).secrets
 
 
 # ---------------------------------------------------------------------- a client's state and memory
