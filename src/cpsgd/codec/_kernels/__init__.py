@@ -16,7 +16,8 @@ elif os.environ.get("CPSGD_SIMD") == "numpy":
     from cpsgd.codec._kernels import numpy_twin as kernels
 else:
     try:
-        from cpsgd.codec._kernels import _native as kernels
+        # In this form: `from ... import _native` would turn a missing module into a plain ImportError.
+        import cpsgd.codec._kernels._native as kernels
     except ModuleNotFoundError:
         from cpsgd.codec._kernels import numpy_twin as kernels
 
