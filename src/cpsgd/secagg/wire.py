@@ -14,7 +14,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from cpsgd.codec._kernels import _native
+from cpsgd.codec._kernels import kernels
 from cpsgd.errors import (
     MessageError,
     SecureFingerprintError,
@@ -228,5 +228,5 @@ def _frame(message: bytes) -> _Fields:
 def _checksum(*parts: bytes | memoryview) -> int:
     checksum = 0
     for part in parts:
-        checksum = _native.crc32c(np.frombuffer(part, np.uint8), checksum)
+        checksum = kernels.crc32c(np.frombuffer(part, np.uint8), checksum)
     return checksum
