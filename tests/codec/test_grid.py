@@ -45,3 +45,14 @@ def test_variance_is_f_times_one_minus_f() -> None:
     values = stages.rounded(np.full(count, (fraction - 0.5) * 2**16, np.float32), 2, words)
     # A mean of 200,000 draws of Bernoulli(0.3): within 5.4 standard errors but for one seed in 10^7.
     assert abs(float(values.mean()) - fraction) < 5.4 * (fraction * (1 - fraction) / count) ** 0.5
+
+
+@pytest.mark.parametrize("levels", [2, 3, 65_536, 70_001, 2**24])
+def test_fractions_are_exact_at_every_number_of_levels(levels: int) -> None:
+    grid = Grid.of_levels(levels, 1.0)
+    limit = grid.limit
+    points = np.rint(np.random.default_rng(levels).uniform(-limit, limit, size=100_000)).astype(np.float32)
+    points[:2] = -limit, limit
+    one = 1 << grid.fraction_bits
+    parts = [(int(point) + int(limit)) % one for point in points]
+    assert grid.fraction_variance(points) == sum(part * (one - part) for part in parts) / one**2

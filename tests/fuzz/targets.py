@@ -125,7 +125,7 @@ def seal_message(data: bytes) -> bytes:
         return data
     buffer = np.frombuffer(data, dtype=np.uint8)
     start = wire.HEADER_BYTES - 4
-    checksum = kernels.crc32c(buffer[wire.HEADER_BYTES :], _native.crc32c(buffer[:start]))
+    checksum = kernels.crc32c(buffer[wire.HEADER_BYTES :], kernels.crc32c(buffer[:start]))
     return data[:start] + checksum.to_bytes(4, "little") + data[wire.HEADER_BYTES :]
 
 
