@@ -1,6 +1,6 @@
 """How fast the codec is, as ratios to memcpy and to NumPy measured in the same run. `make bench` runs this.
 
-Times are the best of many repetitions, one thread unless said otherwise, in nanoseconds a coordinate: machines are
+Times are the best of many repetitions, one thread unless said otherwise, in nanoseconds per coordinate: machines are
 noisy, and the best is the least so. The contenders of a row take turns, so that a slow moment hits all of them; within
 its turn each runs several times, so that each finds its own data in the cache (above all memcpy, the floor).
 """
@@ -25,7 +25,7 @@ from rich.table import Table
 
 from cpsgd import Aggregator, Protocol
 from cpsgd.codec import rotate
-from cpsgd.codec._kernels import _native
+from cpsgd.codec._kernels import kernels
 from cpsgd.randomness import Keystream
 
 LEVELS, TRIALS, ROUND = 2, 14, 0
@@ -52,12 +52,10 @@ def numpy_pipeline(
     padded = np.zeros(signs.size, np.float32)
     padded[: x.size] = x * min(1.0, protocol.clip_norm / float(np.linalg.norm(x)))
     rotated = numpy_hadamard(padded * signs)[: x.size] / np.float32(signs.size**0.5)
-    lattice = (
-        np.clip(rotated, -protocol.mechanism.coordinate_range, protocol.mechanism.coordinate_range)
-        + protocol.mechanism.coordinate_range
-    ) / protocol.scale
+    reach = protocol.scale * (LEVELS - 1) / 2
+    lattice = (np.clip(rotated, -reach, reach) + reach) / protocol.scale
     values = np.floor(lattice + random.random(x.size, dtype=np.float32)).astype(np.uint8)
-    values += random.binomial(protocol.mechanism.trials, protocol.mechanism.p, x.size).astype(np.uint8)
+    values += random.binomial(TRIALS, 0.5, x.size).astype(np.uint8)
     values = np.append(values, np.zeros(x.size % 2, np.uint8))
     return bytes(values[::2] | values[1::2] << 4)
 
@@ -91,7 +89,7 @@ def best_times(contenders: dict[str, Callable[[], object]], seconds: float) -> d
 
 
 def measure(dim: int, seconds: float, with_numpy: bool) -> dict[str, float]:
-    """Nanoseconds a coordinate of every stage at this dimension."""
+    """Nanoseconds per coordinate of every stage at this dimension."""
     random = np.random.default_rng(0)
     x = random.standard_normal(dim).astype(np.float32)
     out = np.empty_like(x)
@@ -112,7 +110,7 @@ def measure(dim: int, seconds: float, with_numpy: bool) -> dict[str, float]:
     contenders: dict[str, Callable[[], object]] = {
         "memcpy": lambda: np.copyto(out, x),
         "keystream": keystream,
-        "rotation": lambda: _native.rotate_forward(x, 1.0, bits, out),
+        "rotation": lambda: kernels.rotate_forward(x, 1.0, bits, out),
         "encode": lambda: pool.append(protocol.encode(x, ROUND)),
         "add": add,
         "decode": aggregator.mean,
@@ -154,7 +152,7 @@ def encode_memory(dim: int) -> float:
 
 def avx2_only(seconds: float) -> dict[str, float] | None:
     """The measurements at 2^20 in a process that may use AVX2 but not AVX-512."""
-    if "avx2" not in _native.supported_levels():
+    if "avx2" not in kernels.supported_levels():
         return None
     command = [sys.executable, __file__, "--one", str(2**20), "--seconds", str(seconds)]
     result = subprocess.run(
@@ -166,7 +164,9 @@ def avx2_only(seconds: float) -> dict[str, float] | None:
 def print_report(
     rows: dict[int, dict[str, float]], avx2: dict[str, float] | None, speedup: float, memory: float
 ) -> None:
-    table = Table(title=f"ns a coordinate (k={LEVELS}, m={TRIALS}, rotated; {_native.simd_level()}; × = times memcpy)")
+    table = Table(
+        title=f"ns per coordinate (k={LEVELS}, m={TRIALS}, rotated; {kernels.simd_level()}; × = times memcpy)"
+    )
     table.add_column("dimension")
     names = list(next(iter(rows.values())))
     for name in names:

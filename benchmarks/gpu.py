@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from cpsgd import Protocol
-from cpsgd.codec import quantize, rotate
+from cpsgd.codec import rotate
 from cpsgd.learning.cohorts import permuted
 from cpsgd.learning.datasets import load
 from cpsgd.learning.datasets.device import fused_kernels, on_device
@@ -45,7 +45,7 @@ def milliseconds(work: Callable[[], object], repeats: int = 11) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Bytes read and written a millisecond by a large copy."""
+    """Bytes read and written per millisecond by a large copy."""
     source = torch.randn(1 << 29, device=DEVICE)
     target = torch.empty_like(source)
     return 2.0 * source.numel() * 4 / milliseconds(lambda: target.copy_(source))
@@ -68,7 +68,9 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
     kernels = kernels_for(DEVICE)
     signs = torch.from_numpy(rotate.signs(dim, 0, 0).copy()).to(DEVICE)
     sums = torch.zeros(dim, dtype=torch.int64, device=DEVICE)
-    unit = quantize.unit(protocol.mechanism.coordinate_range, LEVELS)
+    grid = protocol.mechanism.grid
+    assert grid is not None
+    unit = grid.unit
 
     def gradients() -> None:
         write_dense_gradients(layers, batch.features, batch.labels, rows, fused_kernels(DEVICE))
@@ -127,7 +129,7 @@ def scaling() -> list[dict[str, Any]]:
                 "dim": dim,
                 "chunk": chunk,
                 "milliseconds": time,
-                "nanoseconds a coordinate and client": time * 1e6 / clients / dim,
+                "nanoseconds per coordinate and client": time * 1e6 / clients / dim,
                 "peak MiB": torch.cuda.max_memory_allocated() / 2**20,
             }
         )
@@ -158,7 +160,7 @@ def main() -> None:
     for row in report["scaling"]:
         print(
             f"  {row['clients']:>7,} clients × {row['dim']:>10,}  {row['milliseconds']:9.2f} ms  "
-            f"{row['nanoseconds a coordinate and client']:8.5f} ns a coordinate  {row['peak MiB']:8,.0f} MiB at most"
+            f"{row['nanoseconds per coordinate and client']:8.5f} ns per coordinate {row['peak MiB']:8,.0f} MiB"
         )
 
 

@@ -98,7 +98,7 @@ def main() -> None:
         return
     console = Console(width=110)
     table = Table(title=f"{options.messages:,} messages of {options.dim:,} coordinates, {options.threads} threads")
-    for heading in ("messages", "a second", "ms in add", "MiB in memory"):
+    for heading in ("messages", "per second", "ms in add", "MiB in memory"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(

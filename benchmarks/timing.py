@@ -32,7 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cpsgd import Protocol
-from cpsgd.codec import noise, pipeline, quantize
+from cpsgd.codec import pipeline
+from cpsgd.mechanisms import Binomial, binomial
 
 DIM = 1024
 LEVELS = 5
@@ -57,8 +58,8 @@ class Case:
 
 def sampler_cases(trials: int, p: float) -> list[Case]:
     """Keystream that draws the smallest values, the largest ones, and random ones."""
-    size = noise.keystream_bytes(trials, p) * DIM
-    kernel = noise.rounder(LEVELS, trials, p)
+    mechanism = Binomial(levels=LEVELS, trials=trials, p=p, coordinate_range=1.0)
+    size, kernel = mechanism.keystream_bytes * DIM, mechanism.kernel()
     words, grid, out = np.zeros(size, np.uint8), np.zeros(DIM, np.float32), np.empty(DIM, np.uint32)
     smallest, largest = (np.full((ROWS, size), byte, dtype=np.uint8) for byte in (0, 255))
     fresh, others = np.random.default_rng(0).integers(0, 256, size=(2, ROWS, size), dtype=np.uint8)
@@ -66,7 +67,7 @@ def sampler_cases(trials: int, p: float) -> list[Case]:
     def run() -> None:
         kernel.values(grid, words, out)
 
-    what = f"{'coins' if noise.uses_coins(trials, p) else 'inversion'}, m = {trials}, p = {p:g}"
+    what = f"{'coins' if binomial.uses_coins(trials, p) else 'inversion'}, m = {trials}, p = {p:g}"
     return [
         Case(f"{what}: random against random values", True, fresh, others, words, run),
         Case(f"{what}: smallest against largest values", True, smallest, largest, words, run),
@@ -76,10 +77,10 @@ def sampler_cases(trials: int, p: float) -> list[Case]:
 
 def rounding_cases() -> list[Case]:
     """Grid points for the rounding kernel, fixed and random."""
-    kernel = noise.rounder(LEVELS, 14, 0.5)
+    mechanism = Binomial(levels=LEVELS, trials=14, coordinate_range=1.0)
+    kernel, limit = mechanism.kernel(), mechanism.grid.limit
     generator = np.random.default_rng(1)
-    words = generator.integers(0, 256, size=noise.keystream_bytes(14, 0.5) * DIM, dtype=np.uint8)
-    limit = quantize.coordinate_limit(LEVELS)
+    words = generator.integers(0, 256, size=mechanism.keystream_bytes * DIM, dtype=np.uint8)
     anywhere = generator.uniform(-2 * limit, 2 * limit, size=(ROWS, DIM)).astype(np.float32)
     grid, out = np.zeros(DIM, np.float32), np.empty(DIM, np.uint32)
 

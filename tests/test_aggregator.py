@@ -11,7 +11,7 @@ import pytest
 
 from cpsgd import Aggregator, Protocol
 from cpsgd.codec import pack, wire
-from cpsgd.codec._kernels import _native
+from cpsgd.codec._kernels import kernels
 from cpsgd.errors import (
     ChecksumError,
     DimensionError,
@@ -48,7 +48,7 @@ def sealed(message: bytearray | bytes) -> bytes:
     data = np.frombuffer(bytes(message), np.uint8)
     return (
         bytes(message[:60])
-        + struct.pack("<I", _native.crc32c(data[64:], _native.crc32c(data[:60])))
+        + struct.pack("<I", kernels.crc32c(data[64:], kernels.crc32c(data[:60])))
         + bytes(message[64:])
     )
 
@@ -282,7 +282,8 @@ def test_a_protocol_over_the_dimension_limit_allocates_nothing() -> None:
 def test_sums_outgrow_32_bits_without_overflow() -> None:
     protocol = Protocol.binomial(clients=9, dim=3, clip_norm=1.0, levels=2, trials=2**31)
     aggregator = Aggregator(protocol, ROUND)
-    largest = protocol.mechanism.levels + protocol.mechanism.trials - 1
+    largest = protocol.mechanism.values - 1
+    assert largest == 2 + 2**31 - 1
     other = Aggregator(protocol, ROUND)
     for _ in range(2):
         aggregator.add(with_values(np.full(3, largest), protocol))

@@ -95,7 +95,8 @@ def test_rotation_cuts_the_error_of_unit_vectors_by_the_factor_of_theory(dim: in
     unit[0, 17] = 1.0
     plain = Protocol.binomial(clients=1, dim=dim, clip_norm=1.0, levels=2, trials=0)
     rotated = Protocol.rotated_binomial(clients=1, dim=dim, clip_norm=1.0, levels=2, trials=0)
-    factor = (dim - 1) / (dim * rotated.coordinate_range**2 - 1)
+    # s = 2 X for two levels.
+    factor = (dim - 1) / (dim * (rotated.scale / 2) ** 2 - 1)
     assert factor > 6
     repeats = 250_000 // dim
     ratio = measured(plain, unit, repeats)[0] / measured(rotated, unit, repeats)[0]

@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from cpsgd import Protocol, error
-from cpsgd.codec import quantize
+from cpsgd import Protocol
 from cpsgd.errors import EmptyError, NonFiniteError
 from cpsgd.expectation import Expectation
 
@@ -24,16 +23,6 @@ def test_parts_of_a_case_worked_out_by_hand() -> None:
     assert parts.rounding == pytest.approx((0.1875 + 0.25) / 4)
     assert parts.clipping == pytest.approx(1.0)
     np.testing.assert_allclose(expectation.mean(), [0.125, 1.5, 0.25])
-
-
-@pytest.mark.parametrize("levels", [2, 3, 65_536, 70_001, 2**24])
-def test_fractions_are_exact_at_every_number_of_levels(levels: int) -> None:
-    limit = quantize.coordinate_limit(levels)
-    grid = np.rint(np.random.default_rng(levels).uniform(-limit, limit, size=100_000)).astype(np.float32)
-    grid[:2] = -limit, limit
-    one = 1 << quantize.fraction_bits(levels)
-    parts = [(int(point) + int(limit)) % one for point in grid]
-    assert error._fractions(grid, levels) == sum(part * (one - part) for part in parts) / one**2
 
 
 def test_threads_add_up_to_the_same() -> None:

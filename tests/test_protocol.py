@@ -3,16 +3,33 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpsgd import Protocol, paper_coordinate_range
+from cpsgd import Protocol
 from cpsgd.errors import ParameterError
+from cpsgd.mechanisms import Binomial, Gaussian
+from cpsgd.paper import bounds
 
 BASE = {"clients": 10, "dim": 100, "clip_norm": 1.0, "coordinate_range": 0.5, "levels": 4, "trials": 12}
+
+
+OF_THE_MECHANISM = ("coordinate_range", "levels", "trials", "p")
+
+
+def build(**fields: Any) -> Protocol:
+    """A protocol from all its fields, those of its mechanism among them."""
+    own = {name: fields.pop(name) for name in OF_THE_MECHANISM if name in fields}
+    return Protocol(**fields, mechanism=Binomial(**own))
+
+
+def reach(protocol: Protocol) -> float:
+    assert isinstance(protocol.mechanism, Binomial)
+    return protocol.mechanism.coordinate_range
 
 
 def test_names_of_the_paper() -> None:
@@ -21,9 +38,9 @@ def test_names_of_the_paper() -> None:
     binomial = Protocol.binomial(**common, levels=4, trials=12)
     rotated = Protocol.rotated_binomial(**common, levels=4, trials=12, delta=1e-6)
     assert [p.name for p in (gaussian, binomial, rotated)] == ["gaussian", "binomial", "rotated-binomial"]
-    assert binomial.coordinate_range == 2.0
-    assert rotated.coordinate_range == pytest.approx(2 * 2.0 * math.sqrt(math.log(2 * 10 * 100 / 1e-6) / 100))
-    assert rotated.coordinate_range == paper_coordinate_range(clients=10, dim=100, clip_norm=2.0, delta=1e-6)
+    assert reach(binomial) == 2.0
+    assert reach(rotated) == pytest.approx(2 * 2.0 * math.sqrt(math.log(2 * 10 * 100 / 1e-6) / 100))
+    assert reach(rotated) == bounds.coordinate_range(clients=10, dim=100, clip_norm=2.0, delta=1e-6)
     assert gaussian.radix == 0
     assert (binomial.radix, binomial.scale) == (16, pytest.approx(4.0 / 3))
 
@@ -40,7 +57,7 @@ def test_names_of_the_paper() -> None:
     rotation_seed=st.integers(0, 2**64 - 1),
 )
 def test_json_round_trip(**fields: object) -> None:
-    protocol = Protocol(clients=7, **fields)
+    protocol = build(clients=7, **fields)
     again = Protocol.from_json(protocol.to_json())
     assert again == protocol
     assert hash(again) == hash(protocol)
@@ -49,7 +66,9 @@ def test_json_round_trip(**fields: object) -> None:
 
 def test_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Protocol(**BASE).levels = 3  # type: ignore[misc]
+        build(**BASE).dim = 3  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        build(**BASE).mechanism.levels = 3
 
 
 def test_the_fingerprint_sees_every_field() -> None:
@@ -65,26 +84,28 @@ def test_the_fingerprint_sees_every_field() -> None:
         "modulus": 100,
         "rotation_seed": 1,
     }
-    assert set(changes) | {"sigma"} == {field.name for field in dataclasses.fields(Protocol)}
-    protocols = [Protocol(**BASE), *(Protocol(**{**BASE, name: value}) for name, value in changes.items())]
+    shared = {field.name for field in dataclasses.fields(Protocol)} - {"mechanism"}
+    assert set(changes) == shared | {field.name for field in dataclasses.fields(Binomial)}
+    assert set(changes) | {"sigma"} == build(**BASE).to_dict().keys()
+    protocols = [build(**BASE), *(build(**{**BASE, name: value}) for name, value in changes.items())]
     protocols += [Protocol.gaussian(clients=10, dim=100, clip_norm=1.0, sigma=s) for s in (1.0, 2.0)]
     assert len({p.fingerprint for p in protocols}) == len(protocols)
 
 
 def test_the_fingerprint_is_fixed_for_ever() -> None:
-    assert Protocol(**BASE).fingerprint.hex() == "62a524cc2b907105bbd1d0def316e08a"
+    assert build(**BASE).fingerprint.hex() == "62a524cc2b907105bbd1d0def316e08a"
 
 
 def test_equal_protocols_have_equal_fingerprints_whatever_the_types() -> None:
-    plain = Protocol(**BASE)
-    typed = Protocol(**{**BASE, "rotate": np.bool_(True), "levels": np.int64(4), "clip_norm": np.float32(1)})
+    plain = build(**BASE)
+    typed = build(**{**BASE, "rotate": np.bool_(True), "levels": np.int64(4), "clip_norm": np.float32(1)})
     assert typed == plain
     assert typed.fingerprint == plain.fingerprint
     assert Protocol.from_json(typed.to_json()) == plain
 
 
 def test_whole_numbers_given_as_int_or_float_mean_the_same() -> None:
-    assert Protocol(**{**BASE, "clip_norm": 1}).fingerprint == Protocol(**BASE).fingerprint
+    assert build(**{**BASE, "clip_norm": 1}).fingerprint == build(**BASE).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -123,10 +144,31 @@ def test_whole_numbers_given_as_int_or_float_mean_the_same() -> None:
 def test_bad_parameters_are_named(field: str, value: object) -> None:
     if (field, value) == ("coordinate_range", 1e-19):
         with pytest.raises(ParameterError, match="so small against"):
-            Protocol(**{**BASE, "clip_norm": 1e19, field: value})
+            build(**{**BASE, "clip_norm": 1e19, field: value})
         return
     with pytest.raises(ParameterError, match="Gaussian" if field == "sigma" else field):
-        Protocol(**{**BASE, field: value})
+        Protocol.from_dict({**BASE, field: value})
+    if field != "sigma":
+        with pytest.raises(ParameterError, match=field):
+            build(**{**BASE, field: value})
+
+
+def test_floats_have_no_rotation_or_modulus() -> None:
+    for change in ({"rotate": True}, {"rotate": False, "modulus": 100}):
+        with pytest.raises(ParameterError, match="rotation or modulus"):
+            Protocol(clients=10, dim=100, clip_norm=1.0, mechanism=Gaussian(sigma=1.0), **change)
+
+
+@pytest.mark.parametrize("mechanism", [None, "binomial", {"levels": 2}, Binomial])
+def test_what_is_no_mechanism_is_refused(mechanism: object) -> None:
+    with pytest.raises(ParameterError, match="mechanism"):
+        Protocol(clients=10, dim=100, clip_norm=1.0, mechanism=mechanism)
+
+
+@pytest.mark.parametrize("name", ["laplace", "", 5, None, ["binomial"]])
+def test_an_unknown_mechanism_in_a_file_is_refused(name: object) -> None:
+    with pytest.raises(ParameterError, match=r"mechanism to be one of \['binomial'"):
+        Protocol.from_dict({**BASE, "mechanism": name})
 
 
 @pytest.mark.parametrize(
@@ -165,5 +207,5 @@ def test_size_within_three_percent(levels: int, trials: int, modulus: int | None
 
 
 def test_the_gaussian_protocol_has_no_scale() -> None:
-    with pytest.raises(ParameterError, match="no scale"):
+    with pytest.raises(ParameterError, match="gaussian protocol sends floats"):
         _ = Protocol.gaussian(clients=1, dim=1, clip_norm=1.0, sigma=1.0).scale

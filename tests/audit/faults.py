@@ -1,4 +1,4 @@
-"""Carriers that get one thing wrong, built from the real code. They exist to be found out."""
+"""Clients and servers that get one thing wrong, built from the real code. They exist to be found out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,23 @@ from numpy.typing import NDArray
 
 from cpsgd import Aggregator, Protocol
 from cpsgd.audit import Encode, Start
-from cpsgd.codec import clip, noise, pack, pipeline, quantize, rotate, wire
+from cpsgd.codec import clip, pack, pipeline, rotate, wire
+from cpsgd.mechanisms import Binomial, binomial
 from cpsgd.randomness import Keystream
 
 Fault = Callable[[Protocol], tuple[Encode, Start]]
 Values = NDArray[np.uint32]
+
+
+def noise_of(protocol: Protocol) -> Binomial:
+    """The mechanism of a protocol that adds coins."""
+    assert isinstance(protocol.mechanism, Binomial)
+    return protocol.mechanism
+
+
+def noiseless(protocol: Protocol) -> Protocol:
+    """The same without coins."""
+    return replace(protocol, mechanism=replace(noise_of(protocol), trials=0))
 
 
 def message(protocol: Protocol, values: Values, round: int) -> bytes:
@@ -27,7 +39,7 @@ def message(protocol: Protocol, values: Values, round: int) -> bytes:
     wire.write_header(
         out,
         radix=protocol.radix,
-        fingerprint=pipeline._fingerprint(protocol),
+        fingerprint=protocol.fingerprint,
         round=round,
         message_id=os.urandom(16),
         dim=protocol.dim,
@@ -40,21 +52,27 @@ def spoiled(protocol: Protocol, integers: Callable[[Any, int], Values]) -> tuple
     return lambda vector, round: message(protocol, integers(vector, round), round), Aggregator
 
 
-def wrong_parameters(constant: int = 0, **changes: Any) -> Fault:
-    """A client who encodes with other parameters than agreed, and perhaps adds a constant."""
-    return lambda protocol: spoiled(
-        protocol,
-        lambda vector, round: pipeline.integers(replace(protocol, **changes), vector, round) + np.uint32(constant),
-    )
+def wrong_noise(constant: int = 0, **changes: Any) -> Fault:
+    """A client whose noise has other parameters than agreed, and who perhaps adds a constant."""
+
+    def fault(protocol: Protocol) -> tuple[Encode, Start]:
+        other = replace(protocol, mechanism=replace(noise_of(protocol), **changes))
+        return spoiled(protocol, lambda vector, round: pipeline.integers(other, vector, round) + np.uint32(constant))
+
+    return fault
 
 
-no_noise = wrong_parameters(trials=0)
-no_noise_but_its_mean = wrong_parameters(trials=0, constant=125)
-half_the_trials = wrong_parameters(trials=125)
-half_the_trials_but_all_of_the_mean = wrong_parameters(trials=124, constant=63)
-biased_coins = wrong_parameters(p=0.6)
-slightly_biased_coins = wrong_parameters(p=0.51)
-missing_clip = wrong_parameters(clip_norm=1e6)
+no_noise = wrong_noise(trials=0)
+no_noise_but_its_mean = wrong_noise(trials=0, constant=125)
+half_the_trials = wrong_noise(trials=125)
+half_the_trials_but_all_of_the_mean = wrong_noise(trials=124, constant=63)
+biased_coins = wrong_noise(p=0.6)
+slightly_biased_coins = wrong_noise(p=0.51)
+
+
+def missing_clip(protocol: Protocol) -> tuple[Encode, Start]:
+    loose = replace(protocol, clip_norm=1e6)
+    return spoiled(protocol, lambda vector, round: pipeline.integers(loose, vector, round))
 
 
 def clip_before_scaling(protocol: Protocol) -> tuple[Encode, Start]:
@@ -119,14 +137,11 @@ def keystream_that_comes_back(protocol: Protocol) -> tuple[Encode, Start]:
 def keystream_used_twice_in_a_message(protocol: Protocol) -> tuple[Encode, Start]:
     """The second half of the coordinates gets the noise of the first."""
     half = protocol.dim // 2
-    size = half * noise.keystream_bytes(protocol.mechanism.trials, protocol.mechanism.p)
+    noise = noise_of(protocol)
 
     def integers(vector: Any, round: int) -> Values:
-        sent = pipeline.integers(replace(protocol, trials=0), vector, round)
-        drawn = noise.forward(
-            np.zeros(half, np.uint32), protocol.mechanism.trials, protocol.mechanism.p, Keystream().take(size)
-        )
-        return sent + np.tile(drawn, 2)
+        sent = pipeline.integers(noiseless(protocol), vector, round)
+        return sent + np.tile(binomial.sample(noise.trials, noise.p, half, Keystream()), 2)
 
     return spoiled(protocol, integers)
 
@@ -143,23 +158,20 @@ def noise_of_one_client(protocol: Protocol) -> tuple[Encode, Start]:
         if first[0]:
             first[0] = False
             return pipeline.integers(protocol, vector, round)
-        return pipeline.integers(replace(protocol, trials=0), vector, round) + np.uint32(protocol.mechanism.trials // 2)
+        return pipeline.integers(noiseless(protocol), vector, round) + np.uint32(noise_of(protocol).trials // 2)
 
     return spoiled(protocol, integers)[0], start
 
 
 def deterministic_rounding(protocol: Protocol) -> tuple[Encode, Start]:
     """To the nearest level, always."""
-    bits, limit = (
-        quantize.fraction_bits(protocol.mechanism.levels),
-        quantize.coordinate_limit(protocol.mechanism.levels),
-    )
-    size = protocol.dim * noise.keystream_bytes(protocol.mechanism.trials, protocol.mechanism.p)
+    noise = noise_of(protocol)
+    grid = noise.grid
 
     def integers(vector: Any, round: int) -> Values:
-        grid = np.clip(pipeline.to_grid(protocol, vector, round), -limit, limit)
-        nearest = np.floor((grid + limit) / 2.0**bits + 0.5).astype(np.uint32)
-        return noise.forward(nearest, protocol.mechanism.trials, protocol.mechanism.p, Keystream().take(size))
+        points = np.clip(pipeline.to_grid(protocol, vector, round), -grid.limit, grid.limit)
+        nearest = np.floor((points + grid.limit) / 2.0**grid.fraction_bits + 0.5).astype(np.uint32)
+        return nearest + binomial.sample(noise.trials, noise.p, protocol.dim, Keystream())
 
     return spoiled(protocol, integers)
 
@@ -187,7 +199,7 @@ class _PlannedAggregator(Aggregator):
 
     def mean(self) -> NDArray[np.float32]:
         missing = self.protocol.clients - self.count
-        shift = missing * self.protocol.mechanism.trials * self.protocol.mechanism.p * self.protocol.scale / self.count
+        shift = missing * noise_of(self.protocol).noise_mean * self.protocol.scale / self.count
         everywhere = np.full(self.protocol.dim, shift, dtype=np.float32)
         signs = rotate.signs(self.protocol.dim, self.protocol.rotation_seed, self.round)
         return super().mean() - rotate.backward(everywhere, signs)

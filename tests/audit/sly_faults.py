@@ -1,4 +1,4 @@
-"""More carriers that get one thing wrong: bugs that leave most rounds, or most of a round, as they should be."""
+"""More clients and servers with one thing wrong: bugs that leave most rounds, or most of a round, as they should be."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 
 from cpsgd import Aggregator, Protocol
 from cpsgd.audit import Encode, Start
-from cpsgd.codec import noise, pipeline
+from cpsgd.codec import pipeline
+from cpsgd.mechanisms import binomial
 from cpsgd.randomness import Keystream
 
-from .faults import Fault, Integers, Values, keyed, spoiled
+from .faults import Fault, Integers, Values, keyed, noise_of, noiseless, spoiled
 
 
 def bare(protocol: Protocol, vector: Any, round: int) -> Values:
     """A client's integers before noise."""
-    return pipeline.integers(replace(protocol, trials=0), vector, round)
+    return pipeline.integers(noiseless(protocol), vector, round)
 
 
 def coins(size: int, trials: int) -> Values:
     """Fresh fair coins, counted."""
-    words = Keystream().take(size * noise.keystream_bytes(trials, 0.5))
-    return noise.forward(np.zeros(size, np.uint32), trials, 0.5, words)
+    return binomial.sample(trials, 0.5, size, Keystream())
 
 
 def noisy(protocol: Protocol, drawn: Callable[[Any, Values], Values]) -> tuple[Encode, Start]:
@@ -46,8 +46,8 @@ def skipped_where(condition: Callable[[Any, Values, Protocol], Any]) -> Fault:
 
     def fault(protocol: Protocol) -> tuple[Encode, Start]:
         def drawn(vector: Any, values: Values) -> Values:
-            mean = np.uint32(protocol.mechanism.trials // 2)
-            return np.where(condition(vector, values, protocol), mean, coins(protocol.dim, protocol.mechanism.trials))
+            mean = np.uint32(noise_of(protocol).trials // 2)
+            return np.where(condition(vector, values, protocol), mean, coins(protocol.dim, noise_of(protocol).trials))
 
         return noisy(protocol, drawn)
 
@@ -82,9 +82,9 @@ def no_noise_from(silent: Callable[[int, int], bool]) -> Fault:
             place["message"] += 1
             skip = silent(place["message"], next(every))
             return (
-                np.full(protocol.dim, protocol.mechanism.trials // 2)
+                np.full(protocol.dim, noise_of(protocol).trials // 2)
                 if skip
-                else coins(protocol.dim, protocol.mechanism.trials)
+                else coins(protocol.dim, noise_of(protocol).trials)
             )
 
         return noisy(protocol, drawn)[0], start
@@ -105,22 +105,22 @@ def coins_shared_by_neighbours(protocol: Protocol) -> tuple[Encode, Start]:
 
     def drawn(vector: Any, values: Values) -> Values:
         shared = coins(protocol.dim + 1, 32)
-        return coins(protocol.dim, protocol.mechanism.trials - 64) + shared[1:] + shared[:-1]
+        return coins(protocol.dim, noise_of(protocol).trials - 64) + shared[1:] + shared[:-1]
 
     return noisy(protocol, drawn)
 
 
 def even_noise(protocol: Protocol) -> tuple[Encode, Start]:
     """The right mean and variance, but every step is of two: whether a sum is odd is not hidden at all."""
-    quarter = protocol.mechanism.trials // 4
-    constant = np.uint32(protocol.mechanism.trials // 2 - quarter)
+    quarter = noise_of(protocol).trials // 4
+    constant = np.uint32(noise_of(protocol).trials // 2 - quarter)
     return noisy(protocol, lambda vector, values: 2 * coins(protocol.dim, quarter) + constant)
 
 
 def uniform_noise(protocol: Protocol) -> tuple[Encode, Start]:
     """The right mean, a variance within a hundredth of the right one, and no tails."""
     generator = np.random.default_rng(7)
-    centre, variance = protocol.mechanism.trials // 2, protocol.mechanism.trials / 4
+    centre, variance = noise_of(protocol).trials // 2, noise_of(protocol).trials / 4
     # Uniform on centre ± w has variance w (w + 1) / 3.
     width = int(np.sqrt(3.0 * variance) - 0.5)
     low, high = (w * (w + 1) / 3.0 for w in (width, width + 1))
@@ -135,12 +135,12 @@ def uniform_noise(protocol: Protocol) -> tuple[Encode, Start]:
 
 def noise_without_tails(protocol: Protocol) -> tuple[Encode, Start]:
     """Drawn again where it is more than three standard deviations out, as from too short a table."""
-    reach = 1.5 * np.sqrt(protocol.mechanism.trials)
+    reach = 1.5 * np.sqrt(noise_of(protocol).trials)
 
     def drawn(vector: Any, values: Values) -> Values:
-        kept = coins(protocol.dim, protocol.mechanism.trials)
-        while (out := np.abs(kept - protocol.mechanism.trials / 2) > reach).any():
-            kept = np.where(out, coins(protocol.dim, protocol.mechanism.trials), kept)
+        kept = coins(protocol.dim, noise_of(protocol).trials)
+        while (out := np.abs(kept - noise_of(protocol).trials / 2) > reach).any():
+            kept = np.where(out, coins(protocol.dim, noise_of(protocol).trials), kept)
         return kept
 
     return noisy(protocol, drawn)
@@ -148,19 +148,19 @@ def noise_without_tails(protocol: Protocol) -> tuple[Encode, Start]:
 
 def whole_words_of_coins(protocol: Protocol) -> tuple[Encode, Start]:
     """Trials rounded down to whole words of 32 bits, the mean corrected."""
-    fewer = protocol.mechanism.trials // 32 * 32
-    constant = np.uint32((protocol.mechanism.trials - fewer) // 2)
+    fewer = noise_of(protocol).trials // 32 * 32
+    constant = np.uint32((noise_of(protocol).trials - fewer) // 2)
     return noisy(protocol, lambda vector, values: coins(protocol.dim, fewer) + constant)
 
 
 def less_noise_for_negative_values(protocol: Protocol) -> tuple[Encode, Start]:
     """Half of the coins, and the mean of the others."""
-    fewer = protocol.mechanism.trials // 4 * 2
-    constant = np.uint32((protocol.mechanism.trials - fewer) // 2)
+    fewer = noise_of(protocol).trials // 4 * 2
+    constant = np.uint32((noise_of(protocol).trials - fewer) // 2)
 
     def drawn(vector: Any, values: Values) -> Values:
         negative = 2 * values < protocol.mechanism.levels - 1
-        return np.where(negative, coins(protocol.dim, fewer) + constant, coins(protocol.dim, protocol.mechanism.trials))
+        return np.where(negative, coins(protocol.dim, fewer) + constant, coins(protocol.dim, noise_of(protocol).trials))
 
     return noisy(protocol, drawn)
 
@@ -195,11 +195,11 @@ def key_from_the_rotation_seed(protocol: Protocol) -> tuple[Encode, Start]:
 def overlapping_keystreams(protocol: Protocol) -> tuple[Encode, Start]:
     """A stream that is moved on by half of what a message took: half of its noise is in the next one again."""
     half = protocol.dim // 2
-    left = coins(half, protocol.mechanism.trials)
+    left = coins(half, noise_of(protocol).trials)
 
     def drawn(vector: Any, values: Values) -> Values:
         nonlocal left
-        before, left = left, coins(half, protocol.mechanism.trials)
+        before, left = left, coins(half, noise_of(protocol).trials)
         return np.concatenate([before, left])
 
     return noisy(protocol, drawn)
@@ -267,12 +267,12 @@ class _SurplusRemoved:
 
 
 def noise_removed_after_dropouts(protocol: Protocol) -> tuple[Encode, Start]:
-    fewer = protocol.mechanism.trials // 4 * 2
-    constant = np.uint32((protocol.mechanism.trials - fewer) // 2)
+    fewer = noise_of(protocol).trials // 4 * 2
+    constant = np.uint32((noise_of(protocol).trials - fewer) // 2)
 
     def encode(vector: Any, round: int) -> tuple[Values, Values, Values]:
         values = bare(protocol, vector, round)
         thinned = coins(protocol.dim, fewer) + constant
-        return values, coins(protocol.dim, protocol.mechanism.trials), thinned
+        return values, coins(protocol.dim, noise_of(protocol).trials), thinned
 
     return encode, _SurplusRemoved

@@ -1,4 +1,4 @@
-"""The audit fails every carrier that gets something wrong. All randomness is fixed."""
+"""The audit fails all code that gets something wrong. All randomness is fixed."""
 
 from __future__ import annotations
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from cpsgd import Aggregator, Protocol
-from cpsgd.adjacency import Adjacency, lattice_sensitivity
+from cpsgd.adjacency import Adjacency
 from cpsgd.audit.canaries import canaries, peculiar, resting, rounded
 from cpsgd.audit.lattice import Lattice
-from cpsgd.codec import pipeline, quantize
+from cpsgd.codec import pipeline, rotate
+from cpsgd.codec.grid import Grid
 
 PROTOCOLS = [
     Protocol.rotated_binomial(clients=3, dim=16, clip_norm=1.0, levels=8, trials=20, coordinate_range=0.3),
@@ -18,6 +19,26 @@ PROTOCOLS = [
     Protocol.binomial(clients=3, dim=6, clip_norm=2.0, levels=5, trials=20),
     Protocol.binomial(clients=3, dim=1, clip_norm=2.0, levels=4000, trials=20),
 ]
+
+
+def grid_of(protocol: Protocol) -> Grid:
+    grid = protocol.mechanism.grid
+    assert grid is not None
+    return grid
+
+
+def reach(protocol: Protocol) -> float:
+    """X."""
+    return protocol.scale * (protocol.mechanism.levels - 1) / 2
+
+
+def encoders_points(protocol: Protocol, vector: np.ndarray) -> np.ndarray:
+    """Where the encoder puts a vector between the levels."""
+    grid = grid_of(protocol)
+    points = pipeline.to_grid(protocol, vector, 6)
+    return (np.clip(np.rint(points), -grid.limit, grid.limit) + grid.limit) / 2.0**grid.fraction_bits
+
+
 protocols = pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: f"d={protocol.dim}")
 
 
@@ -27,22 +48,38 @@ def test_points_are_the_encoders(protocol: Protocol, length: float) -> None:
     vector = np.random.default_rng(4).normal(size=protocol.dim)
     vector *= length * protocol.clip_norm / np.linalg.norm(vector)
     lattice = Lattice(protocol, 6)
-    grid = pipeline.to_grid(protocol, vector, 6)
-    limit = quantize.coordinate_limit(protocol.mechanism.levels)
-    points = (np.clip(np.rint(grid), -limit, limit) + limit) / 2.0 ** quantize.fraction_bits(protocol.mechanism.levels)
-    np.testing.assert_allclose(lattice.points(vector), points, atol=lattice.slack(1))
+    np.testing.assert_allclose(lattice.points(vector), encoders_points(protocol, vector), atol=lattice.slack(1))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 5, 7, 8, 12, 16, 17, 23, 32, 33, 100, 255, 256, 257, 700, 1024, 1500])
+@pytest.mark.parametrize(("seed", "round"), [(0, 0), (9, 6)])
+def test_the_auditors_own_rotation_is_the_codecs(dim: int, seed: int, round: int) -> None:
+    protocol = Protocol.rotated_binomial(clients=3, dim=dim, clip_norm=1.0, levels=3, trials=5, rotation_seed=seed)
+    lattice = Lattice(protocol, round)
+    signs = rotate.signs(dim, seed, round)
+    found = np.stack([rotate.forward(row, signs) for row in np.eye(dim, dtype=np.float32)])
+    matrix = lattice._rotation
+    # Orthogonal to the last digits of float64, and the codec's to those of float32.
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(dim), atol=1e-13)
+    np.testing.assert_allclose(matrix, found, atol=1e-6)
+    vector = np.random.default_rng(dim).normal(size=dim)
+    norm = float(np.linalg.norm(vector))
+    np.testing.assert_allclose(vector @ matrix, rotate.forward(vector, signs), atol=1e-6 * norm)
+    back = rotate.backward(vector.astype(np.float32), signs)
+    np.testing.assert_allclose(lattice.unrotated(vector), back, atol=1e-6 * norm)
+
+
+def test_another_round_has_another_rotation() -> None:
+    assert not np.allclose(Lattice(PROTOCOLS[0], 6)._rotation, Lattice(PROTOCOLS[0], 7)._rotation)
+    np.testing.assert_array_equal(Lattice(PROTOCOLS[3], 6)._rotation, np.eye(6))
 
 
 @protocols
 def test_unrotated(protocol: Protocol) -> None:
     lattice = Lattice(protocol, 6)
-    wanted = np.full(protocol.dim, 0.1 * min(protocol.mechanism.coordinate_range, protocol.clip_norm / protocol.dim))
+    wanted = np.full(protocol.dim, 0.1 * min(reach(protocol), protocol.clip_norm / protocol.dim))
     points = lattice.points(lattice.unrotated(wanted))
-    np.testing.assert_allclose(
-        points * protocol.scale - protocol.mechanism.coordinate_range,
-        wanted,
-        atol=1e-6 * protocol.mechanism.coordinate_range,
-    )
+    np.testing.assert_allclose(points * protocol.scale - reach(protocol), wanted, atol=1e-6 * reach(protocol))
 
 
 @protocols
@@ -55,10 +92,10 @@ def test_sums_come_back_from_the_mean(protocol: Protocol) -> None:
 
 
 @protocols
-@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
+@pytest.mark.parametrize("adjacency", Adjacency)
 def test_the_corner_is_as_far_as_neighbours_can_be(protocol: Protocol, adjacency: Adjacency) -> None:
     lattice = Lattice(protocol, 6)
-    farthest = lattice_sensitivity(protocol, adjacency)
+    farthest = protocol.mechanism.sensitivity(dim=protocol.dim, clip_norm=protocol.clip_norm, adjacency=adjacency)
     distances = {
         canary.name: float(np.linalg.norm(lattice.points(canary.one) - lattice.points(canary.zero)))
         for canary in canaries(lattice, adjacency)
@@ -70,7 +107,7 @@ def test_the_corner_is_as_far_as_neighbours_can_be(protocol: Protocol, adjacency
 
 @protocols
 def test_canaries_are_too_long(protocol: Protocol) -> None:
-    for canary in canaries(Lattice(protocol, 6), "replace-one"):
+    for canary in canaries(Lattice(protocol, 6), Adjacency.REPLACE_ONE):
         assert np.linalg.norm(canary.one) == pytest.approx(8.0 * protocol.clip_norm, rel=1e-5)
         np.testing.assert_array_equal(canary.zero, -canary.one)
 
@@ -100,12 +137,8 @@ def test_rounding_is_looked_at_between_levels(protocol: Protocol) -> None:
 @protocols
 def test_peculiar_vectors_are_encoded_where_the_auditor_expects_them(protocol: Protocol) -> None:
     lattice = Lattice(protocol, 6)
-    limit = quantize.coordinate_limit(protocol.mechanism.levels)
     for name, vector in peculiar(lattice).items():
-        grid = pipeline.to_grid(protocol, vector, 6)
-        points = (np.clip(np.rint(grid), -limit, limit) + limit) / 2.0 ** quantize.fraction_bits(
-            protocol.mechanism.levels
-        )
+        points = encoders_points(protocol, vector)
         np.testing.assert_allclose(lattice.points(vector), points, atol=lattice.slack(1), err_msg=name)
 
 

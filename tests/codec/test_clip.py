@@ -5,22 +5,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpsgd.codec import clip, quantize
-from cpsgd.codec._kernels import _native, reference
+from cpsgd.codec import clip
+from cpsgd.codec._kernels import kernels, numpy_twin
+from cpsgd.codec.grid import Grid
 from cpsgd.errors import NonFiniteError, VectorError
+
+from .stages import clipped
 
 
 def test_a_short_vector_is_left_alone() -> None:
     x = np.array([0.3, -0.4], np.float32)
-    np.testing.assert_array_equal(clip.forward(x, 1.0), x)
+    np.testing.assert_array_equal(clipped(x, 1.0), x)
 
 
 def test_a_long_vector_keeps_its_direction() -> None:
     x = np.array([3.0, -4.0])
-    clipped = clip.forward(x, 1.0)
-    np.testing.assert_allclose(clipped, [0.6, -0.8], rtol=2e-6)
-    assert np.linalg.norm(clipped.astype(np.float64)) <= 1.0
-    np.testing.assert_allclose(clip.backward(clip.forward(x, 1.0, 8.0), 8.0), clipped)
+    short = clipped(x, 1.0)
+    np.testing.assert_allclose(short, [0.6, -0.8], rtol=2e-6)
+    assert np.linalg.norm(short.astype(np.float64)) <= 1.0
+    np.testing.assert_allclose(clipped(x, 1.0, 8.0) / np.float32(8.0), short)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -30,14 +33,15 @@ def test_the_first_bad_coordinate_is_named(bad: float, position: int, dtype: typ
     x = np.ones(100, dtype)
     x[position:] = bad
     with pytest.raises(NonFiniteError, match=f"coordinate {position};") as caught:
-        clip.norm(x)
+        clip.factor(x, 1.0)
     assert caught.value.coordinate == position
 
 
 @pytest.mark.parametrize("size", [1e150, 1e200, 1e300, 1.7e308])
 def test_squares_that_overflow_are_no_excuse(size: float) -> None:
-    assert clip.norm(np.full(4, size)) == pytest.approx(2 * size)
-    np.testing.assert_allclose(clip.forward(np.full(4, size), 1.0), 0.5, rtol=2e-6)
+    length, unit = clip._norm(np.full(4, size))
+    assert length * unit == pytest.approx(2 * size)
+    np.testing.assert_allclose(clipped(np.full(4, size), 1.0), 0.5, rtol=2e-6)
 
 
 @settings(max_examples=300, deadline=None)
@@ -54,8 +58,9 @@ def test_after_enforcing_the_grid_point_is_within_the_norm(
     norm_limit = 2.0**exponent * 1.37
     x = np.random.default_rng(seed).standard_normal(dim)
     grid = (x * (size * norm_limit / np.linalg.norm(x))).astype(np.float32)
-    clip.enforce(grid, norm_limit=norm_limit, coordinate_limit=quantize.coordinate_limit(levels))
-    point = reference.to_grid(grid, levels, quantize.fraction_bits(levels))
+    limit = Grid.of_levels(levels, 1.0).limit
+    clip.enforce(grid, norm_limit=norm_limit, coordinate_limit=limit)
+    point = numpy_twin.grid_points(grid, limit)
     # Exact: Python integers against a limit rounded down to one.
     assert sum(int(v) ** 2 for v in point) <= norm_limit**2
 
@@ -64,8 +69,8 @@ def test_after_enforcing_the_grid_point_is_within_the_norm(
 def test_enforcing_takes_few_passes(norm_limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
     # A coordinate that rounds to just above the limit again and again must not take thousands of tiny steps.
     passes: list[object] = []
-    scale = _native.scale
-    monkeypatch.setattr(_native, "scale", lambda *a: passes.append(scale(*a)))
+    scale = kernels.scale
+    monkeypatch.setattr(kernels, "scale", lambda *a: passes.append(scale(*a)))
     grid = np.array([norm_limit + 0.5], np.float32)
     clip.enforce(grid, norm_limit=norm_limit, coordinate_limit=32768.0 * 4)
     assert abs(np.rint(grid[0])) <= norm_limit

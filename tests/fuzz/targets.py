@@ -28,7 +28,7 @@ from cpsgd import ledger
 from cpsgd.aggregator import Aggregator
 from cpsgd.cli import _files
 from cpsgd.codec import wire
-from cpsgd.codec._kernels import _native
+from cpsgd.codec._kernels import kernels
 from cpsgd.errors import CpsgdError
 from cpsgd.learning import checkpoints, settings
 from cpsgd.learning.datasets import mnist
@@ -125,7 +125,7 @@ def seal_message(data: bytes) -> bytes:
         return data
     buffer = np.frombuffer(data, dtype=np.uint8)
     start = wire.HEADER_BYTES - 4
-    checksum = _native.crc32c(buffer[wire.HEADER_BYTES :], _native.crc32c(buffer[:start]))
+    checksum = kernels.crc32c(buffer[wire.HEADER_BYTES :], kernels.crc32c(buffer[:start]))
     return data[:start] + checksum.to_bytes(4, "little") + data[wire.HEADER_BYTES :]
 
 

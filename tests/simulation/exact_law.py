@@ -8,7 +8,7 @@ import numpy as np
 from scipy.stats import binom
 
 from cpsgd import Protocol
-from cpsgd.codec import quantize
+from cpsgd.mechanisms import Binomial
 
 CLIENTS, DIM = 6, 20_000
 VALUES = (0.3, -0.7, 0.05, 0.9, -0.2, 0.0)
@@ -27,19 +27,27 @@ def protocol(**changes: Any) -> Protocol:
     return Protocol.binomial(**{**parameters, **changes})
 
 
+def noise_of(of: Protocol) -> Binomial:
+    assert isinstance(of.mechanism, Binomial)
+    return of.mechanism
+
+
 def integers(of: Protocol, mean: np.ndarray, count: int) -> np.ndarray:
     """The integer sums behind a mean."""
-    middle = count * (of.trials * of.p + (of.levels - 1) / 2)
+    noise = noise_of(of)
+    middle = count * (noise.trials * noise.p + (noise.levels - 1) / 2)
     return np.rint(mean.astype(np.float64) / of.scale * count + middle).astype(np.int64)
 
 
 def exact_law(of: Protocol) -> np.ndarray:
     """Probabilities of a coordinate's sum: each client's rounding, then Binomial(nm, p)."""
-    law = binom.pmf(np.arange(CLIENTS * of.trials + 1), CLIENTS * of.trials, of.p)
+    noise = noise_of(of)
+    grid = noise.grid
+    law = binom.pmf(np.arange(CLIENTS * noise.trials + 1), CLIENTS * noise.trials, noise.p)
     for value in VALUES:
-        grid = round(value * quantize.unit(1.0, of.levels)) + quantize.coordinate_limit(of.levels)
-        level, fraction = divmod(grid / 2 ** quantize.fraction_bits(of.levels), 1.0)
-        client = np.zeros(of.levels)
+        point = round(value * grid.unit) + grid.limit
+        level, fraction = divmod(point / 2**grid.fraction_bits, 1.0)
+        client = np.zeros(noise.levels)
         client[int(level)] = 1.0 - fraction
         if fraction:
             client[int(level) + 1] = fraction

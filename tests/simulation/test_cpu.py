@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import chisquare
 
 from cpsgd import Aggregator, Protocol
-from cpsgd.codec import noise
 from cpsgd.errors import EmptyError, ParameterError, VectorError
+from cpsgd.mechanisms import binomial
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator, clipped_sum, noise_norm
 
 from .exact_law import CLIENTS, DIM, VALUES, exact_law, integers, protocol
@@ -108,7 +108,7 @@ def test_a_modulus_changes_nothing_while_nothing_wraps() -> None:
 
 
 def test_noise_of_very_many_trials_is_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise, "MAX_TRIALS", 1000)
+    monkeypatch.setattr(binomial, "MAX_TRIALS", 1000)
     tested = Protocol.binomial(clients=50, dim=20_000, clip_norm=1.0, levels=2, trials=53)
     simulator = RoundSimulator(tested, round=0, seed=1)
     simulator.add(np.full((50, 20_000), -1.0, dtype=np.float32) / np.float32(142.0))

@@ -127,7 +127,7 @@ class Law:
 class LikelihoodRatio:
     """The best attacker there is for two known laws: log(one / zero) of a round's sums.
 
-    Sums that neither law expects get the ratio's straight continuation, so that it also ranks the outputs of a carrier
+    Sums that neither law expects get the ratio's straight continuation, so that it also ranks the outputs of code
     that does not follow the protocol.
     """
 

@@ -187,9 +187,9 @@ class Floats(Format):
 
     def check(self, payload: NDArray[np.uint8], dim: int) -> None:
         """Refuses floats that no honest client sends, NaN among them."""
-        inside = np.abs(payload.view("<f4")) <= self.limit
-        if inside.size != dim:
+        if payload.size != 4 * dim:
             raise ValueRangeError(f"{dim} floats take {4 * dim} bytes, not {payload.size}.")
+        inside = np.abs(payload.view("<f4")) <= self.limit
         if not inside.all():
             raise ValueRangeError(f"The float at position {int(np.argmin(inside))} is not within ±({self.meaning}).")
 

@@ -101,17 +101,11 @@ def to_grid(protocol: Protocol, vector: Vector, round: int) -> NDArray[np.float3
 def encode(protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystream | None = None) -> bytes:
     """One client's message. `keystream` is for tests; without it, fresh noise from the operating system's generator."""
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
-    points = to_grid(protocol, as_vector(vector, protocol.dim), round)
+    checked = as_vector(vector, protocol.dim)
     stages = _stages(protocol)
     stream = Keystream() if keystream is None else keystream
     message = np.empty(protocol.message_bytes, dtype=np.uint8)
-    payload = message[wire.HEADER_BYTES :]
-    buffer = stream.buffer(min(stages.block, points.size) * stages.keystream_bytes)
-    block_bytes = stages.format.payload_bytes(stages.block)
-    for number, start in enumerate(range(0, points.size, stages.block)):
-        part = points[start : start + stages.block]
-        words = stream.fill(buffer, part.size * stages.keystream_bytes)
-        stages.format.write(stages.kernel, part, words, payload[number * block_bytes : (number + 1) * block_bytes])
+    _write_payload(protocol, checked, round, stream, message[wire.HEADER_BYTES :])
     wire.write_header(
         message,
         radix=stages.format.radix,
@@ -121,6 +115,20 @@ def encode(protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystre
         dim=protocol.dim,
     )
     return message.tobytes()
+
+
+def _write_payload(
+    protocol: Protocol, vector: Vector, round: int, stream: Keystream, payload: NDArray[np.uint8]
+) -> None:
+    """Block by block. Apart, so that the scratch vector is gone when the message is copied."""
+    points = to_grid(protocol, vector, round)
+    stages = _stages(protocol)
+    buffer = stream.buffer(min(stages.block, points.size) * stages.keystream_bytes)
+    block_bytes = stages.format.payload_bytes(stages.block)
+    for number, start in enumerate(range(0, points.size, stages.block)):
+        part = points[start : start + stages.block]
+        words = stream.fill(buffer, part.size * stages.keystream_bytes)
+        stages.format.write(stages.kernel, part, words, payload[number * block_bytes : (number + 1) * block_bytes])
 
 
 def integers(

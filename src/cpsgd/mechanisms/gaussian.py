@@ -25,6 +25,8 @@ from cpsgd.randomness import Keystream
 
 # A float message of an honest client is outside D + 40 σ with probability below 1e-340 per coordinate.
 _REACH = 40.0
+# Coordinates worked on at a time, so that wide temporaries stay small.
+_CHUNK = 1 << 10
 _NOT_PLANNED = "The Gaussian baseline sends floats of 32 bits: there is nothing to plan. Use Protocol.gaussian(...)."
 
 
@@ -59,11 +61,13 @@ class Gaussian(Mechanism):
 
     def floats(self, vector: NDArray[np.float32], keystream: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         """Adds noise: Box and Muller's transform of keystream."""
-        words = keystream.view(np.uint64) >> np.uint64(11)
-        # Uniform in (0, 1], so that the logarithm is finite.
-        radius = np.sqrt(-2.0 * np.log((words[: vector.size] + np.uint64(1)) * 2.0**-53))
-        angle = words[vector.size :] * (2.0**-52 * math.pi)
-        out[:] = vector + self.sigma * radius * np.cos(angle)
+        words = keystream.view(np.uint64).reshape(2, -1)
+        for start in range(0, vector.size, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            first, second = words[:, part] >> np.uint64(11)
+            # Uniform in (0, 1], so that the logarithm is finite.
+            radius = np.sqrt(-2.0 * np.log((first + np.uint64(1)) * 2.0**-53))
+            out[part] = vector[part] + self.sigma * radius * np.cos(second * (2.0**-52 * math.pi))
 
     def format(self, clip_norm: float, modulus: int | None) -> Floats:
         """float32, within what an honest client can send."""

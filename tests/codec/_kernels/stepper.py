@@ -25,8 +25,9 @@ import sys
 
 import numpy as np
 
-from cpsgd.codec import noise, pack, quantize
+from cpsgd.codec import pack
 from cpsgd.codec._kernels import _native
+from cpsgd.mechanisms import Binomial
 
 COUNT = 64
 FORBIDDEN = 77
@@ -108,10 +109,11 @@ def _follow(child: int, code: dict[int, tuple[int, ...]]) -> tuple[int, str, str
 
 def main() -> None:
     kind, trials, p = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-    size = noise.keystream_bytes(trials, p) * COUNT
-    kernel = noise.rounder(2, trials, p)
+    mechanism = Binomial(levels=2, trials=trials, p=p, coordinate_range=1.0)
+    size = mechanism.keystream_bytes * COUNT
+    kernel = mechanism.kernel()
     grid, words, out = _shared(COUNT, np.float32), _shared(size, np.uint8), _shared(COUNT + 255, np.uint32)
-    radix = trials + 2
+    radix = mechanism.values
     grouping, packed = pack.grouping(radix).arguments(COUNT), _shared(pack.payload_bytes(COUNT, radix), np.uint8)
 
     def run() -> None:
@@ -123,7 +125,7 @@ def main() -> None:
 
     generator = np.random.default_rng(0)
     keystreams = [0, 255, generator.integers(0, 256, size)]
-    limit = quantize.coordinate_limit(2)
+    limit = mechanism.grid.limit
     code = _address_registers()
     run()  # whatever happens at the first call only
     # All children begin before anything differs, so that even what they allocate lies at the same addresses. The first,

@@ -1,4 +1,4 @@
-"""Every SIMD level this processor has gives the reference's values, and all give the same message."""
+"""Every SIMD level this processor has gives the NumPy twin's values, and all of them give the same message."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from cpsgd.codec._kernels import _native
 
 LEVELS = _native.supported_levels()
+PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
 DIGEST = """
 import hashlib, numpy as np
 from cpsgd import Protocol
@@ -29,6 +30,29 @@ print(digest.hexdigest())
 """
 
 
+# Without the compiled module, as where no compiler was found; prints the warnings of an import, and whether it works.
+WITHOUT_THE_MODULE = """
+import sys, warnings
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cpsgd.codec._kernels._native":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import cpsgd
+    import cpsgd.secagg, cpsgd.simulation.cpu
+from cpsgd.codec._kernels import kernels
+for warning in caught:
+    if "NumPy" in str(warning.message):
+        print(warning.category.__name__, str(warning.message))
+protocol = cpsgd.Protocol.rotated_binomial(clients=1, dim=100, clip_norm=1.0, levels=4096, trials=16)
+aggregator = cpsgd.Aggregator(protocol, 0)
+aggregator.add(protocol.encode([0.05] * 100, 0))
+print(kernels.simd_level(), bool(abs(aggregator.mean() - 0.05).max() < 0.05))
+"""
+
+
 def run(level: str, *arguments: str) -> str:
     environment = {**os.environ, "CPSGD_SIMD": level}
     result = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
@@ -42,13 +66,17 @@ def test_the_baseline_is_always_there() -> None:
 
 
 @pytest.mark.parametrize("level", [level for level in LEVELS if level != _native.simd_level()])
-def test_level_agrees_with_the_reference(level: str) -> None:
-    tests = Path(__file__).with_name("test_reference.py")
-    assert "passed" in run(level, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(tests))
+def test_level_agrees_with_the_twin(level: str) -> None:
+    assert "passed" in run(level, *PYTEST, str(Path(__file__).with_name("test_numpy_twin.py")))
+
+
+def test_the_codec_works_on_its_twin() -> None:
+    tests = [str(Path(__file__).parents[1] / name) for name in ("test_clip.py", "test_formats.py", "test_wire.py")]
+    assert "passed" in run("numpy", *PYTEST, *tests)
 
 
 def test_all_levels_send_the_same_message() -> None:
-    assert len({run(level, "-c", DIGEST) for level in LEVELS}) == 1
+    assert len({run(level, "-c", DIGEST) for level in [*LEVELS, "numpy"]}) == 1
 
 
 def test_an_unknown_level_is_an_error_at_import() -> None:
@@ -56,3 +84,22 @@ def test_an_unknown_level_is_an_error_at_import() -> None:
     result = subprocess.run([sys.executable, "-c", "import cpsgd"], env=environment, capture_output=True, text=True)
     assert result.returncode != 0
     assert "CPSGD_SIMD=mmx" in result.stderr
+
+
+@pytest.mark.parametrize("level", ["", "avx2"])
+def test_without_the_compiled_module_numpy_stands_in_with_one_warning(level: str) -> None:
+    warning, works = run(level, "-c", WITHOUT_THE_MODULE).splitlines()
+    assert warning.startswith("RuntimeWarning cpsgd was built without a C++ compiler")
+    assert "CPSGD_SIMD=numpy" in warning
+    assert works == "numpy True"
+
+
+def test_numpy_that_was_asked_for_is_no_reason_to_warn() -> None:
+    assert run("numpy", "-W", "error", "-c", WITHOUT_THE_MODULE).splitlines() == ["numpy True"]
+
+
+def test_a_compiled_module_that_does_not_load_is_an_error() -> None:
+    broken = WITHOUT_THE_MODULE.replace("raise ModuleNotFoundError", "raise ImportError")
+    result = subprocess.run([sys.executable, "-c", broken], capture_output=True, text=True)
+    assert result.returncode != 0
+    assert "ImportError" in result.stderr

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cpsgd.codec import quantize, rotate
+from cpsgd.codec import rotate
+from cpsgd.codec.grid import Grid
 from cpsgd.simulation.device import plain
 
 fused = pytest.importorskip("cpsgd.simulation.device.fused", reason="Triton is for Linux")
@@ -83,7 +84,7 @@ def test_launches_stay_within_cuda_limits(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("levels", [2, 3, 2**17, 2**24])
 @pytest.mark.parametrize(("dim", "count"), [(5, 3), (600, 2), pytest.param(51_370, 1000, marks=pytest.mark.gpu)])
 def test_rounding(levels: int, dim: int, count: int, device: torch.device) -> None:
-    bits = quantize.fraction_bits(levels)
+    bits = Grid.of_levels(levels, 1.0).fraction_bits
     # Some coordinates are out of range, and some half-way between two points of the grid.
     rows = rows_of(count, dim, device) * float((levels - 1) << (bits - 1))
     rows[:, :3] = torch.tensor([0.5, 1.5, -2.5], device=device)

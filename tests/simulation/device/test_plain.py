@@ -5,7 +5,8 @@ import pytest
 import torch
 from scipy.stats import binom, chisquare
 
-from cpsgd.codec import quantize, rotate
+from cpsgd.codec import rotate
+from cpsgd.codec.grid import Grid
 from cpsgd.simulation.device import plain
 
 
@@ -55,7 +56,7 @@ def test_scaling_clips_long_rows_and_silences_broken_ones() -> None:
 
 @pytest.mark.parametrize("levels", [2, 3, 2**17, 2**24])
 def test_rounding_goes_to_neighbouring_levels_with_the_right_probability(levels: int) -> None:
-    bits = quantize.fraction_bits(levels)
+    bits = Grid.of_levels(levels, 1.0).fraction_bits
     clients = 40_000
     places = torch.tensor([0.0, 0.25, 0.9, levels - 1.0, levels + 3.0, -2.0, 0.5])
     grid = (places - (levels - 1) / 2) * 2.0**bits

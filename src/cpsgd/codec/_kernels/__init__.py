@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,7 +16,8 @@ elif os.environ.get("CPSGD_SIMD") == "numpy":
     from cpsgd.codec._kernels import numpy_twin as kernels
 else:
     try:
-        kernels = import_module("cpsgd.codec._kernels._native")
+        # In this form: `from ... import _native` would turn a missing module into a plain ImportError.
+        import cpsgd.codec._kernels._native as kernels
     except ModuleNotFoundError:
         from cpsgd.codec._kernels import numpy_twin as kernels
 

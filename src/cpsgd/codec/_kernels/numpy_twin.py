@@ -30,7 +30,8 @@ def supported_levels() -> list[str]:
 
 def norm_squared(x: Floats) -> float:
     """Sum of squares in float64, in the kernels' order: 32 interleaved partial sums, then a tree."""
-    squares = x.astype(np.float64) ** 2
+    with np.errstate(over="ignore"):  # infinity says it
+        squares = x.astype(np.float64) ** 2
     rows = np.concatenate([squares, np.zeros(-squares.size % _PARTIAL_SUMS)]).reshape(-1, _PARTIAL_SUMS)
     partial = np.zeros(_PARTIAL_SUMS)
     for row in rows:
@@ -40,14 +41,14 @@ def norm_squared(x: Floats) -> float:
     return float(partial[0])
 
 
-def grid_points(y: NDArray[np.float32], limit: float) -> NDArray[np.int64]:
+def grid_points(y: NDArray[np.float32], limit: float) -> NDArray[np.float32]:
     """The grid point that rounding starts from: clipped to ±limit, then to the nearest integer."""
-    return np.rint(np.clip(y, np.float32(-limit), np.float32(limit))).astype(np.int64)
+    return np.rint(np.clip(y, np.float32(-limit), np.float32(limit)))
 
 
 def grid_norm_squared(y: NDArray[np.float32], limit: float) -> float:
     """The squared norm of the grid point nearest to y."""
-    return norm_squared(grid_points(y, limit).astype(np.float64))
+    return norm_squared(grid_points(y, limit))
 
 
 def scale(x: Floats, factor: float, out: NDArray[np.float32]) -> None:
@@ -121,7 +122,7 @@ class Rounder:
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
         """Rounded and noisy integers of grid points."""
         words = keystream[: 4 * grid.size].view("<u4").astype(np.int64)
-        shifted = grid_points(grid, float(self._limit)) + self._limit
+        shifted = grid_points(grid, float(self._limit)).astype(np.int64) + self._limit
         values[:] = (shifted + ((words & 0xFFFF) >> (16 - self._bits))) >> self._bits
         if self._high.size:
             values += self._inverted(keystream[4 * grid.size : 20 * grid.size])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cpsgd.codec import noise
+from cpsgd.mechanisms import Binomial, binomial
 from cpsgd.randomness import Keystream
 
 # Each chi-square test below raises a false alarm with this probability over seeds; the seed is fixed.
@@ -17,8 +17,7 @@ DRAWS = 400_000
 
 
 def draw(trials: int, p: float, count: int = DRAWS, name: int = 1) -> np.ndarray:
-    words = Keystream(bytes([name] * 16)).take(count * noise.keystream_bytes(trials, p))
-    return noise.forward(np.zeros(count, np.uint32), trials, p, words)
+    return binomial.sample(trials, p, count, Keystream(bytes([name] * 16)))
 
 
 def p_value(sample: np.ndarray, trials: int, p: float) -> float:
@@ -97,37 +96,38 @@ def test_coins_of_one_coordinate_are_independent_of_the_next() -> None:
 def test_the_table_is_within_its_stated_distance(trials: int, p: float) -> None:
     success = Fraction(p)
     exact = [comb(trials, j) * success**j * (1 - success) ** (trials - j) for j in range(trials + 1)]
-    table = noise.table(trials, p)
+    table = binomial.table(trials, p)
     thresholds = [0, *(int(h) << 64 | int(low) for h, low in zip(table.high, table.low, strict=True)), 2**128]
     drawn = [Fraction(0)] * (trials + 1)
     for j in range(len(thresholds) - 1):
         drawn[table.base + j] = Fraction(thresholds[j + 1] - thresholds[j], 2**128)
     distance = sum(abs(a - b) for a, b in zip(exact, drawn, strict=True)) / 2
-    assert distance <= Fraction(noise.total_variation(trials, p))
+    assert distance <= Fraction(binomial.total_variation(trials, p))
     # The bound is not vacuous: where the probabilities need more than 128 bits it is within a factor of 1000 of the
     # truth.
-    assert trials == 1 or float(distance) > noise.total_variation(trials, p) / 1000
-    assert noise.total_variation(trials, p) < 1e-32
+    assert trials == 1 or float(distance) > binomial.total_variation(trials, p) / 1000
+    assert binomial.total_variation(trials, p) < 1e-32
 
 
 def test_coins_are_exact() -> None:
-    assert noise.total_variation(14, 0.5) == 0.0
-    assert noise.total_variation(0, 0.3) == 0.0
-    assert noise.total_variation(noise.MAX_COINS, 0.5) == 0.0
-    assert noise.total_variation(noise.MAX_COINS + 1, 0.5) > 0.0
+    assert binomial.total_variation(14, 0.5) == 0.0
+    assert binomial.total_variation(0, 0.3) == 0.0
+    assert binomial.total_variation(binomial.MAX_COINS, 0.5) == 0.0
+    assert binomial.total_variation(binomial.MAX_COINS + 1, 0.5) > 0.0
 
 
 @pytest.mark.slow
 def test_the_largest_table() -> None:
-    table = noise.table(noise.MAX_TRIALS, 0.5)
-    deviation = (noise.MAX_TRIALS / 4) ** 0.5
+    table = binomial.table(binomial.MAX_TRIALS, 0.5)
+    deviation = (binomial.MAX_TRIALS / 4) ** 0.5
     assert 2 * 14 * deviation < table.high.size < 2 * 16 * deviation
-    assert noise.total_variation(noise.MAX_TRIALS, 0.5) < 1e-32
-    values = draw(noise.MAX_TRIALS, 0.5, 10_000).astype(float)
+    assert binomial.total_variation(binomial.MAX_TRIALS, 0.5) < 1e-32
+    values = draw(binomial.MAX_TRIALS, 0.5, 10_000).astype(float)
     # Mean of 10,000 draws: within 5.4 standard errors with probability 1 - 1e-7.
-    assert abs(values.mean() - noise.MAX_TRIALS / 2) < 5.4 * deviation / 100
+    assert abs(values.mean() - binomial.MAX_TRIALS / 2) < 5.4 * deviation / 100
 
 
-def test_backward_removes_the_mean() -> None:
+def test_the_mean_is_that_of_the_draws() -> None:
     values = draw(14, 0.25).astype(np.float64)
-    assert abs(float(noise.backward(values, 14, 0.25).mean())) < 5.4 * (14 * 0.1875 / DRAWS) ** 0.5
+    mean = Binomial(levels=2, trials=14, p=0.25, coordinate_range=1.0).noise_mean
+    assert abs(float(values.mean()) - mean) < 5.4 * (14 * 0.1875 / DRAWS) ** 0.5

@@ -1,0 +1,341 @@
+"""The C++ kernels against their NumPy twin, value for value, at the SIMD level this process runs.
+
+`test_levels.py` runs this file again at every other level the processor has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpsgd.codec import clip, pack, rotate
+from cpsgd.codec._kernels import _native, numpy_twin
+from cpsgd.codec.grid import Grid
+from cpsgd.mechanisms import binomial
+from cpsgd.randomness import Keystream
+
+from ..stages import clipped, keystream_bytes, lowest, rounder  # noqa: TID252 - tests are no package
+
+# Around every boundary of the blocking: lanes, tiles, leaves, powers of two.
+DIMENSIONS = [
+    1,
+    2,
+    3,
+    5,
+    8,
+    15,
+    16,
+    17,
+    31,
+    33,
+    63,
+    64,
+    100,
+    255,
+    256,
+    257,
+    1000,
+    4095,
+    4096,
+    4097,
+    10_000,
+    2**15 + 1,
+    51_370,
+]
+
+
+def vector(dim: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([dim, seed]).standard_normal(dim).astype(np.float32)
+
+
+def keystream(size: int, name: int = 0) -> np.ndarray:
+    return Keystream(bytes([name] * 16)).take(size)
+
+
+def grid_of(levels: int) -> Grid:
+    return Grid.of_levels(levels, 1.0)
+
+
+def written(call: Callable[..., None], *arguments: Any, size: int, dtype: type = np.float32) -> np.ndarray:
+    """What a kernel writes to its last argument."""
+    out: np.ndarray = np.zeros(size, dtype)
+    call(*arguments, out)
+    return out
+
+
+def rounded_by(module: Any, y: np.ndarray, words: np.ndarray, levels: int, noise: tuple[Any, ...]) -> np.ndarray:
+    """Values of a `Rounder` with this noise: trials, thresholds' halves and the first outcome."""
+    kernel = module.Rounder(levels, grid_of(levels).fraction_bits, *noise)
+    return written(kernel.values, y, words, size=y.size, dtype=np.uint32)
+
+
+def noise_of(trials: int, p: float) -> tuple[Any, ...]:
+    table = binomial.table(trials, p)
+    return trials, table.high, table.low, table.base
+
+
+def inverted(count: int, words: np.ndarray, high: np.ndarray, low: np.ndarray, base: int) -> np.ndarray:
+    """By inversion as it is defined: base + the number of thresholds that a 128-bit number reaches."""
+    halves = words[4 * count : 20 * count].copy().view("<u8").reshape(count, 2)
+    thresholds = [int(upper) << 64 | int(lower) for upper, lower in zip(high, low, strict=True)]
+    numbers = [int(upper) << 64 | int(lower) for lower, upper in halves]
+    reached = [sum(number >= threshold for threshold in thresholds) for number in numbers]
+    return np.array(reached, dtype=np.uint32) + np.uint32(base)
+
+
+def test_the_twin_has_every_kernel() -> None:
+    def public(module: Any) -> set[str]:
+        return {name for name in dir(module) if callable(getattr(module, name)) and not name.startswith("_")}
+
+    assert public(_native) <= public(numpy_twin)
+    assert public(_native.Rounder) <= public(numpy_twin.Rounder)
+
+
+@pytest.mark.parametrize("dim", DIMENSIONS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_norm_squared_is_the_same(dim: int, dtype: type[np.float32] | type[np.float64]) -> None:
+    x = vector(dim).astype(dtype)
+    assert _native.norm_squared(x) == numpy_twin.norm_squared(x)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
+def test_norms_that_are_no_number_are_the_same(bad: float) -> None:
+    x = np.array([1.0, bad])
+    np.testing.assert_array_equal(numpy_twin.norm_squared(x), _native.norm_squared(x))
+    y = np.array([np.nan, 1.0], np.float32)
+    np.testing.assert_array_equal(numpy_twin.grid_norm_squared(y, 4.0), _native.grid_norm_squared(y, 4.0))
+
+
+@pytest.mark.parametrize("dim", DIMENSIONS)
+@pytest.mark.parametrize("levels", [2, 3, 300])
+def test_grid_norm_is_the_norm_of_the_grid_point(dim: int, levels: int) -> None:
+    y = vector(dim) * np.float32(20_000)
+    limit = grid_of(levels).limit
+    found = _native.grid_norm_squared(y, limit)
+    assert found == numpy_twin.grid_norm_squared(y, limit)
+    assert found == numpy_twin.norm_squared(numpy_twin.grid_points(y, limit).astype(np.int64).astype(np.float64))
+
+
+@pytest.mark.parametrize("dim", [*DIMENSIONS, 2**16, 2**17, 2**18 + 12345])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rotation_gives_the_same_bits(dim: int, dtype: type[np.float32] | type[np.float64]) -> None:
+    x = vector(dim).astype(dtype)
+    signs = rotate.signs(dim, 5, 9)
+    forward = rotate.forward(x, signs, 0.37)
+    np.testing.assert_array_equal(forward, written(numpy_twin.rotate_forward, x, 0.37, signs, size=dim))
+    backward = forward.copy()
+    numpy_twin.rotate_backward(backward, signs)
+    np.testing.assert_array_equal(rotate.backward(forward, signs), backward)
+
+
+@pytest.mark.parametrize("dim", [*DIMENSIONS, 2**20 - 1, 2**20, 10**7, 2**32 - 1])
+def test_a_rotation_takes_as_many_signs(dim: int) -> None:
+    assert _native.sign_bytes(dim) == numpy_twin.sign_bytes(dim)
+
+
+@pytest.mark.parametrize("dim", DIMENSIONS)
+@pytest.mark.parametrize("levels", [2, 3, 17, 65_536, 65_537, 2**20, 2**24])
+def test_quantize_is_the_same(dim: int, levels: int) -> None:
+    # Some coordinates inside the range, some beyond it, some on its ends.
+    y = vector(dim) * np.float32(grid_of(levels).limit)
+    y[::7] = np.float32(grid_of(levels).limit)
+    words = keystream(4 * dim)
+    values = rounded_by(_native, y, words, levels, noise_of(0, 0.5))
+    np.testing.assert_array_equal(values, rounded_by(numpy_twin, y, words, levels, noise_of(0, 0.5)))
+    assert int(values.max()) <= levels - 1
+
+
+@pytest.mark.parametrize("trials", [0, 1, 14, 16, 17, 47, 48, 49, 100, 256])
+@pytest.mark.parametrize("count", [1, 3, 1000, 1024, 2500])
+def test_coins_are_the_same(trials: int, count: int) -> None:
+    words = keystream(count * keystream_bytes(trials, 0.5))
+    values = rounded_by(_native, lowest(count), words, 2, noise_of(trials, 0.5))
+    np.testing.assert_array_equal(values, rounded_by(numpy_twin, lowest(count), words, 2, noise_of(trials, 0.5)))
+
+
+@pytest.mark.parametrize(
+    ("trials", "p"), [(1, 0.3), (2, 0.9), (14, 0.25), (257, 0.5), (1000, 0.01), (3, 1e-9), (5000, 0.5)]
+)
+@pytest.mark.parametrize("count", [1, 333, 1100])
+def test_inversion_is_the_same(trials: int, p: float, count: int) -> None:
+    table = binomial.table(trials, p)
+    words = keystream(count * keystream_bytes(trials, p))
+    expected = inverted(count, words, table.high, table.low, table.base)
+    for module in (_native, numpy_twin):
+        np.testing.assert_array_equal(rounded_by(module, lowest(count), words, 2, noise_of(trials, p)), expected)
+
+
+@pytest.mark.parametrize(("levels", "trials", "p"), [(2, 14, 0.5), (5, 100, 0.5), (9, 20, 0.3), (70_000, 400, 0.5)])
+@pytest.mark.parametrize("count", [1, 100, 1024, 5000])
+def test_packed_values_are_the_same(levels: int, trials: int, p: float, count: int) -> None:
+    y = vector(count) * np.float32(grid_of(levels).limit)
+    words = keystream(count * keystream_bytes(trials, p))
+    radix = levels + trials
+    grouping = pack.grouping(radix).arguments(count)
+    payloads = []
+    for module in (_native, numpy_twin):
+        kernel = module.Rounder(levels, grid_of(levels).fraction_bits, *noise_of(trials, p))
+        size = pack.payload_bytes(count, radix)
+        payloads.append(written(kernel.packed, y, words, *grouping, size=size, dtype=np.uint8))
+        values = rounded_by(module, y, words, levels, noise_of(trials, p))
+        np.testing.assert_array_equal(pack.backward(payloads[-1], count, radix), values)
+    np.testing.assert_array_equal(*payloads)
+
+
+def test_inversion_at_the_thresholds_themselves() -> None:
+    table = binomial.table(20, 0.3)
+    halves = np.stack([table.low, table.high], axis=1)
+    below = halves.copy()
+    below[:, 0] -= np.uint64(1)  # wraps for a low half of 0, which would be a smaller number still
+    count = 2 * len(halves)
+    words = np.concatenate([np.zeros(4 * count, np.uint8), np.concatenate([halves, below]).reshape(-1).view(np.uint8)])
+    expected = inverted(count, words, table.high, table.low, table.base)
+    for module in (_native, numpy_twin):
+        values = rounded_by(module, lowest(count), words, 2, noise_of(20, 0.3))
+        np.testing.assert_array_equal(values, expected)
+        np.testing.assert_array_equal(values[: len(halves)], table.base + 1 + np.arange(len(halves)))
+
+
+# Around changes of the number of steps, of blocks of sixteen and (a last step of more than 4,096) of pages of them.
+@pytest.mark.parametrize(
+    "size", [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 255, 256, 257, 1000, 2048, 4095, 4096, 8190, 8193, 17_000]
+)
+def test_inversion_with_tables_of_every_size(size: int) -> None:
+    random = np.random.default_rng(size)
+    # As in true tables there are small thresholds and large ones, close to each other and to the ends, and equal ones.
+    numbers = [int.from_bytes(random.bytes(16), "little") >> int(random.integers(0, 128)) for _ in range(size)]
+    thresholds = sorted(2**128 - 1 - number if random.random() < 0.5 else number for number in numbers)
+    high, low = (np.array([t >> shift & 2**64 - 1 for t in thresholds], np.uint64) for shift in (64, 0))
+    near = [thresholds[i] + int(random.integers(-1, 2)) for i in random.integers(0, size, 100)]
+    draws = [0, 2**128 - 1, *(number % 2**128 for number in near)]
+    draws += [int.from_bytes(random.bytes(16), "little") for _ in range(30)]
+    words = np.frombuffer(bytes(4 * len(draws)) + b"".join(draw.to_bytes(16, "little") for draw in draws), np.uint8)
+    expected = inverted(len(draws), words, high, low, 5)
+    for module in (_native, numpy_twin):
+        values = rounded_by(module, lowest(len(draws)), words, 2, (size + 5, high, low, 5))
+        np.testing.assert_array_equal(values, expected)
+        assert values[1] == 5 + size
+
+
+RADICES = st.integers(1, 31).map(lambda bits: 2**bits) | st.integers(2, 70_000) | st.integers(70_001, 2**32 - 1)
+
+
+@settings(max_examples=500, deadline=None)
+@given(radix=RADICES, count=st.integers(1, 2500), seed=st.integers(0, 2**32))
+def test_packing_is_the_same(radix: int, count: int, seed: int) -> None:
+    values = np.random.default_rng(seed).integers(0, radix, count, dtype=np.uint32)
+    arguments = pack.grouping(radix).arguments(count)
+    payload = np.frombuffer(pack.forward(values, radix), np.uint8)
+    twin = written(numpy_twin.pack, values, *arguments, size=payload.size, dtype=np.uint8)
+    np.testing.assert_array_equal(payload, twin)
+    np.testing.assert_array_equal(pack.backward(payload, count, radix), values)
+    np.testing.assert_array_equal(written(numpy_twin.unpack, payload, *arguments, size=count, dtype=np.uint32), values)
+    for module in (_native, numpy_twin):
+        for dtype in (np.uint32, np.uint64):
+            sums = np.full(count, 7, dtype=dtype)
+            module.add_packed(payload, *arguments, sums)
+            np.testing.assert_array_equal(sums, values.astype(np.uint64) + np.uint64(7))
+
+
+@settings(max_examples=500, deadline=None)
+@given(radix=RADICES, count=st.integers(1, 200), share=st.floats(0.0, 1.0), data=st.data())
+def test_payloads_that_nobody_packs_are_read_the_same(
+    radix: int, count: int, share: float, data: st.DataObject
+) -> None:
+    # Any bytes, hence also words that no digits make; padding is for another check.
+    arguments = pack.grouping(radix).arguments(count)
+    size, bits = pack.payload_bytes(count, radix), pack.grouping(radix).total_bits(count)
+    payload = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), np.uint8).copy()
+    if bits % 8:
+        payload[-1] &= (1 << bits % 8) - 1
+    found, twin = (
+        written(module.unpack, payload, *arguments, size=count, dtype=np.uint32) for module in (_native, numpy_twin)
+    )
+    np.testing.assert_array_equal(found, twin)
+    for limit in (radix, max(1, round(share * radix))):
+        outside = np.flatnonzero(found >= limit)
+        expected = int(outside[0]) if outside.size else count
+        for module in (_native, numpy_twin):
+            assert module.find_out_of_range(payload, *arguments, limit, count) == expected
+
+
+@pytest.mark.parametrize("radix", [3, 5, 6, 7, 100, 1000, 70_000, 2**32 - 1])
+def test_the_first_word_that_no_digits_make_is_found(radix: int) -> None:
+    grouping = pack.grouping(radix)
+    for count in (3 * grouping.digits, 3 * grouping.digits + 1):
+        arguments = grouping.arguments(count)
+        for position in range(3):
+            word = (1 << grouping.bits) - 1
+            assert word >= radix**grouping.digits
+            packed = (word << position * grouping.bits).to_bytes(pack.payload_bytes(count, radix), "little")
+            payload = np.frombuffer(packed, np.uint8)
+            for module in (_native, numpy_twin):
+                first = module.find_out_of_range(payload, *arguments, radix, count)
+                # The digits below the last are remainders, so the last of the group shows it.
+                assert first == (position + 1) * grouping.digits - 1
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+@pytest.mark.parametrize("dim", [1, 17, 1000, 4097])
+def test_sums_are_centred_the_same(dtype: type[np.uint32] | type[np.uint64], dim: int) -> None:
+    sums = np.random.default_rng(dim).integers(0, np.iinfo(dtype).max, dim, dtype=dtype, endpoint=True)
+    for middle, factor in ((0.0, 1.0), (123_456.5, 0.37 / 3), (2.0**31, 1e-12)):
+        found, twin = (written(module.centre, sums, middle, factor, size=dim) for module in (_native, numpy_twin))
+        np.testing.assert_array_equal(found, twin)
+
+
+def test_clip_scales_in_the_precision_of_its_input() -> None:
+    for dtype in (np.float32, np.float64):
+        x = vector(1000).astype(dtype)
+        twin = written(numpy_twin.scale, x, clip.factor(x, 1.0) * 3.0, size=x.size)
+        np.testing.assert_array_equal(clipped(x, 1.0, 3.0), twin)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 1000, 3071, 3072, 3073, 10_000])
+def test_checksum_is_crc32c(size: int) -> None:
+    data = keystream(size)
+    state = 0xFFFFFFFF
+    for byte in data.tolist():
+        state ^= byte
+        for _ in range(8):
+            state = (state >> 1) ^ (0x82F63B78 if state & 1 else 0)
+    for module in (_native, numpy_twin):
+        assert module.crc32c(data) == state ^ 0xFFFFFFFF
+        assert module.crc32c(data[size // 3 :], module.crc32c(data[: size // 3])) == module.crc32c(data)
+
+
+def test_checksum_check_value() -> None:
+    # The check value of CRC-32C, e.g. in RFC 3720's catalogue.
+    for module in (_native, numpy_twin):
+        assert module.crc32c(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: _native.scale(np.zeros(3, np.float32), 1.0, np.zeros(4, np.float32)),
+        lambda: _native.rotate_forward(np.zeros(64, np.float32), 1.0, np.zeros(7, np.uint8), np.zeros(64, np.float32)),
+        lambda: _native.rotate_backward(np.zeros(65, np.float32), np.zeros(8, np.uint8)),
+        lambda: _native.unpack(np.zeros(3, np.uint8), 16, 1, 4, 0, np.zeros(8, np.uint32)),
+        lambda: _native.add_packed(np.zeros(5, np.uint8), 16, 1, 4, 0, np.zeros(8, np.uint32)),
+        lambda: _native.pack(np.zeros(8, np.uint32), 1, 1, 4, 0, np.zeros(4, np.uint8)),
+        lambda: _native.find_out_of_range(np.zeros(3, np.uint8), 16, 1, 4, 0, 16, 8),
+        # So many values that the number of their bits is a multiple of 2^64.
+        lambda: _native.find_out_of_range(np.zeros(0, np.uint8), 256, 1, 8, 0, 16, 2**61),
+        lambda: _native.Rounder(1, 16, 0, np.zeros(0, np.uint64), np.zeros(0, np.uint64), 0),
+        lambda: _native.Rounder(2, 16, 9000, np.zeros(0, np.uint64), np.zeros(0, np.uint64), 0),
+        lambda: _native.Rounder(2, 16, 4, np.zeros(5, np.uint64), np.zeros(5, np.uint64), 0),
+        lambda: rounder(2, 17, 0.5).values(np.zeros(8, np.float32), np.zeros(63, np.uint8), np.zeros(8, np.uint32)),
+        lambda: rounder(2, 17, 0.5).packed(
+            np.zeros(8, np.float32), np.zeros(64, np.uint8), 16, 1, 4, 0, np.zeros(4, np.uint8)
+        ),
+    ],
+)
+def test_wrong_sizes_are_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        call()
