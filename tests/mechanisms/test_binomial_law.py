@@ -3,9 +3,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from cpsgd.privacy._binomial import window
 
 from cpsgd.errors import ConditionError
-from cpsgd.privacy._binomial import window
 
 from .oracle import Exact
 
