@@ -18,8 +18,7 @@ from rich.table import Table
 
 from cpsgd.errors import DataError
 from cpsgd.learning.datasets import ImageDataset, InfiniteDataset, infinite_digits, load_mnist
-from cpsgd.learning.datasets.fields import smooth_fields
-from cpsgd.learning.datasets.infinite import FIELD_COUNT
+from cpsgd.learning.datasets.infinite import FIELD_COUNT, smooth_fields
 
 BATCH = 10_000
 

@@ -17,10 +17,10 @@ import torch
 
 from cpsgd import Protocol
 from cpsgd.codec import quantize, rotate
-from cpsgd.learning import dense
 from cpsgd.learning.cohorts import permuted
 from cpsgd.learning.datasets import load
-from cpsgd.learning.datasets.on_device import fused_kernels, on_device
+from cpsgd.learning.datasets.device import fused_kernels, on_device
+from cpsgd.learning.gradients import dense_layers, write_dense_gradients
 from cpsgd.learning.models import mlp
 from cpsgd.simulation.device import DeviceRound
 from cpsgd.simulation.device.rounds import kernels_for
@@ -56,7 +56,7 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
     data = load("infinite-mnist", clients=25_000_000)
     source = on_device(data, DEVICE)
     model = mlp(784, 10, seed=0).to(DEVICE)
-    layers = dense.layers_of(model, torch.nn.functional.cross_entropy)
+    layers = dense_layers(model, torch.nn.functional.cross_entropy)
     assert layers is not None
     dim = sum(p.numel() for p in model.parameters())
     clients = permuted(np.arange(COHORT), 25_000_000, 1)
@@ -71,7 +71,7 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
     unit = quantize.unit(protocol.mechanism.coordinate_range, LEVELS)
 
     def gradients() -> None:
-        dense.write_gradients(layers, batch.features, batch.labels, rows, fused_kernels(DEVICE))
+        write_dense_gradients(layers, batch.features, batch.labels, rows, fused_kernels(DEVICE))
 
     gradients()
     columns = kernels.scale_and_rotate(rows, signs, 1.0, unit)

@@ -18,17 +18,17 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from cpsgd.learning import NoPrivacy, Trainer, mlp
+from cpsgd.learning import CohortOptions, NoPrivacy, RunOptions, ServerOptions, Trainer, mlp
 from cpsgd.learning.datasets import load
 from cpsgd.learning.datasets.infinite import InfiniteDataset
-from cpsgd.learning.optimizers import Schedule, check_schedule
+from cpsgd.learning.options import Schedule
 from cpsgd.planner import plan
 
 EPSILON, BITS = 2.0, 4
@@ -56,7 +56,7 @@ class Setting:
     def parse(cls, text: str) -> Self:
         """From "sgd:6:late:1:1e-4": optimizer, rate, schedule, clip norm, weight decay."""
         optimizer, rate, schedule, clip_norm, decay = text.split(":")
-        return cls(optimizer, float(rate), check_schedule(schedule), float(clip_norm), float(decay))
+        return cls(optimizer, float(rate), cast(Schedule, schedule), float(clip_norm), float(decay))
 
 
 @dataclass(frozen=True)
@@ -112,15 +112,14 @@ class Trainings:
             plan(cohort, dim, EPSILON, self._delta, setting.clip_norm, bits=BITS, rounds=rounds, participation="once")
             if private
             else NoPrivacy(setting.clip_norm),
-            cohort=cohort,
-            rounds=rounds,
-            optimizer=setting.optimizer,
-            learning_rate=setting.rate,
-            weight_decay=setting.weight_decay,
-            schedule=setting.schedule,
-            seed=seed,
-            evaluate_every=rounds,
-            device=self._device,
+            cohorts=CohortOptions(cohort=cohort, rounds=rounds),
+            server=ServerOptions(
+                optimizer=setting.optimizer,
+                lr=setting.rate,
+                weight_decay=setting.weight_decay,
+                schedule=setting.schedule,
+            ),
+            run=RunOptions(seed=seed, evaluate_every=rounds, device=self._device),
         )
         *_, last = trainer.run()
         assert last.accuracy is not None

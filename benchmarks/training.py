@@ -16,11 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from cpsgd.errors import DataError
-from cpsgd.learning import NoPrivacy, Trainer, mlp
+from cpsgd.learning import AccountOptions, CohortOptions, NoPrivacy, RunOptions, Trainer, mlp
 from cpsgd.learning.datasets import Dataset, infinite_mnist
 from cpsgd.learning.datasets.base import ImageDataset
-from cpsgd.learning.datasets.fields import smooth_fields
-from cpsgd.learning.datasets.infinite import FIELD_COUNT, InfiniteDataset
+from cpsgd.learning.datasets.infinite import FIELD_COUNT, InfiniteDataset, smooth_fields
 from cpsgd.planner import plan
 
 COHORTS = [1_000, 10_000, 100_000]
@@ -54,12 +53,9 @@ def main() -> None:
                 torch.nn.functional.cross_entropy,
                 data,
                 mechanism,
-                cohort=cohort,
-                rounds=options.rounds,
-                participation="once",
-                delta=1e-9,
-                evaluate_every=options.rounds + 1,
-                seed=1,
+                cohorts=CohortOptions(cohort=cohort, rounds=options.rounds, participation="once"),
+                account=AccountOptions(delta=1e-9),
+                run=RunOptions(seed=1, evaluate_every=options.rounds + 1),
             )
             for mechanism in (private.protocol, NoPrivacy(1.0))
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Sequence
 from numbers import Integral, Real
 
 from cpsgd.errors import ParameterError
@@ -54,3 +55,18 @@ def fraction(name: str, value: object) -> float:
     if not 0.0 <= result < 1.0:
         raise ParameterError(f"Expected {name} in [0, 1), got {name}={result!r}.")
     return result
+
+
+def non_negative(name: str, value: object) -> float:
+    """Returns `value` as a finite float that is at least 0, or raises."""
+    result = finite(name, value)
+    if result < 0.0:
+        raise ParameterError(f"Expected {name} >= 0, got {name}={result!r}.")
+    return result
+
+
+def choice(name: str, value: object, known: Sequence[str]) -> str:
+    """Returns `value` if it is one of the known names, or raises."""
+    if not isinstance(value, str) or value not in known:
+        raise ParameterError(f"Unknown {name} {reprlib.repr(value)}. Known are {', '.join(known)}.")
+    return value

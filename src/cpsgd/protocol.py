@@ -30,6 +30,7 @@ from cpsgd import _validate, mechanisms
 from cpsgd.codec import pipeline, wire
 from cpsgd.codec.formats import Format
 from cpsgd.errors import ParameterError, VectorError
+from cpsgd.expectation import Expectation
 from cpsgd.mechanisms import Binomial, ErrorBound, ExpectedError, Gaussian, Mechanism
 from cpsgd.paper import bounds
 
@@ -328,8 +329,6 @@ class Protocol:
 
         The expectation is over the clients' private randomness, for the rotation of this round.
         """
-        from cpsgd.expectation import Expectation
-
         expectation = Expectation(self, round)
         for vector in vectors:
             expectation.add(vector)

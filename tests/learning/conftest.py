@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpsgd.learning.datasets import ArrayDataset, from_arrays
-from cpsgd.learning.datasets.partition import Partition, iid
+from cpsgd.learning.datasets import ArrayDataset, Partition, from_arrays, iid
 
 
 def blobs(clients: int = 600, partition: Partition | None = None) -> ArrayDataset:

@@ -5,7 +5,8 @@ import pytest
 from scipy.stats import binom, chisquare
 
 from cpsgd.errors import InfeasibleError, ParameterError
-from cpsgd.learning.cohorts import Cohorts, permuted
+from cpsgd.learning.cohorts import OVERFLOW_SHARE, Cohorts, permuted
+from cpsgd.learning.options import CohortOptions
 from cpsgd.privacy.participation import Scheme
 
 
@@ -17,7 +18,8 @@ def make(
     key: int = 1,
     overflow: float = 1e-9,
 ) -> Cohorts:
-    return Cohorts.plan(population=population, cohort=cohort, rounds=rounds, scheme=scheme, key=key, overflow=overflow)
+    options = CohortOptions(cohort=cohort, rounds=rounds, participation=scheme)
+    return Cohorts.plan(options, population=population, key=key, delta=overflow * rounds / OVERFLOW_SHARE)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 1000, 4097])

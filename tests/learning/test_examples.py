@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,14 @@ from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.examples import ExampleSums, plan_examples, sum_norm
 from cpsgd.learning.gradients import ClientUpdates
+from cpsgd.learning.options import (
+    AccountOptions,
+    ClientOptions,
+    CohortOptions,
+    FolderOptions,
+    RunOptions,
+    ServerOptions,
+)
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds, lattice_sensitivity
 from cpsgd.privacy.examples import example_norm, example_protocol
@@ -114,9 +123,18 @@ def test_sums_of_clipped_gradients() -> None:
         assert np.linalg.norm(found, axis=1).max() <= 2.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(CohortOptions, ClientOptions, ServerOptions, AccountOptions, RunOptions, FolderOptions):
+    """All groups at once."""
+
+
+def groups(**values: Any) -> dict[str, Any]:
+    return dict.fromkeys(("cohorts", "clients", "server", "account", "run", "folder"), Options(**values))
+
+
 def run(data: ArrayDataset, mechanism: Any, **options: Any) -> Trainer:
-    settings: dict[str, Any] = {"cohort": 200, "rounds": 3, "learning_rate": 1.0, "seed": 1, "examples": 5, **options}
-    trainer = Trainer(mlp(4, 3, (), seed=0), LOSS, data, mechanism, **settings)
+    settings: dict[str, Any] = {"cohort": 200, "rounds": 3, "lr": 1.0, "seed": 1, "examples": 5, **options}
+    trainer = Trainer(mlp(4, 3, (), seed=0), LOSS, data, mechanism, **groups(**settings))
     for _ in trainer.run():
         pass
     return trainer
@@ -134,13 +152,13 @@ def test_training_with_the_privacy_of_examples(families: ArrayDataset) -> None:
     assert (trainer.history[-1].accuracy or 0.0) > 0.8
 
 
-def test_a_wish_that_would_be_too_coarse_with_the_noise_of_whole_clients() -> None:
+def test_a_requirement_that_would_be_too_coarse_with_the_noise_of_whole_clients() -> None:
     # A protocol with this ε for a whole client has a range so wide that its grid cannot tell one example's share.
-    wish: dict[str, Any] = {"bits": 2, "participation": "once"}
-    for_clients = plan(100, 64, 0.02, 1e-6, sum_norm(1.0, 10), **wish).protocol
+    required: dict[str, Any] = {"bits": 2, "participation": "once"}
+    for_clients = plan(100, 64, 0.02, 1e-6, sum_norm(1.0, 10), **required).protocol
     with pytest.raises(ParameterError, match="too coarse"):
         example_protocol(for_clients, 10)
-    found = example_protocol(plan_examples(100, 64, 0.02, 1e-6, examples=10, **wish).protocol, 10)
+    found = example_protocol(plan_examples(100, 64, 0.02, 1e-6, examples=10, **required).protocol, 10)
     assert 0.0195 < guarantee_over_rounds(found, 1e-6, participation="once").epsilon <= 0.02
 
 
@@ -158,7 +176,7 @@ def test_bad_input(families: ArrayDataset) -> None:
     with pytest.raises(ParameterError, match="whole clients"):
         run(families, NoPrivacy(1.0), participation="fixed-size")
     with pytest.raises(ParameterError, match="examples or local_steps"):
-        run(families, NoPrivacy(1.0), local_steps=2, local_learning_rate=0.1)
+        run(families, NoPrivacy(1.0), local_steps=2, local_lr=0.1)
     with pytest.raises(ParameterError, match="whole clients"):
         plan_examples(200, 15, 3.0, 1e-5, examples=5, participation="poisson:0.1")
     with pytest.raises(InfeasibleError, match="example among 5"):

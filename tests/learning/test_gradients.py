@@ -11,6 +11,7 @@ from cpsgd.errors import ParameterError
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.gradients import ClientUpdates, check_model
 from cpsgd.learning.models import mlp
+from cpsgd.learning.options import ClientOptions
 
 LOSS = torch.nn.functional.cross_entropy
 
@@ -51,7 +52,9 @@ def by_loop(model: torch.nn.Module, batch: Batch, steps: int = 1, rate: float | 
 
 
 def by_chunks(model: torch.nn.Module, batch: Batch, **options: Any) -> np.ndarray:
-    return np.concatenate([chunk.copy() for chunk in ClientUpdates(model, LOSS, **options).chunks(batch)])
+    return np.concatenate(
+        [chunk.copy() for chunk in ClientUpdates(model, LOSS, ClientOptions(**options)).chunks(batch)]
+    )
 
 
 def test_one_gradient_a_client_equals_autograd() -> None:
@@ -72,7 +75,7 @@ def test_clients_with_different_numbers_of_examples() -> None:
 def test_local_steps_are_federated_averaging() -> None:
     model = mlp(6, 3, (5,), seed=1)
     batch = make_batch([2] * 9)
-    updates = by_chunks(model, batch, local_steps=4, local_learning_rate=0.3)
+    updates = by_chunks(model, batch, local_steps=4, local_lr=0.3)
     np.testing.assert_allclose(updates, by_loop(model, batch, steps=4, rate=0.3), atol=1e-6)
 
 
@@ -133,5 +136,5 @@ def test_models_that_cannot_be_trained() -> None:
         check_model(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
     with pytest.raises(ParameterError, match="float32"):
         check_model(torch.nn.Linear(2, 2).double())
-    with pytest.raises(ParameterError, match="local_learning_rate"):
-        ClientUpdates(torch.nn.Linear(2, 2), LOSS, local_steps=2)
+    with pytest.raises(ParameterError, match="local_lr, a learning rate"):
+        ClientOptions(local_steps=2)

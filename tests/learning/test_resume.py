@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,14 @@ import torch
 from cpsgd.errors import CheckpointError, InfeasibleError
 from cpsgd.learning import NoPrivacy, Trainer, checkpoints, mlp
 from cpsgd.learning.datasets import ArrayDataset, Dataset
+from cpsgd.learning.options import (
+    AccountOptions,
+    ClientOptions,
+    CohortOptions,
+    FolderOptions,
+    RunOptions,
+    ServerOptions,
+)
 from cpsgd.learning.server import Server
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import RoundSimulator
@@ -35,10 +43,19 @@ class Crash(BaseException):
     """Stands in for the end of the process: nothing catches it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(CohortOptions, ClientOptions, ServerOptions, AccountOptions, RunOptions, FolderOptions):
+    """All groups at once."""
+
+
+def groups(**values: Any) -> dict[str, Any]:
+    return dict.fromkeys(("cohorts", "clients", "server", "account", "run", "folder"), Options(**values))
+
+
 def trainer(data: Dataset, folder: Path | None = None, **options: Any) -> Trainer:
     options = {"cohort": 100, "rounds": 6, "optimizer": "adam", "seed": 3, "delta": 1e-5, "dropout": 0.05, **options}
     mechanism = options.pop("mechanism", PROTOCOL)
-    return Trainer(mlp(4, 3, (), seed=0), LOSS, data, mechanism, run_dir=folder, **options)
+    return Trainer(mlp(4, 3, (), seed=0), LOSS, data, mechanism, **groups(run_dir=folder, **options))
 
 
 def finish(run: Trainer) -> Trainer:
@@ -71,6 +88,14 @@ def test_a_finished_run_has_its_files_and_stays_finished(triangle: ArrayDataset,
     again = trainer(triangle, tmp_path, resume=True)
     assert again.round == 6
     same(finish(again), first)
+
+
+def test_runs_of_earlier_releases_are_told_apart_by_the_same_names(triangle: ArrayDataset) -> None:
+    names = "mechanism delta adjacency colluding dataset population budget cohort messages participation dropout "
+    names += (
+        "optimizer learning_rate weight_decay schedule local_steps local_learning_rate examples seed device parameters"
+    )
+    assert list(trainer(triangle).config) == names.split()
 
 
 def test_a_run_can_be_taken_up_and_prolonged(triangle: ArrayDataset, tmp_path: Path) -> None:
@@ -185,14 +210,16 @@ def test_without_privacy_a_run_is_resumed_as_well(
 SCRIPT = """
 import sys
 import torch
-from cpsgd.learning import Trainer, mlp
+from cpsgd.learning import AccountOptions, CohortOptions, FolderOptions, RunOptions, ServerOptions, Trainer, mlp
 from cpsgd.learning.datasets import load_digits
 from cpsgd.protocol import Protocol
 
 def make(folder, resume=True):
     protocol = Protocol.rotated_binomial(clients=20, dim=650, clip_norm=1.0, levels=8, trials=250)
-    return Trainer(mlp(64, 10, (), seed=0), torch.nn.functional.cross_entropy, load_digits(), protocol, cohort=20,
-                   rounds=70, optimizer="adagrad", seed=5, delta=1e-3, dropout=0.1, run_dir=folder, resume=resume)
+    return Trainer(mlp(64, 10, (), seed=0), torch.nn.functional.cross_entropy, load_digits(), protocol,
+                   cohorts=CohortOptions(cohort=20, rounds=70, dropout=0.1), server=ServerOptions(optimizer="adagrad"),
+                   account=AccountOptions(delta=1e-3), run=RunOptions(seed=5),
+                   folder=FolderOptions(run_dir=folder, resume=resume))
 
 if __name__ == "__main__":
     run = make(sys.argv[1])
@@ -230,7 +257,7 @@ def test_bad_run_directories(triangle: ArrayDataset, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds a run already"):
         trainer(triangle, tmp_path)
     with pytest.raises(CheckpointError, match="another learning_rate, seed"):
-        trainer(triangle, tmp_path, resume=True, seed=4, learning_rate=0.2)
+        trainer(triangle, tmp_path, resume=True, seed=4, lr=0.2)
     with pytest.raises(InfeasibleError, match="buys"):
         trainer(triangle, tmp_path, resume=True, epsilon=1e-3)
     features = triangle.features.copy()

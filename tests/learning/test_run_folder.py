@@ -12,8 +12,7 @@ from cpsgd.errors import CheckpointError
 from cpsgd.learning import mlp
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import ArrayDataset
-from cpsgd.learning.metrics import RoundMetrics
-from cpsgd.learning.run_folder import Progress, RunFolder
+from cpsgd.learning.run_folder import Progress, RoundMetrics, RunFolder
 
 CONFIG = {"learning_rate": 0.1, "seed": 3}
 COHORTS = Cohorts(population=300, cohort=100, scheme="once", messages=100, overflow=0.0, key=2**63 - 1)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import pytest
 import torch
 
+from cpsgd.errors import ParameterError
 from cpsgd.learning import mlp, server
-from cpsgd.learning.server import Server
+from cpsgd.learning.options import OptimizerName, ServerOptions
+from cpsgd.learning.server import Server, make_optimizer, rate_factor
 
 LOSS = torch.nn.functional.cross_entropy
+NAMES = get_args(OptimizerName)
 
 
 def serving(model: torch.nn.Module, **options: Any) -> Server:
-    options = {"learning_rate": 0.5, "weight_decay": 0.0, "schedule": "constant", "rounds": 4, **options}
-    return Server(model, LOSS, options.pop("optimizer", "sgd"), **options)
+    return Server(model, LOSS, ServerOptions(**{"lr": 0.5, **options}), rounds=4)
 
 
 def flat(model: torch.nn.Module) -> torch.Tensor:
@@ -64,3 +67,42 @@ def test_one_bad_parameter_is_enough(bad: float) -> None:
     with torch.no_grad():
         next(iter(model.parameters()))[1, 2] = bad
     assert not found.is_finite()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_optimizers_take_the_rate(name: str) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    made = make_optimizer(ServerOptions(optimizer=name, lr=0.25), [weight])
+    assert made.param_groups[0]["lr"] == 0.25
+    assert made.param_groups[0].get("momentum", 0.0) == (0.9 if name == "momentum" else 0.0)
+
+
+def test_other_optimizers() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    assert isinstance(
+        make_optimizer(ServerOptions(optimizer=partial(torch.optim.RMSprop, lr=0.1)), [weight]), torch.optim.RMSprop
+    )
+    with pytest.raises(ParameterError, match="Known are sgd, momentum, adagrad, adam"):
+        ServerOptions(optimizer="lion")
+    with pytest.raises(ParameterError, match="Expected lr > 0"):
+        ServerOptions(optimizer="sgd", lr=0.0)
+
+
+def test_unknown_schedules_are_refused() -> None:
+    with pytest.raises(ParameterError, match="Known are constant, linear"):
+        ServerOptions(schedule="cosine")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weight_decay_pulls_parameters_towards_zero(name: str) -> None:
+    parameter = torch.nn.Parameter(torch.tensor([2.0]))
+    optimizer = make_optimizer(ServerOptions(optimizer=name, lr=0.1, weight_decay=0.5), [parameter])
+    parameter.grad = torch.zeros(1)
+    optimizer.step()
+    assert 0.0 < float(parameter.detach()) < 2.0
+
+
+def test_schedules_end_low() -> None:
+    assert [rate_factor("constant", number, 10) for number in (0, 9)] == [1.0, 1.0]
+    assert [rate_factor("linear", number, 10) for number in (0, 9)] == pytest.approx([1.0, 0.1])
+    assert [rate_factor("late", number, 10) for number in (0, 7, 8, 9)] == pytest.approx([1.0, 1.0, 2 / 3, 1 / 3])

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cpsgd.errors import ParameterError
+from cpsgd.learning.options import FolderOptions
 from cpsgd.learning.settings import Settings, read_file
 
 
@@ -32,3 +38,90 @@ def test_bad_files(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(ParameterError, match=message) as raised:
         Settings.of(read_file(path))
     assert len(str(raised.value)) < 700
+
+
+# As the first release wrote it to a run's folder.
+WRITTEN = {
+    "preset": "digits",
+    "dataset": "infinite-digits",
+    "clients": 20000,
+    "model": "linear",
+    "cohort": 300,
+    "rounds": 3,
+    "epsilon": 2.0,
+    "delta": 1e-06,
+    "bits": 6.0,
+    "clip_norm": 1.0,
+    "optimizer": "adam",
+    "lr": 0.05,
+    "weight_decay": 0.0001,
+    "schedule": "late",
+    "participation": "fixed-size",
+    "dropout": 0.1,
+    "examples": 3,
+    "adjacency": "replace-one",
+    "colluding": 10,
+    "local_steps": 1,
+    "local_lr": 0.1,
+    "seed": "none",
+    "baselines": False,
+    "device": "cpu",
+    "memory_limit": 3,
+    "evaluate_every": 2,
+    "ledger": "b.ledger",
+    "population": "people",
+}
+
+
+def test_settings_of_earlier_runs_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(WRITTEN))
+    settings = Settings.of(read_file(path))
+    assert settings.to_dict() == WRITTEN
+    assert settings.seed is None
+    explicit = {**WRITTEN, "levels": 16, "trials": 200, "range": 0.5}
+    del explicit["bits"]
+    assert Settings.of(explicit).to_dict() == explicit
+
+
+def test_a_preset_and_what_is_given_on_top() -> None:
+    paper = Settings.of({"preset": "paper"})
+    assert (paper.clients, paper.cohort, paper.rounds, paper.delta, paper.lr) == (25_000_000, 10_000, 2_500, 1e-9, 6.0)
+    assert (paper.weight_decay, paper.schedule, paper.optimizer, paper.seed) == (1e-4, "late", "sgd", 0)
+    assert Settings.of({"preset": "paper", "dataset": "digits"}).clients is None
+    charged = Settings.of({"ledger": "b.ledger", "population": "people", "baselines": False, "lr": 3})
+    assert (charged.seed, charged.lr, type(charged.lr)) == (None, 3.0, float)
+    assert Settings.of({"levels": 3, "trials": 9}).bits is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"participation": "twice"}, "Known are once, every, poisson, fixed-size"),
+        ({"adjacency": "remove"}, "Known are replace-one, zero-out"),
+        ({"optimizer": ["sgd"]}, "Known are sgd, momentum, adagrad, adam"),
+        ({"dropout": 1}, r"dropout in \[0, 1\)"),
+        ({"local_steps": 2}, "local_lr"),
+        ({"baselines": 1}, "baselines to be of type bool"),
+        ({"clients": None}, "clients to be of type int"),
+        ({"ledger": "b.ledger", "population": "people"}, "--no-baselines"),
+        ({"population": "people"}, "both ledger and population"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_bad_values(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        Settings.of(values)
+
+
+def test_every_option_has_one_help_text_and_every_help_text_its_option() -> None:
+    described: list[str] = []
+    for group in (*Settings.__mro__, FolderOptions):
+        if dataclasses.is_dataclass(group):
+            _, _, attributes = (group.__doc__ or "").partition("Attributes:\n")
+            found = re.findall(r"^ {8}(\w+): \S", attributes, re.MULTILINE)
+            own = inspect.get_annotations(group)
+            assert set(found) <= set(own), group
+            described += found
+    options = [field.name for kind in (Settings, FolderOptions) for field in dataclasses.fields(kind)]
+    assert sorted(described) == sorted(options)

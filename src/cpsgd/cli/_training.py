@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from cpsgd.learning.metrics import RoundMetrics
+    from cpsgd.learning import RoundMetrics
 
 # Lines of a run where there is no terminal, and the longest silence between them.
 _LINES = 10

@@ -12,7 +12,7 @@ from cpsgd.cli import _options, _output, _render, _training
 from cpsgd.errors import CpsgdError, ParameterError
 
 if TYPE_CHECKING:
-    from cpsgd.learning.metrics import RoundMetrics
+    from cpsgd.learning import RoundMetrics
 
 app = typer.Typer(help="Draw the paper's figures.", no_args_is_help=True)
 

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd.codec._kernels import kernels
+
 MAX_LEVELS = 2**24
+Rounder = kernels.Rounder
+"""The kernel that rounds grid points at random to levels, and adds noise."""
+
 # Coordinates worked on at a time, so that wide temporaries stay in the cache.
 _BLOCK = 1 << 16
 

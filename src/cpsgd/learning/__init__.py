@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cpsgd.learning.mechanisms import NoPrivacy as NoPrivacy
     from cpsgd.learning.mechanisms import baselines as baselines
-    from cpsgd.learning.metrics import RoundMetrics as RoundMetrics
     from cpsgd.learning.models import mlp as mlp
-    from cpsgd.learning.sgd import Trainer as Trainer
+    from cpsgd.learning.options import AccountOptions as AccountOptions
+    from cpsgd.learning.options import ClientOptions as ClientOptions
+    from cpsgd.learning.options import CohortOptions as CohortOptions
+    from cpsgd.learning.options import FolderOptions as FolderOptions
+    from cpsgd.learning.options import RunOptions as RunOptions
+    from cpsgd.learning.options import ServerOptions as ServerOptions
+    from cpsgd.learning.run_folder import RoundMetrics as RoundMetrics
+    from cpsgd.learning.trainer import Trainer as Trainer
 
+_OPTIONS = ("AccountOptions", "ClientOptions", "CohortOptions", "FolderOptions", "RunOptions", "ServerOptions")
 _HOMES = {
+    **dict.fromkeys(_OPTIONS, "options"),
     "NoPrivacy": "mechanisms",
-    "RoundMetrics": "metrics",
-    "Trainer": "sgd",
+    "RoundMetrics": "run_folder",
+    "Trainer": "trainer",
     "baselines": "mechanisms",
     "mlp": "models",
 }

@@ -4,9 +4,9 @@ A run directory holds
 
 * `checkpoint.bin`: the last complete round (magic, SHA-256 of the rest, then PyTorch's archive of tensors and plain
   values). It is written beside and moved into place, so that a reader finds the old one or the new one whole.
-* `charges.jsonl`: one line a round, `{"round": 7, "survivors": 9990}` and a checksum, on disk before the round's mean
+* `charges.jsonl`: one line per round, `{"round": 7, "survivors": 9990}` and a checksum, on disk before the round's mean
   is used. So a crash can lose a round's work but not its cost. Whoever runs the run holds a lock on this file.
-* `metrics.jsonl`: one line a complete round, for people and plots. Nothing is read back from it.
+* `metrics.jsonl`: one line per complete round, for people and plots. Nothing is read back from it.
 """
 
 from __future__ import annotations
@@ -120,11 +120,7 @@ class ChargeLog:
         if not path.exists():
             # The file's own entry must be on the disk before anything that is written to it can count.
             path.touch()
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            _sync_folder(path.parent)
         self._lock = _locked(path)
         self._path = path
         self.survivors: dict[int, int] = {}
@@ -166,7 +162,7 @@ class ChargeLog:
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """A JSON object a line, replacing the file as a whole."""
+    """A JSON object per line, replacing the file as a whole."""
     _replace(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
@@ -178,8 +174,12 @@ def _replace(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)

@@ -15,11 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from cpsgd import _validate
 from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.learning.options import CohortOptions
+from cpsgd.privacy.adjacency import Adjacency
 from cpsgd.privacy.participation import Participation, Scheme
 
+OVERFLOW_SHARE = 1e-3
+"""Share of δ that pays for Poisson rounds that draw more clients than there is room for."""
+
 _MIXING_ROUNDS = 6
+# Chance that any round sees fewer messages than the budget was checked for, and may have to be abandoned.
+_UNLUCKY = 1e-3
 
 
 @dataclass(frozen=True)
@@ -44,23 +50,21 @@ class Cohorts:
     key: int
 
     @classmethod
-    def plan(cls, *, population: int, cohort: int, rounds: int, scheme: Scheme, key: int, overflow: float) -> Cohorts:
+    def plan(cls, options: CohortOptions, *, population: int, key: int, delta: float) -> Cohorts:
         """Checks that there are enough clients, and finds the number of messages.
 
         Args:
+            options: How many clients are chosen for how many rounds, and how.
             population: Number of clients there are.
-            cohort: Clients in a round.
-            rounds: Number of rounds.
-            scheme: How clients are chosen.
             key: What the draws follow from.
-            overflow: Probability allowed a Poisson round of drawing more clients than there is room for.
+            delta: δ of the guarantee; a thousandth of it pays for Poisson rounds that draw more clients than there is
+                room for.
 
         Raises:
             ParameterError: The cohort is larger than the population.
             InfeasibleError: There are too few clients for so many disjoint cohorts.
         """
-        Participation(scheme, 1.0)  # raises for an unknown name
-        _validate.integer("cohort", cohort, low=1)
+        cohort, rounds, scheme = options.cohort, options.rounds, options.participation
         if cohort > population:
             raise ParameterError(f"A cohort of {cohort:,} is larger than the population of {population:,} clients.")
         if scheme == "once" and cohort * rounds > population:
@@ -74,6 +78,7 @@ class Cohorts:
             )
         if scheme != "poisson" or cohort == population:
             return cls(population, cohort, scheme, cohort, 0.0, key)
+        overflow = OVERFLOW_SHARE * delta / rounds
         # Of the others' draws: with room for the client in question, too, the noise is the same with it and without.
         messages = int(binom.isf(overflow / 2.0, population, cohort / population)) + 2
         exceeded = float(binom.sf(messages - 2, population, cohort / population)) * (1.0 + 1e-9)
@@ -85,6 +90,17 @@ class Cohorts:
         if self.scheme in ("poisson", "fixed-size"):
             return Participation(self.scheme, self.cohort / self.population)
         return Participation(self.scheme)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Which data sets are neighbours where nothing else is asked for."""
+        return "zero-out" if self.scheme == "poisson" else "replace-one"
+
+    def fewest_survivors(self, dropout: float, rounds: int) -> int:
+        """So many messages arrive in each of the rounds, but for a chance of 1/1000."""
+        if dropout <= 0.0:
+            return self.messages
+        return max(1, int(binom.ppf(_UNLUCKY / rounds, self.messages, 1.0 - dropout)))
 
     def clients(self, round: int) -> NDArray[np.int64]:
         """The numbers of the clients in a round's cohort.

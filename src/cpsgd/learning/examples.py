@@ -63,7 +63,7 @@ def plan_examples(
         delta: δ of the guarantee.
         examples: E, the most examples of a client.
         clip_norm: D, what each example's gradient is clipped to.
-        bits: Bits a coordinate may take; by default the fewest within 10 % of the Gaussian mechanism's error.
+        bits: Bits per coordinate; by default the fewest within 10 % of the Gaussian mechanism's error.
         rounds: Rounds that will be run.
         participation: "once" or "every".
         adjacency: "replace-one" or "zero-out", of one example.
@@ -84,7 +84,7 @@ def plan_examples(
         (True, True)
     """
     check_participation(participation)
-    wishes = Wishes.of(
+    requirements = Wishes.of(
         clients=clients,
         dim=dim,
         epsilon=epsilon,
@@ -98,16 +98,16 @@ def plan_examples(
         overflow=_validate.probability("overflow", overflow) if secure else None,
         rotate=True,
     )
-    setting = replace(wishes.setting, clip_norm=sum_norm(clip_norm, examples))
+    setting = replace(requirements.setting, clip_norm=sum_norm(clip_norm, examples))
     try:
-        return best_plan(_ExampleWishes(setting, wishes.target, colluding, examples), bits=bits)
+        return best_plan(_ExampleRequirements(setting, requirements.target, colluding, examples), bits=bits)
     except (ConditionError, InfeasibleError, ParameterError) as error:
         raise InfeasibleError(f"No protocol keeps ε={epsilon:g} for an example among {examples}: {error}") from None
 
 
 @dataclass(frozen=True)
-class _ExampleWishes(Wishes):
-    """Wishes whose setting is about whole sums and whose target is about one example."""
+class _ExampleRequirements(Wishes):
+    """Requirements whose setting is about whole sums and whose target is about one example."""
 
     examples: int
 

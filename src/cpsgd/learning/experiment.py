@@ -7,35 +7,30 @@ import math
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast, get_args
-
-from scipy.stats import binom
+from typing import Any
 
 from cpsgd._torch import torch
-from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.learning import mechanisms, models, optimizers
+from cpsgd.errors import ConditionError
+from cpsgd.learning import mechanisms, models
+from cpsgd.learning.accounting import SAMPLED_SIZES
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import Dataset, load
 from cpsgd.learning.examples import example_protocol, plan_examples, sum_norm
-from cpsgd.learning.mechanisms import Mechanism, NoPrivacy
-from cpsgd.learning.metrics import RoundMetrics
+from cpsgd.learning.mechanisms import NO_PRIVACY as NO_PRIVACY
+from cpsgd.learning.mechanisms import Mechanism
+from cpsgd.learning.options import AccountOptions, FolderOptions
+from cpsgd.learning.run_folder import RoundMetrics
 from cpsgd.learning.settings import Settings
-from cpsgd.learning.sgd import UNLUCKY, Trainer
-from cpsgd.learning.spending import OVERFLOW_SHARE, SAMPLED_SIZES
-from cpsgd.ledger import Ledger
+from cpsgd.learning.trainer import Trainer
 from cpsgd.paper.theorem import theorem_epsilon
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.target import Target
-from cpsgd.privacy.adjacency import Adjacency, check_adjacency, distance
-from cpsgd.privacy.participation import Scheme
+from cpsgd.privacy.adjacency import Adjacency, distance
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds, paper_epsilon
-from cpsgd.protocol import Protocol, paper_coordinate_range
+from cpsgd.protocol import Protocol
 
 PRIVATE = "private"
 """Name of the run that the others are compared with."""
-
-NO_PRIVACY = "no privacy"
-"""Name of the baseline in floats."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +81,7 @@ class Experiment:
 
     Attributes:
         settings: The settings.
+        dataset: The data set they name.
         dim: d, the number of the model's parameters.
         mechanisms: The private mechanism and the baselines, by name.
     """
@@ -97,19 +93,19 @@ class Experiment:
             settings: The settings.
             dataset: The settings' data set where it was loaded before, to have it in memory once.
         """
-        if settings.participation not in get_args(Scheme):
-            known = ", ".join(get_args(Scheme))
-            raise ParameterError(f"Unknown participation {settings.participation!r}. Known are {known}.")
         self.settings = settings
         self.dataset = load(settings.dataset, clients=settings.clients) if dataset is None else dataset
         # Without a seed the runs still begin with the same weights, if they begin in the same process.
         self._first_weights = secrets.randbits(63) if settings.seed is None else settings.seed
         self.dim = sum(p.numel() for p in self._model().parameters())
-        self._scheme = cast(Scheme, settings.participation)
-        self._adjacency: Adjacency = "zero-out" if self._scheme == "poisson" else "replace-one"
-        if settings.adjacency is not None:
-            self._adjacency = check_adjacency(settings.adjacency)
-        self.mechanisms = self._mechanisms()
+        # Their sizes do not depend on the key.
+        self._cohorts = Cohorts.plan(settings, population=self.dataset.size, key=0, delta=settings.delta)
+        self._adjacency: Adjacency = settings.adjacency or self._cohorts.adjacency
+        self.mechanisms: dict[str, Mechanism] = {PRIVATE: (chosen := self._chosen())}
+        if settings.baselines and isinstance(chosen, Plan):
+            self.mechanisms |= mechanisms.baselines(chosen)
+        elif settings.baselines:
+            self.mechanisms |= mechanisms.baselines_of(self.protocol, self._gaussian_sigma())
 
     @property
     def protocol(self) -> Protocol:
@@ -127,38 +123,22 @@ class Experiment:
 
     def trainer(self, name: str, folder: Path | None, *, resume: bool) -> Trainer:
         """The trainer of one of the runs, which lives in a folder of its own."""
-        settings = self.settings
-        mechanism = self.mechanisms[name]
-        private = mechanisms.is_private(mechanism)
+        settings, mechanism = self.settings, self.mechanisms[name]
+        account: AccountOptions = settings
+        if not mechanisms.is_private(mechanism):
+            # Nothing is spent; but what is to be charged is refused.
+            account = AccountOptions(ledger=settings.ledger, population=settings.population)
         return Trainer(
             self._model(),
             torch.nn.functional.cross_entropy,
             self.dataset,
             mechanism,
-            cohort=settings.cohort,
-            rounds=settings.rounds,
-            participation=self._scheme,
-            epsilon=settings.epsilon if private else None,
-            delta=settings.delta if private else None,
-            adjacency=self._adjacency if private else None,
-            colluding=settings.colluding if private else None,
-            examples=settings.examples,
-            optimizer=settings.optimizer,
-            learning_rate=settings.lr,
-            weight_decay=settings.weight_decay,
-            schedule=optimizers.check_schedule(settings.schedule),
-            seed=settings.seed,
-            dropout=settings.dropout,
-            local_steps=settings.local_steps,
-            local_learning_rate=settings.local_lr,
-            device=settings.device,
-            memory_limit=None if settings.memory_limit is None else settings.memory_limit << 20,
-            evaluate_every=settings.evaluate_every,
-            checkpoint_every=settings.evaluate_every,
-            run_dir=folder,
-            resume=resume,
-            ledger=None if settings.ledger is None else Ledger(settings.ledger),
-            population=settings.population,
+            cohorts=settings,
+            clients=settings,
+            server=settings,
+            account=account,
+            run=settings,
+            folder=FolderOptions(run_dir=folder, resume=resume, checkpoint_every=settings.evaluate_every),
         )
 
     def result(self, name: str, trainer: Trainer) -> Result:
@@ -183,29 +163,24 @@ class Experiment:
         Returns:
             `epsilon` and `epsilon_at_paper_range`, each a number or None, with the `reason` where there is none.
         """
-        if self._cohorts().participation.sampled:
+        if self._cohorts.participation.sampled:
             return {"epsilon": None, "reason": "The paper has no bound for sampled cohorts."}
         if self.settings.examples is not None:
             return {"epsilon": None, "reason": "The paper has no bound for single examples."}
-        protocol = self.protocol
         found: dict[str, Any] = {"epsilon": None, "reason": None}
         try:
-            found["epsilon"] = self._paper_epsilon(protocol, noise_clients)
+            found["epsilon"] = self._paper_epsilon(self.protocol, noise_clients)
         except ConditionError as error:
             found["reason"] = str(error)
-        wide = paper_coordinate_range(
-            clients=protocol.clients, dim=protocol.dim, clip_norm=protocol.clip_norm, delta=self.settings.delta
-        )
-        found["paper_range"] = max(wide, protocol.coordinate_range)
+        widened, found["paper_range"] = mechanisms.at_paper_range(self.protocol, self.settings.delta)
         try:
-            widened = replace(protocol, coordinate_range=found["paper_range"], modulus=None)
             found["epsilon_at_paper_range"] = self._paper_epsilon(widened, noise_clients)
         except ConditionError:
             found["epsilon_at_paper_range"] = None
         return found
 
     def _paper_epsilon(self, protocol: Protocol, noise_clients: int) -> float:
-        counted = self._cohorts().participation.counted_rounds(self.settings.rounds)
+        counted = self._cohorts.participation.counted_rounds(self.settings.rounds)
         rule: dict[str, Any] = {"adjacency": self._adjacency, "noise_clients": noise_clients}
         if counted == 1:
             return theorem_epsilon(protocol, self.settings.delta, **rule)
@@ -216,44 +191,20 @@ class Experiment:
             self.settings.model, self.dataset.feature_dim, self.dataset.classes, seed=self._first_weights
         )
 
-    def _cohorts(self) -> Cohorts:
-        settings = self.settings
-        return Cohorts.plan(
-            population=self.dataset.size,
-            cohort=settings.cohort,
-            rounds=settings.rounds,
-            scheme=self._scheme,
-            key=settings.seed or 0,  # sizes do not depend on it
-            overflow=OVERFLOW_SHARE * settings.delta / settings.rounds,
-        )
-
-    def _mechanisms(self) -> dict[str, Mechanism]:
-        chosen = self._chosen()
-        found: dict[str, Mechanism] = {PRIVATE: chosen}
-        if not self.settings.baselines:
-            return found
-        if isinstance(chosen, Plan):
-            found.update(mechanisms.baselines(chosen))
-        else:
-            found[NO_PRIVACY] = NoPrivacy(chosen.clip_norm)
-            found["gaussian"] = self._gaussian(chosen)
-            found["quantized"] = replace(chosen, trials=0, modulus=None)
-        return found
-
     def _chosen(self) -> Plan | Protocol:
         """The private mechanism: what the settings spell out, or else the planner's."""
-        settings = self.settings
-        cohorts = self._cohorts()
+        settings, cohorts = self.settings, self._cohorts
         if settings.levels is not None and settings.trials is not None:
+            norm, examples = settings.clip_norm, settings.examples
             return Protocol.rotated_binomial(
                 clients=cohorts.messages,
                 dim=self.dim,
-                clip_norm=self._client_norm,
+                clip_norm=norm if examples is None else sum_norm(norm, examples),
                 levels=settings.levels,
                 trials=settings.trials,
                 coordinate_range=settings.range,
             )
-        wishes: dict[str, Any] = {
+        requirements: dict[str, Any] = {
             "clients": cohorts.messages,
             "dim": self.dim,
             "epsilon": settings.epsilon,
@@ -266,22 +217,22 @@ class Experiment:
             "colluding": settings.colluding,
         }
         if settings.examples is not None:
-            return plan_examples(**wishes, participation=settings.participation, examples=settings.examples).protocol
-        return plan(**wishes, participation=cohorts.participation)
+            scheme = settings.participation
+            return plan_examples(**requirements, participation=scheme, examples=settings.examples).protocol
+        return plan(**requirements, participation=cohorts.participation)
 
-    def _gaussian(self, protocol: Protocol) -> Protocol:
-        """The Gaussian protocol with the noise that the private run's (ε, δ) needs.
+    def _gaussian_sigma(self) -> float:
+        """Gaussian noise per client for the private run's (ε, δ).
 
-        That ε is the wished one. Of a protocol that the settings spell out it is the one proved about it, and the
-        wished one only a budget.
+        That ε is the one asked for. Of a protocol that the settings spell out it is the one proved about it, and the
+        one asked for only a budget.
         """
-        settings = self.settings
-        participation = self._cohorts().participation
-        accounted = protocol if settings.examples is None else example_protocol(protocol, settings.examples)
+        settings, participation = self.settings, self._cohorts.participation
+        protocol = self.protocol if settings.examples is None else example_protocol(self.protocol, settings.examples)
         epsilon = settings.epsilon
         if settings.explicit:
             epsilon = guarantee_over_rounds(
-                accounted,
+                protocol,
                 self._accounted_delta,
                 rounds=settings.rounds,
                 participation=participation,
@@ -289,9 +240,8 @@ class Experiment:
                 surviving=self._surviving,
                 colluding=settings.colluding,
             ).epsilon
-        gaussian = Protocol.gaussian(clients=protocol.clients, dim=self.dim, clip_norm=protocol.clip_norm, sigma=1.0)
         if settings.examples is not None:
-            accounted = example_protocol(gaussian, settings.examples)
+            protocol = example_protocol(mechanisms.gaussian_like(self.protocol, 1.0), settings.examples)
         target = Target(
             epsilon=epsilon,
             delta=self._accounted_delta,
@@ -299,34 +249,26 @@ class Experiment:
             participation=participation,
             adjacency=self._adjacency,
             dim=self.dim,
-            clip_norm=accounted.clip_norm,
+            clip_norm=protocol.clip_norm,
             honest=self._surviving - settings.colluding,
         )
         needed = distance(self._adjacency, target.clip_norm) / target.gaussian_mu
-        return replace(gaussian, sigma=needed / math.sqrt(target.honest) * (1.0 + 1e-9))
-
-    @property
-    def _client_norm(self) -> float:
-        """The bound on what a client sends."""
-        settings = self.settings
-        return settings.clip_norm if settings.examples is None else sum_norm(settings.clip_norm, settings.examples)
+        return needed / math.sqrt(target.honest) * (1.0 + 1e-9)
 
     @property
     def _accounted_delta(self) -> float:
         """What is left of δ when too large draws are paid for."""
-        return self.settings.delta - self.settings.rounds * self._cohorts().overflow
+        return self.settings.delta - self.settings.rounds * self._cohorts.overflow
 
     @property
     def _surviving(self) -> int:
         """Messages of the smallest round, with room for what the trainer will hold against them."""
-        cohorts = self._cohorts()
-        messages = cohorts.messages
-        if self.settings.dropout <= 0.0:
-            return messages
-        fewest = int(binom.ppf(UNLUCKY / self.settings.rounds, messages, 1.0 - self.settings.dropout))
+        cohorts, settings = self._cohorts, self.settings
+        if settings.dropout <= 0.0:
+            return cohorts.messages
         # With sampling, the accounting rounds the number of messages down by as much as this.
-        slack = messages // SAMPLED_SIZES + 1 if cohorts.participation.sampled else 1
-        return max(1, fewest - slack)
+        slack = cohorts.messages // SAMPLED_SIZES + 1 if cohorts.participation.sampled else 1
+        return max(1, cohorts.fewest_survivors(settings.dropout, settings.rounds) - slack)
 
 
 def folder_of(run: Path, name: str) -> Path:

@@ -1,6 +1,6 @@
 """Samples of infinite data sets and gradients of dense layers in Triton, each written once and nothing else.
 
-Equal to `cpsgd.learning.datasets.on_device` and `cpsgd.learning.dense` bit for bit.
+Equal to `cpsgd.learning.datasets.device` and `cpsgd.learning.gradients` bit for bit.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def samples(
     numbers: torch.Tensor,
     test: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Deformed and moved images, shades divided by 255, one flat row a sample; and their labels.
+    """Deformed and moved images, shades divided by 255, one flat row per sample; and their labels.
 
     Args:
         images: Training images, uint8.

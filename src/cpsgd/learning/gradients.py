@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning import dense
-from cpsgd.learning.datasets.on_device import fused_kernels
+from cpsgd.learning.datasets.device import fused_kernels
+from cpsgd.learning.options import ClientOptions
 from cpsgd.simulation.device.rounds import current
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From a model's outputs and the labels to their mean loss, such as `torch.nn.functional.cross_entropy`."""
 
-DEFAULT_MEMORY = 1 << 30
-DEVICE_MEMORY = 4 << 30
 # On a CPU: past this many bytes of updates a larger chunk is no faster, and leaves the processor's caches.
 _CHUNK_BYTES = 1 << 24
 # Rows on a GPU begin at multiples of this many numbers.
@@ -45,32 +44,25 @@ class ClientUpdates:
         self,
         model: torch.nn.Module,
         loss: Loss,
+        options: ClientOptions = ClientOptions(),
         *,
-        local_steps: int = 1,
-        local_learning_rate: float | None = None,
-        memory_limit: int = DEFAULT_MEMORY,
+        memory_limit: int = 1 << 30,
     ) -> None:
         """Looks at the model, which stays where it is: later changes of its parameters count.
 
         Args:
             model: Any module of float32 parameters on one device whose forward pass treats examples independently.
             loss: The loss of a batch, a mean over its examples.
-            local_steps: τ. With 1 an update is the gradient of a client's loss. With more it is w⁰ - w^τ, where a
-                client takes τ SGD steps, each on all its examples, from the model w⁰ it was sent (federated averaging,
-                if the server takes plain SGD steps of rate 1).
-            local_learning_rate: Step size of the local steps.
+            options: With one local step an update is the gradient of a client's loss. With τ steps it is w⁰ - w^τ,
+                where a client takes τ SGD steps from the model w⁰ it was sent.
             memory_limit: Bytes that the clients computed together may take.
 
         Raises:
             ParameterError: The model has no trainable parameters, NaN in them, or layers that mix examples.
         """
-        self.local_steps = _validate.integer("local_steps", local_steps, low=1)
-        if self.local_steps > 1:
-            if local_learning_rate is None:
-                raise ParameterError(f"With local_steps={local_steps} clients need a local_learning_rate.")
-            local_learning_rate = _validate.positive("local_learning_rate", local_learning_rate)
+        self.local_steps = options.local_steps
         self.memory_limit = _validate.integer("memory_limit", memory_limit, low=1)
-        self._rate = local_learning_rate
+        self._rate = options.local_lr
         self._model = model
         self._loss = loss
         check_model(model)
@@ -79,7 +71,7 @@ class ClientUpdates:
         self._activations: int | None = None
         # On a GPU the general way writes gradients several times; it is kept for all other models, and on the CPU.
         on_gpu = next(iter(self._parameters.values())).device.type == "cuda"
-        self._layers = dense.layers_of(model, loss) if on_gpu and self.local_steps == 1 else None
+        self._layers = dense_layers(model, loss) if on_gpu and self.local_steps == 1 else None
 
     def chunks(self, batch: Batch) -> Iterator[NDArray[np.float32]]:
         """The updates of the batch's clients, some rows at a time.
@@ -124,7 +116,7 @@ class ClientUpdates:
         """Writes the updates of clients with equally many examples, [clients, examples, ...], to the rows of `out`."""
         if self._layers is not None and features.shape[1] == 1:
             with current(out.device):
-                dense.write_gradients(self._layers, features[:, 0], labels[:, 0], out, fused_kernels(out.device))
+                write_dense_gradients(self._layers, features[:, 0], labels[:, 0], out, fused_kernels(out.device))
             return
         parameters = {name: p.detach() for name, p in self._parameters.items()}
 
@@ -212,3 +204,60 @@ def _activations(model: torch.nn.Module, example: torch.Tensor) -> int:
         for hook in hooks:
             hook.remove()
     return total
+
+
+def dense_layers(model: torch.nn.Module, loss: Loss) -> list[torch.nn.Linear] | None:
+    """The layers of a model of linear layers with ReLUs between them and cross-entropy for a loss; None for others."""
+    if type(model) is not torch.nn.Sequential or loss is not torch.nn.functional.cross_entropy:
+        return None
+    modules = list(model)
+    layers = [module for module in modules[::2] if type(module) is torch.nn.Linear]
+    between = [module for module in modules[1::2] if type(module) is torch.nn.ReLU]
+    if len(modules) % 2 == 0 or len(layers) + len(between) < len(modules) or any(m.inplace for m in between):
+        return None
+    parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
+    if any(p is None or not p.requires_grad for p in parameters) or len(set(map(id, parameters))) < len(parameters):
+        return None
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (model, *modules))
+    return None if hooked else layers
+
+
+@torch.no_grad()
+def write_dense_gradients(
+    layers: list[torch.nn.Linear],
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    out: torch.Tensor,
+    kernels: ModuleType | None = None,
+) -> None:
+    """Writes each example's gradient to a row of `out`, in the order of the model's parameters, in one pass.
+
+    The gradient of one example with respect to a layer's weights is an outer product of what flows back into the
+    layer's output and what came in. `torch.func` computes the same but stores it several times on the way.
+
+    Args:
+        layers: What `dense_layers` found.
+        features: One row per example.
+        labels: Their classes.
+        out: One row per example.
+        kernels: `cpsgd.learning.fused`, where it runs.
+    """
+    inputs = [features.flatten(1)]
+    for layer in layers[:-1]:
+        inputs.append(torch.addmm(layer.bias, inputs[-1], layer.weight.t()).relu_())
+    outputs = torch.addmm(layers[-1].bias, inputs[-1], layers[-1].weight.t())
+    # The gradient of cross-entropy: probabilities less 1 at the label.
+    back = torch.softmax(outputs, dim=1)
+    back.scatter_add_(1, labels[:, None], torch.full_like(back[:, :1], -1.0))
+    end = out.shape[1]
+    for layer, incoming in zip(reversed(layers), reversed(inputs), strict=True):
+        width, depth = layer.weight.shape
+        own = out[:, end - width * depth - width : end]
+        if kernels is not None:
+            kernels.layer_gradients(back, incoming, own)
+        else:
+            torch.mul(back[:, :, None], incoming[:, None, :], out=own[:, :-width].view(-1, width, depth))
+            own[:, -width:] = back
+        end -= width + width * depth
+        if layer is not layers[0]:
+            back = (back @ layer.weight) * (incoming > 0)

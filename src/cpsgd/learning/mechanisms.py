@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cpsgd import _validate
 from cpsgd._torch import torch
+from cpsgd.learning.options import AccountOptions
 from cpsgd.planner.result import Plan
-from cpsgd.protocol import Protocol
+from cpsgd.protocol import Protocol, paper_coordinate_range
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator
 from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
+
+NO_PRIVACY, GAUSSIAN, QUANTIZED = "no privacy", "gaussian", "quantized"
+"""Names of the baselines."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class NoPrivacy:
 
 
 Mechanism = Plan | Protocol | NoPrivacy
+Simulator = RoundSimulator | FloatMean | DeviceRound | DeviceFloatMean
+"""What takes a round's updates and yields their mean."""
 
 
 def baselines(plan: Plan) -> dict[str, Protocol | NoPrivacy]:
@@ -40,16 +46,46 @@ def baselines(plan: Plan) -> dict[str, Protocol | NoPrivacy]:
         >>> sorted(found), found["quantized"].trials
         (['gaussian', 'no privacy', 'quantized'], 0)
     """
-    protocol = plan.protocol
     # The planner's error of the Gaussian mechanism is d σ² / (messages that arrive).
-    sigma = math.sqrt(plan.gaussian_squared_error * plan.surviving / protocol.dim) * (1.0 + 1e-9)
+    sigma = math.sqrt(plan.gaussian_squared_error * plan.surviving / plan.protocol.dim) * (1.0 + 1e-9)
+    return baselines_of(plan.protocol, sigma)
+
+
+def baselines_of(protocol: Protocol, sigma: float) -> dict[str, Protocol | NoPrivacy]:
+    """As `baselines`, for any protocol and the Gaussian noise σ per client that is as private."""
     return {
-        "no privacy": NoPrivacy(protocol.clip_norm),
-        "gaussian": Protocol.gaussian(
-            clients=protocol.clients, dim=protocol.dim, clip_norm=protocol.clip_norm, sigma=sigma
-        ),
-        "quantized": replace(protocol, trials=0, modulus=None),
+        NO_PRIVACY: NoPrivacy(protocol.clip_norm),
+        GAUSSIAN: gaussian_like(protocol, sigma),
+        QUANTIZED: replace(protocol, trials=0, modulus=None),
     }
+
+
+def gaussian_like(protocol: Protocol, sigma: float) -> Protocol:
+    """The Gaussian protocol for the same clients and vectors."""
+    return Protocol.gaussian(clients=protocol.clients, dim=protocol.dim, clip_norm=protocol.clip_norm, sigma=sigma)
+
+
+def at_paper_range(protocol: Protocol, delta: float) -> tuple[Protocol, float]:
+    """The same levels and noise over the paper's range of coordinates, where that is wider; and that range X."""
+    paper = paper_coordinate_range(
+        clients=protocol.clients, dim=protocol.dim, clip_norm=protocol.clip_norm, delta=delta
+    )
+    wide = max(paper, protocol.coordinate_range)
+    return replace(protocol, coordinate_range=wide, modulus=None), wide
+
+
+def completed(account: AccountOptions, mechanism: Mechanism) -> AccountOptions:
+    """The account with a plan's own figures where it leaves them open."""
+    if not isinstance(mechanism, Plan):
+        return account
+    guarantee = mechanism.guarantee
+    return replace(
+        account,
+        epsilon=mechanism.wished_epsilon if account.epsilon is None else account.epsilon,
+        delta=guarantee.delta if account.delta is None else account.delta,
+        adjacency=guarantee.adjacency if account.adjacency is None else account.adjacency,
+        colluding=mechanism.colluding if account.colluding is None else account.colluding,
+    )
 
 
 def protocol_of(mechanism: Mechanism) -> Protocol | None:
@@ -57,6 +93,11 @@ def protocol_of(mechanism: Mechanism) -> Protocol | None:
     if isinstance(mechanism, Plan):
         return mechanism.protocol
     return mechanism if isinstance(mechanism, Protocol) else None
+
+
+def clip_norm(mechanism: Mechanism) -> float:
+    """D, the bound on the norm of what a client sends."""
+    return (mechanism.protocol if isinstance(mechanism, Plan) else mechanism).clip_norm
 
 
 def is_private(mechanism: Mechanism) -> bool:
@@ -71,28 +112,21 @@ def message_bytes(mechanism: Mechanism, dim: int) -> int:
     return 4 * dim if protocol is None else protocol.message_bytes
 
 
-def start_round(mechanism: Mechanism, dim: int, round: int, seed: int | None) -> RoundSimulator | FloatMean:
+def start_round(mechanism: Mechanism, dim: int, round: int, seed: int | None) -> Simulator:
     """What takes a round's updates and yields their mean, on the CPU."""
-    if isinstance(mechanism, NoPrivacy):
-        return FloatMean(dim, mechanism.clip_norm)
-    protocol = mechanism.protocol if isinstance(mechanism, Plan) else mechanism
-    return RoundSimulator(protocol, round, seed=seed)
+    protocol = protocol_of(mechanism)
+    return FloatMean(dim, clip_norm(mechanism)) if protocol is None else RoundSimulator(protocol, round, seed=seed)
 
 
-def start_device_round(
-    mechanism: Mechanism, dim: int, round: int, seed: int | None, device: torch.device
-) -> DeviceRound | DeviceFloatMean:
+def start_device_round(mechanism: Mechanism, dim: int, round: int, seed: int | None, device: torch.device) -> Simulator:
     """What takes a round's updates and yields their mean, on another device."""
-    if isinstance(mechanism, NoPrivacy):
-        return DeviceFloatMean(dim, mechanism.clip_norm, device)
-    protocol = mechanism.protocol if isinstance(mechanism, Plan) else mechanism
+    protocol = protocol_of(mechanism)
+    if protocol is None:
+        return DeviceFloatMean(dim, clip_norm(mechanism), device)
     return DeviceRound(protocol, round, seed=seed, device=device)
 
 
 def as_data(mechanism: Mechanism) -> dict[str, Any]:
     """Plain values that tell one mechanism from another."""
     protocol = protocol_of(mechanism)
-    if protocol is not None:
-        return {"protocol": protocol.to_dict()}
-    assert isinstance(mechanism, NoPrivacy)
-    return {"no privacy": asdict(mechanism)}
+    return {NO_PRIVACY: {"clip_norm": clip_norm(mechanism)}} if protocol is None else {"protocol": protocol.to_dict()}

@@ -1,4 +1,4 @@
-"""`RunFolder`: the folder that a run lives in, where it is found again after a crash and where nobody else may write.
+"""`RunFolder`: where a run lives, is found again after a crash, and nobody else may write; and each round's figures.
 
 What the files are is said in `cpsgd.learning.checkpoints`. Here is when they are written, and who may take up a run: a
 process that has it to itself, with the settings and the data it was started with, and with all of its charges.
@@ -7,17 +7,56 @@ process that has it to itself, with the settings and the data it was started wit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError
-from cpsgd.learning import checkpoints, devices
+from cpsgd.learning import checkpoints
 from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
-from cpsgd.learning.metrics import RoundMetrics
+from cpsgd.learning.devices import enough_memory
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """One round's figures. None of them is computed from clients' data except through the released model.
+
+    Attributes:
+        round: Number of the round, from 0.
+        released: Whether a mean was released and a step taken. A round is abandoned if so few messages arrived that the
+            budget would not hold, and lost if the run was killed after its charge.
+        survivors: Messages in the sum.
+        loss: Mean loss on the test set, where it was evaluated.
+        accuracy: Share of the test set classified correctly, where it was evaluated.
+        epsilon: ε spent by all rounds so far; None without privacy, and in rounds where it was not computed (with
+            sampling it takes a second, and is computed only where the model is evaluated).
+        delta: δ that goes with it; None without privacy.
+        method: Name of the method that proved ε.
+        bytes_per_client: Bytes of one message.
+        bytes_total: Bytes sent by all clients in all rounds so far.
+        noise_to_signal: √E‖noise‖² of the mean over the norm of the released mean; None where nothing was released.
+        seconds: How long the round took on this machine, evaluation included. Not compared.
+    """
+
+    round: int
+    released: bool
+    survivors: int
+    loss: float | None
+    accuracy: float | None
+    epsilon: float | None
+    delta: float | None
+    method: str | None
+    bytes_per_client: int
+    bytes_total: int
+    noise_to_signal: float | None
+    seconds: float = field(compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -87,7 +126,7 @@ class RunFolder:
                 cohorts=Cohorts(**state["cohorts"]),
                 run=state["run"],
             )
-            with devices.enough_memory("the model and its optimizer", "use a smaller model."):
+            with enough_memory("the model and its optimizer", "use a smaller model."):
                 model.load_state_dict(state["model"])
                 optimizer.load_state_dict(state["optimizer"])
         except (KeyError, TypeError, AttributeError, RuntimeError):

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
+
 from cpsgd._torch import torch
-from cpsgd.learning import devices, optimizers
+from cpsgd.learning.devices import enough_memory, one_thread
 from cpsgd.learning.gradients import Loss, trainable
-from cpsgd.learning.repeatable import one_thread
+from cpsgd.learning.options import Schedule, ServerOptions
 
 _TEST_BATCH = 4096
+
+# The part of a run in which the schedule "late" lowers the rate.
+_LATE = 0.3
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+}
+
+
+def make_optimizer(options: ServerOptions, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer that the options name, or what their function makes (with settings of its own)."""
+    if callable(options.optimizer):
+        made: torch.optim.Optimizer = options.optimizer(parameters)
+        return made
+    return _OPTIMIZERS[options.optimizer](parameters, lr=options.lr, weight_decay=options.weight_decay)
+
+
+def rate_factor(schedule: Schedule, round: int, rounds: int) -> float:
+    """What the learning rate is multiplied by in a round, a pure function of its number so that runs can be resumed.
+
+    Example:
+        >>> [rate_factor("linear", round, 4) for round in range(4)]
+        [1.0, 0.75, 0.5, 0.25]
+        >>> [round_ for round_ in range(10) if rate_factor("late", round_, 10) < 1.0]
+        [8, 9]
+    """
+    left = 1.0 - round / rounds
+    return {"constant": 1.0, "linear": left, "late": min(1.0, left / _LATE)}[schedule]
 
 
 class Server:
@@ -17,34 +51,24 @@ class Server:
         optimizer: What takes the steps.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        loss: Loss,
-        optimizer: str | optimizers.Factory,
-        *,
-        learning_rate: float,
-        weight_decay: float,
-        schedule: optimizers.Schedule,
-        rounds: int,
-    ) -> None:
-        """Makes the optimizer of a model that is where it is trained; the arguments are the trainer's.
+    def __init__(self, model: torch.nn.Module, loss: Loss, options: ServerOptions, rounds: int) -> None:
+        """Makes the optimizer of a model that is where it is trained.
 
         Raises:
-            ParameterError: There is no such optimizer or schedule, or the GPU has too little memory for it.
+            ParameterError: The GPU has too little memory for it.
         """
         self._model = model
         self._loss = loss
         self._rounds = rounds
-        with devices.enough_memory("the optimizer", "use a simpler one."):
-            self.optimizer = optimizers.make(optimizer, trainable(model).values(), learning_rate, weight_decay)
-        self._schedule = optimizers.check_schedule(schedule)
+        self._schedule = options.schedule
+        with enough_memory("the optimizer", "use a simpler one."):
+            self.optimizer = make_optimizer(options, trainable(model).values())
         self._first_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def step(self, mean: torch.Tensor, number: int) -> None:
         """The step of a round along its mean."""
         for group, rate in zip(self.optimizer.param_groups, self._first_rates, strict=True):
-            group["lr"] = rate * optimizers.factor(self._schedule, number, self._rounds)
+            group["lr"] = rate * rate_factor(self._schedule, number, self._rounds)
         start = 0
         for p in trainable(self._model).values():
             p.grad = mean[start : start + p.numel()].view(p.shape)

@@ -1,4 +1,4 @@
-"""What a training run is made of, as plain values: presets, TOML files and the command line all end here.
+"""What `cpsgd train` runs, as plain values: presets, TOML files and the command line all end in `Settings`.
 
 Nothing heavy is imported, so that settings can be read and refused before PyTorch is loaded.
 """
@@ -10,11 +10,22 @@ import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from types import NoneType
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
+from cpsgd.learning.options import (
+    AccountOptions,
+    ClientOptions,
+    CohortOptions,
+    OptimizerName,
+    OptionGroup,
+    RunOptions,
+    ServerOptions,
+)
 
 NO_SEED = "none"
 """How files and the command line say that there is no seed."""
@@ -22,81 +33,80 @@ NO_SEED = "none"
 CHANGEABLE_ON_RESUME = frozenset({"memory_limit"})
 """Settings that say how a run is computed and not what: it may be resumed with others."""
 
-# 16 TiB. Who gives more has most likely given bytes.
-_MOST_MEMORY = 1 << 24
-
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """A run's settings. Checked where they are used: by the data set, the planner and the trainer.
+class TaskOptions(OptionGroup):
+    """What is trained.
 
     Attributes:
-        preset: Name of the preset the others started from.
-        dataset: Name of the data set.
-        clients: Size of the population; the data set's own if None.
-        model: Name of the model, as "mlp-60-60" or "linear".
-        cohort: Clients in a round.
-        rounds: Number of rounds.
-        epsilon: ε that all rounds together may cost.
-        delta: δ of the guarantee.
-        bits: Bits a coordinate may take; the planner picks k, m and X.
-        levels: k, with `trials` instead of a plan.
-        trials: m, with `levels` instead of a plan.
-        range: X, with `levels` and `trials`; the paper's choice if None.
-        clip_norm: D, bound on an update's Euclidean norm.
-        optimizer: The server's.
-        lr: The server's learning rate.
-        weight_decay: The server's: so much of each parameter is added to its gradient.
-        schedule: "constant", or towards 0 after the last round: "linear", or "late", in the last three tenths.
-        participation: "once", "every", "poisson" or "fixed-size".
-        dropout: Probability with which a message does not arrive.
-        examples: E, for the privacy of single examples, of which a client sends the sum of at most E gradients, each
-            clipped to `clip_norm`; None for the privacy of whole clients.
-        adjacency: "replace-one" or "zero-out"; the one the participation is accounted for if None.
-        colluding: Clients of a round whose noise does not count because they may tell it.
-        local_steps: Local SGD steps a client; 1 sends a gradient.
-        local_lr: Learning rate of the local steps.
-        seed: What the model's first weights, cohorts and noise follow from; None (in files "none") for randomness from
-            the operating system, which is the default with a ledger.
-        baselines: Whether the baselines are run, too.
-        device: Where it is computed: cpu, cuda or auto.
-        memory_limit: MiB that the clients computed together may take; 1,024, or on a GPU 4,096, if None.
-        evaluate_every: The test set is looked at, and a checkpoint written, after every so many rounds.
-        ledger: File of the privacy ledger that the rounds are charged to; None for none.
-        population: With a ledger: whose budget pays.
+        preset: Where settings start from: digits or paper.
+        dataset: The data set: digits, infinite-digits, mnist or infinite-mnist.
+        clients: Clients there are; by default as many as the data set has.
+        model: The model: linear, or mlp with the widths of its hidden layers, as mlp-60-60.
+        baselines: Run the baselines, too: without privacy, with Gaussian noise, and rounded without noise.
     """
 
     preset: str
     dataset: str
     clients: int | None = None
     model: str = "mlp-60-60"
-    cohort: int
-    rounds: int
-    epsilon: float = 2.0
-    delta: float
+    baselines: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProtocolOptions(OptionGroup):
+    """What a message looks like: by a number of bits, for which it is planned, or by parameters.
+
+    Attributes:
+        bits: Bits per coordinate; the planner picks k, m and X.
+        levels: k, the levels a coordinate is rounded to; with trials, instead of bits.
+        trials: m, the coins of a client's noise per coordinate; with levels, instead of bits.
+        range: X, the largest coordinate that is not clipped; with levels and trials. By default the paper's choice.
+        clip_norm: D: longer updates are scaled down to this Euclidean norm. With examples, each example's gradient is.
+    """
+
     bits: float | None = 4.0
     levels: int | None = None
     trials: int | None = None
     range: float | None = None
     clip_norm: float = 1.0
-    optimizer: str = "sgd"
-    lr: float
-    weight_decay: float = 0.0
-    schedule: str = "constant"
-    participation: str = "once"
-    dropout: float = 0.0
-    examples: int | None = None
-    adjacency: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.explicit:
+            if self.bits is not None:
+                raise ParameterError("Give bits, or levels and trials, not both: bits are what the planner is given.")
+            if self.levels is None or self.trials is None:
+                raise ParameterError("An explicit protocol needs both levels and trials (range is optional).")
+
+    @property
+    def explicit(self) -> bool:
+        """Whether k and m are given, instead of being planned."""
+        return self.levels is not None or self.trials is not None or self.range is not None
+
+
+# Fields stand in the order of the last base first.
+@dataclass(frozen=True, kw_only=True)
+class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, AccountOptions, CohortOptions, TaskOptions):
+    """All settings of a run, flat. It is each of its groups, and is passed where one of them is wanted.
+
+    Fields that stand here again have another default, or fewer choices, than in Python.
+    """
+
+    epsilon: float = 2.0
+    delta: float = 1e-6
     colluding: int = 0
-    local_steps: int = 1
-    local_lr: float | None = None
-    seed: int | None = 0
-    baselines: bool = True
-    device: str = "cpu"
-    memory_limit: int | None = None
-    evaluate_every: int = 1
     ledger: str | None = None
-    population: str | None = None
+    optimizer: OptimizerName = "sgd"
+    seed: int | None = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ledger is not None and self.baselines:
+            raise ParameterError(
+                "Baselines look at the same people without a budget that would cover it; with a ledger, set baselines "
+                "to false (--no-baselines)."
+            )
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -114,36 +124,14 @@ class Settings:
             if name not in known:
                 raise ParameterError(f"Unknown setting {name!r}. Known are {', '.join(known)}.")
         changes: dict[str, Any] = {name: _checked(name, value) for name, value in values.items()}
-        preset = changes.get("preset", "digits")
-        if preset not in PRESETS:
-            raise ParameterError(f"Unknown preset {preset!r}. Known are {', '.join(PRESETS)}.")
+        preset = _validate.choice("preset", changes.get("preset", "digits"), tuple(PRESETS))
         if ("levels" in changes or "trials" in changes or "range" in changes) and "bits" not in changes:
             changes["bits"] = None
         if "dataset" in changes and "clients" not in changes:
             changes["clients"] = None  # the preset's number belongs to its own data set
         if changes.get("ledger") is not None and "seed" not in changes:
             changes["seed"] = None  # what is charged as private must not have the noise of a seed that everybody knows
-        settings = cls(**{**asdict(PRESETS[preset]), **changes})
-        if settings.explicit:
-            if settings.bits is not None:
-                raise ParameterError("Give bits, or levels and trials, not both: bits are what the planner is given.")
-            if settings.levels is None or settings.trials is None:
-                raise ParameterError("An explicit protocol needs both levels and trials (range is optional).")
-        if settings.memory_limit is not None:
-            _validate.integer("memory_limit (in MiB)", settings.memory_limit, low=1, high=_MOST_MEMORY)
-        if (settings.ledger is None) != (settings.population is None):
-            raise ParameterError("Give both ledger and population: a ledger may hold several budgets.")
-        if settings.ledger is not None and settings.baselines:
-            raise ParameterError(
-                "Baselines look at the same people without a budget that would cover it; with a ledger, set baselines "
-                "to false (--no-baselines)."
-            )
-        return settings
-
-    @property
-    def explicit(self) -> bool:
-        """Whether k and m are given, instead of being planned."""
-        return self.levels is not None or self.trials is not None or self.range is not None
+        return cls(**{**PRESETS[preset], "preset": preset, **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, without those left open."""
@@ -151,69 +139,46 @@ class Settings:
         return {name: value for name, value in values.items() if value is not None}
 
 
-_DIGITS = Settings(
-    preset="digits",
-    dataset="infinite-digits",
-    cohort=10_000,
-    rounds=80,
-    delta=1e-6,
-    optimizer="momentum",
-    lr=4.0,
-)
-_PAPER = Settings(
-    preset="paper",
-    dataset="infinite-mnist",
-    clients=25_000_000,
-    cohort=10_000,
-    rounds=2_500,  # one epoch: 2,500 disjoint cohorts of 10,000 are all clients
-    delta=1e-9,
-    lr=6.0,
-    weight_decay=1e-4,
-    schedule="late",
-)
-
-PRESETS = {"digits": _DIGITS, "paper": _PAPER}
-"""Runs that have a name."""
-
-_KINDS: dict[str, type] = {
-    "preset": str,
-    "dataset": str,
-    "clients": int,
-    "model": str,
-    "cohort": int,
-    "rounds": int,
-    "epsilon": float,
-    "delta": float,
-    "bits": float,
-    "levels": int,
-    "trials": int,
-    "range": float,
-    "clip_norm": float,
-    "optimizer": str,
-    "lr": float,
-    "weight_decay": float,
-    "schedule": str,
-    "participation": str,
-    "dropout": float,
-    "examples": int,
-    "adjacency": str,
-    "colluding": int,
-    "local_steps": int,
-    "local_lr": float,
-    "seed": int,
-    "baselines": bool,
-    "device": str,
-    "memory_limit": int,
-    "evaluate_every": int,
-    "ledger": str,
-    "population": str,
+PRESETS: dict[str, dict[str, Any]] = {
+    "digits": {
+        "dataset": "infinite-digits",
+        "cohort": 10_000,
+        "rounds": 80,
+        "delta": 1e-6,
+        "optimizer": "momentum",
+        "lr": 4.0,
+    },
+    "paper": {
+        "dataset": "infinite-mnist",
+        "clients": 25_000_000,
+        "cohort": 10_000,
+        "rounds": 2_500,  # one epoch: 2,500 disjoint cohorts of 10,000 are all clients
+        "delta": 1e-9,
+        "lr": 6.0,
+        "weight_decay": 1e-4,
+        "schedule": "late",
+    },
 }
+"""Runs that have a name: where they differ from the defaults."""
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    """The type of each setting, or a `Literal` of its choices."""
+    hints = get_type_hints(Settings)
+    return {
+        name: hint if get_origin(hint) is Literal else next(k for k in (*get_args(hint), hint) if k is not NoneType)
+        for name, hint in hints.items()
+    }
 
 
 def _checked(name: str, value: object) -> object:
+    """The value, if it is of the setting's type."""
     if name == "seed" and value == NO_SEED:
         return None
-    kind = _KINDS[name]
+    kind = _kinds()[name]
+    if get_origin(kind) is Literal:
+        return _validate.choice(name, value, get_args(kind))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return _validate.finite(name, value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

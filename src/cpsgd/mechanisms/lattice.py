@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import clip, grid, thresholds
-from cpsgd.codec._kernels import kernels
 from cpsgd.codec.formats import Integers
-from cpsgd.codec.grid import Grid
+from cpsgd.codec.grid import Grid, Rounder
 from cpsgd.mechanisms import rounding_error
 from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Search
 from cpsgd.randomness import Keystream
@@ -99,10 +98,10 @@ class Lattice(Mechanism):
         """Four bytes for rounding, and those of the noise."""
         return 4 + self.noise_bytes
 
-    def kernel(self) -> kernels.Rounder:
+    def kernel(self) -> Rounder:
         """Rounds, and adds noise by counting coins or by inversion."""
         table = self.noise_table()
-        return kernels.Rounder(
+        return Rounder(
             self.levels, self.grid.fraction_bits, self.largest_noise, table.high, table.low, table.base
         )
 
@@ -231,7 +230,7 @@ def _ladder(values: int) -> list[int]:
 def draw(table: thresholds.Table, largest: int, count: int, keystream: Keystream) -> NDArray[np.uint32]:
     """Noise alone, from a kernel that starts on the lowest level: by inversion, or by counting `largest` coins."""
     points = Grid.of_levels(2, 1.0)
-    rounder = kernels.Rounder(2, points.fraction_bits, largest, table.high, table.low, table.base)
+    rounder = Rounder(2, points.fraction_bits, largest, table.high, table.low, table.base)
     width = thresholds.KEYSTREAM_BYTES if table.high.size else coin_bytes(largest)
     noise = np.empty(count, dtype=np.uint32)
     rounder.values(np.full(count, -points.limit, dtype=np.float32), keystream.take(count * (4 + width)), noise)

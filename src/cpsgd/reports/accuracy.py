@@ -23,7 +23,7 @@ from cpsgd.reports import _plotting
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from cpsgd.learning.metrics import RoundMetrics
+    from cpsgd.learning import RoundMetrics
     from cpsgd.learning.settings import Settings
 
 Accounting = Literal["ours", "paper"]

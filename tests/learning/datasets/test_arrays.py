@@ -65,7 +65,7 @@ def changed(value: float, row: int) -> np.ndarray:
     [
         ({"features": X[:11]}, "11 rows of features, but 12 labels"),
         ({"test_labels": Y[:4]}, "5 rows of test_features, but 4 labels"),
-        ({"features": X[:, 0, 0]}, "one row an example"),
+        ({"features": X[:, 0, 0]}, "one row per example"),
         ({"features": X.astype(complex)}, "complex128"),
         ({"features": X.astype(str)}, "to be numbers"),
         ({"test_features": X[:5, :1]}, "one shape"),

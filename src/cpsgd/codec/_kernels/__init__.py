@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ elif os.environ.get("CPSGD_SIMD") == "numpy":
     from cpsgd.codec._kernels import numpy_twin as kernels
 else:
     try:
-        from cpsgd.codec._kernels import _native as kernels
+        kernels = import_module("cpsgd.codec._kernels._native")
     except ModuleNotFoundError:
         from cpsgd.codec._kernels import numpy_twin as kernels
 

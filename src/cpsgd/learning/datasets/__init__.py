@@ -3,13 +3,17 @@
 Every data set is a population of clients addressed by number (`batch`) and a test set that no client holds.
 """
 
-from cpsgd.learning.datasets.arrays import ArrayDataset, from_arrays
+from __future__ import annotations
+
+from pathlib import Path
+
+from cpsgd import _validate
+from cpsgd.errors import ParameterError
+from cpsgd.learning.datasets.arrays import ArrayDataset, Partition, dirichlet, from_arrays, iid
 from cpsgd.learning.datasets.base import Batch, Dataset, ImageDataset
 from cpsgd.learning.datasets.digits import infinite_digits, load_digits
-from cpsgd.learning.datasets.infinite import InfiniteDataset
+from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, InfiniteDataset
 from cpsgd.learning.datasets.mnist import infinite_mnist, load_mnist
-from cpsgd.learning.datasets.named import NAMES, load
-from cpsgd.learning.datasets.partition import Partition, dirichlet, iid
 
 __all__ = [
     "NAMES",
@@ -28,3 +32,37 @@ __all__ = [
     "load_digits",
     "load_mnist",
 ]
+
+NAMES = ("digits", "infinite-digits", "mnist", "infinite-mnist")
+
+
+def load(name: str, *, clients: int | None = None, folder: Path | str | None = None) -> Dataset:
+    """The data set of this name.
+
+    Args:
+        name: One of `NAMES`.
+        clients: Size of the population. By default 25 million for the infinite data sets; the finite ones have one
+            client per image and no other size.
+        folder: The data folder; by default `CPSGD_DATA_DIR`, or else `cpsgd` in the user's cache.
+
+    Raises:
+        ParameterError: There is no such data set, or not with so many clients.
+        DataError: Its files are missing or damaged.
+
+    >>> load("infinite-digits", clients=1_000_000).size
+    1000000
+    """
+    if clients is not None:
+        _validate.integer("clients", clients, low=1)
+    if name not in NAMES:
+        raise ParameterError(f"There is no data set {name!r}. Known are {', '.join(NAMES)}.")
+    if name.startswith("infinite-"):
+        size = DEFAULT_SIZE if clients is None else clients
+        return infinite_digits(size) if name == "infinite-digits" else infinite_mnist(size, folder)
+    finite = load_digits() if name == "digits" else load_mnist(folder)
+    if clients not in (None, finite.size):
+        raise ParameterError(
+            f"{name} has {finite.size:,} clients, one per image, and not {clients:,}. "
+            f"infinite-{name} has as many as wanted."
+        )
+    return finite

@@ -21,7 +21,7 @@ class Batch:
     """Examples of some clients, in the clients' order.
 
     Attributes:
-        features: One row an example, float32.
+        features: One row per example, float32.
         labels: The examples' classes, int64.
         counts: How many of the rows belong to each client; the rows of a client follow each other.
     """
@@ -71,7 +71,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """Images in grey, one a client.
+    """Images in grey, one per client.
 
     Attributes:
         name: Short name, as on the command line.

@@ -15,8 +15,7 @@ import numpy as np
 
 from cpsgd.errors import DataError
 from cpsgd.learning.datasets.base import ImageDataset
-from cpsgd.learning.datasets.fields import smooth_fields
-from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, FIELD_COUNT, InfiniteDataset
+from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, FIELD_COUNT, InfiniteDataset, smooth_fields
 
 # Of the shades 0..16 and then the labels, one byte each.
 _SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
@@ -24,7 +23,7 @@ _HELD_BACK = 5
 
 
 def load_digits() -> ImageDataset:
-    """The digits, one a client.
+    """The digits, one per client.
 
     >>> digits = load_digits()
     >>> digits.size, len(digits.test_labels), digits.feature_dim

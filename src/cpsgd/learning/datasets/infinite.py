@@ -13,8 +13,8 @@ A training images, sample i is
 
 Where this differs from the original program: what leaves the image on one side is gone (the original's moves to the
 left and to the right carry one column into the neighbouring row and drop another: one pixel in 65,000); and unless the
-original's files are given, F are the fields of `cpsgd.learning.datasets.fields` and the slopes are central differences
-with zeros around the image.
+original's files are given, F are the fields of `smooth_fields` and the slopes are central differences with zeros around
+the image.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.learning.datasets.base import Batch, ImageDataset, check_indices, fingerprint, one_each
+from cpsgd.randomness import public_bits
 
 FIELD_COUNT = 1522
 # Clients of the paper's experiment.
@@ -40,11 +41,15 @@ INDEX_LIMIT = 1 << 61
 _BLOCK = 1 << 17
 # By k1 mod 9: rows down and columns to the right that the image is moved.
 MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1), (0, 0)])
+_UNIT = 1 << 13
+_NOISE = 1 << 16
+# Fields smoothed at a time, to keep the noise of all of them out of memory.
+_FIELD_BLOCK = 128
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How deformed samples are made, one entry a sample: `base` image, fields `k1` and `k2`, number of the `move`."""
+    """How deformed samples are made, one entry per sample: `base` image, fields `k1` and `k2`, number of the `move`."""
 
     base: NDArray[np.int64]
     k1: NDArray[np.int64]
@@ -60,19 +65,14 @@ def recipe(indices: NDArray[np.int64], *, test: int, train: int) -> Recipe:
     """
     # 131071·i may leave 64 bits: unsigned numbers then wrap around, which does not change it modulo 2^32.
     k1 = ((indices.astype(np.uint64) * np.uint64(131071)) % np.uint64(1 << 32) % np.uint64(1521)).astype(np.int64)
-    return Recipe(
-        base=(indices - test) % train,
-        k1=k1,
-        k2=(k1 + 1 + 2 * indices) % FIELD_COUNT,
-        move=k1 % len(MOVES),
-    )
+    return Recipe(base=(indices - test) % train, k1=k1, k2=(k1 + 1 + 2 * indices) % FIELD_COUNT, move=k1 % len(MOVES))
 
 
 @dataclass(frozen=True, eq=False)
 class InfiniteDataset:
     """The infinite version of a set of images: with B test and A training images, client c holds sample B + A + c.
 
-    No client holds a test image, nor an unmodified training image. Nothing is stored a client.
+    No client holds a test image, nor an unmodified training image. Nothing is stored per client.
 
     Attributes:
         base: The finite data set.
@@ -214,3 +214,54 @@ def _inside(padded: NDArray[Any]) -> NDArray[Any]:
     """The images within what `_pad` made, as a view."""
     width = math.isqrt(padded.shape[1])
     return padded.reshape(-1, width, width)[:, :-1, :-1]
+
+
+def smooth_fields(count: int, side: int, *, smoothing: float, displacement: float) -> NDArray[np.float32]:
+    """Smooth random displacement fields: how far each pixel of a deformed image is moved, along one axis.
+
+    The construction, in exact arithmetic so that every machine makes the same fields for ever:
+
+    1. For field j of images of `side`×`side` pixels, independent integers uniform on −32768..32767 on a grid that is
+       wider than the image by the smoothing kernel's radius on all sides. They are the public bytes
+       `public_bits("infinite-fields", side, j, ...)`, two per number, least significant first.
+    2. Smoothing along rows and columns with integer weights round(8192·exp(−x²/(2σ²))), cut off at radius ⌈4σ⌉. All
+       intermediate sums are integers below 2^53, so float64 holds them exactly in whatever order they are added.
+    3. Division by the standard deviation of the result, known exactly from the weights, times the displacement:
+       every pixel of every field has that standard deviation, at the border as in the middle.
+
+    Uniform noise smoothed with a Gaussian of σ = 4 px on 28×28 images, scaled to a standard deviation of 1 px, is what
+    the infinite MNIST needs in place of the original's fields, which are a separate download.
+
+    Args:
+        count: How many fields; the first ones do not depend on it.
+        side: Pixels per side.
+        smoothing: σ of the smoothing Gaussian, in pixels.
+        displacement: Standard deviation of a pixel's displacement, in pixels.
+
+    Returns:
+        An array [count, side, side].
+
+    >>> smooth_fields(2, 8, smoothing=1.5, displacement=1.0)[1, 0, :3]
+    array([-1.5897619 , -0.7146024 ,  0.17997856], dtype=float32)
+    """
+    radius = math.ceil(4 * smoothing)
+    offsets = range(-radius, radius + 1)
+    weights = np.array([round(_UNIT * math.exp(-(x**2) / (2 * smoothing**2))) for x in offsets], dtype=np.float64)
+    wide = side + 2 * radius
+    smooth = np.zeros((side, wide))
+    for row in range(side):
+        smooth[row, row : row + weights.size] = weights
+    # The integers −2^15..2^15−1 have variance (2^32 − 1)/12; a pixel is their sum weighted by products of two weights.
+    deviation = math.sqrt((_NOISE**2 - 1) / 12) * float(weights @ weights)
+
+    fields = np.empty((count, side, side), dtype=np.float32)
+    for start in range(0, count, _FIELD_BLOCK):
+        block = range(start, min(start + _FIELD_BLOCK, count))
+        noise = np.stack([_noise(side, number, wide) for number in block])
+        fields[start : block.stop] = smooth @ noise @ smooth.T * (displacement / deviation)
+    return fields
+
+
+def _noise(side: int, number: int, wide: int) -> NDArray[np.float64]:
+    raw = public_bits("infinite-fields", side, number, 2 * wide * wide)
+    return raw.view("<i2").reshape(wide, wide).astype(np.float64)

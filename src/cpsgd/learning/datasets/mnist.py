@@ -1,6 +1,6 @@
 """MNIST (LeCun, Cortes and Burges): 60,000 training and 10,000 test digits of 28×28 pixels, from files on this machine.
 
-The four gzip'd files are looked for in the data folder (see `local`) and in its subfolder `mnist`; `download` brings
+The four gzip'd files are looked for in the data folder (see `files`) and in its subfolder `mnist`; `download` brings
 them there. What they hold is checked against known checksums whenever it is read.
 """
 
@@ -20,16 +20,11 @@ from numpy.typing import NDArray
 
 from cpsgd.errors import DataError
 from cpsgd.learning.datasets.base import ImageDataset
-from cpsgd.learning.datasets.download import fetch
-from cpsgd.learning.datasets.fields import smooth_fields
-from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, FIELD_COUNT, InfiniteDataset
-from cpsgd.learning.datasets.local import VARIABLE, data_folder, find_file
+from cpsgd.learning.datasets.files import VARIABLE, data_folder, fetch, find_file
+from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, FIELD_COUNT, InfiniteDataset, smooth_fields
 
 SIDE = 28
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 _SUBFOLDER = "mnist"
 # The original infinite MNIST's displacement fields and slopes: a separate download, float32 without a header.
 _ORIGINAL_SUBFOLDER = "infimnist"
@@ -80,7 +75,7 @@ PARTS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
 
 
 def load_mnist(folder: Path | str | None = None) -> ImageDataset:
-    """MNIST, one image a client.
+    """MNIST, one image per client.
 
     Args:
         folder: The data folder; by default `CPSGD_DATA_DIR`, or else `cpsgd` in the user's cache.

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from cpsgd.learning.datasets.fields import smooth_fields
+from cpsgd.learning.datasets.infinite import smooth_fields
 from cpsgd.randomness import public_bits
 
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import shutil
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ from cpsgd.errors import BudgetExceededError, CheckpointError, ParameterError, P
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.datasets import ArrayDataset, Dataset
+from cpsgd.learning.options import (
+    AccountOptions,
+    ClientOptions,
+    CohortOptions,
+    FolderOptions,
+    RunOptions,
+    ServerOptions,
+)
 from cpsgd.learning.server import Server
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.privacy.rounds import guarantee_over_rounds
@@ -37,13 +46,22 @@ def ledger(tmp_path: Path) -> Ledger:
     return ledger
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(CohortOptions, ClientOptions, ServerOptions, AccountOptions, RunOptions, FolderOptions):
+    """All groups at once."""
+
+
+def groups(**values: Any) -> dict[str, Any]:
+    return dict.fromkeys(("cohorts", "clients", "server", "account", "run", "folder"), Options(**values))
+
+
 def trainer(data: Dataset, folder: Path | None, ledger: Ledger | None, **options: Any) -> Trainer:
     options = {"cohort": 100, "rounds": 4, "seed": 3, "delta": DELTA, "dropout": 0.05, **options}
     options = {"population": None if ledger is None else "people", **options}
     mechanism = options.pop("mechanism", PROTOCOL)
-    # A new object for a new process.
-    book = None if ledger is None else Ledger(ledger.path)
-    return Trainer(mlp(4, 3, (), seed=0), LOSS, data, mechanism, run_dir=folder, ledger=book, **options)
+    # A new object for a new process; a run that goes on opens it by its name.
+    book = ledger and (str(ledger.path) if options.get("resume") else Ledger(ledger.path))
+    return Trainer(mlp(4, 3, (), seed=0), LOSS, data, mechanism, **groups(run_dir=folder, ledger=book, **options))
 
 
 def finish(run: Trainer) -> Trainer:

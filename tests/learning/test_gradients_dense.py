@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpsgd.learning import dense
+from cpsgd.learning import gradients
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import mlp
 
@@ -18,10 +18,10 @@ def test_gradients_equal_those_of_torch_func(hidden: tuple[int, ...]) -> None:
     x, y = torch.randn(40, 12, generator=generator), torch.randint(0, 5, (40,), generator=generator)
     updates = ClientUpdates(model, LOSS)
     general = torch.cat([rows.clone() for rows in updates.tensors(x, y, np.ones(40, dtype=np.int64))])
-    layers = dense.layers_of(model, LOSS)
+    layers = gradients.dense_layers(model, LOSS)
     assert layers is not None
     rows = torch.full((40, updates.dim + 3), float("nan"))[:, : updates.dim]  # every coordinate must be written
-    dense.write_gradients(layers, x, y, rows)
+    gradients.write_dense_gradients(layers, x, y, rows)
     torch.testing.assert_close(rows, general, rtol=1e-5, atol=1e-6)
 
 
@@ -64,9 +64,9 @@ def hooked_as_a_whole() -> torch.nn.Module:
     ],
 )
 def test_other_models_take_the_general_way(model: torch.nn.Module) -> None:
-    assert dense.layers_of(model, LOSS) is None
+    assert gradients.dense_layers(model, LOSS) is None
 
 
 def test_other_losses_take_the_general_way() -> None:
-    assert dense.layers_of(mlp(4, 2), torch.nn.functional.mse_loss) is None
-    assert dense.layers_of(mlp(4, 2), LOSS) is not None
+    assert gradients.dense_layers(mlp(4, 2), torch.nn.functional.mse_loss) is None
+    assert gradients.dense_layers(mlp(4, 2), LOSS) is not None

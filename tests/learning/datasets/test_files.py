@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cpsgd.errors import DataError
-from cpsgd.learning.datasets import download
+from cpsgd.learning.datasets import files
 
 CONTENT = bytes(range(251)) * 4_000
 NAME = "file.gz"
@@ -23,7 +23,7 @@ NAME = "file.gz"
 
 def fetch(*servers: Any, target: Path, **options: Any) -> None:
     urls = [server if isinstance(server, str) else server.url + NAME for server in servers]
-    download.fetch(urls, target, size=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest(), **options)
+    files.fetch(urls, target, size=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest(), **options)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_killed_download_is_resumed(server: Any, target: Path, part: Path) -> 
     server.files[NAME] = CONTENT
     server.go_on.clear()
     program = (
-        "from pathlib import Path; from cpsgd.learning.datasets.download import fetch; "
+        "from pathlib import Path; from cpsgd.learning.datasets.files import fetch; "
         f"fetch([{server.url + NAME!r}], Path({str(target)!r}), size={len(CONTENT)}, sha256='')"
     )
     process = subprocess.Popen(
@@ -195,7 +195,7 @@ def test_a_silent_server_is_not_waited_for_endlessly(
 ) -> None:
     server.files[NAME] = CONTENT
     server.go_on.clear()
-    monkeypatch.setattr(download, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(files, "_TIMEOUT_SECONDS", 0.2)
     server.cuts = [len(CONTENT), 0, 0]
     with pytest.raises(DataError, match="timed out"):
         fetch(server, target=target)

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from cpsgd.errors import InfeasibleError
+from cpsgd.learning.accounting import Spending
 from cpsgd.learning.cohorts import Cohorts
-from cpsgd.learning.spending import Spending
+from cpsgd.learning.options import AccountOptions, CohortOptions
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.privacy.participation import Scheme
@@ -22,10 +23,9 @@ def make(
     delta: float = 1e-6,
     protocol: Protocol = PROTOCOL,
 ) -> Spending:
-    cohorts = Cohorts.plan(
-        population=population, cohort=cohort, rounds=1, scheme=scheme, key=0, overflow=1e-3 * delta / 20
-    )
-    return Spending(protocol, delta=delta, epsilon=epsilon, cohorts=cohorts)
+    options = CohortOptions(cohort=cohort, rounds=1, participation=scheme)
+    cohorts = Cohorts.plan(options, population=population, key=0, delta=delta / 20)
+    return Spending(protocol, cohorts, AccountOptions(delta=delta, epsilon=epsilon))
 
 
 def test_rounds_count_with_the_messages_that_arrived() -> None:
@@ -49,9 +49,9 @@ def test_once_the_smallest_round_says_it_all() -> None:
 
 
 def test_colluding_clients_noise_does_not_count() -> None:
-    cohorts = Cohorts.plan(population=500, cohort=500, rounds=1, scheme="once", key=0, overflow=0.1)
-    honest = Spending(PROTOCOL, delta=1e-6, epsilon=None, cohorts=cohorts)
-    wary = Spending(PROTOCOL, delta=1e-6, epsilon=None, cohorts=cohorts, colluding=100)
+    cohorts = Cohorts.plan(CohortOptions(cohort=500, rounds=1), population=500, key=0, delta=0.1)
+    honest = Spending(PROTOCOL, cohorts, AccountOptions(delta=1e-6))
+    wary = Spending(PROTOCOL, cohorts, AccountOptions(delta=1e-6, colluding=100))
     found = [spending.guarantee([size]) for spending, size in ((wary, 500), (honest, 400), (honest, 500))]
     epsilons = [each.epsilon for each in found if each is not None]
     assert epsilons[0] == epsilons[1] > epsilons[2]

@@ -24,19 +24,19 @@ class DeviceBatch:
 
 
 class DeviceData:
-    """The examples of any data set, carried to a device."""
+    """The examples of any data set, moved to a device."""
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
-        """Takes the data set's test examples along at once."""
+        """Moves the test examples at once."""
         self._dataset = dataset
         self._device = device
-        self.test = self._carried(dataset.test_set())
+        self.test = self._transferred(dataset.test_set())
 
     def batch(self, clients: NDArray[np.int64]) -> DeviceBatch:
         """The examples of these clients."""
-        return self._carried(self._dataset.batch(clients))
+        return self._transferred(self._dataset.batch(clients))
 
-    def _carried(self, batch: Batch) -> DeviceBatch:
+    def _transferred(self, batch: Batch) -> DeviceBatch:
         features, labels = carried(batch.features, self._device), carried(batch.labels, self._device)
         return DeviceBatch(features, labels, batch.counts)
 
@@ -48,7 +48,7 @@ class DeviceInfinite(DeviceData):
     """
 
     def __init__(self, dataset: InfiniteDataset, device: torch.device) -> None:
-        """Carries images and fields to the device."""
+        """Moves images and fields to the device."""
         super().__init__(dataset, device)
         base = dataset.base
         self._side = base.images.shape[1]

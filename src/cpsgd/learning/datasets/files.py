@@ -1,4 +1,4 @@
-"""Downloads that survive interruptions and are never half done.
+"""Where data files are on this machine, and downloads that survive interruptions and are never half done.
 
 Bytes arrive in `NAME.part`. An interrupted download goes on where it stopped, if the server can do that (HTTP ranges).
 Only a file whose size and SHA-256 are right gets its name, by an atomic rename.
@@ -16,6 +16,8 @@ from urllib.request import Request, urlopen
 
 from cpsgd.errors import DataError
 
+VARIABLE = "CPSGD_DATA_DIR"
+
 _BLOCK = 1 << 16
 _TIMEOUT_SECONDS = 30.0
 
@@ -24,13 +26,26 @@ class _TransferError(Exception):
     """This server does not give the file now."""
 
 
+def data_folder(folder: Path | str | None = None) -> Path:
+    """The folder of data files: the one given, else `CPSGD_DATA_DIR`, else `cpsgd` in the user's cache."""
+    if folder is not None:
+        return Path(folder).expanduser()
+    if chosen := os.environ.get(VARIABLE):
+        return Path(chosen).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "cpsgd"
+
+
+def find_file(folder: Path, subfolder: str, name: str) -> Path | None:
+    """The file in the data folder's subfolder or in the data folder itself, if it is there."""
+    for path in (folder / subfolder / name, folder / name):
+        if path.is_file():
+            return path
+    return None
+
+
 def fetch(
-    urls: Sequence[str],
-    target: Path,
-    *,
-    size: int,
-    sha256: str,
-    progress: Callable[[int], None] = lambda done: None,
+    urls: Sequence[str], target: Path, *, size: int, sha256: str, progress: Callable[[int], None] = lambda done: None
 ) -> None:
     """Downloads one file; goes on with what an earlier attempt has left.
 

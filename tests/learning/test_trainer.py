@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,14 @@ from cpsgd.errors import DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, RoundMetrics, Trainer, baselines, mlp
 from cpsgd.learning.datasets import ArrayDataset, Dataset, from_arrays, infinite_digits
 from cpsgd.learning.mechanisms import Mechanism
+from cpsgd.learning.options import (
+    AccountOptions,
+    ClientOptions,
+    CohortOptions,
+    FolderOptions,
+    RunOptions,
+    ServerOptions,
+)
 from cpsgd.planner import Plan, plan
 from cpsgd.privacy import Adjacency, RoundsGuarantee, guarantee_over_rounds
 from cpsgd.privacy.participation import Scheme
@@ -22,6 +30,15 @@ from cpsgd.protocol import Protocol
 
 LOSS = torch.nn.functional.cross_entropy
 DIM = 15  # 4 features and a bias, for 3 classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CohortOptions, ClientOptions, ServerOptions, AccountOptions, RunOptions, FolderOptions):
+    """All groups at once."""
+
+
+def groups(**values: Any) -> dict[str, Any]:
+    return dict.fromkeys(("cohorts", "clients", "server", "account", "run", "folder"), Options(**values))
 
 
 def model(seed: int = 0) -> torch.nn.Module:
@@ -33,8 +50,8 @@ def weights(of: torch.nn.Module) -> np.ndarray:
 
 
 def run(data: Dataset, mechanism: Mechanism, start: torch.nn.Module | None = None, **options: Any) -> Trainer:
-    options = {"cohort": 100, "rounds": 3, "learning_rate": 0.5, "seed": 1, **options}
-    trainer = Trainer(start or model(), LOSS, data, mechanism, **options)
+    options = {"cohort": 100, "rounds": 3, "lr": 0.5, "seed": 1, **options}
+    trainer = Trainer(start or model(), LOSS, data, mechanism, **groups(**options))
     for _ in trainer.run():
         pass
     return trainer
@@ -53,7 +70,13 @@ def private() -> Plan:
 
 def test_a_linear_schedule_shrinks_the_steps(triangle: ArrayDataset) -> None:
     trainer = Trainer(
-        model(), LOSS, triangle, NoPrivacy(1e6), cohort=100, rounds=2, learning_rate=0.5, schedule="linear", seed=1
+        model(),
+        LOSS,
+        triangle,
+        NoPrivacy(1e6),
+        cohorts=CohortOptions(cohort=100, rounds=2),
+        server=ServerOptions(lr=0.5, schedule="linear"),
+        run=RunOptions(seed=1),
     )
     expected = model()
     for number, rate in enumerate((0.5, 0.25)):
@@ -129,7 +152,7 @@ def test_dropouts_are_accounted_by_the_noise_that_arrived(triangle: ArrayDataset
 def test_a_round_that_would_break_the_budget_is_abandoned(
     triangle: ArrayDataset, private: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = Trainer(model(), LOSS, triangle, private, cohort=100, rounds=2, seed=1)
+    trainer = Trainer(model(), LOSS, triangle, private, **groups(cohort=100, rounds=2, seed=1))
     trainer._dropout = 0.5
     before = weights(trainer.model)
     metrics = trainer.step()
@@ -154,7 +177,7 @@ def test_sampled_cohorts_learn_and_are_accounted(triangle: ArrayDataset, scheme:
         participation=f"{scheme}:{200 / 600}",
         adjacency=adjacency,
     )
-    trainer = run(triangle, sampled, cohort=200, rounds=8, participation=scheme, evaluate_every=4, learning_rate=1.0)
+    trainer = run(triangle, sampled, cohort=200, rounds=8, participation=scheme, evaluate_every=4, lr=1.0)
     found = spent(trainer)
     assert found.epsilon <= 8.0
     assert found.adjacency == adjacency
@@ -168,7 +191,7 @@ def test_the_poisson_mean_is_over_the_expected_cohort(triangle: ArrayDataset) ->
     fine = Protocol.rotated_binomial(
         clients=200, dim=DIM, clip_norm=30.0, levels=2**16, trials=0, coordinate_range=30.0
     )
-    trainer = run(triangle, fine, cohort=200, rounds=1, participation="poisson", learning_rate=1.0)
+    trainer = run(triangle, fine, cohort=200, rounds=1, participation="poisson", lr=1.0)
     batch = triangle.batch(trainer._cohorts.clients(0))
     start = model()
     loss = LOSS(start(torch.from_numpy(batch.features)), torch.from_numpy(batch.labels), reduction="sum")
@@ -192,7 +215,7 @@ def test_private_training_on_digits_learns_with_every_baseline() -> None:
             cohort=2000,
             rounds=8,
             optimizer="adagrad",
-            learning_rate=0.1,
+            lr=0.1,
             delta=1e-6,
             epsilon=4.001,
             evaluate_every=8,
@@ -225,9 +248,9 @@ def test_federated_averaging_with_other_optimizers(triangle: ArrayDataset, optim
         cohort=60,
         rounds=10,
         local_steps=5,
-        local_learning_rate=0.2,
+        local_lr=0.2,
         optimizer=optimizer,
-        learning_rate=0.2,
+        lr=0.2,
     )
     assert (trainer.history[-1].accuracy or 0.0) > 0.9
 
@@ -258,7 +281,7 @@ def test_metrics_are_plain_data(triangle: ArrayDataset, private: Plan) -> None:
 
 def test_bad_input(triangle: ArrayDataset, private: Plan) -> None:
     def start(mechanism: Mechanism = private, net: torch.nn.Module | None = None, **options: Any) -> None:
-        Trainer(net or model(), LOSS, triangle, mechanism, **{"cohort": 100, "rounds": 3, **options})
+        Trainer(net or model(), LOSS, triangle, mechanism, **groups(**{"cohort": 100, "rounds": 3, **options}))
 
     with pytest.raises(ParameterError, match="Known are sgd, momentum, adagrad, adam"):
         start(optimizer="nadam")
@@ -283,7 +306,7 @@ def test_bad_input(triangle: ArrayDataset, private: Plan) -> None:
 
 
 def test_a_diverged_model_ends_the_run_and_costs_nothing_more(triangle: ArrayDataset, private: Plan) -> None:
-    trainer = Trainer(model(), LOSS, triangle, private, cohort=100, rounds=2, seed=1)
+    trainer = Trainer(model(), LOSS, triangle, private, **groups(cohort=100, rounds=2, seed=1))
     trainer.step()
     with torch.no_grad():
         next(trainer.model.parameters()).fill_(float("nan"))
@@ -297,7 +320,7 @@ def test_a_model_that_diverges_in_a_round_leaves_no_figures_of_it(
     triangle: ArrayDataset, private: Plan, rounds: int
 ) -> None:
     factory = partial(torch.optim.SGD, lr=1e38, weight_decay=1e9)
-    trainer = Trainer(model(), LOSS, triangle, private, cohort=100, rounds=rounds, optimizer=factory, seed=1)
+    trainer = Trainer(model(), LOSS, triangle, private, **groups(cohort=100, rounds=rounds, optimizer=factory, seed=1))
     with pytest.raises(DivergedError, match="After 1 rounds"):
         for _ in trainer.run():
             pass
@@ -330,7 +353,7 @@ def test_a_client_that_is_not_finite_counts_as_silent_and_leaves_no_trace(
         wide = Protocol.rotated_binomial(clients=600, dim=15, clip_norm=1.0, levels=4096, trials=10**6)
         chosen: Mechanism = wide if mechanism == "protocol" else NoPrivacy(1.0)
         trainer = Trainer(
-            model(), loss, data, chosen, cohort=600, rounds=1, examples=examples, seed=1, delta=1e-5, run_dir=None
+            model(), loss, data, chosen, **groups(cohort=600, rounds=1, examples=examples, seed=1, delta=1e-5)
         )
         runs.append((trainer.step(), [p.detach().numpy().copy() for p in trainer.model.parameters()]))
     (first, weights), (second, others) = runs

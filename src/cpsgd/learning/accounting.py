@@ -1,0 +1,287 @@
+"""What a run spends of its privacy budget, and what it charges to a ledger.
+
+`Spending` is a run's own account: what the rounds so far cost, and whether it may go on. `RunCharges` puts the same
+rounds on a ledger, each charged once however often the run is interrupted. The order of things in a round is: reserve
+on the ledger, write the run's own log of charges, release on the ledger, and only then compute the mean. So a round
+that is on the ledger and not in the run's log has not been computed, and is taken up with the entry it has. One that is
+*released* on the ledger and not in the log was computed once, in a folder that has since been replaced by an older
+copy. With a seed it has the same result again and costs nothing more; without, it would be a second release of the same
+clients, and is charged as one.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from cpsgd.errors import CheckpointError, ConditionError, InfeasibleError, ParameterError
+from cpsgd.learning.cohorts import Cohorts
+from cpsgd.learning.options import AccountOptions
+from cpsgd.ledger import Entry, Ledger, RoundEvent
+from cpsgd.privacy.adjacency import Adjacency
+from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
+from cpsgd.protocol import Protocol
+
+SAMPLED_SIZES = 50
+"""With sampling, sizes of rounds are told apart in steps of the planned size over this."""
+
+
+class Spending:
+    """The guarantee of the rounds that were released.
+
+    A round counts with the messages that really arrived: the noise of clients who dropped out protects nobody. With
+    Poisson sampling, each round's chance of drawing more clients than messages were set aside for is taken off δ.
+    Draws of the others are independent of one client's, and given that they leave room, the noise is the same whether
+    the client is drawn or not; so that chance is all that has to be added.
+
+    Attributes:
+        survivors: How many messages arrived in each round charged so far.
+    """
+
+    def __init__(
+        self, protocol: Protocol, cohorts: Cohorts, account: AccountOptions, *, examples: int | None = None
+    ) -> None:
+        """Starts with nothing spent.
+
+        Args:
+            protocol: What the rounds run with.
+            cohorts: Who takes part.
+            account: δ in total, the most ε that may be spent, neighbours, and colluding clients.
+            examples: None for the privacy of whole clients; the most examples of a client for that of one of them.
+
+        Raises:
+            ParameterError: There is no δ, or nothing is proved about such cohorts and neighbours.
+        """
+        if account.delta is None:
+            raise ParameterError("A private protocol is accounted at some delta: give delta, or a plan, which has one.")
+        self.protocol = protocol if examples is None else example_protocol(protocol, examples)
+        self._of_examples = examples is not None
+        self.delta = account.delta
+        self.epsilon = account.epsilon
+        self.participation = cohorts.participation
+        self.adjacency: Adjacency = account.adjacency or cohorts.adjacency
+        self.participation.check(self.adjacency)
+        self.colluding = account.colluding or 0
+        self.survivors: list[int] = []
+        self._messages = cohorts.messages
+        self._overflow = cohorts.overflow
+        self._floor = 0
+        # Rounds repeat, and so does the question what they cost.
+        self._last: tuple[object, RoundsGuarantee | None] = (None, None)
+
+    def guarantee(self, survivors: Sequence[int] | None = None) -> RoundsGuarantee | None:
+        """The guarantee of the rounds so far, or of rounds with these survivors; None before the first.
+
+        Raises:
+            ConditionError: Nothing is proved about them.
+        """
+        sizes = tuple(self.survivors if survivors is None else survivors)
+        if not sizes:
+            return None
+        if self.participation.scheme == "once":
+            # Rounds of other clients cost a client nothing, so the smallest one says it all.
+            found = self._proved(self.delta, (min(sizes),))
+            return RoundsGuarantee(**{**vars(found), "rounds": len(sizes)})
+        left = self.delta - len(sizes) * self._overflow
+        if left <= 0.0:
+            raise ConditionError(f"{len(sizes):,} rounds spend δ={self.delta:g} on draws of too many clients alone.")
+        sizes = tuple(sorted(self.rounded_down(size) for size in sizes))
+        found = self._proved(left, sizes)
+        return RoundsGuarantee(**{**vars(found), "delta": self.delta, "tail": found.tail + self.delta - left})
+
+    def check(self, rounds: int, survivors: int) -> None:
+        """Refuses a run before its first round where the budget does not reach to `rounds` in all.
+
+        Args:
+            rounds: Rounds in all, those already spent included.
+            survivors: Messages that are expected to arrive in each.
+
+        Raises:
+            InfeasibleError: The budget is too small; the message says how many rounds it buys.
+            ConditionError: Nothing is proved about such rounds.
+        """
+        asked = self._with(rounds, survivors)
+        found = self.guarantee(asked)
+        if self.epsilon is not None and found is not None and found.epsilon > self.epsilon:
+            missing = self._messages - survivors
+            dropout = math.ceil(1e4 * missing / self._messages) / 1e4
+            remedy = f" Of {self._messages:,} messages {missing:,} may not arrive: plan with dropout={dropout:g}."
+            raise InfeasibleError(
+                f"{rounds:,} rounds of {survivors:,} messages cost ε={found.epsilon:.4g} at δ={self.delta:g}; "
+                f"the budget ε={self.epsilon:g} buys {self._affordable(rounds, survivors):,}. "
+                f"Run fewer rounds, plan with more noise, or allow more.{remedy if missing > 0 else ''}"
+            )
+        self._floor = survivors
+
+    def affords(self, survivors: int, rounds_left: int) -> bool:
+        """Whether a round with so few messages may be released, and `rounds_left` more as planned after it.
+
+        A round that nothing is proved about never may.
+        """
+        if survivors <= self.colluding:
+            return False
+        if 0 < self._floor <= survivors:
+            return True
+        try:
+            found = self.guarantee([*self.survivors, survivors, *[self._floor] * rounds_left])
+        except ConditionError:
+            return False
+        return found is not None and (self.epsilon is None or found.epsilon <= self.epsilon)
+
+    def charge(self, survivors: int) -> None:
+        """Counts a round that is about to be released."""
+        self.survivors.append(survivors)
+
+    def _proved(self, delta: float, sizes: tuple[int, ...]) -> RoundsGuarantee:
+        key = delta, sizes
+        if key != self._last[0]:
+            found = guarantee_over_rounds(
+                self.protocol,
+                delta,
+                participation=self.participation,
+                adjacency=self.adjacency,
+                surviving=list(sizes),
+                colluding=self.colluding,
+            )
+            if self._of_examples:
+                # The paper's theorem would be about sums whose norm is one example's.
+                kept = tuple(pair for pair in found.alternatives if not pair[0].startswith("paper-theorem"))
+                found = RoundsGuarantee(**{**vars(found), "alternatives": kept})
+            self._last = key, found
+        assert self._last[1] is not None
+        return self._last[1]
+
+    def rounded_down(self, survivors: int) -> int:
+        """With sampling, one of few sizes: accounting takes seconds for each, and fewer messages never cost less."""
+        step = max(1, self._messages // SAMPLED_SIZES) if self.participation.sampled else 1
+        missing = self._messages - survivors
+        return max(1, self._messages - -(-missing // step) * step)
+
+    def _with(self, rounds: int, survivors: int) -> list[int]:
+        return [*self.survivors, *[survivors] * (rounds - len(self.survivors))]
+
+    def _affordable(self, rounds: int, survivors: int) -> int:
+        """The most rounds, under `rounds`, that the budget buys."""
+        assert self.epsilon is not None
+        most, over = 0, rounds
+        while over - most > 1:
+            middle = (most + over) // 2
+            try:
+                found = self.guarantee(self._with(middle, survivors))
+                enough = found is None or found.epsilon <= self.epsilon
+            except ConditionError:
+                enough = False
+            most, over = (middle, over) if enough else (most, middle)
+        return most
+
+
+class RunCharges:
+    """What a run charges to a population's budget.
+
+    Attributes:
+        run: The run's name on the ledger; a new run draws one, and a run that goes on keeps it.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        population: str,
+        protocol: Protocol,
+        spending: Spending,
+        *,
+        examples: int | None,
+        repeatable: bool,
+    ) -> None:
+        """Checks that the budget is about what the run protects.
+
+        Args:
+            ledger: The ledger.
+            population: Whose budget pays.
+            protocol: What the rounds run with.
+            spending: How the run accounts for them.
+            examples: None for the privacy of whole clients; the most examples of a client for that of one of them.
+            repeatable: Whether a round that is run again has the same result.
+        """
+        self.run = secrets.token_hex(8)
+        self._ledger = ledger
+        self._population = population
+        self._protocol = protocol
+        self._spending = spending
+        self._examples = examples
+        self._repeatable = repeatable
+        self._entry: Entry | None = None
+        budget = ledger.budget(population)
+        if budget.adjacency != spending.adjacency:
+            raise ParameterError(
+                f"The budget of {population!r} is for {budget.adjacency} neighbours and the run for "
+                f"{spending.adjacency} ones; choose another participation or adjacency, or another budget."
+            )
+        if budget.unit != ("client" if examples is None else "example"):
+            raise ParameterError(f"The budget of {population!r} protects one {budget.unit}, and the run does not.")
+
+    def check(self, cohorts: Cohorts, *, charged: Collection[int], rounds: range, survivors: int) -> None:
+        """Refuses a run before its first round where the budget does not reach to the end.
+
+        Args:
+            cohorts: Who takes part.
+            charged: Rounds in the run's own log of charges.
+            rounds: Rounds still to be run.
+            survivors: Messages that are expected to arrive in each.
+
+        Raises:
+            BudgetExceededError: The budget is too small.
+            CheckpointError: The run has spent more than the ledger knows of: it is not the run's ledger.
+        """
+        known = {entry.event.round for entry in self._ledger.events(self._population) if entry.event.run == self.run}
+        if missing := sorted(set(charged) - known):
+            raise CheckpointError(
+                f"Round {missing[0]} of the run is not on the ledger {self._ledger.path}: resume with the ledger that "
+                "the run was started with."
+            )
+        planned = [self._event(cohorts, number, survivors) for number in rounds if number not in known]
+        self._ledger.quote(self._population, planned)
+
+    def reserve(self, cohorts: Cohorts, number: int, survivors: int) -> None:
+        """Charges a round, unless that was done before the run was interrupted.
+
+        Raises:
+            BudgetExceededError: Too little is left. Nothing was charged, and nothing may be computed.
+        """
+        event = self._event(cohorts, number, survivors)
+        entry = self._ledger.find(self._population, run=self.run, round=number)
+        if entry is None:
+            entry = self._ledger.reserve(self._population, event)
+        elif entry.released and not self._repeatable:
+            # The clients of this round are in it a second time, so it belongs to no partition.
+            again = replace(event, run="", partition="", label=f"run {self.run} again, from an older copy")
+            entry = self._ledger.reserve(self._population, again)
+        self._entry = entry
+
+    def release(self, survivors: int) -> None:
+        """Records the release of the round that was reserved last; its mean may be computed when this has returned."""
+        assert self._entry is not None
+        if not self._entry.released:
+            self._ledger.release(self._entry, survivors)
+        elif self._entry.survivors != survivors:
+            raise CheckpointError(
+                f"Round {self._entry.event.round} was released with {self._entry.survivors} messages and has "
+                f"{survivors} now."
+            )
+
+    def _event(self, cohorts: Cohorts, number: int, survivors: int) -> RoundEvent:
+        return RoundEvent(
+            self._protocol,
+            survivors=self._spending.rounded_down(survivors),
+            participation=cohorts.participation,
+            colluding=self._spending.colluding,
+            round=number,
+            run=self.run,
+            # The cohorts of a run are disjoint by construction, those of two runs are not.
+            partition=self.run if cohorts.scheme == "once" else "",
+            examples=self._examples,
+            overflow=cohorts.overflow,
+            label="cpsgd train, a simulation: its noise follows from a seed" if self._repeatable else "cpsgd train",
+        )

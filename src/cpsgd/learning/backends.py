@@ -1,0 +1,147 @@
+"""What rounds are computed by: `CpuBackend`, or `GpuBackend` for an NVIDIA GPU.
+
+The trainer asks a backend for a round's clients, for the sum of their messages and for the test examples, and whether
+it is asynchronous: a GPU works on while the CPU prepares the next round, unless it is asked for a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd._torch import torch
+from cpsgd.errors import ParameterError
+from cpsgd.learning import devices, mechanisms
+from cpsgd.learning.cohorts import Cohorts
+from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.datasets.device import on_device
+from cpsgd.learning.devices import enough_memory
+from cpsgd.learning.examples import ExampleSums
+from cpsgd.learning.gradients import ClientUpdates, Loss
+from cpsgd.learning.mechanisms import Mechanism, Simulator
+from cpsgd.learning.options import ClientOptions, RunOptions
+
+_EXAMPLES_BYTES = 1 << 26
+# MiB that the clients computed together may take.
+_CPU_MEMORY, _GPU_MEMORY = 1024, 4096
+
+
+def start(
+    model: torch.nn.Module, loss: Loss, dataset: Dataset, mechanism: Mechanism, clients: ClientOptions, run: RunOptions
+) -> CpuBackend:
+    """Moves the model to the device that the options name, and makes the backend for it.
+
+    Raises:
+        ParameterError: There is no such device, it has too little memory, or it cannot compute such updates.
+    """
+    device = devices.resolve(run.device)
+    gpu = devices.is_gpu(device)
+    if gpu and clients.examples is not None:
+        raise ParameterError("Example-level privacy is simulated on the CPU only: use device cpu.")
+    memory = run.memory_limit or (_GPU_MEMORY if gpu else _CPU_MEMORY)
+    with enough_memory("the model", "use a smaller one."):
+        model.to(device)
+        updates = ClientUpdates(model, loss, clients, memory_limit=memory << 20)
+    if gpu:
+        return GpuBackend(dataset, updates, mechanism, run.seed, device)
+    return CpuBackend(dataset, updates, mechanism, run.seed, device, clients.examples)
+
+
+class CpuBackend:
+    """Rounds on the CPU, by the codec's own kernels and with noise from a cipher."""
+
+    asynchronous = False
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        updates: ClientUpdates,
+        mechanism: Mechanism,
+        seed: int | None,
+        device: torch.device,
+        examples: int | None = None,
+    ) -> None:
+        """Takes clients' rows from `updates`, whose memory is bounded; the examples of some are held beside it."""
+        self.updates = updates
+        self.device = device
+        self._dataset = dataset
+        self._rows: ClientUpdates | ExampleSums = updates
+        if examples is not None:
+            self._rows = ExampleSums(updates, mechanisms.clip_norm(mechanism), examples)
+        self._mechanism = mechanism
+        self._seed = seed
+        self._slice = max(1, min(_EXAMPLES_BYTES, updates.memory_limit // 8) // (4 * dataset.feature_dim))
+
+    def clients(self, cohorts: Cohorts, number: int, rounds: int) -> NDArray[np.int64]:
+        """The clients of one of `rounds` rounds."""
+        return cohorts.clients(number)
+
+    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator:
+        """The round with the messages of these clients, and of `zeros` more who send the zero vector.
+
+        Raises:
+            ParameterError: A GPU has too little memory.
+        """
+        with enough_memory(
+            f"{self.updates.memory_limit / 2**20:,.0f} MiB of clients at a time",
+            "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
+        ):
+            simulator = self._started(number)
+            for start in range(0, len(clients), self._slice):
+                for chunk in self._chunks(clients[start : start + self._slice]):
+                    simulator.add(chunk)
+            simulator.add_zeros(zeros)
+        return simulator
+
+    def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features and labels of the test set."""
+        test = self._dataset.test_set()
+        return torch.from_numpy(test.features), torch.from_numpy(test.labels)
+
+    def _started(self, number: int) -> Simulator:
+        return mechanisms.start_round(self._mechanism, self.updates.dim, number, self._seed)
+
+    def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
+        return self._rows.chunks(self._dataset.batch(clients))
+
+
+class GpuBackend(CpuBackend):
+    """Rounds on a GPU, by `cpsgd.simulation.device`."""
+
+    asynchronous = True
+
+    def __init__(
+        self, dataset: Dataset, updates: ClientUpdates, mechanism: Mechanism, seed: int | None, device: torch.device
+    ) -> None:
+        """Moves what the data set needs to the device.
+
+        Raises:
+            ParameterError: The GPU has too little memory for it.
+        """
+        super().__init__(dataset, updates, mechanism, seed, device)
+        with enough_memory("the data set", "use a smaller one."):
+            self._data = on_device(dataset, device)
+        self._ahead: dict[int, Future[NDArray[np.int64]]] = {}
+        self._drawing = ThreadPoolExecutor(1)
+
+    def clients(self, cohorts: Cohorts, number: int, rounds: int) -> NDArray[np.int64]:
+        """The clients of one of `rounds` rounds; the next round's are drawn meanwhile."""
+        found = self._ahead.pop(number, None)
+        if number + 1 < rounds:
+            self._ahead = {number + 1: self._drawing.submit(cohorts.clients, number + 1)}
+        return cohorts.clients(number) if found is None else found.result()
+
+    def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features and labels of the test set."""
+        return self._data.test.features, self._data.test.labels
+
+    def _started(self, number: int) -> Simulator:
+        return mechanisms.start_device_round(self._mechanism, self.updates.dim, number, self._seed, self.device)
+
+    def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
+        batch = self._data.batch(clients)
+        return self.updates.tensors(batch.features, batch.labels, batch.counts)

@@ -1,0 +1,202 @@
+"""What can be chosen about a training run, in groups: each field is written here, and only here.
+
+A `Trainer` takes the groups; `Settings` inherits them, so that files and the command line offer the same fields under
+the same names. The `Attributes:` are the help texts of the command line. Nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from cpsgd import _validate
+from cpsgd.errors import ParameterError
+from cpsgd.ledger import Ledger
+from cpsgd.privacy.adjacency import Adjacency, check_adjacency
+from cpsgd.privacy.participation import Scheme
+
+OptimizerName = Literal["sgd", "momentum", "adagrad", "adam"]
+OptimizerFactory = Callable[[Iterable[Any]], Any]
+"""From parameters to an optimizer of `torch.optim`, such as `functools.partial(torch.optim.RMSprop, lr=0.01)`."""
+Schedule = Literal["constant", "linear", "late"]
+
+# 16 TiB. Who gives more has most likely given bytes.
+_MOST_MEMORY = 1 << 24
+
+
+class OptionGroup:
+    """Groups check themselves one after the other, where a class inherits several."""
+
+    def __post_init__(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortOptions(OptionGroup):
+    """Who takes part in the rounds.
+
+    Attributes:
+        cohort: n, the clients per round; with Poisson sampling, on average.
+        rounds: Number of rounds in all.
+        participation: How clients are chosen: once (disjoint cohorts), every (all clients in every round), poisson or
+            fixed-size (a new random cohort per round).
+        dropout: Probability that a message does not arrive.
+    """
+
+    cohort: int
+    rounds: int
+    participation: Scheme = "once"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.integer("cohort", self.cohort, low=1)
+        _validate.integer("rounds", self.rounds, low=1)
+        _validate.choice("participation", self.participation, get_args(Scheme))
+        _validate.fraction("dropout", self.dropout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions(OptionGroup):
+    """What a client computes.
+
+    Attributes:
+        local_steps: Local SGD steps per client and round, each on all its examples; 1 sends one gradient. With plain
+            SGD of rate 1 at the server, more steps are federated averaging.
+        local_lr: Learning rate of the local steps.
+        examples: Protect single examples instead of whole clients: a client sends the sum of at most so many
+            gradients, each clipped by itself.
+    """
+
+    local_steps: int = 1
+    local_lr: float | None = None
+    examples: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local_lr is not None:
+            _validate.positive("local_lr", self.local_lr)
+        if _validate.integer("local_steps", self.local_steps, low=1) > 1 and self.local_lr is None:
+            raise ParameterError(f"With local_steps={self.local_steps} clients need a local_lr, a learning rate.")
+        if self.examples is not None:
+            _validate.integer("examples", self.examples, low=1)
+            if self.local_steps > 1:
+                raise ParameterError("Example-level privacy is for gradients: give examples or local_steps, not both.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(OptionGroup):
+    """How the server steps along a round's mean.
+
+    Attributes:
+        optimizer: The server's optimizer: sgd, momentum, adagrad or adam. In Python also a function from parameters to
+            any optimizer of torch.optim, which then has a learning rate and weight decay of its own.
+        lr: The server's learning rate.
+        weight_decay: So much of each parameter is added to its gradient, which takes away noise that piles up where the
+            loss is flat.
+        schedule: How the learning rate changes: constant, linear (towards 0 after the last round, which quietens the
+            noise of the last steps) or late (the same in the last three tenths only).
+    """
+
+    optimizer: str | OptimizerFactory = "sgd"
+    lr: float = 0.1
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.optimizer) and self.optimizer not in get_args(OptimizerName):
+            raise ParameterError(
+                f"Unknown optimizer {self.optimizer!r}. Known are {', '.join(get_args(OptimizerName))}; any other of "
+                "torch.optim can be given as a function from parameters to the optimizer."
+            )
+        _validate.positive("lr", self.lr)
+        _validate.non_negative("weight_decay", self.weight_decay)
+        _validate.choice("schedule", self.schedule, get_args(Schedule))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountOptions(OptionGroup):
+    """What may be spent on privacy, and who pays. Where the mechanism is a plan, what is None here is the plan's own.
+
+    Attributes:
+        epsilon: ε that all rounds together may cost; without one there is no limit.
+        delta: δ of the guarantee.
+        adjacency: Which data sets are neighbours: replace-one or zero-out. By default the one that the participation is
+            accounted for: zero-out with poisson, otherwise replace-one.
+        colluding: Clients per round whose noise does not count because they may tell it.
+        ledger: File of the privacy ledger that every round is charged to before its mean is computed. In Python also an
+            open `Ledger`.
+        population: With a ledger: whose budget pays.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    adjacency: Adjacency | None = None
+    colluding: int | None = None
+    ledger: Ledger | Path | str | None = None
+    population: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epsilon is not None:
+            _validate.positive("epsilon", self.epsilon)
+        if self.delta is not None:
+            _validate.probability("delta", self.delta)
+        if self.adjacency is not None:
+            check_adjacency(self.adjacency)
+        if self.colluding is not None:
+            _validate.integer("colluding", self.colluding, low=0)
+        if (self.ledger is None) != (self.population is None):
+            raise ParameterError("Give both ledger and population: a ledger may hold several budgets.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(OptionGroup):
+    """How a run is computed.
+
+    Attributes:
+        seed: First weights, cohorts and noise follow from it: the run can be repeated, and is a simulation that
+            protects nobody. Without one (in files and commands: none) noise is the operating system's, on a CPU.
+        device: Where everything is computed: cpu, cuda (an NVIDIA GPU; cuda:1 is the second) or auto.
+        memory_limit: MiB that the clients computed together may take, by default 1024 and on a GPU 4096. A run may be
+            resumed with another limit.
+        evaluate_every: Rounds between looks at the test set, which is also looked at after the last. Commands write a
+            checkpoint as often.
+    """
+
+    seed: int | None = None
+    device: str = "cpu"
+    memory_limit: int | None = None
+    evaluate_every: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seed is not None:
+            _validate.integer("seed", self.seed, low=0, high=2**63 - 1)
+        if self.memory_limit is not None:
+            _validate.integer("memory_limit (in MiB)", self.memory_limit, low=1, high=_MOST_MEMORY)
+        _validate.integer("evaluate_every", self.evaluate_every, low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderOptions(OptionGroup):
+    """Where a run is kept.
+
+    Attributes:
+        run_dir: Where checkpoint, charges and metrics go; without one nothing is kept. Other processes are kept out of
+            it while the trainer lives. It holds the cohorts' key, which must stay private for sampling to count.
+        resume: Continue the run in the folder from its last complete round, if there is one.
+        checkpoint_every: Rounds between checkpoints; one is also written after the last.
+    """
+
+    run_dir: Path | str | None = None
+    resume: bool = False
+    checkpoint_every: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.integer("checkpoint_every", self.checkpoint_every, low=1)
+        if self.resume and self.run_dir is None:
+            raise ParameterError("There is nothing to resume from: give the run_dir of the run to continue.")

@@ -1,0 +1,391 @@
+"""`Trainer`: synchronous rounds of distributed SGD through a private mean (the paper's section 1).
+
+In a round the server sends the model to a cohort of clients; each answers with its clipped update through the protocol;
+the server takes a step along the mean. All parties live on this machine.
+
+**A seed makes a simulation.** With a seed, noise and cohorts follow from it: two runs are equal bit for bit on the same
+software, and a run that was killed continues as if nothing had happened. Noise that can be repeated protects nobody, so
+such a run shows what training with this privacy costs and is not itself private. Without a seed, noise comes from the
+operating system; on a GPU it comes from a counter either way (`cpsgd.simulation.device`), and the run is a simulation.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd._torch import torch
+from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
+from cpsgd.learning import backends, devices, mechanisms
+from cpsgd.learning.accounting import RunCharges, Spending
+from cpsgd.learning.cohorts import Cohorts
+from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread
+from cpsgd.learning.examples import check_participation
+from cpsgd.learning.gradients import Loss, trainable
+from cpsgd.learning.mechanisms import Mechanism
+from cpsgd.learning.options import (
+    AccountOptions,
+    ClientOptions,
+    CohortOptions,
+    FolderOptions,
+    RunOptions,
+    ServerOptions,
+)
+from cpsgd.learning.run_folder import Progress, RoundMetrics, RunFolder
+from cpsgd.learning.server import Server
+from cpsgd.ledger import Ledger
+from cpsgd.privacy.rounds import RoundsGuarantee
+
+_CHARGED = "The round was charged; a run with a folder can be resumed."
+# Where nothing is private, Poisson rounds have room for as many clients as with this δ.
+_NO_DELTA = 1e-6
+
+
+class Trainer:
+    """Trains a model from a population of simulated clients.
+
+    Attributes:
+        model: The model, trained in place.
+        round: Number of the next round.
+        rounds: Number of rounds in all.
+        history: What is known of each round so far.
+        config: What tells this run from another, as it must be when the run is resumed.
+
+    Example:
+        >>> from cpsgd.learning.datasets import load_digits
+        >>> from cpsgd.learning.models import mlp
+        >>> from cpsgd.planner import plan
+        >>> data = load_digits()
+        >>> model = mlp(data.feature_dim, data.classes, hidden=(), seed=0)
+        >>> private = plan(clients=700, dim=650, epsilon=8.0, delta=1e-5, bits=8, clip_norm=2.0)
+        >>> trainer = Trainer(
+        ...     model,
+        ...     torch.nn.functional.cross_entropy,
+        ...     data,
+        ...     private,
+        ...     cohorts=CohortOptions(cohort=700, rounds=2),
+        ...     server=ServerOptions(lr=0.5),
+        ...     run=RunOptions(seed=1),
+        ... )
+        >>> for metrics in trainer.run():
+        ...     print(metrics.round, metrics.epsilon <= 8.0, metrics.bytes_total)
+        0 True 499800
+        1 True 999600
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss: Loss,
+        dataset: Dataset,
+        mechanism: Mechanism,
+        *,
+        cohorts: CohortOptions,
+        clients: ClientOptions = ClientOptions(),
+        server: ServerOptions = ServerOptions(),
+        account: AccountOptions = AccountOptions(),
+        run: RunOptions = RunOptions(),
+        folder: FolderOptions = FolderOptions(),
+    ) -> None:
+        """Checks everything there is to check before a round is charged.
+
+        Args:
+            model: Any module of float32 parameters, except batch normalisation. It is moved to the device.
+            loss: From outputs and labels to their mean loss.
+            dataset: The clients and the test set.
+            mechanism: A `Plan`, a `Protocol`, or `NoPrivacy`.
+            cohorts: Who takes part in the rounds.
+            clients: What a client computes.
+            server: How the server steps along a round's mean.
+            account: What may be spent on privacy, and who pays; a plan's own figures by default.
+            run: Seed, device, memory, and how often the test set is looked at.
+            folder: Where the run is kept; by default it is not.
+
+        Raises:
+            BudgetExceededError: The ledger's budget is too small for so many rounds.
+            ParameterError: Something cannot be trained or run as described.
+            InfeasibleError: There are too few clients, or the budget is too small for so many rounds.
+            CheckpointError: The run directory is damaged, in use by another process, of another run, or not empty.
+        """
+        if clients.examples is not None:
+            check_participation(cohorts.participation)
+        self.model = model
+        self.rounds = cohorts.rounds
+        self.round = 0
+        self.history: list[RoundMetrics] = []
+        self._unfinished = False
+        self._mechanism = mechanism
+        self._options = run
+        self._dropout = cohorts.dropout
+        # The mean of sums of examples is divided by their number.
+        self._divisor = clients.examples or 1
+        account = mechanisms.completed(account, mechanism)
+        self._backend = backends.start(model, loss, dataset, mechanism, clients, run)
+        self._server = Server(model, loss, server, self.rounds)
+        self._cohorts = Cohorts.plan(
+            cohorts,
+            population=dataset.size,
+            key=secrets.randbits(63) if run.seed is None else run.seed,
+            delta=account.delta or _NO_DELTA,
+        )
+        self._spending, self._ledger = self._accounts(account, clients.examples)
+        self.config = self._settings(dataset, cohorts, clients, server, account)
+        self._folder: RunFolder | None = None
+        self._checkpoint_every = folder.checkpoint_every
+        if folder.run_dir is not None:
+            self._folder = RunFolder(Path(folder.run_dir), self.config, dataset, resume=folder.resume)
+            self._take_up(self._folder)
+        self._check_budget()
+        if self.round == 0:
+            self._save()
+
+    @property
+    def dim(self) -> int:
+        """d, the number of trainable parameters."""
+        return self._backend.updates.dim
+
+    def guarantee(self) -> RoundsGuarantee | None:
+        """What is proved about the rounds so far; None without privacy or before the first round."""
+        return None if self._spending is None else self._spending.guarantee()
+
+    def run(self) -> Iterator[RoundMetrics]:
+        """Runs the rounds that are left, yielding each one's metrics.
+
+        By then the round is safely on disk, if a checkpoint was due; it is charged in any case.
+        """
+        while self.round < self.rounds:
+            yield self.step()
+
+    def step(self) -> RoundMetrics:
+        """Runs one round.
+
+        A client whose update holds NaN or infinity counts as one who sends the zero vector, and is not reported: that
+        it did is its own affair. Only a model that is itself no longer finite ends the run, which everybody who has the
+        model can see.
+
+        Raises:
+            InfeasibleError: All rounds were run; the budget was checked for no more than these.
+            ParameterError: The GPU has too little memory; the message says for what, and whether the round was charged.
+            DivergedError: The model's parameters are not finite; the round was not begun and costs nothing. On a GPU
+                this is looked at once in `evaluate_every` rounds, since to look is to wait for it.
+            CheckpointError: The round before was interrupted after its charge, so that this object's state is unknown.
+        """
+        if self._unfinished:
+            raise CheckpointError(
+                f"Round {self.round} was interrupted after its charge: make a new Trainer with resume=True."
+            )
+        if self.round >= self.rounds:
+            raise InfeasibleError(
+                f"All {self.rounds:,} rounds were run, and the budget was checked for no more: make a new Trainer."
+            )
+        if not self._backend.asynchronous or self.round % self._options.evaluate_every == 0:
+            self._check_finite()
+        begun = time.perf_counter()
+        number = self.round
+        clients = self._backend.clients(self._cohorts, number, self.rounds)
+        messages = max(self._cohorts.messages, len(clients))
+        arrived = self._cohorts.generator("dropout", number).random(messages) >= self._dropout
+        survivors = int(arrived.sum())
+        signal_ratio = None
+        last = number + 1 == self.rounds
+        evaluated = last or (number + 1) % self._options.evaluate_every == 0
+        released = self._may_release(survivors)
+        if released:
+            with enough_memory("the model's step", f"use a smaller model. {_CHARGED}"):
+                mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
+                if evaluated or not self._backend.asynchronous:
+                    norm = float(torch.linalg.vector_norm(mean, dtype=torch.float64))
+                    signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
+                self._server.step(mean, number)
+        self.round = number + 1
+        loss, accuracy = None, None
+        if evaluated and self._server.is_finite():
+            loss, accuracy = self.evaluate()
+        metrics = self._metrics(
+            number,
+            survivors,
+            released=released,
+            loss=loss,
+            accuracy=accuracy,
+            noise_to_signal=signal_ratio,
+            seconds=time.perf_counter() - begun,
+        )
+        self.history.append(metrics)
+        if last or self.round % self._checkpoint_every == 0:
+            self._save()
+        self._unfinished = False
+        if last:
+            self._check_finite()
+        return metrics
+
+    def evaluate(self) -> tuple[float, float]:
+        """Mean loss and accuracy on the test set."""
+        remedy = f"use a smaller model. {_CHARGED if self._unfinished else ''}".rstrip()
+        with enough_memory("the test examples", remedy):
+            return self._server.evaluate(*self._backend.test_examples())
+
+    def save(self) -> None:
+        """Writes a checkpoint after the last complete round, due or not; without a `run_dir` nothing is kept."""
+        if not self._unfinished:
+            self._save()
+
+    # ------------------------------------------------------------------ before the first round
+
+    def _accounts(self, account: AccountOptions, examples: int | None) -> tuple[Spending | None, RunCharges | None]:
+        """The run's own account, where it is private, and its charges to a ledger, where there is one."""
+        protocol = mechanisms.protocol_of(self._mechanism)
+        if protocol is not None and protocol.dim != self.dim:
+            raise ParameterError(
+                f"The model has {self.dim:,} trainable parameters, the protocol is for {protocol.dim:,} "
+                "coordinates; plan with dim equal to the former."
+            )
+        spending = None
+        if protocol is not None and mechanisms.is_private(self._mechanism):
+            spending = Spending(protocol, self._cohorts, account, examples=examples)
+        if account.ledger is None or account.population is None:
+            return spending, None
+        if protocol is None or spending is None:
+            raise ParameterError("Only a run that is private at all is charged to a ledger: leave the ledger out.")
+        if devices.is_gpu(self._backend.device):
+            raise ParameterError(
+                "A ledger pays for noise that protects people; on a GPU it comes from a counter and protects nobody. "
+                "Use device cpu, or no ledger."
+            )
+        ledger = account.ledger if isinstance(account.ledger, Ledger) else Ledger(account.ledger)
+        seeded = self._options.seed is not None
+        charges = RunCharges(ledger, account.population, protocol, spending, examples=examples, repeatable=seeded)
+        return spending, charges
+
+    def _settings(
+        self,
+        dataset: Dataset,
+        cohorts: CohortOptions,
+        clients: ClientOptions,
+        server: ServerOptions,
+        account: AccountOptions,
+    ) -> dict[str, Any]:
+        """What a run that is resumed must have in common with the one that was started. Names are those of files."""
+        spending, schedule = self._spending, server.schedule
+        return {
+            "mechanism": mechanisms.as_data(self._mechanism),
+            "delta": None if spending is None else spending.delta,
+            "adjacency": None if spending is None else spending.adjacency,
+            "colluding": None if spending is None else spending.colluding,
+            "dataset": dataset.name,
+            "population": dataset.size,
+            "budget": account.population,
+            "cohort": cohorts.cohort,
+            "messages": self._cohorts.messages,
+            "participation": cohorts.participation,
+            "dropout": cohorts.dropout,
+            "optimizer": type(self._server.optimizer).__name__ if callable(server.optimizer) else server.optimizer,
+            "learning_rate": server.lr,
+            "weight_decay": server.weight_decay,
+            "schedule": schedule if schedule == "constant" else f"{schedule} over {self.rounds} rounds",
+            "local_steps": clients.local_steps,
+            "local_learning_rate": clients.local_lr,
+            "examples": clients.examples,
+            "seed": self._options.seed,
+            "device": self._backend.device.type,
+            "parameters": {name: list(p.shape) for name, p in trainable(self.model).items()},
+        }
+
+    def _check_budget(self) -> None:
+        """Refuses a run whose budget does not reach to the last round."""
+        survivors = self._cohorts.fewest_survivors(self._dropout, self.rounds)
+        if self._spending is not None:
+            self._spending.check(self.rounds, survivors)
+        if self._ledger is not None:
+            charged = () if self._folder is None else self._folder.charged.keys()
+            left = range(self.round, self.rounds)
+            self._ledger.check(self._cohorts, charged=charged, rounds=left, survivors=survivors)
+
+    # ------------------------------------------------------------------ a round's parts
+
+    def _may_release(self, survivors: int) -> bool:
+        if self._spending is None:
+            return survivors > 0
+        return self._spending.affords(survivors, self.rounds - self.round - 1)
+
+    def _mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[torch.Tensor, float]:
+        """The round's mean, charged before it is known, and the norm of its noise."""
+        self.model.train()
+        draws = fixed_draws(int(self._cohorts.generator("torch", number).integers(2**63)), self._backend.device)
+        with draws, one_thread():
+            summed = self._backend.summed(number, clients, survivors - len(clients))
+        if self._ledger is not None:
+            self._ledger.reserve(self._cohorts, number, survivors)
+        self._unfinished = True
+        if self._spending is not None:
+            if self._folder is not None:
+                self._folder.charge(number, survivors)
+            if self._ledger is not None:
+                self._ledger.release(survivors)
+            self._spending.charge(survivors)
+        # A Poisson mean is over the clients drawn on average, which does not depend on the draw.
+        factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
+        return torch.as_tensor(summed.mean()) * factor, summed.noise_norm() * factor
+
+    def _check_finite(self) -> None:
+        if not self._server.is_finite():
+            raise DivergedError(
+                f"After {self.round:,} rounds the model's parameters are NaN or infinite: training has diverged. Start "
+                "again with a lower learning rate."
+            )
+
+    def _metrics(self, number: int, survivors: int, **figures: Any) -> RoundMetrics:
+        """A round's figures with what it costs."""
+        epsilon, method = None, None
+        if self._spending is not None and (figures["loss"] is not None or not self._spending.participation.sampled):
+            found = self._spending.guarantee()
+            epsilon, method = (0.0, None) if found is None else (found.epsilon, found.method)
+        size = mechanisms.message_bytes(self._mechanism, self.dim)
+        before = self.history[-1].bytes_total if self.history else 0
+        return RoundMetrics(
+            round=number,
+            survivors=survivors,
+            epsilon=epsilon,
+            delta=None if self._spending is None else self._spending.delta,
+            method=method,
+            bytes_per_client=size,
+            bytes_total=before + survivors * size,
+            **figures,
+        )
+
+    # ------------------------------------------------------------------ the run directory
+
+    def _take_up(self, folder: RunFolder) -> None:
+        """Continues the run in a folder, if there is one."""
+        saved = folder.restore(self.model, self._server.optimizer)
+        if saved is None:
+            return
+        self.round, self.history, self._cohorts = saved.round, saved.history, saved.cohorts
+        if self._ledger is not None and saved.run is not None:
+            self._ledger.run = saved.run
+        if self._spending is None:
+            return
+        for number, survivors in sorted(folder.charged.items()):
+            completed = number < saved.round
+            # With a seed, a round that was charged but not completed is run again, to the same result. Otherwise it may
+            # have been seen by someone: it stays spent, and is not run again with other noise.
+            if not completed and self._options.seed is not None:
+                break
+            self._spending.charge(survivors)
+            if not completed:
+                nothing = {"released": False, "loss": None, "accuracy": None, "noise_to_signal": None, "seconds": 0.0}
+                self.history.append(self._metrics(number, survivors, **nothing))
+                self.round = number + 1
+
+    def _save(self) -> None:
+        if self._folder is not None:
+            run = None if self._ledger is None else self._ledger.run
+            progress = Progress(self.round, self.history, self._cohorts, run)
+            self._folder.save(progress, self.model, self._server.optimizer)

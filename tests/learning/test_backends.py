@@ -1,0 +1,257 @@
+"""Training on a device: the choice of one, and the backend for GPUs, on the CPU here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cpsgd.errors import CheckpointError, ParameterError
+from cpsgd.learning import NoPrivacy, Trainer, devices, mlp
+from cpsgd.learning.backends import GpuBackend
+from cpsgd.learning.datasets import infinite_digits
+from cpsgd.learning.options import (
+    AccountOptions,
+    ClientOptions,
+    CohortOptions,
+    FolderOptions,
+    RunOptions,
+    ServerOptions,
+)
+from cpsgd.planner import plan
+
+LOSS = torch.nn.functional.cross_entropy
+
+
+data_set = cache(infinite_digits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CohortOptions, ClientOptions, ServerOptions, AccountOptions, RunOptions, FolderOptions):
+    """All groups at once."""
+
+
+def groups(**values: Any) -> dict[str, Any]:
+    return dict.fromkeys(("cohorts", "clients", "server", "account", "run", "folder"), Options(**values))
+
+
+def trainer(mechanism: Any, **options: Any) -> Trainer:
+    data = data_set()
+    model = mlp(data.feature_dim, data.classes, (), seed=0)
+    settings: dict[str, Any] = {"cohort": 200, "rounds": 4, "lr": 2.0, "seed": 3, "evaluate_every": 2}
+    return Trainer(model, LOSS, data, mechanism, **groups(**{**settings, **options}))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other in so small tensors only cost time, a great deal on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend for GPUs, on the CPU."""
+    monkeypatch.setattr(devices, "is_gpu", lambda device: True)
+
+
+@cache
+def private() -> Any:
+    # Few trials: the plain way to toss coins, one by one, is slow on a CPU.
+    return plan(200, 650, 20.0, 1e-6, bits=4, rounds=4, participation="once")
+
+
+def test_without_privacy_the_engine_trains_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = []
+    for on in (False, True):
+        monkeypatch.setattr(devices, "is_gpu", lambda device, on=on: on)
+        found = trainer(NoPrivacy(1.0))
+        assert len(list(found.run())) == 4
+        models.append(torch.cat([p.detach().flatten() for p in found.model.parameters()]))
+    torch.testing.assert_close(models[0], models[1], rtol=1e-4, atol=1e-5)
+
+
+def test_private_rounds_are_charged_and_repeatable(gpu: None, tmp_path: Path) -> None:
+    accuracies = []
+    for name in ("a", "b"):
+        found = trainer(private(), run_dir=tmp_path / name)
+        history = list(found.run())
+        assert [metrics.accuracy is None for metrics in history] == [True, False, True, False]
+        assert [metrics.noise_to_signal is None for metrics in history] == [True, False, True, False]
+        guarantee = found.guarantee()
+        assert guarantee is not None
+        assert guarantee.epsilon <= 20.0
+        accuracies.append(history[-1].accuracy)
+    assert accuracies[0] == accuracies[1]
+
+
+def test_an_interrupted_run_goes_on_to_the_same_end(gpu: None, tmp_path: Path) -> None:
+    whole = trainer(private(), run_dir=tmp_path / "whole")
+    expected = list(whole.run())[-1]
+    first = trainer(private(), run_dir=tmp_path / "parts", checkpoint_every=2)
+    for _ in range(3):
+        first.step()
+    del first
+    second = trainer(private(), run_dir=tmp_path / "parts", checkpoint_every=2, resume=True)
+    assert second.round == 2  # the third was charged, not kept, and is run again
+    found = list(second.run())[-1]
+    assert (found.accuracy, found.loss, found.epsilon) == (expected.accuracy, expected.loss, expected.epsilon)
+
+
+def test_a_run_stays_on_its_kind_of_device(tmp_path: Path) -> None:
+    started = trainer(private(), run_dir=tmp_path)
+    started.config["device"] = "cuda"  # as a run on a GPU writes it
+    started.step()
+    del started
+    with pytest.raises(CheckpointError, match="another device"):
+        trainer(private(), run_dir=tmp_path, resume=True)
+
+
+def test_dropout(gpu: None) -> None:
+    planned = plan(200, 650, 20.0, 1e-6, bits=4, rounds=4, participation="once", dropout=0.5)
+    history = list(trainer(planned, dropout=0.2).run())
+    assert all(metrics.released and 100 <= metrics.survivors < 200 for metrics in history)
+
+
+def test_examples_are_for_the_cpu(gpu: None) -> None:
+    with pytest.raises(ParameterError, match="device cpu"):
+        trainer(private(), examples=3)
+
+
+# How a full GPU is told of: by PyTorch, by CUDA before PyTorch has begun, and by its library for matrices.
+FULL = [
+    torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+
+
+def fails(error: Exception) -> Any:
+    def call(*arguments: object, **options: object) -> None:
+        raise error
+
+    return call
+
+
+def test_a_gpu_that_is_too_full_for_a_rounds_clients(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trainer(private())
+    monkeypatch.setattr(found._backend.updates, "tensors", fails(FULL[0]))
+    with pytest.raises(ParameterError, match=r"4,096 MiB of clients.*smaller memory_limit \(.*--memory-limit\)"):
+        found.step()
+    assert found.guarantee() is None  # nothing was charged
+
+
+@pytest.mark.parametrize("error", FULL)
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("torch.nn.Module.to", "too little memory for the model. Free it, use device cpu, or use a smaller one."),
+        ("cpsgd.learning.backends.on_device", "too little memory for the data set. Free it"),
+        ("cpsgd.learning.server.make_optimizer", "too little memory for the optimizer. Free it"),
+    ],
+)
+def test_a_full_gpu_is_told_of_before_the_first_round(
+    gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, words: str, error: Exception
+) -> None:
+    monkeypatch.setattr(place, fails(error))
+    with pytest.raises(ParameterError) as raised:
+        trainer(private(), run_dir=tmp_path / "run")
+    assert words in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("cpsgd.simulation.device.rounds.DeviceRound.mean", "for the model's step"),
+        ("torch.optim.SGD.step", "for the model's step"),
+        ("torch.Tensor.argmax", "for the test examples"),
+    ],
+)
+def test_a_gpu_that_is_full_after_the_charge_says_so_and_the_run_goes_on(
+    gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, words: str
+) -> None:
+    found = trainer(private(), run_dir=tmp_path, evaluate_every=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(place, fails(FULL[0]))
+        with pytest.raises(ParameterError, match=rf"{words}.*The round was charged; .* can be resumed"):
+            found.step()
+    with pytest.raises(CheckpointError, match="resume=True"):
+        found.step()
+    del found
+    resumed = trainer(private(), run_dir=tmp_path, evaluate_every=1, resume=True)
+    assert len(list(resumed.run())) == 4
+
+
+def test_a_gpu_that_is_too_full_to_resume_is_no_damaged_checkpoint(
+    gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trainer(private(), run_dir=tmp_path).step()
+    monkeypatch.setattr("torch.optim.SGD.load_state_dict", fails(FULL[0]))
+    with pytest.raises(ParameterError, match="too little memory for the model and its optimizer"):
+        trainer(private(), run_dir=tmp_path, resume=True)
+
+
+def test_the_test_examples_alone_cost_nothing(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trainer(private())
+    monkeypatch.setattr("torch.Tensor.argmax", fails(FULL[0]))
+    with pytest.raises(ParameterError, match=r"for the test examples.*use a smaller model\.$"):
+        found.evaluate()
+
+
+def test_other_errors_of_torch_stay_what_they_are(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.nn.Module.to", fails(RuntimeError("CUDA error: device-side assert triggered")))
+    with pytest.raises(RuntimeError, match="device-side"):
+        trainer(private())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu() -> None:
+    assert devices.resolve("auto") == torch.device("cpu")
+    with pytest.raises(ParameterError, match=r"There is no CUDA device.*Use device cpu or auto"):
+        devices.resolve("cuda")
+
+
+@pytest.mark.parametrize("name", ["tpu", "meta", ""])
+def test_unknown_devices_are_named(name: str) -> None:
+    with pytest.raises(ParameterError, match="Known are cpu, cuda or auto"):
+        devices.resolve(name)
+
+
+@pytest.mark.gpu
+def test_training_on_a_gpu_learns_and_repeats() -> None:
+    accuracies = []
+    for _ in range(2):
+        *_, last = trainer(private(), device="cuda", rounds=4).run()
+        accuracies.append(last.accuracy)
+    assert accuracies[0] == accuracies[1]
+
+
+def test_unsupported_numbers_are_refused() -> None:
+    data = data_set()
+    model = mlp(data.feature_dim, data.classes, (), seed=0).double()
+    with pytest.raises(ParameterError, match="float32"):
+        Trainer(model, LOSS, data, NoPrivacy(1.0), cohorts=CohortOptions(cohort=10, rounds=1))
+
+
+def test_cohorts_are_drawn_ahead(gpu: None) -> None:
+    found = trainer(NoPrivacy(1.0))
+    backend, cohorts = found._backend, found._cohorts
+    assert isinstance(backend, GpuBackend)
+    np.testing.assert_array_equal(backend.clients(cohorts, 0, 4), cohorts.clients(0))
+    assert list(backend._ahead) == [1]
+    np.testing.assert_array_equal(backend.clients(cohorts, 1, 4), cohorts.clients(1))
+    np.testing.assert_array_equal(backend.clients(cohorts, 3, 4), cohorts.clients(3))
+
+
+def test_a_ledger_does_not_pay_for_noise_that_protects_nobody(gpu: None, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="protects nobody"):
+        trainer(private(), ledger=str(tmp_path / "b.ledger"), population="people")

@@ -1,0 +1,137 @@
+"""The rooms of the package and the doors between them: imports point downwards, and nobody uses another's back door."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cpsgd
+
+ROOT = Path(cpsgd.__file__).parent
+
+# From the ground up. A room imports only rooms of lower floors.
+FLOORS = [
+    {"errors"},
+    {"_validate", "_torch", "adjacency", "randomness"},
+    {"codec", "paper"},
+    {"mechanisms"},
+    {"expectation"},
+    {"protocol"},
+    {"aggregator"},
+    {"privacy"},
+    {"audit", "ledger", "planner", "secagg", "simulation"},
+    {"federation", "learning", "statistics"},
+    {"engines", "reports"},
+    {"cli"},
+    {"__main__"},
+]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def imports(path: Path) -> Iterator[list[str]]:
+    """What a file imports of the package at run time, as dotted names without the package's own."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.level:
+            pytest.fail(f"{path.relative_to(ROOT)} has a relative import.")
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cpsgd":
+            for alias in node.names:
+                yield [*node.module.split(".")[1:], alias.name]
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("cpsgd."):
+                    yield alias.name.split(".")[1:]
+
+
+def is_room(name: str) -> bool:
+    return (ROOT / name).is_dir() or (ROOT / f"{name}.py").exists()
+
+
+def edges() -> Iterator[tuple[Path, list[str]]]:
+    for path in FILES:
+        for parts in imports(path):
+            if is_room(parts[0]) and parts[0] != room_of(path):
+                yield path, parts
+
+
+def test_every_room_has_its_floor() -> None:
+    assert {room_of(path) for path in FILES} == set(FLOOR)
+
+
+def test_imports_point_downwards() -> None:
+    upwards = [
+        f"{path.relative_to(ROOT)} imports {'.'.join(parts)}"
+        for path, parts in edges()
+        if FLOOR[parts[0]] >= FLOOR[room_of(path)]
+    ]
+    assert upwards == []
+
+
+def test_nobody_imports_another_rooms_private_modules() -> None:
+    private = [
+        f"{path.relative_to(ROOT)} imports {'.'.join(parts)}"
+        for path, parts in edges()
+        if any(part.startswith("_") and not part.startswith("__") for part in parts[1:])
+    ]
+    assert private == []
+
+
+def test_the_graph_is_seen_at_all() -> None:
+    # The checks above would pass on an empty graph, too.
+    seen = {(room_of(path), parts[0]) for path, parts in edges()}
+    assert {("cli", "learning"), ("protocol", "mechanisms"), ("mechanisms", "codec")} <= seen
+
+
+def test_only_a_mechanism_knows_its_own_parameters() -> None:
+    """No other room reads the parameters of one mechanism off a protocol, or asks which one it has."""
+    own = {"trials", "p", "sigma", "coordinate_range"}
+    allowed = {"mechanisms", "paper", "__main__"}
+    found = []
+    for path in FILES:
+        if room_of(path) in allowed:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in own and "mechanism" in ast.unparse(node.value):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                kinds = ast.unparse(node.args[1])
+                if any(kind in kinds for kind in ("Binomial", "Gaussian", "Skellam", "Lattice")):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
+    assert found == []
+
+
+def test_no_two_types_share_a_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    # The NumPy twin has the names of the kernels, and torch's and the auditor's own views of things have theirs.
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def test_no_module_shares_its_name_with_a_function_in_it() -> None:
+    shared = [
+        str(path.relative_to(ROOT))
+        for path in FILES
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and node.name == path.stem
+    ]
+    assert shared == []
