@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, skellam
 
 from cpsgd import Protocol
 from cpsgd.codec import pipeline
 from cpsgd.mechanisms import Binomial
+from cpsgd.mechanisms.base import Deviation
 from cpsgd.planner.modulus import overflow_probability, smallest_modulus
 
 MECHANISM = Binomial(levels=5, trials=11, coordinate_range=0.3)
@@ -119,3 +120,76 @@ def test_simulated_overflow_of_the_real_decoder_is_below_the_bound() -> None:
     # The bound is not idle: with a modulus a third smaller most rounds overflow.
     tight = Protocol(**parameters, mechanism=MECHANISM, modulus=modulus // 3)
     assert overflows(tight, vectors, 100, seed=6) > 50
+
+
+# ------------------------------------------------------------------ noise whose moments are bounded up to some λ only
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences(Binomial):
+    """A stand-in whose deviation is that of a difference of two Poisson variables of this mean for each client.
+
+    E exp(λ X) = exp(2 mean (cosh λ - 1)), which is at most exp(λ² V/2) with V = 4 mean (cosh 1 - 1) for |λ| <= 1,
+    because (cosh λ - 1)/λ² rises with |λ|.
+    """
+
+    mean: float
+
+    def deviations(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> list[Deviation]:
+        return [Deviation(offset=3.0, proxy=clients * 4 * self.mean * (math.cosh(1) - 1), steepest=1.0)]
+
+    def exact_overflow(self, modulus: int, clients: int, dim: int) -> float:
+        """P(some coordinate is further than M/2 - 1 from the centre), where the vectors take all of the offset."""
+        rest, mean = modulus / 2 - 1 - 3, clients * self.mean
+        # The law is symmetric, so that both ends are survival functions, which keep their digits.
+        beyond = skellam.sf(math.floor(rest), mean, mean) + skellam.sf(math.ceil(rest) - 1, mean, mean)
+        return float(-math.expm1(dim * math.log1p(-min(beyond, 0.5))))
+
+
+# Enough values for no modulus below to hold every sum, and few enough for none to be below one client's values.
+DIFFERENCES = [
+    Differences(levels=2, trials=8 + math.ceil(10 * mean), coordinate_range=1.0, mean=mean)
+    for mean in (0.05, 0.3, 1.0, 30.0)
+]
+STEEP = pytest.mark.parametrize("mechanism", DIFFERENCES, ids=lambda mechanism: f"mean {mechanism.mean:g}")
+
+
+@STEEP
+@pytest.mark.parametrize("clients", [50, 400])
+@pytest.mark.parametrize("overflow", [0.3, 1e-3, 1e-9, 1e-15])
+def test_with_a_steepest_slope_smallest_is_smallest(mechanism: Differences, clients: int, overflow: float) -> None:
+    shape: dict[str, Any] = {"clients": clients, "dim": 64, "clip_norm": 1.0}
+    found = smallest_modulus(mechanism, **shape, overflow=overflow)
+    assert overflow_probability(found, mechanism, **shape) <= overflow
+    assert overflow_probability(found - 1, mechanism, **shape) > overflow
+    assert mechanism.exact_overflow(found, clients, 64) <= overflow
+
+
+@STEEP
+def test_with_a_steepest_slope_the_bound_is_the_best_of_all_slopes_and_covers_the_exact_law(
+    mechanism: Differences,
+) -> None:
+    clients, dim = 50, 64
+    shape: dict[str, Any] = {"clients": clients, "dim": dim, "clip_norm": 1.0}
+    (deviation,) = mechanism.deviations(**shape, rotate=True)
+    slopes = np.linspace(0.0, deviation.steepest, 100_001)
+    largest = smallest_modulus(mechanism, **shape, overflow=1e-30)
+    bounds = []
+    for modulus in range(8, largest, max(1, largest // 50)):
+        found = overflow_probability(modulus, mechanism, **shape)
+        rest = max(0.0, modulus / 2 - 1 - deviation.offset)
+        best = 2 * dim * math.exp(float(np.min(0.5 * slopes**2 * deviation.proxy - slopes * rest)))
+        assert found == pytest.approx(min(1.0, best), rel=1e-5)
+        assert mechanism.exact_overflow(modulus, clients, dim) <= found
+        bounds.append(found)
+    assert bounds == sorted(bounds, reverse=True)
+
+
+def test_both_kinds_of_slopes_are_met() -> None:
+    # Else the tests above would say nothing about one of the two formulas.
+    met = set()
+    for mechanism in DIFFERENCES:
+        (deviation,) = mechanism.deviations(clients=50, dim=64, clip_norm=1.0, rotate=True)
+        modulus = smallest_modulus(mechanism, clients=50, dim=64, clip_norm=1.0)
+        met.add(modulus / 2 - 1 - deviation.offset > deviation.steepest * deviation.proxy)
+    assert met == {True, False}

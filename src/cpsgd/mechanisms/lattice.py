@@ -101,9 +101,7 @@ class Lattice(Mechanism):
     def kernel(self) -> Rounder:
         """Rounds, and adds noise by counting coins or by inversion."""
         table = self.noise_table()
-        return Rounder(
-            self.levels, self.grid.fraction_bits, self.largest_noise, table.high, table.low, table.base
-        )
+        return Rounder(self.levels, self.grid.fraction_bits, self.largest_noise, table.high, table.low, table.base)
 
     def format(self, clip_norm: float, modulus: int | None) -> Integers:
         """Packed integers."""
