@@ -9,9 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from cpsgd.adjacency import lattice_sensitivity
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger import Budget, Entry, RoundEvent, totals
+from cpsgd.mechanisms import Binomial, Gaussian
+from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.privacy.accountant import Rounds, mixed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.examples import example_protocol
@@ -41,9 +43,11 @@ def event(protocol: Protocol = FIRST, survivors: int = 1_000, **options: object)
 
 def exact_mu(protocol: Protocol, honest: int) -> float:
     """μ of Gaussian noise with the variance of the round's: no proof can come below what it costs."""
-    if protocol.mechanism.sigma is not None:
-        return 2 * protocol.clip_norm / (protocol.mechanism.sigma * math.sqrt(honest))
-    deviation = math.sqrt(honest * protocol.mechanism.trials * protocol.mechanism.p * (1 - protocol.mechanism.p))
+    mechanism = protocol.mechanism
+    if isinstance(mechanism, Gaussian):
+        return 2 * protocol.clip_norm / (mechanism.sigma * math.sqrt(honest))
+    assert isinstance(mechanism, Binomial)
+    deviation = math.sqrt(honest * mechanism.trials * mechanism.p * (1 - mechanism.p))
     return 2 * protocol.clip_norm / protocol.scale / deviation
 
 
@@ -107,12 +111,15 @@ def test_the_tails_of_all_rounds_are_paid_for() -> None:
     tail = 0.01 * DELTA / 2
     parts = []
     for protocol in (FIRST, SECOND):
+        mechanism = protocol.mechanism
+        assert isinstance(mechanism, Binomial)
         certificate = gaussian_certificate(
-            noise_trials=1_000 * protocol.mechanism.trials,
-            p=0.5,
+            BinomialLaw(1_000 * mechanism.trials, 0.5),
             dim=protocol.dim,
-            sensitivity=lattice_sensitivity(protocol, "replace-one"),
-            levels=protocol.mechanism.levels,
+            sensitivity=mechanism.sensitivity(
+                dim=protocol.dim, clip_norm=protocol.clip_norm, adjacency=Adjacency.REPLACE_ONE
+            ),
+            levels=mechanism.levels,
             tail=tail,
         )
         parts.append((Rounds(certificate.mu, 1, certificate.tail_mass), Participation.every()))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from cpsgd.codec.noise import MAX_COINS
 
 from cpsgd.errors import InfeasibleError, ParameterError
-from cpsgd.planner import Plan, plan
+from cpsgd.mechanisms import Binomial, Mechanism
+from cpsgd.mechanisms.binomial import MAX_COINS
+from cpsgd.planner import Plan, plan, planning, problem
 from cpsgd.planner.modulus import overflow_probability
+from cpsgd.planner.search import Design, Setting, best_design
 from cpsgd.planner.target import Target
 from cpsgd.privacy.gaussian import analytic_sigma
 from cpsgd.privacy.guarantee import guarantee
@@ -21,6 +24,12 @@ from cpsgd.privacy.rounds import guarantee_over_rounds
 
 REFERENCE: dict[str, Any] = {"clients": 10_000, "dim": 65_536, "epsilon": 2.0, "delta": 1e-9}
 SMALL: dict[str, Any] = {"clients": 500, "dim": 2_000, "epsilon": 3.0, "delta": 1e-6}
+
+
+def binomial(found: Plan) -> Binomial:
+    """The mechanism of a plan, which is Binomial."""
+    assert isinstance(found.protocol.mechanism, Binomial)
+    return found.protocol.mechanism
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +41,7 @@ def reference() -> Plan:
 def test_close_to_the_exact_gaussian_mechanism(bits: int, ratio: float) -> None:
     found = plan(**REFERENCE, bits=bits)
     assert found.ratio <= ratio
-    assert found.protocol.mechanism.levels + found.protocol.mechanism.trials == 2**bits
+    assert binomial(found).levels + binomial(found).trials == 2**bits
     assert found.guarantee.epsilon <= 2.0
 
 
@@ -58,13 +67,35 @@ def test_the_frontier_falls_and_holds_the_choice(reference: Plan) -> None:
 
 def test_every_point_of_the_frontier_keeps_the_wish(reference: Plan) -> None:
     for point in reference.frontier[:6]:
-        changed = reference.protocol.to_dict() | {
-            "levels": point.levels,
-            "trials": point.trials,
-            "coordinate_range": point.coordinate_range,
-        }
+        changed = replace(reference.protocol, mechanism=point.mechanism)
         # The search is allowed no more than rounding over the wish.
-        assert guarantee(type(reference.protocol).from_dict(changed), 1e-9).epsilon <= 2.0 * (1 + 1e-6)
+        assert guarantee(changed, 1e-9).epsilon <= 2.0 * (1 + 1e-6)
+
+
+def test_only_what_is_asked_for_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[float] = []
+
+    def counted(setting: Setting, target: Target, bits: float) -> Design | None:
+        searched.append(bits)
+        return best_design(setting, target, bits)
+
+    monkeypatch.setattr(planning, "best_design", counted)
+    monkeypatch.setattr(problem, "best_design", counted)
+    found = plan(**SMALL, bits=4)
+    assert searched == [4]
+    # The frontier is searched when it is first asked for, and once.
+    searched.clear()
+    frontier = found.frontier
+    assert searched == list(range(1, 17))
+    assert found.frontier is frontier
+    assert found.to_dict()["frontier"] == [point.to_dict() for point in frontier]
+    assert len(searched) == 16
+    # Without a number of bits all are looked at anyway, and the frontier takes nothing more.
+    searched.clear()
+    whole = plan(**SMALL)
+    assert searched == list(range(1, 17))
+    assert [point.bits for point in whole.frontier] == [point.bits for point in frontier]
+    assert len(searched) == 16
 
 
 @pytest.mark.parametrize(
@@ -99,7 +130,7 @@ def test_wishes_are_kept(wishes: dict[str, Any]) -> None:
     assert again.epsilon == found.guarantee.epsilon <= 3.0
     # The budget is used up, too (unless X has to be wider than privacy asks).
     assert again.epsilon > 2.9
-    values = found.protocol.modulus or found.protocol.mechanism.levels + found.protocol.mechanism.trials
+    values = found.protocol.modulus or binomial(found).levels + binomial(found).trials
     assert values <= 2**found.bits * (1 + 1e-12)
     assert found.error.total == pytest.approx(found.ratio * found.gaussian_squared_error)
     if "max_error" in wishes:
@@ -109,7 +140,7 @@ def test_wishes_are_kept(wishes: dict[str, Any]) -> None:
 def test_odd_levels_win_where_coordinates_are_small(reference: Plan) -> None:
     assert reference.protocol.mechanism.levels % 2 == 1
     # Rounding costs far less than the worst case of a quarter.
-    assert reference.error.rounding < 0.4 * reference.error.noise / reference.protocol.mechanism.trials
+    assert reference.error.rounding < 0.4 * reference.error.noise / binomial(reference).trials
 
 
 def test_a_wider_range_is_chosen_where_privacy_alone_would_clip() -> None:
@@ -123,7 +154,7 @@ def test_a_wider_range_is_chosen_where_privacy_alone_would_clip() -> None:
 
 def test_unrotated_vectors_are_never_clipped() -> None:
     found = plan(**SMALL, bits=9, rotate=False)
-    assert found.protocol.mechanism.coordinate_range >= found.protocol.clip_norm
+    assert binomial(found).coordinate_range >= found.protocol.clip_norm
     assert found.error.clipping < 1e-10
 
 
@@ -144,13 +175,10 @@ def test_the_modulus_is_the_smallest_power_of_two_and_its_overflow_is_bounded() 
     assert protocol.modulus.bit_count() == 1
     assert protocol.modulus <= 2**12
     assert found.overflow_probability <= 1e-7
-    shape = {
-        name: getattr(protocol, name)
-        for name in ("clients", "dim", "clip_norm", "levels", "trials", "coordinate_range", "rotate")
-    }
-    assert overflow_probability(protocol.modulus // 2, **shape) > 1e-7
+    shape = {name: getattr(protocol, name) for name in ("clients", "dim", "clip_norm", "rotate")}
+    assert overflow_probability(protocol.modulus // 2, protocol.mechanism, **shape) > 1e-7
     # Far fewer bits than sums of full range would take.
-    assert protocol.modulus < 500 * (protocol.mechanism.levels + protocol.mechanism.trials - 1)
+    assert protocol.modulus < 500 * (binomial(found).levels + binomial(found).trials - 1)
 
 
 def test_sums_of_very_many_clients_get_the_modulus_they_need() -> None:
@@ -180,7 +208,7 @@ def test_a_mean_through_a_modulus_of_more_than_16_bits() -> None:
 def test_a_large_epsilon_is_planned_with_noise_that_is_drawn_exactly(epsilon: float) -> None:
     # e^ε times the error of one inexact draw would be more than δ.
     found = plan(clients=1000, dim=1000, epsilon=epsilon, delta=1e-9, bits=12)
-    assert found.protocol.mechanism.trials <= MAX_COINS
+    assert binomial(found).trials <= MAX_COINS
     assert found.ratio <= 1.1
 
 
@@ -201,7 +229,7 @@ def test_an_epsilon_near_what_a_sampler_that_is_not_exact_can_keep(participation
         participation=participation,
         adjacency="zero-out",
     )
-    assert best.protocol.mechanism.trials > MAX_COINS
+    assert binomial(best).trials > MAX_COINS
     assert best.guarantee.epsilon <= 39.0
     assert best.ratio < 1.2
 
@@ -246,7 +274,7 @@ def test_one_bit_is_not_enough_and_the_fewest_that_are_is_named() -> None:
     with pytest.raises(InfeasibleError, match=r"bits=1\.585 is the fewest") as caught:
         plan(**SMALL, bits=1)
     assert plan(**SMALL, bits=1.585).protocol.mechanism.levels == 2
-    assert "three values" in str(caught.value)
+    assert "at least 3 values" in str(caught.value)
 
 
 def test_an_error_below_the_gaussians_names_what_can_be_had() -> None:
@@ -322,8 +350,8 @@ def test_the_finished_protocols_accounting_has_the_last_word(monkeypatch: pytest
     # Even if the search were wrong by a tenth, no plan would promise what its own accounting does not.
     honest = Target.smallest_scale
 
-    def careless(self: Target, levels: int, trials: int, *, renyi: bool = True) -> float:
-        return 0.9 * honest(self, levels, trials, renyi=renyi)
+    def careless(self: Target, mechanism: Mechanism, *, renyi: bool = True) -> float:
+        return 0.9 * honest(self, mechanism, renyi=renyi)
 
     monkeypatch.setattr(Target, "smallest_scale", careless)
     for wishes in ({"bits": 4}, {"bits": 6, "rounds": 20, "participation": "every"}, {"bits": 12, "secure": True}):
@@ -335,7 +363,7 @@ def test_clipping_everything_away_is_no_plan() -> None:
     # The noise one client needs is far larger than any vector: the smallest squared error would be a mean of nothing.
     found = plan(clients=1, dim=1_000, epsilon=10.0, delta=1e-6, bits=11)
     assert found.gaussian_squared_error > 100.0
-    assert found.protocol.mechanism.coordinate_range >= 2.5 / 1_000**0.5 * (1 - 1e-9)
+    assert binomial(found).coordinate_range >= 2.5 / 1_000**0.5 * (1 - 1e-9)
     assert found.error.clipping <= 0.002
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpsgd.planner.error_model import predict
 
 from cpsgd import Protocol
-from cpsgd.codec import pipeline, quantize
+from cpsgd.codec import pipeline
+from cpsgd.mechanisms import Binomial
 from cpsgd.planner import plan
 
 ROTATIONS, REPEATS = 125, 8
@@ -40,15 +40,19 @@ def measured(protocol: Protocol, vectors: np.ndarray, rng: np.random.Generator) 
     The noise of all clients together is drawn at once, Binomial(n m, ½) a coordinate, which has the same law.
     """
     clients, dim = vectors.shape
+    mechanism = protocol.mechanism
+    assert isinstance(mechanism, Binomial)
+    rounding = mechanism.without_noise().kernel()
     truth = vectors.mean(axis=0)
     total = 0.0
     for round_ in range(ROTATIONS):
         grids = np.concatenate([pipeline.to_grid(protocol, v.astype(np.float32), round_) for v in vectors])
         for _ in range(REPEATS):
             keystream = np.frombuffer(rng.bytes(4 * grids.size), dtype=np.uint8)
-            values = quantize.forward(grids, protocol.mechanism.levels, keystream).reshape(clients, dim)
-            sums = values.sum(axis=0, dtype=np.uint64)
-            sums += rng.binomial(clients * protocol.mechanism.trials, 0.5, dim).astype(np.uint64)
+            values = np.empty(grids.size, dtype=np.uint32)
+            rounding.values(grids, keystream, values)
+            sums = values.reshape(clients, dim).sum(axis=0, dtype=np.uint64)
+            sums += rng.binomial(clients * mechanism.trials, 0.5, dim).astype(np.uint64)
             if protocol.modulus is not None:
                 sums %= np.uint64(protocol.modulus)
             estimate = pipeline.decode(protocol, sums, clients, round_)
@@ -82,9 +86,9 @@ def test_within_three_percent(wishes: dict[str, Any], inputs: Any) -> None:
 @pytest.mark.parametrize("reach", [1.5, 2.5])
 def test_clipping_of_a_vector_that_all_clients_share(reach: float) -> None:
     # A range so narrow that clipping is most of the error; the model's worst case is attained.
-    shape: dict[str, Any] = {"clients": 50, "dim": 1024, "clip_norm": 1.0, "levels": 9, "trials": 1}
-    protocol = Protocol(**shape, coordinate_range=reach / 32.0)
-    predicted = predict(**shape, coordinate_range=reach / 32.0)
+    shape: dict[str, Any] = {"clients": 50, "dim": 1024, "clip_norm": 1.0, "rotate": True}
+    mechanism = Binomial(levels=9, trials=1, coordinate_range=reach / 32.0)
+    protocol, predicted = Protocol(**shape, mechanism=mechanism), mechanism.predicted_error(**shape)
     rng = np.random.default_rng(11)
     error = measured(protocol, common(rng, 50, 1024), rng)
     assert predicted.clipping > 0.3 * predicted.total
@@ -96,19 +100,19 @@ def test_clipping_of_a_vector_that_all_clients_share(reach: float) -> None:
 def test_the_codecs_resolution_is_counted_where_it_is_most_of_the_error(levels: int, rotate: bool) -> None:
     # Among 10^6 clients who hold the same vector, all but the codec's own resolution averages out.
     clients, dim = 10**6, 1024
-    shape: dict[str, Any] = {"dim": dim, "clip_norm": 1.0, "levels": levels, "trials": 16, "rotate": rotate}
-    reach = 7.0 / 32.0 if rotate else 1.0
-    predicted = predict(clients=clients, **shape, coordinate_range=reach)
+    shape: dict[str, Any] = {"dim": dim, "clip_norm": 1.0, "rotate": rotate}
+    mechanism = Binomial(levels=levels, trials=16, coordinate_range=7.0 / 32.0 if rotate else 1.0)
+    predicted = mechanism.predicted_error(clients=clients, **shape)
     vector = dense(np.random.default_rng(14), 1, dim)[0]
-    bias = Protocol(clients=1, **shape, coordinate_range=reach).expected_squared_error([vector], round=0).clipping
+    bias = Protocol(clients=1, **shape, mechanism=mechanism).expected_squared_error([vector], round=0).clipping
     assert predicted.clipping > 0.5 * predicted.total
     assert bias == pytest.approx(predicted.clipping, rel=0.1)
 
 
 def test_clipping_of_unrelated_vectors_is_below_the_prediction() -> None:
-    shape: dict[str, Any] = {"clients": 50, "dim": 1024, "clip_norm": 1.0, "levels": 9, "trials": 1}
-    protocol = Protocol(**shape, coordinate_range=1.5 / 32.0)
-    predicted = predict(**shape, coordinate_range=1.5 / 32.0)
+    shape: dict[str, Any] = {"clients": 50, "dim": 1024, "clip_norm": 1.0, "rotate": True}
+    mechanism = Binomial(levels=9, trials=1, coordinate_range=1.5 / 32.0)
+    protocol, predicted = Protocol(**shape, mechanism=mechanism), mechanism.predicted_error(**shape)
     rng = np.random.default_rng(12)
     error = measured(protocol, dense(rng, 50, 1024), rng)
     assert error < predicted.total - 0.9 * predicted.clipping

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
+from cpsgd.mechanisms import Binomial
+from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.paper import theorem
 from cpsgd.privacy import certificate, gaussian, renyi
 from cpsgd.privacy import guarantee as ask
@@ -23,14 +26,26 @@ from .oracle import Exact, Pair
 exact_law = functools.cache(Exact)
 
 
+def binomial(protocol: Protocol) -> Binomial:
+    """The protocol's mechanism, which is Binomial."""
+    assert isinstance(protocol.mechanism, Binomial)
+    return protocol.mechanism
+
+
+def sensitivity(protocol: Protocol, adjacency: str = "replace-one") -> float:
+    """S, the largest distance of two neighbours in units of the noise."""
+    return protocol.mechanism.sensitivity(
+        dim=protocol.dim, clip_norm=protocol.clip_norm, adjacency=Adjacency.parse(adjacency)
+    )
+
+
 # ---------------------------------------------------------------------- ε by enumeration of all outputs
 
 
 def certificate_epsilon(pair: Pair) -> float:
     """What the Gaussian certificate claims for this pair."""
     return certificate.certified_epsilon(
-        noise_trials=pair.noise_trials,
-        p=pair.p,
+        BinomialLaw(pair.noise_trials, pair.p),
         dim=len(pair.u),
         sensitivity=pair.distance,
         levels=pair.levels,
@@ -41,8 +56,7 @@ def certificate_epsilon(pair: Pair) -> float:
 def renyi_epsilon(pair: Pair) -> float:
     """What the Rényi certificate claims for this pair."""
     return renyi.renyi_certificate(
-        noise_trials=pair.noise_trials,
-        p=pair.p,
+        BinomialLaw(pair.noise_trials, pair.p),
         dim=len(pair.u),
         sensitivity=pair.distance,
         levels=pair.levels,
@@ -127,15 +141,16 @@ def wrong_guarantees() -> list[str]:
     for protocol, delta in PROTOCOLS:
         for dropped in (0, 1):
             clients = protocol.clients - dropped
-            middle, half = (protocol.mechanism.levels - 1) / 2.0, protocol.clip_norm / protocol.scale
+            mechanism = binomial(protocol)
+            middle, half = (mechanism.levels - 1) / 2.0, protocol.clip_norm / protocol.scale
             rest = (middle,) * (protocol.dim - 1)
             pair = Pair(
                 u=(middle + half, *rest),
                 v=(middle - half, *rest),
-                levels=protocol.mechanism.levels,
+                levels=mechanism.levels,
                 clients=clients,
-                trials=protocol.mechanism.trials,
-                p=protocol.mechanism.p,
+                trials=mechanism.trials,
+                p=mechanism.p,
                 delta=delta,
             )
             found = [ask(protocol, delta, surviving=clients), ask(protocol, delta, colluding=dropped)]
@@ -157,7 +172,7 @@ def wrong_certificates() -> list[str]:
         low, high = law.central_range(tail / dim)
         mu, mass = law.unit_mu(low - steps, high + steps), dim * (law.below[low - 1] + law.above[high])
         found = certificate.gaussian_certificate(
-            law=BinomialLaw(trials, p), dim=dim, sensitivity=sensitivity, levels=levels, tail=tail
+            BinomialLaw(trials, p), dim=dim, sensitivity=sensitivity, levels=levels, tail=tail
         )
         if not mu <= found.unit_mu <= mu * (1 + 1e-8):
             wrong.append(f"μ₁ of {trials}, {p} is {found.unit_mu!r}, not {float(mu)!r}")
@@ -177,9 +192,9 @@ def wrong_moments() -> list[str]:
     for trials, p, sensitivity, levels, order in MOMENTS:
         law, reach, tail = exact_law(trials, p), min(levels - 1.0, sensitivity), 1e-5
         least = law.kappa(order, *law.central_range(tail), reach)
-        found = renyi.Moments(
-            law=BinomialLaw(trials, p), dim=1, sensitivity=sensitivity, levels=levels, tail=tail
-        ).kappa(order)
+        found = renyi.Moments(BinomialLaw(trials, p), dim=1, sensitivity=sensitivity, levels=levels, tail=tail).kappa(
+            order
+        )
         if not least <= found <= least * 1.002:
             wrong.append(f"κ({order}) of {trials}, {p} is {found!r}, but {float(least)!r} is attained")
     return wrong
@@ -205,7 +220,7 @@ def wrong_theorem() -> list[str]:
     wrong = []
     for trials, p, dim, delta, sensitivities, expected in cases:
         found = theorem.binomial_mechanism_epsilon(
-            law=BinomialLaw(trials, p), dim=dim, delta=delta, sensitivities=sensitivities
+            noise_trials=trials, p=p, dim=dim, delta=delta, sensitivities=sensitivities
         )
         if not abs(found - expected) <= 1e-12 * expected:
             wrong.append(f"Theorem 1 gives {found!r} with N={trials}, p={p}, not {expected!r}")

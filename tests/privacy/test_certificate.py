@@ -10,19 +10,18 @@ import pytest
 from scipy.special import ndtri
 
 from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.privacy import (
-    Adjacency,
-    _binomial,
     certificate,
     certified_epsilon,
     gaussian_certificate,
     gdp_delta,
     gdp_epsilon,
-    lattice_sensitivity,
     renyi_certificate,
 )
 from cpsgd.protocol import Protocol
 
+from . import checks
 from .oracle import Exact, shift_epsilon
 
 # μ₁ √(N/4) at p = 1/2 with a total tail of 1e-14 over d = 65,536.
@@ -33,17 +32,17 @@ TABLE = [(2, 1, 2.512), (2, 6, 0.920), (2, 16, 0.543), (4, 64, 0.819), (8, 256, 
 
 
 def unit_mu_on(trials: int, p: float, low: int, high: int, nats: float = 80.0) -> float:
-    law = _binomial.window(trials, p, nats, margin=10)
+    law = BinomialLaw(trials, p).window(nats, margin=10)
     return certificate._unit_mu(law, certificate._quotients(law), low, high)
 
 
 @pytest.mark.parametrize(("trials", "expected"), REFERENCE)
 def test_reference_values(trials: int, expected: float) -> None:
-    found = gaussian_certificate(law=BinomialLaw(trials, 0.5), dim=65_536, sensitivity=1.0, levels=2, tail=1e-14)
+    found = gaussian_certificate(BinomialLaw(trials, 0.5), dim=65_536, sensitivity=1.0, levels=2, tail=1e-14)
     deviation = math.sqrt(trials) / 2
     # The reference takes a range wider by two at both ends than the proof needs; on that range the digits agree, on
     # ours μ₁ is a little smaller.
-    law = _binomial.window(trials, 0.5, 80.0)
+    law = BinomialLaw(trials, 0.5).window(80.0)
     low, high, _ = certificate.central_range(law, 1e-14 / 65_536)
     assert unit_mu_on(trials, 0.5, low - 3, high + 3) * deviation == pytest.approx(expected, abs=5e-5)
     assert expected - 6e-4 < found.unit_mu * deviation < expected + 5e-5
@@ -56,12 +55,12 @@ def test_table(levels: int, trials: int, expected: float) -> None:
     protocol = Protocol.rotated_binomial(
         clients=10_000, dim=65_536, clip_norm=1.0, levels=levels, trials=trials, delta=1e-9
     )
-    settings = {"noise_trials": 10_000 * trials, "dim": 65_536, "levels": levels}
-    sensitivity = lattice_sensitivity(protocol, "replace-one")
-    fixed = gaussian_certificate(**settings, p=0.5, sensitivity=sensitivity, tail=1e-14)
+    law = BinomialLaw(10_000 * trials, 0.5)
+    sensitivity = checks.sensitivity(protocol)
+    fixed = gaussian_certificate(law, dim=65_536, levels=levels, sensitivity=sensitivity, tail=1e-14)
     # 2.512 was found on the wider range.
     assert gdp_epsilon(fixed.mu, 1e-9 - fixed.tail_mass) == pytest.approx(expected, abs=1e-3)
-    best, chosen = certified_epsilon(**settings, p=0.5, sensitivity=sensitivity, delta=1e-9)
+    best, chosen = certified_epsilon(law, dim=65_536, levels=levels, sensitivity=sensitivity, delta=1e-9)
     assert gdp_epsilon(sensitivity / math.sqrt(2_500 * trials), 1e-9) < best <= gdp_epsilon(fixed.mu, 1e-9 - 1e-14)
     assert gdp_delta(chosen.mu, best) + chosen.tail_mass <= 1e-9
 
@@ -92,9 +91,7 @@ def test_ndtri_is_as_accurate_as_assumed() -> None:
 @pytest.mark.parametrize("shift", [1, 3])
 def test_lies_above_the_exact_answer_in_one_dimension(trials: int, p: float, delta: float, shift: int) -> None:
     exact = shift_epsilon(trials, p, delta, shift)
-    found, _ = certified_epsilon(
-        law=BinomialLaw(trials, p), dim=1, sensitivity=float(shift), levels=shift + 1, delta=delta
-    )
+    found, _ = certified_epsilon(BinomialLaw(trials, p), dim=1, sensitivity=float(shift), levels=shift + 1, delta=delta)
     assert exact < found < 1.4 * exact
 
 
@@ -103,7 +100,7 @@ def test_exact_answer_in_one_dimension() -> None:
 
 
 def test_gaussian_limit() -> None:
-    found = gaussian_certificate(law=BinomialLaw(10**10, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-12)
+    found = gaussian_certificate(BinomialLaw(10**10, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-12)
     assert 1.0 < found.unit_mu * 5e4 < 1.0001
 
 
@@ -113,7 +110,7 @@ def test_more_noise_a_larger_tail_and_less_distance_never_hurt(p: float) -> None
         noise_trials: int = 4_000, tail: float = 1e-8, sensitivity: float = 2.0, levels: int = 3, dim: int = 50
     ) -> float:
         return gaussian_certificate(
-            law=BinomialLaw(noise_trials, p), dim=dim, sensitivity=sensitivity, levels=levels, tail=tail
+            BinomialLaw(noise_trials, p), dim=dim, sensitivity=sensitivity, levels=levels, tail=tail
         ).mu
 
     trials = [mu(noise_trials=n) for n in range(1_000, 40_000, 777)]
@@ -126,22 +123,22 @@ def test_more_noise_a_larger_tail_and_less_distance_never_hurt(p: float) -> None
 
 def test_larger_delta_never_raises_epsilon() -> None:
     found = [
-        certified_epsilon(law=BinomialLaw(3_000, 0.4), dim=10, sensitivity=1.5, levels=4, delta=10.0 ** -(i / 3))[0]
+        certified_epsilon(BinomialLaw(3_000, 0.4), dim=10, sensitivity=1.5, levels=4, delta=10.0 ** -(i / 3))[0]
         for i in range(9, 45)
     ]
     assert found == sorted(found)
 
 
 def test_mirrored_noise_is_as_good() -> None:
-    settings = {"noise_trials": 5_000, "dim": 3, "levels": 3}
-    one = gaussian_certificate(**settings, p=0.25, sensitivity=2.0, tail=1e-9)
-    other = gaussian_certificate(**settings, p=0.75, sensitivity=2.0, tail=1e-9)
+    one, other = (
+        gaussian_certificate(BinomialLaw(5_000, p), dim=3, levels=3, sensitivity=2.0, tail=1e-9) for p in (0.25, 0.75)
+    )
     assert one.mu == pytest.approx(other.mu, rel=1e-9)
 
 
 def test_too_little_noise_names_enough() -> None:
     def certify(trials: int) -> None:
-        gaussian_certificate(law=BinomialLaw(trials, 0.3), dim=10, sensitivity=3.0, levels=8, tail=1e-9)
+        gaussian_certificate(BinomialLaw(trials, 0.3), dim=10, sensitivity=3.0, levels=8, tail=1e-9)
 
     with pytest.raises(ConditionError, match=r"\[0, \d+\].*N=(\d+) would do") as caught:
         certify(50)
@@ -153,34 +150,34 @@ def test_too_little_noise_names_enough() -> None:
 
 def test_range_at_the_upper_end_is_refused_too() -> None:
     with pytest.raises(ConditionError, match="No Gaussian certificate"):
-        gaussian_certificate(law=BinomialLaw(200, 0.95), dim=10, sensitivity=1.0, levels=2, tail=1e-6)
+        gaussian_certificate(BinomialLaw(200, 0.95), dim=10, sensitivity=1.0, levels=2, tail=1e-6)
 
 
 @pytest.mark.parametrize("p", [0.9999999999999999, 1e-16, 5e-324])
 @pytest.mark.parametrize("trials", [1, 1_000, 10**9, 2**52])
 def test_a_coin_that_hardly_ever_lands_otherwise_is_refused(p: float, trials: int) -> None:
-    settings = {"noise_trials": trials, "dim": 10, "levels": 2}
-    with pytest.raises(ConditionError, match="p nearer to 1/2"):
-        gaussian_certificate(**settings, p=p, sensitivity=1.0, tail=1e-9)
+    law = BinomialLaw(trials, p)
+    with pytest.raises(ConditionError, match="less skewed noise"):
+        gaussian_certificate(law, dim=10, levels=2, sensitivity=1.0, tail=1e-9)
     with pytest.raises(ConditionError, match="must stay inside"):
-        renyi_certificate(**settings, p=p, sensitivity=1.0, delta=1e-9)
+        renyi_certificate(law, dim=10, levels=2, sensitivity=1.0, delta=1e-9)
 
 
 @pytest.mark.parametrize("delta", [1e-300, 1e-243])
 def test_a_delta_too_small_is_named(delta: float) -> None:
     with pytest.raises(ParameterError, match=r"Expected delta >= 1.05e-241 for dim=1000, got delta=1e-") as caught:
-        certified_epsilon(law=BinomialLaw(10**4, 0.5), dim=1_000, sensitivity=1.0, levels=2, delta=delta)
+        certified_epsilon(BinomialLaw(10**4, 0.5), dim=1_000, sensitivity=1.0, levels=2, delta=delta)
     assert "tail=" not in str(caught.value)
 
 
 def test_too_much_noise_is_refused() -> None:
-    with pytest.raises(ConditionError, match="Account for fewer trials"):
-        gaussian_certificate(law=BinomialLaw(10**14, 0.5), dim=10, sensitivity=1.0, levels=2, tail=1e-6)
+    with pytest.raises(ConditionError, match="Account for less noise"):
+        gaussian_certificate(BinomialLaw(10**14, 0.5), dim=10, sensitivity=1.0, levels=2, tail=1e-6)
 
 
 def test_no_noise() -> None:
     with pytest.raises(ConditionError, match="no privacy"):
-        gaussian_certificate(law=BinomialLaw(0, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-9)
+        gaussian_certificate(BinomialLaw(0, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -191,19 +188,22 @@ def test_no_noise() -> None:
     ],
 )
 def test_parameters_out_of_range(wrong: dict[str, Any]) -> None:
-    settings: dict[str, Any] = {"noise_trials": 1000, "p": 0.5, "dim": 1, "sensitivity": 1.0, "levels": 2, "tail": 0.1}
+    settings: dict[str, Any] = {"dim": 1, "sensitivity": 1.0, "levels": 2, "tail": 0.1}
+    settings.update(wrong)
+    trials, p = settings.pop("noise_trials", 1000), settings.pop("p", 0.5)
     with pytest.raises(ParameterError):
-        gaussian_certificate(**{**settings, **wrong})
+        gaussian_certificate(BinomialLaw(trials, p), **settings)
 
 
 @pytest.mark.parametrize(("adjacency", "distance"), [("replace-one", 2.0), ("zero-out", 1.0)])
-def test_lattice_sensitivity(adjacency: Adjacency, distance: float) -> None:
+def test_sensitivity(adjacency: str, distance: float) -> None:
     protocol = Protocol.binomial(clients=10, dim=400, clip_norm=1.0, levels=9, trials=4, coordinate_range=0.4)
     exact = distance / protocol.scale
-    assert exact <= lattice_sensitivity(protocol, adjacency) <= exact * (1 + 1e-15)
+    assert exact <= checks.sensitivity(protocol, adjacency) <= exact * (1 + 1e-15)
     # A ball larger than the cube that coordinates are clipped to: the cube's diagonal counts.
-    narrow = dataclasses.replace(protocol, coordinate_range=0.01)
+    mechanism = dataclasses.replace(checks.binomial(protocol), coordinate_range=0.01)
+    narrow = dataclasses.replace(protocol, mechanism=mechanism)
     cube = 20.0 * 8.0 * distance / 2.0
-    assert cube <= lattice_sensitivity(narrow, adjacency) <= cube * (1 + 1e-15)
-    with pytest.raises(ParameterError, match="Gaussian"):
-        lattice_sensitivity(Protocol.gaussian(clients=10, dim=4, clip_norm=1.0, sigma=1.0), adjacency)
+    assert cube <= checks.sensitivity(narrow, adjacency) <= cube * (1 + 1e-15)
+    # Floats have no lattice: the distance itself.
+    assert checks.sensitivity(Protocol.gaussian(clients=10, dim=4, clip_norm=3.0, sigma=1.0), adjacency) == 3 * distance

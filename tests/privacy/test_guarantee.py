@@ -6,20 +6,21 @@ import math
 
 import pytest
 
-from cpsgd.codec import noise
 from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.mechanisms import Gaussian, binomial
+from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.paper.theorem import theorem_epsilon
 from cpsgd.privacy import (
     CITATIONS,
-    Adjacency,
     analytic_epsilon,
     certified_epsilon,
     guarantee,
-    lattice_sensitivity,
     renyi_certificate,
-    theorem_epsilon,
 )
 from cpsgd.privacy.guarantee import _attempt
 from cpsgd.protocol import Protocol
+
+from . import checks
 
 # k, m, the best ε of the reference table, and the ε of a Gaussian of the same variance.
 TABLE = [
@@ -45,7 +46,7 @@ def test_table(levels: int, trials: int, reference: float, gaussian: float) -> N
     # The reference spends a fixed share on tails, on a slightly wider range; optimised, ε is up to 0.5 % lower.
     assert 0.994 * reference < found.epsilon < reference + 5e-4
     sigma = math.sqrt(10_000 * trials) / 2
-    exact = analytic_epsilon(sigma=sigma, sensitivity=lattice_sensitivity(protocol, "replace-one"), delta=1e-9)
+    exact = analytic_epsilon(sigma=sigma, sensitivity=checks.sensitivity(protocol), delta=1e-9)
     assert exact == pytest.approx(gaussian, abs=5e-4)
     assert found.epsilon > exact
     assert dict(found.alternatives)["paper-theorem"] == pytest.approx(theorem_epsilon(protocol, 1e-9), rel=1e-6)
@@ -54,10 +55,9 @@ def test_table(levels: int, trials: int, reference: float, gaussian: float) -> N
 @pytest.mark.parametrize(("levels", "trials", "best"), [(2, 1, "renyi-certificate"), (2, 16, "gaussian-certificate")])
 def test_names_the_method_with_the_smallest_epsilon(levels: int, trials: int, best: str) -> None:
     protocol = rotated(levels, trials)
-    settings = {"noise_trials": 10_000 * trials, "dim": 65_536, "levels": levels}
-    sensitivity = lattice_sensitivity(protocol, "replace-one")
-    renyi = renyi_certificate(p=0.5, delta=1e-9, sensitivity=sensitivity, **settings)
-    epsilon, certificate = certified_epsilon(p=0.5, delta=1e-9, sensitivity=sensitivity, **settings)
+    law, sensitivity = BinomialLaw(10_000 * trials, 0.5), checks.sensitivity(protocol)
+    renyi = renyi_certificate(law, delta=1e-9, sensitivity=sensitivity, dim=65_536, levels=levels)
+    epsilon, certificate = certified_epsilon(law, delta=1e-9, sensitivity=sensitivity, dim=65_536, levels=levels)
     found = guarantee(protocol, 1e-9)
     assert found.method == best
     assert found.citation == CITATIONS[best]
@@ -77,9 +77,9 @@ def test_names_the_method_with_the_smallest_epsilon(levels: int, trials: int, be
 
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
-def test_only_honest_noise_that_arrived_counts(adjacency: Adjacency) -> None:
+def test_only_honest_noise_that_arrived_counts(adjacency: str) -> None:
     planned, small = rotated(2, 4), rotated(2, 4, clients=7_000)
-    small = dataclasses.replace(small, coordinate_range=planned.coordinate_range)
+    small = dataclasses.replace(small, mechanism=planned.mechanism)
     found = guarantee(planned, 1e-9, adjacency=adjacency, surviving=8_000, colluding=1_000)
     assert found.noise_clients == 7_000
     assert found.epsilon == guarantee(small, 1e-9, adjacency=adjacency).epsilon
@@ -88,28 +88,26 @@ def test_only_honest_noise_that_arrived_counts(adjacency: Adjacency) -> None:
 
 def test_zero_out_is_half_the_distance() -> None:
     protocol = rotated(2, 16)
-    assert lattice_sensitivity(protocol, "zero-out") == pytest.approx(
-        0.5 * lattice_sensitivity(protocol, "replace-one")
-    )
+    assert checks.sensitivity(protocol, "zero-out") == pytest.approx(0.5 * checks.sensitivity(protocol))
     assert guarantee(protocol, 1e-9, adjacency="zero-out").epsilon < 0.6 * guarantee(protocol, 1e-9).epsilon
 
 
 def test_samplers_total_variation_is_paid_from_delta(monkeypatch: pytest.MonkeyPatch) -> None:
     protocol = rotated(2, 16)
     exact = guarantee(protocol, 1e-9)
-    monkeypatch.setattr(noise, "total_variation", lambda trials, p: 1e-27)
+    monkeypatch.setattr(binomial, "total_variation", lambda trials, p: 1e-27)
     paid = guarantee(protocol, 1e-9)
     moved = 10_000 * 65_536 * 1e-27 * (1 + math.exp(paid.epsilon))
     assert paid.tail >= moved
     assert exact.epsilon < paid.epsilon < exact.epsilon * 1.0001
     # A coarser sampler needs the larger share, and one that eats all of δ leaves nothing to prove.
-    monkeypatch.setattr(noise, "total_variation", lambda trials, p: 1e-20)
+    monkeypatch.setattr(binomial, "total_variation", lambda trials, p: 1e-20)
     coarse = guarantee(protocol, 1e-9)
     moved = 10_000 * 65_536 * 1e-20 * (1 + math.exp(coarse.epsilon))
     assert coarse.tail >= moved
     assert guarantee(protocol, 1e-9 - moved).epsilon > paid.epsilon
     assert coarse.epsilon > paid.epsilon
-    monkeypatch.setattr(noise, "total_variation", lambda trials, p: 1e-18)
+    monkeypatch.setattr(binomial, "total_variation", lambda trials, p: 1e-18)
     with pytest.raises(ConditionError, match="resolution"):
         guarantee(protocol, 1e-9)
 
@@ -133,7 +131,7 @@ def test_a_proof_whose_epsilon_no_share_could_pay_for_is_not_asked_again() -> No
 
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
-def test_gaussian_protocol(adjacency: Adjacency) -> None:
+def test_gaussian_protocol(adjacency: str) -> None:
     protocol = Protocol.gaussian(clients=100, dim=10, clip_norm=3.0, sigma=4.0)
     found = guarantee(protocol, 1e-5, adjacency=adjacency, surviving=90, colluding=9)
     distance = 6.0 if adjacency == "replace-one" else 3.0
@@ -141,7 +139,7 @@ def test_gaussian_protocol(adjacency: Adjacency) -> None:
     assert found.epsilon == pytest.approx(analytic_epsilon(sigma=36.0, sensitivity=distance, delta=1e-5), rel=1e-12)
     classical = dict(found.alternatives)["gaussian-classical"]
     assert classical == pytest.approx(distance / 36.0 * math.sqrt(2 * math.log(1.25e5)))
-    loud = guarantee(dataclasses.replace(protocol, sigma=0.1), 1e-5, adjacency=adjacency)
+    loud = guarantee(dataclasses.replace(protocol, mechanism=Gaussian(sigma=0.1)), 1e-5, adjacency=adjacency)
     reason = dict(loud.alternatives)["gaussian-classical"]
     assert isinstance(reason, str)
     assert "ε <= 1" in reason

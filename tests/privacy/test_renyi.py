@@ -10,7 +10,8 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.privacy import _binomial, certificate, lattice_sensitivity, renyi, renyi_certificate
+from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.privacy import certificate, renyi, renyi_certificate
 from cpsgd.privacy.renyi import Moments, rdp_epsilon, renyi_floor
 from cpsgd.protocol import Protocol
 
@@ -34,10 +35,9 @@ def test_table(levels: int, trials: int, reference: float, gaussian: float) -> N
         clients=10_000, dim=65_536, clip_norm=1.0, levels=levels, trials=trials, delta=1e-9
     )
     found = renyi_certificate(
-        noise_trials=10_000 * trials,
-        p=0.5,
+        BinomialLaw(10_000 * trials, 0.5),
         dim=65_536,
-        sensitivity=lattice_sensitivity(protocol, "replace-one"),
+        sensitivity=checks.sensitivity(protocol),
         levels=levels,
         delta=1e-9,
     )
@@ -57,9 +57,10 @@ def test_kappa_against_mpmath() -> None:
 def test_cells_against_mpmath(trials: int, p: float, sign: int, nats: float) -> None:
     # The two end cells hold all outputs beyond the box. In narrow windows what lies outside matters most of all.
     exact, steps = checks.exact_law(trials, p), 3
-    law = _binomial.window(trials, p, nats)
-    low, high, _ = certificate.central_range(law, 1e-5)
-    side = renyi._Side(law, trials, p, low, high, steps, sign, renyi._Meter())
+    law = BinomialLaw(trials, p)
+    window = law.window(nats)
+    low, high, _ = certificate.central_range(window, 1e-5)
+    side = renyi._Side(law, window, low, high, steps, sign, renyi._Meter())
     ends = (low - 1, high + steps + 1) if sign == 1 else (low - steps - 1, high + 1)
     base = exact._clamped(0, *ends)
     for z, error, true in zip(side.mass, side.error, base, strict=True):
@@ -78,7 +79,7 @@ def test_cells_against_mpmath(trials: int, p: float, sign: int, nats: float) -> 
 
 @pytest.mark.parametrize("trials", [10**5, 10**6])
 def test_end_cells_are_known_almost_exactly(trials: int) -> None:
-    moments = Moments(law=BinomialLaw(trials, 0.5), dim=10**6, sensitivity=1.0, levels=2, tail=1e-12)
+    moments = Moments(BinomialLaw(trials, 0.5), dim=10**6, sensitivity=1.0, levels=2, tail=1e-12)
     assert all(np.max(side.error) < 1e-9 and np.max(side.inexact[1]) < 1e-9 for side in moments._sides)
 
 
@@ -94,7 +95,7 @@ def test_conversion_agrees_with_dp_accounting(order: float, divergence: float, d
 
 def test_gaussian_limit_agrees_with_dp_accounting() -> None:
     # With much noise and a step small against it, the moments are those of a Gaussian.
-    moments = Moments(law=BinomialLaw(10**7, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-12)
+    moments = Moments(BinomialLaw(10**7, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-12)
     event = dp_accounting.GaussianDpEvent(math.sqrt(10**7) / 2)
     orders = [2.0, 10.0, 50.0]
     accountant = rdp_privacy_accountant.RdpAccountant(orders)
@@ -107,7 +108,7 @@ def test_gaussian_limit_agrees_with_dp_accounting() -> None:
 def test_more_noise_a_larger_delta_and_less_distance_never_hurt(p: float) -> None:
     def epsilon(noise_trials: int = 3_000, sensitivity: float = 1.5, delta: float = 1e-6) -> float:
         return renyi_certificate(
-            law=BinomialLaw(noise_trials, p), dim=20, sensitivity=sensitivity, levels=3, delta=delta
+            BinomialLaw(noise_trials, p), dim=20, sensitivity=sensitivity, levels=3, delta=delta
         ).epsilon
 
     # The order is searched and κ is only bounded, both to within a few 1e-5.
@@ -121,20 +122,20 @@ def test_more_noise_a_larger_delta_and_less_distance_never_hurt(p: float) -> Non
 
 def test_mirrored_noise_is_as_good() -> None:
     one, other = (
-        Moments(law=BinomialLaw(800, p), dim=1, sensitivity=2.5, levels=5, tail=1e-6).kappa(7.0) for p in (0.2, 0.8)
+        Moments(BinomialLaw(800, p), dim=1, sensitivity=2.5, levels=5, tail=1e-6).kappa(7.0) for p in (0.2, 0.8)
     )
     assert one == pytest.approx(other, rel=1e-6)
 
 
 def test_floor_is_below() -> None:
     for trials, p in [(500, 0.5), (2_000, 0.1)]:
-        found = renyi_certificate(law=BinomialLaw(trials, p), dim=2, sensitivity=2.0, levels=3, delta=1e-6).epsilon
+        found = renyi_certificate(BinomialLaw(trials, p), dim=2, sensitivity=2.0, levels=3, delta=1e-6).epsilon
         floor = renyi_floor(2.0**2 / (2 * trials * p * (1 - p)), 1e-6)
         assert 0.8 * found < floor < found
 
 
 def test_orders_out_of_range() -> None:
-    moments = Moments(law=BinomialLaw(500, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-9)
+    moments = Moments(BinomialLaw(500, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-9)
     assert math.isfinite(moments.kappa(moments.largest_order))
     for order in (1.0, 1.01 * moments.largest_order, math.nan):
         with pytest.raises(ParameterError, match="order"):
@@ -142,15 +143,15 @@ def test_orders_out_of_range() -> None:
 
 
 def test_a_tiny_distance_wants_a_large_order() -> None:
-    found = renyi_certificate(law=BinomialLaw(84, 0.3), dim=1, sensitivity=0.01, levels=5, delta=1e-5)
+    found = renyi_certificate(BinomialLaw(84, 0.3), dim=1, sensitivity=0.01, levels=5, delta=1e-5)
     assert found.epsilon < 0.05
 
 
 def test_refusals() -> None:
     with pytest.raises(ConditionError, match="must stay inside"):
-        renyi_certificate(law=BinomialLaw(20, 0.5), dim=10, sensitivity=1.0, levels=2, delta=1e-9)
+        renyi_certificate(BinomialLaw(20, 0.5), dim=10, sensitivity=1.0, levels=2, delta=1e-9)
     with pytest.raises(ConditionError, match="what one client can change is too large"):
-        renyi_certificate(law=BinomialLaw(200, 0.5), dim=1, sensitivity=40.0, levels=41, delta=0.1)
+        renyi_certificate(BinomialLaw(200, 0.5), dim=1, sensitivity=40.0, levels=41, delta=0.1)
 
 
 @pytest.mark.parametrize(
@@ -175,25 +176,25 @@ def test_what_would_take_long_is_refused(
 
     monkeypatch.setattr(renyi._Node, "__init__", counted)
     with pytest.raises(ConditionError, match="the Gaussian certificate is about as good or better"):
-        renyi_certificate(law=BinomialLaw(trials, p), dim=dim, sensitivity=sensitivity, levels=levels, delta=delta)
+        renyi_certificate(BinomialLaw(trials, p), dim=dim, sensitivity=sensitivity, levels=levels, delta=delta)
     # It is noticed early.
     assert work <= renyi.MAX_WORK / 6
 
 
 def test_work_is_limited_over_all_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"noise_trials": 10_000, "dim": 100, "levels": 2}
-    renyi_certificate(**settings, p=0.5, sensitivity=5.0, delta=1e-9)
+    law = BinomialLaw(10_000, 0.5)
+    renyi_certificate(law, dim=100, levels=2, sensitivity=5.0, delta=1e-9)
     # Enough for the first order, not for all.
     monkeypatch.setattr(renyi, "MAX_WORK", 3e5)
     monkeypatch.setattr(renyi, "_FIRST_SHARE", 0.9)
     with pytest.raises(ConditionError, match="more than a few seconds"):
-        renyi_certificate(**settings, p=0.5, sensitivity=5.0, delta=1e-9)
+        renyi_certificate(law, dim=100, levels=2, sensitivity=5.0, delta=1e-9)
 
 
 @pytest.mark.parametrize("delta", [1e-300, 1e-247])
 def test_a_delta_too_small_is_named(delta: float) -> None:
     with pytest.raises(ParameterError, match=r"Expected delta >= 1e-244 for dim=1000, got delta=1e-") as caught:
-        renyi_certificate(law=BinomialLaw(10**4, 0.5), dim=1_000, sensitivity=1.0, levels=2, delta=delta)
+        renyi_certificate(BinomialLaw(10**4, 0.5), dim=1_000, sensitivity=1.0, levels=2, delta=delta)
     assert "got tail" not in str(caught.value)
 
 

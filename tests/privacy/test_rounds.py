@@ -10,7 +10,7 @@ from cpsgd import Protocol
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.gaussian import gdp_epsilon
 from cpsgd.privacy.guarantee import guarantee
-from cpsgd.privacy.rounds import guarantee_over_rounds, paper_epsilon
+from cpsgd.privacy.rounds import guarantee_over_rounds, published_epsilon
 
 PROTOCOL = Protocol.rotated_binomial(clients=2_000, dim=4_096, clip_norm=1.0, levels=3, trials=20)
 DELTA = 1e-6
@@ -82,7 +82,7 @@ def test_the_papers_route_is_far_above() -> None:
     alternatives = dict(found.alternatives)
     paper = alternatives["paper-theorem + optimal composition"]
     assert isinstance(paper, float)
-    assert paper == paper_epsilon(wide, DELTA, rounds=20)
+    assert paper == published_epsilon(wide, DELTA, rounds=20)
     assert paper > 2 * found.epsilon
     own = alternatives["per-round guarantee + optimal composition"]
     assert isinstance(own, float)
@@ -125,13 +125,13 @@ def test_prints_and_serialises() -> None:
 
 
 def test_rounds_that_cost_nothing() -> None:
-    tiny = Protocol(clients=1000, dim=10, clip_norm=1e-6, coordinate_range=1.0, levels=3, trials=10)
+    tiny = Protocol.rotated_binomial(clients=1000, dim=10, clip_norm=1e-6, coordinate_range=1.0, levels=3, trials=10)
     assert guarantee_over_rounds(tiny, 1e-2, rounds=2).epsilon == 0.0
 
 
 def test_the_smallest_of_the_proofs_is_returned() -> None:
     # So little noise that the Rényi certificate of one round, composed, beats the Gaussian certificate of two.
-    few = Protocol(clients=5, dim=1, clip_norm=1.0, coordinate_range=1.0, levels=2, trials=10)
+    few = Protocol.rotated_binomial(clients=5, dim=1, clip_norm=1.0, coordinate_range=1.0, levels=2, trials=10)
     found = guarantee_over_rounds(few, 1e-6, rounds=2)
     assert found.method == "per-round guarantee + optimal composition"
     assert "Rényi" in found.citation
@@ -140,7 +140,7 @@ def test_the_smallest_of_the_proofs_is_returned() -> None:
 
 @pytest.mark.parametrize("scheme", ["fixed-size", "poisson"])
 def test_sampling_never_costs_privacy(scheme: str) -> None:
-    protocol = Protocol(clients=1000, dim=10, clip_norm=1.0, coordinate_range=1.0, levels=3, trials=10)
+    protocol = Protocol.rotated_binomial(clients=1000, dim=10, clip_norm=1.0, coordinate_range=1.0, levels=3, trials=10)
     adjacency = "replace-one" if scheme == "fixed-size" else "zero-out"
     every = guarantee_over_rounds(protocol, 1e-9, rounds=10, adjacency=adjacency).epsilon
     for rate in (0.999, 0.5, 0.05):

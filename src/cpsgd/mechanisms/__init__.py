@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 
 from cpsgd.errors import ParameterError
@@ -30,7 +31,7 @@ def by_name(name: str) -> type[Mechanism]:
     try:
         return MECHANISMS[name]
     except (KeyError, TypeError):
-        raise ParameterError(f"Expected mechanism to be one of {list(MECHANISMS)}, got {name!r}.") from None
+        raise ParameterError(f"Expected mechanism to be one of {list(MECHANISMS)}, got {reprlib.repr(name)}.") from None
 
 
 def of_file(fields: Mapping[str, object]) -> type[Mechanism]:

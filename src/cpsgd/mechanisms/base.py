@@ -10,6 +10,8 @@ sends, one per coordinate; `scale` (s) is what one unit of them is worth.
 
 from __future__ import annotations
 
+import dataclasses
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -271,7 +273,16 @@ class Mechanism(ABC):
         Raises:
             ParameterError: A field is unknown, missing or out of range.
         """
-        try:
-            return cls(**fields)
-        except TypeError as error:
-            raise ParameterError(f"Not the fields of a {cls.name} protocol: {error}.") from None
+        parameters = dataclasses.fields(cls)  # type: ignore[arg-type]  # every one is a dataclass
+        known = sorted(parameter.name for parameter in parameters)
+        unknown = sorted(str(name) for name in fields.keys() - set(known))
+        if unknown:
+            raise ParameterError(
+                f"Unknown protocol fields {reprlib.repr(unknown)}; "
+                f"beside those of every protocol, {cls.name} has {known}."
+            )
+        needed = {parameter.name for parameter in parameters if parameter.default is dataclasses.MISSING}
+        missing = sorted(needed - fields.keys())
+        if missing:
+            raise ParameterError(f"Missing protocol fields {missing}.")
+        return cls(**fields)

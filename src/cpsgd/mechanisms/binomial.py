@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec.thresholds import COINS, KEYSTREAM_BYTES, WINDOW_BITS, WORKING_BITS, Table
-from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice
 from cpsgd.mechanisms.base import Coins, ErrorBound, Search
 from cpsgd.mechanisms.lattice import Lattice
@@ -199,10 +199,8 @@ class Binomial(Lattice):
     @classmethod
     def of_fields(cls, fields: dict[str, Any], clip_norm: float) -> Self:
         """The mechanism that `to_fields` wrote."""
-        missing = sorted({"coordinate_range", "levels", "trials"} - fields.keys())
-        if missing:
-            raise ParameterError(f"Missing protocol fields {missing}.")
-        return super().of_fields({name: value for name, value in fields.items() if name != "sigma"}, clip_norm)
+        own = {name: value for name, value in fields.items() if name != "sigma" or value is not None}
+        return super().of_fields(own, clip_norm)
 
 
 # ---------------------------------------------------------------------- sampling

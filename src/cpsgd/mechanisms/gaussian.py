@@ -151,10 +151,9 @@ class Gaussian(Mechanism):
     @classmethod
     def of_fields(cls, fields: dict[str, Any], clip_norm: float) -> Self:
         """The mechanism that `to_fields` wrote."""
-        others = {name: value for name, value in fields.items() if name != "sigma"}
-        known = {"coordinate_range": clip_norm, "levels": 0, "trials": 0, "p": 0.5}
-        if any(others[name] != known.get(name) for name in others):
+        unused = {"coordinate_range": clip_norm, "levels": 0, "trials": 0, "p": 0.5}
+        if any(fields.get(name, value) != value for name, value in unused.items()):
             raise ParameterError(
                 "The Gaussian protocol has no levels, trials, rotation or modulus; use Protocol.gaussian(...)."
             )
-        return cls(sigma=fields["sigma"])
+        return super().of_fields({name: value for name, value in fields.items() if name not in unused}, clip_norm)

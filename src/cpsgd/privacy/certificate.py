@@ -243,7 +243,7 @@ def _remedy(law: Law, dim: int, steps: int, tail: float) -> str:
         while not fits(enough):
             enough *= 2
     except ConditionError:
-        return "Only far more noise than can be accounted for would do."
+        return "Only far more noise than can be accounted for would do, or less skewed noise."
     short = law.parts
     while enough - short > 1:
         middle = (short + enough) // 2

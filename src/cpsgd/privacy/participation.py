@@ -98,14 +98,15 @@ class Participation:
         """Whether chance decides who takes part."""
         return self.scheme in ("poisson", "fixed-size")
 
-    def check(self, adjacency: Adjacency) -> None:
+    def check(self, adjacency: Adjacency | str) -> None:
         """Raises `ParameterError` where the amplification theorem does not cover this kind of neighbours."""
-        if self.scheme == "poisson" and adjacency is not Adjacency.ZERO_OUT:
+        neighbours = Adjacency.parse(adjacency)
+        if self.scheme == "poisson" and neighbours is not Adjacency.ZERO_OUT:
             raise ParameterError(
                 "Poisson sampling is accounted for zero-out neighbours; use adjacency='zero-out', or fixed-size "
                 "sampling for replace-one."
             )
-        if self.scheme == "fixed-size" and adjacency is not Adjacency.REPLACE_ONE:
+        if self.scheme == "fixed-size" and neighbours is not Adjacency.REPLACE_ONE:
             raise ParameterError(
                 "Fixed-size sampling is accounted for replace-one neighbours (the client drawn instead has a vector of "
                 "its own); use adjacency='replace-one', or Poisson sampling for zero-out."

@@ -7,8 +7,10 @@ import math
 
 import numpy as np
 import pytest
-from cpsgd.planner.error_model import gaussian_clipping, gaussian_rounding, predict, worst_rounding
 from scipy import integrate
+
+from cpsgd.mechanisms import Binomial
+from cpsgd.mechanisms.rounding_error import gaussian_clipping, gaussian_rounding, worst_rounding
 
 
 def rounding_by_quadrature(step: float, levels: int) -> float:
@@ -63,14 +65,19 @@ def test_no_vector_is_worse_than_the_worst_case_for_odd_levels(levels: int) -> N
 
 
 def test_noise_term_is_the_variance() -> None:
-    error = predict(clients=50, dim=300, clip_norm=2.0, levels=4, trials=7, coordinate_range=3.0, p=0.3, rotate=False)
+    mechanism = Binomial(levels=4, trials=7, coordinate_range=3.0, p=0.3)
+    error = mechanism.predicted_error(clients=50, dim=300, clip_norm=2.0, rotate=False)
     assert error.noise == pytest.approx(300 * 2.0**2 * 7 * 0.3 * 0.7 / 50)
     assert error.rounding == pytest.approx(300 * 2.0**2 * 0.25 / 50)
     assert error.clipping < 1e-7
 
 
 def test_scales_with_the_square_of_the_norm() -> None:
-    small = predict(clients=9, dim=128, clip_norm=1.0, levels=5, trials=3, coordinate_range=0.2)
-    large = predict(clients=9, dim=128, clip_norm=10.0, levels=5, trials=3, coordinate_range=2.0)
+    small, large = (
+        Binomial(levels=5, trials=3, coordinate_range=0.2 * norm).predicted_error(
+            clients=9, dim=128, clip_norm=norm, rotate=True
+        )
+        for norm in (1.0, 10.0)
+    )
     for part in ("noise", "rounding", "clipping", "total"):
         assert getattr(large, part) == pytest.approx(100 * getattr(small, part), rel=1e-9)
