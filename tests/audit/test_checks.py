@@ -11,17 +11,17 @@ from scipy.stats import binom
 
 from cpsgd import Protocol
 from cpsgd.audit import checks, dependence
-from cpsgd.audit.checks import Batch, Check
-from cpsgd.audit.law import Law
+from cpsgd.audit.checks import Check, Played
+from cpsgd.audit.law import SumLaw
 
 FALSE_ALARM = 1e-6
 DIM = 16
 PROTOCOL = Protocol.binomial(clients=1, dim=DIM, clip_norm=1.0, levels=4, trials=100)
-LAW = Law(PROTOCOL, [(np.full(DIM, 1.0), 1)])
+LAW = SumLaw(PROTOCOL, [(np.full(DIM, 1.0), 1)])
 
 
-def batch(exact: np.ndarray) -> Batch:
-    return Batch("test", LAW, 0.0, exact, np.arange(len(exact)))
+def batch(exact: np.ndarray) -> Played:
+    return Played("test", LAW, 0.0, exact, np.arange(len(exact)))
 
 
 def honest(rounds: int, seed: int = 1) -> np.ndarray:
@@ -120,22 +120,22 @@ def test_a_shift_is_found_in_one_coordinate_and_in_all() -> None:
 
 
 def test_what_pushes_outwards_is_found_though_it_cancels_out() -> None:
-    law = Law(PROTOCOL, [(np.where(np.arange(DIM) % 2, 3.0, 0.0), 1)])
+    law = SumLaw(PROTOCOL, [(np.where(np.arange(DIM) % 2, 3.0, 0.0), 1)])
     exact = np.where(np.arange(DIM) % 2, 3.0, 0.0) + np.random.default_rng(4).binomial(100, 0.5, size=(1_000, DIM))
     for push, passed in ((0.0, True), (0.5, False)):
         pushed = exact.copy()
         pushed[: int(push * 1_000)] += law.outward
-        played = Batch("test", law, 0.0, pushed, np.arange(1_000))
+        played = Played("test", law, 0.0, pushed, np.arange(1_000))
         assert checks.unbiased([played], FALSE_ALARM).passed is passed
     pushed = exact + law.outward
-    played = Batch("test", law, 0.0, pushed, np.arange(1_000))
+    played = Played("test", law, 0.0, pushed, np.arange(1_000))
     assert not checks.distribution([played], [law.uniform(played.sums, np.random.default_rng(5))], FALSE_ALARM).passed
 
 
 def test_resolution_is_forgiven() -> None:
     exact = honest(2_000)
     exact[:, 3] += 1.0
-    assert checks.unbiased([Batch("test", LAW, 1.0, exact, np.arange(2_000))], FALSE_ALARM).passed
+    assert checks.unbiased([Played("test", LAW, 1.0, exact, np.arange(2_000))], FALSE_ALARM).passed
 
 
 @pytest.mark.parametrize(("trials", "p"), [(1, 0.5), (4, 0.5), (12, 0.5), (40, 0.5), (3, 0.02), (30, 0.9)])
@@ -143,11 +143,11 @@ def test_resolution_is_forgiven() -> None:
 def test_resolution_is_forgiven_beyond_the_least_and_the_largest_sum(trials: int, p: float, side: int) -> None:
     # On a level there is nothing to round; a point that the codec's resolution moves off it is rounded once in a while.
     protocol = Protocol.binomial(clients=1, dim=DIM, clip_norm=1.0, levels=101, trials=trials, p=p)
-    law = Law(protocol, [(np.full(DIM, 50.0), 1)])
+    law = SumLaw(protocol, [(np.full(DIM, 50.0), 1)])
     generator = np.random.default_rng(trials)
     noise = generator.binomial(trials, p, size=(3_000, DIM))
     exact = 50.0 + noise + side * (generator.random(noise.shape) < 4e-4)
-    played = [Batch("test", law, 4.2e-4, exact, np.arange(len(exact)))]
+    played = [Played("test", law, 4.2e-4, exact, np.arange(len(exact)))]
     numbers = [law.uniform(played[0].sums, generator)]
     found = [
         checks.unbiased(played, FALSE_ALARM),

@@ -7,23 +7,23 @@ import pytest
 
 from cpsgd import Protocol
 from cpsgd.audit import dependence
-from cpsgd.audit.checks import Batch
-from cpsgd.audit.law import Law
+from cpsgd.audit.checks import Played
+from cpsgd.audit.law import SumLaw
 
 FALSE_ALARM = 1e-6
 
 
-def law(dim: int) -> Law:
+def law(dim: int) -> SumLaw:
     protocol = Protocol.binomial(clients=1, dim=dim, clip_norm=1.0, levels=4, trials=100)
-    return Law(protocol, [(np.full(dim, 1.0), 1)])
+    return SumLaw(protocol, [(np.full(dim, 1.0), 1)])
 
 
 def honest(rounds: int, dim: int = 16, seed: int = 1) -> np.ndarray:
     return 1.0 + np.random.default_rng(seed).binomial(100, 0.5, size=(rounds, dim))
 
 
-def batch(exact: np.ndarray) -> Batch:
-    return Batch("test", law(exact.shape[1]), 0.0, exact, np.arange(len(exact)))
+def batch(exact: np.ndarray) -> Played:
+    return Played("test", law(exact.shape[1]), 0.0, exact, np.arange(len(exact)))
 
 
 def uniform(exact: np.ndarray) -> np.ndarray:
@@ -40,8 +40,8 @@ def test_dependent_coordinates_are_found() -> None:
 
 
 def test_rounds_are_put_in_order() -> None:
-    first = Batch("a", law(16), 0.0, honest(2), np.array([0, 3]))
-    second = Batch("b", law(16), 0.0, honest(2), np.array([1, 2]))
+    first = Played("a", law(16), 0.0, honest(2), np.array([0, 3]))
+    second = Played("b", law(16), 0.0, honest(2), np.array([1, 2]))
     ordered = dependence.in_order([first, second], [np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]])])
     assert ordered.ravel().tolist() == [0.0, 1.0, 2.0, 3.0]
 

@@ -7,8 +7,8 @@ import pytest
 
 from cpsgd import Aggregator, Protocol
 from cpsgd.adjacency import Adjacency
-from cpsgd.audit.canaries import canaries, peculiar, resting, rounded
-from cpsgd.audit.lattice import Lattice
+from cpsgd.audit.canaries import canaries_of, peculiar, resting, rounded
+from cpsgd.audit.lattice import RoundLattice
 from cpsgd.codec import pipeline, rotate
 from cpsgd.codec.grid import Grid
 
@@ -47,7 +47,7 @@ protocols = pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: 
 def test_points_are_the_encoders(protocol: Protocol, length: float) -> None:
     vector = np.random.default_rng(4).normal(size=protocol.dim)
     vector *= length * protocol.clip_norm / np.linalg.norm(vector)
-    lattice = Lattice(protocol, 6)
+    lattice = RoundLattice(protocol, 6)
     np.testing.assert_allclose(lattice.points(vector), encoders_points(protocol, vector), atol=lattice.slack(1))
 
 
@@ -55,7 +55,7 @@ def test_points_are_the_encoders(protocol: Protocol, length: float) -> None:
 @pytest.mark.parametrize(("seed", "round"), [(0, 0), (9, 6)])
 def test_the_auditors_own_rotation_is_the_codecs(dim: int, seed: int, round: int) -> None:
     protocol = Protocol.rotated_binomial(clients=3, dim=dim, clip_norm=1.0, levels=3, trials=5, rotation_seed=seed)
-    lattice = Lattice(protocol, round)
+    lattice = RoundLattice(protocol, round)
     signs = rotate.signs(dim, seed, round)
     found = np.stack([rotate.forward(row, signs) for row in np.eye(dim, dtype=np.float32)])
     matrix = lattice._rotation
@@ -70,13 +70,13 @@ def test_the_auditors_own_rotation_is_the_codecs(dim: int, seed: int, round: int
 
 
 def test_another_round_has_another_rotation() -> None:
-    assert not np.allclose(Lattice(PROTOCOLS[0], 6)._rotation, Lattice(PROTOCOLS[0], 7)._rotation)
-    np.testing.assert_array_equal(Lattice(PROTOCOLS[3], 6)._rotation, np.eye(6))
+    assert not np.allclose(RoundLattice(PROTOCOLS[0], 6)._rotation, RoundLattice(PROTOCOLS[0], 7)._rotation)
+    np.testing.assert_array_equal(RoundLattice(PROTOCOLS[3], 6)._rotation, np.eye(6))
 
 
 @protocols
 def test_unrotated(protocol: Protocol) -> None:
-    lattice = Lattice(protocol, 6)
+    lattice = RoundLattice(protocol, 6)
     wanted = np.full(protocol.dim, 0.1 * min(reach(protocol), protocol.clip_norm / protocol.dim))
     points = lattice.points(lattice.unrotated(wanted))
     np.testing.assert_allclose(points * protocol.scale - reach(protocol), wanted, atol=1e-6 * reach(protocol))
@@ -87,18 +87,18 @@ def test_sums_come_back_from_the_mean(protocol: Protocol) -> None:
     aggregator = Aggregator(protocol, 6)
     for i in range(3):
         aggregator.add(protocol.encode(np.full(protocol.dim, 0.1 * i * protocol.clip_norm), 6))
-    sums = Lattice(protocol, 6).sums(aggregator.mean()[None], 3)
+    sums = RoundLattice(protocol, 6).sums(aggregator.mean()[None], 3)
     np.testing.assert_allclose(sums[0], aggregator.sums, atol=0.01)
 
 
 @protocols
 @pytest.mark.parametrize("adjacency", Adjacency)
 def test_the_corner_is_as_far_as_neighbours_can_be(protocol: Protocol, adjacency: Adjacency) -> None:
-    lattice = Lattice(protocol, 6)
+    lattice = RoundLattice(protocol, 6)
     farthest = protocol.mechanism.sensitivity(dim=protocol.dim, clip_norm=protocol.clip_norm, adjacency=adjacency)
     distances = {
         canary.name: float(np.linalg.norm(lattice.points(canary.one) - lattice.points(canary.zero)))
-        for canary in canaries(lattice, adjacency)
+        for canary in canaries_of(lattice, adjacency)
     }
     assert max(distances.values()) == pytest.approx(farthest, rel=1e-5)
     assert len(distances) == (4 if protocol.rotate else 2)
@@ -107,19 +107,19 @@ def test_the_corner_is_as_far_as_neighbours_can_be(protocol: Protocol, adjacency
 
 @protocols
 def test_canaries_are_too_long(protocol: Protocol) -> None:
-    for canary in canaries(Lattice(protocol, 6), Adjacency.REPLACE_ONE):
+    for canary in canaries_of(RoundLattice(protocol, 6), Adjacency.REPLACE_ONE):
         assert np.linalg.norm(canary.one) == pytest.approx(8.0 * protocol.clip_norm, rel=1e-5)
         np.testing.assert_array_equal(canary.zero, -canary.one)
 
 
 def fractions(protocol: Protocol, vector: np.ndarray) -> np.ndarray:
-    points = Lattice(protocol, 6).points(vector)
+    points = RoundLattice(protocol, 6).points(vector)
     return np.abs(points - np.rint(points))
 
 
 @protocols
 def test_others_rest_on_a_level_if_there_is_one(protocol: Protocol) -> None:
-    vector = resting(Lattice(protocol, 6))
+    vector = resting(RoundLattice(protocol, 6))
     assert np.linalg.norm(vector) <= protocol.clip_norm
     if protocol.mechanism.levels == 2:
         np.testing.assert_array_equal(vector, 0.0)
@@ -129,21 +129,21 @@ def test_others_rest_on_a_level_if_there_is_one(protocol: Protocol) -> None:
 
 @protocols
 def test_rounding_is_looked_at_between_levels(protocol: Protocol) -> None:
-    vector = rounded(Lattice(protocol, 6))
+    vector = rounded(RoundLattice(protocol, 6))
     assert np.linalg.norm(vector) <= 0.5 * protocol.clip_norm * (1.0 + 1e-6)
     assert fractions(protocol, vector).min() > 0.2
 
 
 @protocols
 def test_peculiar_vectors_are_encoded_where_the_auditor_expects_them(protocol: Protocol) -> None:
-    lattice = Lattice(protocol, 6)
+    lattice = RoundLattice(protocol, 6)
     for name, vector in peculiar(lattice).items():
         points = encoders_points(protocol, vector)
         np.testing.assert_allclose(lattice.points(vector), points, atol=lattice.slack(1), err_msg=name)
 
 
 def test_peculiar_vectors_are_what_they_are_called() -> None:
-    vectors = peculiar(Lattice(PROTOCOLS[0], 6))
+    vectors = peculiar(RoundLattice(PROTOCOLS[0], 6))
     assert not vectors["zero"].any()
     assert np.linalg.norm(vectors["constant, of the largest norm"]) == pytest.approx(PROTOCOLS[0].clip_norm)
     assert np.ptp(vectors["constant, of the largest norm"]) == 0.0

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from cpsgd import Protocol
-from cpsgd.audit.law import Law, LikelihoodRatio
+from cpsgd.audit.law import LikelihoodRatio, SumLaw
 from cpsgd.errors import ParameterError
 
 PROTOCOL = Protocol.binomial(clients=3, dim=3, clip_norm=1.0, levels=6, trials=5, p=0.3)
@@ -31,7 +31,7 @@ def coin_by_coin(coordinate: int) -> dict[int, float]:
 
 @pytest.mark.parametrize("coordinate", range(3))
 def test_law(coordinate: int) -> None:
-    law = Law(PROTOCOL, GROUPS)
+    law = SumLaw(PROTOCOL, GROUPS)
     expected = coin_by_coin(coordinate)
     found = {int(law.first[coordinate]) + i: mass for i, mass in enumerate(law.mass[coordinate])}
     for outcome, mass in expected.items():
@@ -43,14 +43,14 @@ def test_law(coordinate: int) -> None:
 
 
 def test_coincidence() -> None:
-    law = Law(PROTOCOL, GROUPS)
+    law = SumLaw(PROTOCOL, GROUPS)
     for rounds in (2, 3):
         each = [sum(mass**rounds for mass in coin_by_coin(coordinate).values()) for coordinate in range(3)]
         assert law.coincidence(rounds) == pytest.approx(each[0] * each[1] * each[2], rel=1e-12)
 
 
 def test_probability() -> None:
-    law = Law(PROTOCOL, GROUPS)
+    law = SumLaw(PROTOCOL, GROUPS)
     laws = [coin_by_coin(coordinate) for coordinate in range(3)]
     sums = np.array([law.first, law.first + np.array([7, 2, 5]), law.first - np.array([0, 1, 0]), [1000] * 3])
     expected = [np.prod([laws[i].get(int(outcome), 0.0) for i, outcome in enumerate(row)]) for row in sums]
@@ -59,7 +59,7 @@ def test_probability() -> None:
 
 @pytest.mark.parametrize("divisor", [2, 3, 16])
 def test_remainders(divisor: int) -> None:
-    law = Law(PROTOCOL, GROUPS)
+    law = SumLaw(PROTOCOL, GROUPS)
     expected = np.zeros((3, divisor))
     for coordinate in range(3):
         for outcome, mass in coin_by_coin(coordinate).items():
@@ -68,7 +68,7 @@ def test_remainders(divisor: int) -> None:
 
 
 def test_uniform_numbers_stand_for_the_outcomes() -> None:
-    law = Law(PROTOCOL, GROUPS)
+    law = SumLaw(PROTOCOL, GROUPS)
     sums = np.array([[*law.first], [*(law.first + 7)], [-1000] * 3, [1000] * 3])
     uniform = law.uniform(sums, np.random.default_rng(0))
     for coordinate in range(3):
@@ -81,7 +81,7 @@ def test_uniform_numbers_stand_for_the_outcomes() -> None:
 
 def test_likelihood_ratio() -> None:
     protocol = Protocol.binomial(clients=1, dim=2, clip_norm=1.0, levels=6, trials=40)
-    zero, one = (Law(protocol, [(np.array(points), 1)]) for points in ([1.0, 3.0], [3.5, 2.0]))
+    zero, one = (SumLaw(protocol, [(np.array(points), 1)]) for points in ([1.0, 3.0], [3.5, 2.0]))
     sums = np.array([[25, 20], [10, 30], [22, 23]])
     expected = [
         np.log(0.5 * binom.pmf(a - 3, 40, 0.5) + 0.5 * binom.pmf(a - 4, 40, 0.5))
@@ -95,7 +95,7 @@ def test_likelihood_ratio() -> None:
 
 def test_likelihood_ratio_goes_on_where_no_law_reaches() -> None:
     protocol = Protocol.binomial(clients=1, dim=1, clip_norm=1.0, levels=6, trials=40)
-    zero, one = (Law(protocol, [(np.array([point]), 1)]) for point in (1.0, 3.5))
+    zero, one = (SumLaw(protocol, [(np.array([point]), 1)]) for point in (1.0, 3.5))
     scores = LikelihoodRatio(zero, one).score(np.arange(-50, 150)[:, None])
     assert np.isfinite(scores).all()
     assert (np.diff(scores) > 0.0).all()
@@ -104,4 +104,4 @@ def test_likelihood_ratio_goes_on_where_no_law_reaches() -> None:
 def test_too_large() -> None:
     protocol = Protocol.binomial(clients=1, dim=2048, clip_norm=1.0, levels=2, trials=10**6)
     with pytest.raises(ParameterError, match="fewer coordinates"):
-        Law(protocol, [(np.zeros(2048), 1)])
+        SumLaw(protocol, [(np.zeros(2048), 1)])

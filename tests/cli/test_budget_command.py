@@ -15,7 +15,7 @@ from cpsgd.aggregator import Aggregator
 from cpsgd.cli import mean as mean_command
 from cpsgd.errors import VectorError
 from cpsgd.ledger import Ledger, RoundEvent
-from cpsgd.privacy.guarantee import guarantee
+from cpsgd.privacy.guarantees import guarantee
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.rotated_binomial(clients=200, dim=20, clip_norm=1.0, levels=2, trials=2)

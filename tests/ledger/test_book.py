@@ -19,7 +19,7 @@ from cpsgd.errors import (
     PopulationError,
 )
 from cpsgd.ledger import Budget, Ledger, RoundEvent
-from cpsgd.privacy.guarantee import guarantee
+from cpsgd.privacy.guarantees import guarantee
 from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 

@@ -18,7 +18,7 @@ from cpsgd.privacy.accountant import Rounds, mixed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.gaussian import gdp_epsilon
-from cpsgd.privacy.guarantee import guarantee
+from cpsgd.privacy.guarantees import guarantee
 from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.protocol import Protocol

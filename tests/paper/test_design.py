@@ -8,7 +8,7 @@ from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.paper import bounds
 from cpsgd.paper.design import PaperDesign, paper_design
 from cpsgd.paper.theorem import theorem_epsilon
-from cpsgd.privacy.guarantee import guarantee
+from cpsgd.privacy.guarantees import guarantee
 from cpsgd.protocol import Protocol
 
 CLIENTS, DIM, DELTA = 1000, 650, 1e-6

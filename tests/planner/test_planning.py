@@ -18,7 +18,7 @@ from cpsgd.planner.modulus import overflow_probability
 from cpsgd.planner.search import Design, Setting, best_design
 from cpsgd.planner.target import Target
 from cpsgd.privacy.gaussian import analytic_sigma
-from cpsgd.privacy.guarantee import guarantee
+from cpsgd.privacy.guarantees import guarantee
 from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.rounds import guarantee_over_rounds
 

@@ -9,7 +9,7 @@ import pytest
 from cpsgd import Protocol
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.gaussian import gdp_epsilon
-from cpsgd.privacy.guarantee import guarantee
+from cpsgd.privacy.guarantees import guarantee
 from cpsgd.privacy.rounds import guarantee_over_rounds, published_epsilon
 
 PROTOCOL = Protocol.rotated_binomial(clients=2_000, dim=4_096, clip_norm=1.0, levels=3, trials=20)

@@ -14,15 +14,15 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.aggregator import Aggregator
 from cpsgd.audit import checks, dependence
 from cpsgd.audit.bound import Attacker, Promise, Rehearsal
-from cpsgd.audit.canaries import Canary, canaries, peculiar, resting, rounded
-from cpsgd.audit.checks import Batch, Check
+from cpsgd.audit.canaries import Canary, canaries_of, peculiar, resting, rounded
+from cpsgd.audit.checks import Check, Played
 from cpsgd.audit.lattice import Array
 from cpsgd.audit.law import LikelihoodRatio
 from cpsgd.audit.playing import Encode, Player, Start
 from cpsgd.audit.report import AuditReport, Claim
 from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.privacy.guarantee import Guarantee, guarantee
+from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.protocol import Protocol
 
 FALSE_ALARM = 1e-6
@@ -102,7 +102,7 @@ def audit(
     error = share / len(claims)
 
     # Which canary, and which attacker, promises most.
-    choices = canaries(player.lattice, neighbours)
+    choices = canaries_of(player.lattice, neighbours)
     attacked = rounds - int(_EXPLORING * rounds) - int(_ROUNDING * rounds) - int(_FEW * rounds)
     explored = [_explore(player, canary, count, int(_EXPLORING * rounds) // len(choices)) for canary in choices]
     batches = [batch for lesson in explored for batch in lesson.batches]
@@ -154,7 +154,7 @@ class _Lesson:
     """
 
     canary: Canary
-    batches: Sequence[Batch]
+    batches: Sequence[Played]
     real: Rehearsal
     simulated: Rehearsal
 
@@ -178,7 +178,7 @@ def _explore(player: Player, canary: Canary, count: int, rounds: int) -> _Lesson
     return _Lesson(canary, batches, Rehearsal(scores, worlds), Rehearsal(simulated, np.repeat([False, True], size)))
 
 
-def _attack(player: Player, canary: Canary, count: int, rounds: int) -> tuple[list[Batch], Array, NDArray[np.bool_]]:
+def _attack(player: Player, canary: Canary, count: int, rounds: int) -> tuple[list[Played], Array, NDArray[np.bool_]]:
     """Plays rounds in which a coin decides which neighbour takes part; the attacker's scores, and the coins."""
     others = (resting(player.lattice), count - 1)
     zero, one = [(canary.zero, 1), others], [(canary.one, 1), others]
@@ -187,7 +187,7 @@ def _attack(player: Player, canary: Canary, count: int, rounds: int) -> tuple[li
     exact = player.lattice.sums(player.means([one if world else zero for world in worlds]), count)
     slack = player.lattice.slack(count)
     batches = [
-        Batch(f"{canary.name}, {label}", player.law(clients), slack, exact[worlds == world], times[worlds == world])
+        Played(f"{canary.name}, {label}", player.law(clients), slack, exact[worlds == world], times[worlds == world])
         for label, clients, world in (("zero", zero, False), ("one", one, True))
     ]
     ratio = LikelihoodRatio(batches[0].law, batches[1].law)
@@ -224,7 +224,7 @@ def _excess(claims: Sequence[Claim]) -> float:
     return max(excesses, default=-claims[0].claimed)
 
 
-def _law_checks(batches: Sequence[Batch], generator: np.random.Generator, share: float) -> list[Check]:
+def _law_checks(batches: Sequence[Played], generator: np.random.Generator, share: float) -> list[Check]:
     uniforms = [batch.law.uniform(batch.sums, generator) for batch in batches]
     ordered = dependence.in_order(batches, uniforms)
     return [

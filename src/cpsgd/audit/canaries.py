@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpsgd.adjacency import Adjacency
-from cpsgd.audit.lattice import Array, Lattice
+from cpsgd.audit.lattice import Array, RoundLattice
 from cpsgd.codec.clip import Vector
 
 # Canaries are this many clip norms long. An honest client shortens them; one that forgets to is found out.
@@ -30,7 +30,7 @@ class Canary:
     one: Array
 
 
-def canaries(lattice: Lattice, adjacency: Adjacency) -> list[Canary]:
+def canaries_of(lattice: RoundLattice, adjacency: Adjacency) -> list[Canary]:
     """The canaries of a protocol. Without rotation the rotated ones are the others, and left out.
 
     The corner is always as far from its opposite as two neighbours can be: its coordinates, all alike, reach the norm's
@@ -52,7 +52,7 @@ def canaries(lattice: Lattice, adjacency: Adjacency) -> list[Canary]:
     ]
 
 
-def resting(lattice: Lattice) -> Array:
+def resting(lattice: RoundLattice) -> Array:
     """A vector for the clients who are not attacked: on the level next to zero, so that rounding hides nobody.
 
     Zero itself, where that level is out of the norm's reach.
@@ -60,12 +60,12 @@ def resting(lattice: Lattice) -> Array:
     return _beside_zero(lattice, 0.0, within=1.0)
 
 
-def rounded(lattice: Lattice) -> Array:
+def rounded(lattice: RoundLattice) -> Array:
     """A vector well inside the norm's bound that lies between levels in every coordinate."""
     return _beside_zero(lattice, _OFFSET, within=0.5)
 
 
-def peculiar(lattice: Lattice) -> dict[str, Vector]:
+def peculiar(lattice: RoundLattice) -> dict[str, Vector]:
     """Vectors by name that code may treat in a way of its own, and must not."""
     dim, clip_norm = lattice.protocol.dim, lattice.protocol.clip_norm
     constant = np.full(dim, clip_norm / math.sqrt(dim))
@@ -84,7 +84,7 @@ def peculiar(lattice: Lattice) -> dict[str, Vector]:
     }
 
 
-def _beside_zero(lattice: Lattice, offset: float, within: float) -> Array:
+def _beside_zero(lattice: RoundLattice, offset: float, within: float) -> Array:
     """All rotated coordinates `offset` levels above the level at or below zero, if that is short enough."""
     protocol = lattice.protocol
     # With an even number of levels zero is halfway between two of them.

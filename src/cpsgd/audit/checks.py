@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import lambertw
 from scipy.stats import binom, gamma
 
-from cpsgd.audit.law import Array, Integers, Law
+from cpsgd.audit.law import Array, Integers, SumLaw
 
 # A released mean is float32, so its sums are integers only up to rounding.
 _NEAR_INTEGER = 0.25
@@ -51,7 +51,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Played:
     """Rounds with the same vectors.
 
     Attributes:
@@ -63,7 +63,7 @@ class Batch:
     """
 
     name: str
-    law: Law
+    law: SumLaw
     slack: float
     exact: Array
     times: Integers
@@ -95,14 +95,14 @@ def bennett(variance: Array | float, largest: float, false_alarm: float) -> Arra
     return reach
 
 
-def integers(batches: Sequence[Batch]) -> Check:
+def integers(batches: Sequence[Played]) -> Check:
     """Whether released means are sums of integers, as the protocol's are. No chance is involved."""
     gaps = [float(np.max(np.abs(batch.exact - np.rint(batch.exact)), initial=0.0)) for batch in batches]
     worst = max(math.inf if math.isnan(gap) else gap for gap in gaps)
     return Check("integers", "distance of a released sum from the lattice", worst, _NEAR_INTEGER)
 
 
-def unbiased(batches: Sequence[Batch], false_alarm: float) -> Check:
+def unbiased(batches: Sequence[Played], false_alarm: float) -> Check:
     """Whether the means are right on average: in every coordinate, and in all together, upwards and outwards.
 
     A sum's deviation from its expectation is a sum of independent coins, those of the noise and of the rounding.
@@ -124,7 +124,7 @@ def unbiased(batches: Sequence[Batch], false_alarm: float) -> Check:
     )
 
 
-def spread(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: float) -> Check:
+def spread(batches: Sequence[Played], uniforms: Sequence[Array], false_alarm: float) -> Check:
     """Whether the noise is as wide as it should be: for every vector, in every coordinate, in rounds of each size.
 
     Of independent uniform numbers u, (u - ½)² has mean 1/12 and variance 1/180.
@@ -149,7 +149,7 @@ def spread(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: flo
     return Check("spread", "largest deviation of the noise's width, in units of what chance allows", worst, 1.0)
 
 
-def distribution(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: float) -> Check:
+def distribution(batches: Sequence[Played], uniforms: Sequence[Array], false_alarm: float) -> Check:
     """Whether the sums have the protocol's law: the distribution function of all coordinates at once, and of each.
 
     All at once for every batch, as they are and turned outwards: too long a vector moves coordinates apart, which would
@@ -177,7 +177,7 @@ def _gap(uniform: Array) -> float:
     return float(max(np.max(steps[1:] - ordered), np.max(ordered - steps[:-1])))
 
 
-def tails(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: float) -> Check:
+def tails(batches: Sequence[Played], uniforms: Sequence[Array], false_alarm: float) -> Check:
     """Whether as many sums lie in the tails as should, neither too few nor too many: exact counts.
 
     Both tails together, from a tenth of the numbers down to where nothing is ever seen; in rounds of each size.
@@ -200,7 +200,7 @@ def tails(batches: Sequence[Batch], uniforms: Sequence[Array], false_alarm: floa
     return Check("tails", question, _improbability(least, each), 1.0)
 
 
-def remainders(batches: Sequence[Batch], false_alarm: float) -> Check:
+def remainders(batches: Sequence[Played], false_alarm: float) -> Check:
     """Whether sums leave the remainders they should: noise in steps of two hides nothing from who looks at parity.
 
     For every vector, in every coordinate and in all together.

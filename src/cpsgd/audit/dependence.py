@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpsgd.audit.checks import Batch, Check, bennett
+from cpsgd.audit.checks import Check, Played, bennett
 from cpsgd.audit.law import Array, Integers
 
 # Numbers whose correlation at all distances is looked at.
 _MAX_LAGGED = 2**22
 
 
-def in_order(batches: Sequence[Batch], uniforms: Sequence[Array]) -> Array:
+def in_order(batches: Sequence[Played], uniforms: Sequence[Array]) -> Array:
     """The uniform numbers of all rounds as they were played."""
     times = np.concatenate([batch.times for batch in batches])
     return np.concatenate(list(uniforms))[np.argsort(times)]
@@ -57,7 +57,7 @@ def rounds(uniforms: Array, false_alarm: float) -> Check:
     return Check("rounds", question, float(np.abs(products).max() / limit), 1.0)
 
 
-def repeats(batches: Sequence[Batch], false_alarm: float) -> Check:
+def repeats(batches: Sequence[Played], false_alarm: float) -> Check:
     """Whether rounds have the same sums more often than chance has it, at whatever distance.
 
     The rounds are split by one binary digit of their time, and those of one half are looked up in the other; any two
@@ -96,7 +96,7 @@ class _Group:
     triple: float
 
     @classmethod
-    def of(cls, batch: Batch) -> _Group:
+    def of(cls, batch: Played) -> _Group:
         values, number = np.unique(batch.sums, axis=0, return_inverse=True)
         law = batch.law
         return cls(batch.times, number.ravel(), law.probability(values), law.coincidence(2), law.coincidence(3))

@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 _FLOAT32 = 4e-6
 
 
-class Lattice:
+class RoundLattice:
     """A protocol's rotation and levels in one round."""
 
     def __init__(self, protocol: Protocol, round: int) -> None:

@@ -23,7 +23,7 @@ _NATS = 200.0
 _MAX_ENTRIES = 2**24
 
 
-class Law:
+class SumLaw:
     """The law of one round's sums, coordinate by coordinate; the coordinates are independent.
 
     Attributes:
@@ -131,7 +131,7 @@ class LikelihoodRatio:
     that does not follow the protocol.
     """
 
-    def __init__(self, zero: Law, one: Law) -> None:
+    def __init__(self, zero: SumLaw, one: SumLaw) -> None:
         """Tabulates the logarithm for each coordinate, where both laws have masses."""
         self._first = np.maximum(zero.first, one.first)
         width = zero.mass.shape[1]
@@ -152,7 +152,7 @@ class LikelihoodRatio:
         return scores
 
 
-def _log_mass(law: Law, outcomes: Integers) -> Array:
+def _log_mass(law: SumLaw, outcomes: Integers) -> Array:
     index = np.clip(outcomes - law.first[:, None], 0, law.mass.shape[1] - 1)
     masses: Array = np.maximum(np.take_along_axis(law.mass, index, axis=1), 1e-300)
     return np.log(masses)

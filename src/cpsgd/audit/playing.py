@@ -9,9 +9,9 @@ from typing import Protocol as Interface
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.audit.checks import Batch
-from cpsgd.audit.lattice import Lattice
-from cpsgd.audit.law import Law
+from cpsgd.audit.checks import Played
+from cpsgd.audit.lattice import RoundLattice
+from cpsgd.audit.law import SumLaw
 from cpsgd.codec.clip import Vector
 from cpsgd.protocol import Protocol
 
@@ -48,15 +48,15 @@ class Player:
         seed: int | None,
         progress: Callable[[int], None] | None,
     ) -> None:
-        self.lattice = Lattice(protocol, round)
+        self.lattice = RoundLattice(protocol, round)
         self.generator = np.random.default_rng(seed)
         self.played = 0
         self._protocol, self._round = protocol, round
         self._encode, self._start, self._progress = encode, start, progress
 
-    def law(self, clients: Sequence[tuple[Vector, int]]) -> Law:
+    def law(self, clients: Sequence[tuple[Vector, int]]) -> SumLaw:
         """The law of the sums of clients, given as vectors and how many have each."""
-        return Law(self._protocol, [(self.lattice.points(vector), number) for vector, number in clients])
+        return SumLaw(self._protocol, [(self.lattice.points(vector), number) for vector, number in clients])
 
     def means(self, worlds: Sequence[Sequence[tuple[Vector, int]]]) -> NDArray[np.float32]:
         """What is released in rounds with these clients, a row each."""
@@ -72,9 +72,9 @@ class Player:
                 self._progress(_REPORTED)
         return released
 
-    def play(self, name: str, clients: Sequence[tuple[Vector, int]], rounds: int) -> Batch:
+    def play(self, name: str, clients: Sequence[tuple[Vector, int]], rounds: int) -> Played:
         """Rounds with the same vectors."""
         times = self.played + np.arange(rounds)
         count = sum(number for _, number in clients)
         exact = self.lattice.sums(self.means([clients] * rounds), count)
-        return Batch(name, self.law(clients), self.lattice.slack(count), exact, times)
+        return Played(name, self.law(clients), self.lattice.slack(count), exact, times)

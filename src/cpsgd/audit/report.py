@@ -10,7 +10,7 @@ import numpy as np
 
 from cpsgd.audit.checks import Check
 from cpsgd.audit.lattice import Array
-from cpsgd.privacy.guarantee import Guarantee
+from cpsgd.privacy.guarantees import Guarantee
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from cpsgd.planner.requirements import Requirements
 from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
-    from cpsgd.privacy.guarantee import Guarantee
+    from cpsgd.privacy.guarantees import Guarantee
 
     Rounds = Any  # made when the program runs
 else:

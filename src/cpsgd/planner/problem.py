@@ -12,7 +12,7 @@ from cpsgd.planner import modulus
 from cpsgd.planner.requirements import Requirements
 from cpsgd.planner.search import MAX_BITS, Design, Setting, best_design, values_of
 from cpsgd.planner.target import Target
-from cpsgd.privacy.guarantee import Guarantee
+from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.protocol import Protocol

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from cpsgd.mechanisms import ExpectedError, Mechanism
-from cpsgd.privacy.guarantee import Guarantee
+from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.participation import Participation
 from cpsgd.protocol import Protocol
 

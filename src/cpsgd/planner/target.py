@@ -3,7 +3,7 @@
 For given levels and noise privacy is a matter of one number, S = Δ/s with Δ = 2D (replace-one) or D (zero-out): the
 more levels two neighbours can be apart, the less the same noise hides. The certificates turn the requirement into the
 largest allowed S, hence the smallest s. They are evaluated here in the form that answers this backwards question at
-once; what a plan finally promises comes from `cpsgd.privacy.guarantee` on the finished protocol.
+once; what a plan finally promises comes from `cpsgd.privacy.guarantees` on the finished protocol.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cpsgd.privacy.renyi import MAX_WORK, Moments, rdp_epsilon, renyi_floor
 from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE
 
 _RENYI_TAIL_SHARE = 1e-3
-# Half of what `cpsgd.privacy.guarantee` puts aside at most.
+# Half of what `cpsgd.privacy.guarantees` puts aside at most.
 _SAMPLER_SHARE = 0.05
 _TOLERANCE = 1e-4
 # 1 + _EXCESS/(deviation of the noise) is how far the certificates are from a Gaussian of equal variance.

@@ -16,9 +16,9 @@ from cpsgd.privacy.gaussian import classical_sigma as classical_sigma
 from cpsgd.privacy.gaussian import gdp_delta as gdp_delta
 from cpsgd.privacy.gaussian import gdp_epsilon as gdp_epsilon
 from cpsgd.privacy.gaussian import gdp_mu as gdp_mu
-from cpsgd.privacy.guarantee import CITATIONS as CITATIONS
-from cpsgd.privacy.guarantee import Guarantee as Guarantee
-from cpsgd.privacy.guarantee import guarantee as guarantee
+from cpsgd.privacy.guarantees import CITATIONS as CITATIONS
+from cpsgd.privacy.guarantees import Guarantee as Guarantee
+from cpsgd.privacy.guarantees import guarantee as guarantee
 from cpsgd.privacy.participation import Participation as Participation
 from cpsgd.privacy.renyi import RenyiCertificate as RenyiCertificate
 from cpsgd.privacy.renyi import renyi_certificate as renyi_certificate

@@ -17,7 +17,7 @@ from cpsgd.mechanisms.law import Normal
 from cpsgd.privacy import composition
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Rounds, composed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
-from cpsgd.privacy.guarantee import CITATIONS, Guarantee, guarantee
+from cpsgd.privacy.guarantees import CITATIONS, Guarantee, guarantee
 from cpsgd.privacy.participation import Participation
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def published_epsilon(
     """ε by the published accounting of the protocol's mechanism, rounds composed optimally.
 
     For the paper's mechanism that is its Theorem 1. For comparison only:
-    `cpsgd.privacy.guarantee.COMPARISONS` says where that fails.
+    `cpsgd.privacy.guarantees.COMPARISONS` says where that fails.
 
     Raises:
         ConditionError: The published theorem does not apply to the protocol.

@@ -17,7 +17,7 @@ from cpsgd.privacy import (
     guarantee,
     renyi_certificate,
 )
-from cpsgd.privacy.guarantee import _attempt
+from cpsgd.privacy.guarantees import _attempt
 from cpsgd.protocol import Protocol
 
 from . import checks
