@@ -106,7 +106,7 @@ def test_the_gaussian_protocol_is_exact() -> None:
 
 
 def test_a_wrong_number_of_entries_is_refused() -> None:
-    with pytest.raises(ParameterError, match="one entry of surviving a round"):
+    with pytest.raises(ParameterError, match="one entry of surviving per round"):
         guarantee_over_rounds(PROTOCOL, DELTA, rounds=3, surviving=[2_000, 2_000])
     with pytest.raises(ParameterError, match="one entry"):
         guarantee_over_rounds(PROTOCOL, DELTA, surviving=[])
