@@ -6,6 +6,7 @@ as `make test` sets it, a missing package is an error and nothing is skipped for
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import os
 import sys
@@ -18,20 +19,10 @@ ROOT = Path(__file__).parent
 
 # What may need which package: folders and files below src/cpsgd and tests, and pages below the root.
 MAY_NEED = {
-    "flwr": ("engines/flower", "docs/flower.md", "docs/secure-aggregation.md"),
-    "matplotlib": ("cli/test_figures_command.py", "reports"),
-    "sklearn": ("cli", "engines", "learning", "reports", "statistics", "README.md", "docs"),
-    "torch": (
-        "_torch.py",
-        "cli/test_train_command.py",
-        "engines",
-        "fuzz",
-        "learning",
-        "reports",
-        "simulation/device",
-        "README.md",
-        "docs",
-    ),
+    "flwr": ("engines/flower", "docs/flower.md"),
+    "matplotlib": ("reports",),
+    "sklearn": ("cli/test_train_command.py", "engines", "learning", "statistics", "docs"),
+    "torch": ("_torch.py", "cli/test_train_command.py", "engines", "fuzz", "learning", "simulation/device", "docs"),
     "triton": ("learning", "simulation/device"),
 }
 
@@ -55,8 +46,8 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error and all that led to it, those that a doctest caught among them."""
     while error is not None:
         yield error
-        for failure in getattr(error, "failures", None) or ():
-            if hasattr(failure, "exc_info"):
+        for failure in (error, *getattr(error, "failures", ())):
+            if isinstance(failure, doctest.UnexpectedException):
                 yield from causes(failure.exc_info[1])
         error = error.__cause__ or error.__context__
 

@@ -18,6 +18,7 @@ def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files(cpsgd: Any) -> None:
+    pytest.importorskip("matplotlib")
     result = cpsgd("figures", "error-vs-epsilon", "--out", "figures", "--dim", 64, "--delta", 1e-6, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     data = json.loads(result.stdout)

@@ -16,6 +16,8 @@ import pytest
 
 from cpsgd.privacy import guarantee_over_rounds
 
+pytest.importorskip("torch", reason="the workers need PyTorch")
+
 WORKERS = Path(__file__).with_name("ddp_workers.py")
 SCENARIOS = {
     2: [
