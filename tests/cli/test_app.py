@@ -93,6 +93,7 @@ def test_tracebacks_do_not_show_local_variables() -> None:
     assert app_module.app.pretty_exceptions_show_locals is False
 
 
+@pytest.mark.slow
 def test_all_halves_through_real_processes(tmp_path: Path, vectors: NDArray[np.float32]) -> None:
     def run(*arguments: str) -> str:
         result = process("-m", "cpsgd", *arguments, cwd=tmp_path)

@@ -48,6 +48,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_everything_a_reader_needs(finished: Path) -> None:
     run = finished / "runs" / "whole"
     printed = json.loads((finished / "printed.json").read_text())
@@ -79,6 +80,7 @@ def test_the_report_needs_nothing_from_outside(finished: Path) -> None:
         assert word in page
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_path: Path) -> None:
     with subprocess.Popen(command(*SMALL, "--run", "whole"), **process(tmp_path)) as victim:
         run = tmp_path / "runs" / "whole"
@@ -95,6 +97,7 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_pat
     assert (run / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     options = ("--cohort", 400, "--rounds", 20_000, "--model", "linear", "--no-baselines", "--run", "long")
     with subprocess.Popen(command(*options), **process(tmp_path)) as victim:
@@ -281,6 +284,7 @@ def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: An
     assert json.loads(Path("runs/tight/config.json").read_text())["memory_limit"] == 2
 
 
+@pytest.mark.slow
 def test_the_accuracy_figure(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ("--rounds", 2, "--cohort", 300, "--bits", 6, "--epsilon", 4, "--epsilon", 2, "--seed", 0, "--seed", 1)
     Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
@@ -347,6 +351,7 @@ def test_the_accuracy_figure(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "another cohort" in other.stderr
 
 
+@pytest.mark.slow
 def test_the_accuracy_figure_by_the_papers_accounting(cpsgd: Any) -> None:
     Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     small = ("--config", "run.toml", "--rounds", 3, "--cohort", 300, "--epsilon", 8, "--accounting", "paper")
