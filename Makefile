@@ -10,7 +10,7 @@ SOURCES := $(shell find src -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproje
 help:
 	@echo "make train     install into $(VENV) and train privately on simulated clients (3 minutes)"
 	@echo "make test      install into $(VENV) and run all tests"
-	@echo "make check     lint, and the tests that are not slow (a minute and a half)"
+	@echo "make check     lint, and the tests that are not slow"
 	@echo "make lint      ruff and mypy"
 	@echo "make resolve   that the constraints resolve on plain PyPI for Python $(PYTHONS)"
 	@echo "make bench     speed of every stage beside memcpy and NumPy"
