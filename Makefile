@@ -6,12 +6,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 KERNELS := $(shell find src -name '*.cpp' -o -name '*.h')
 SOURCES := $(KERNELS) CMakeLists.txt pyproject.toml constraints.txt
 
-.PHONY: help install train test lint bench fuzz sanitize clean
+.PHONY: help install train test check lint resolve bench fuzz sanitize clean
 
 help:
 	@echo "make train     install into $(VENV) and train privately on simulated clients (3 minutes)"
 	@echo "make test      install into $(VENV) and run all tests"
+	@echo "make check     lint, and the tests that are not slow"
 	@echo "make lint      ruff, mypy and clang-format"
+	@echo "make resolve   that the constraints resolve on plain PyPI for Python $(PYTHONS)"
 	@echo "make bench     speed of every stage beside memcpy and NumPy"
 	@echo "make fuzz      a million hostile inputs to the parsers (INPUTS=20000 for a short run)"
 	@echo "make sanitize  the kernels' tests under AddressSanitizer and UBSan"
@@ -27,14 +29,35 @@ $(VENV)/installed: $(SOURCES)
 train: install
 	$(BIN)/cpsgd train
 
+# A missing extra is an error here; `pytest` by itself skips what needs it.
+PYTEST := CPSGD_REQUIRE_EXTRAS=1 $(BIN)/python -m pytest -n auto
+
 test: install
-	$(BIN)/python -m pytest -n auto
+	$(PYTEST)
+
+check: lint
+	$(PYTEST) -m "not slow"
 
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(KERNELS)
+
+# What pip finds by default, whatever wheels this machine has lying around. Only metadata is downloaded.
+PYTHONS := 3.11 3.12 3.13
+RESOLVE := env -u UV_FIND_LINKS -u UV_INDEX -u UV_EXTRA_INDEX_URL $(if $(PIP_CERT),SSL_CERT_FILE="$(PIP_CERT)") \
+	$(VENV)-resolve/bin/uv pip compile --quiet --no-config --no-annotate --no-header --only-binary :all:
+resolve: $(VENV)-resolve/bin/uv
+	set -e; for version in $(PYTHONS); do \
+		$(RESOLVE) --python-version $$version --extra dev --constraint constraints.txt pyproject.toml \
+			> $(VENV)-resolve/$$version.txt; \
+		echo "Python $$version: $$(wc -l < $(VENV)-resolve/$$version.txt) packages"; \
+	done
+
+$(VENV)-resolve/bin/uv:
+	$(PYTHON) -m venv $(VENV)-resolve
+	$(VENV)-resolve/bin/python -m pip install --quiet --disable-pip-version-check uv
 
 bench: install
 	$(BIN)/python benchmarks/codec.py
@@ -64,4 +87,4 @@ $(VENV)-sanitize/installed: $(SOURCES) $(shell find src -name '*.py')
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-sanitize build dist
+	rm -rf $(VENV) $(VENV)-resolve $(VENV)-sanitize build dist

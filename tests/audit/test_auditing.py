@@ -62,6 +62,7 @@ PROTOCOLS = {
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
 @pytest.mark.usefixtures("fixed_seed")
+@pytest.mark.slow
 def test_the_product_passes(protocol: Protocol) -> None:
     report = audit(protocol, DELTA, rounds=2_000, seed=1)
     assert failed(report) == set()

@@ -108,6 +108,7 @@ ALL = {name: (PROTOCOL, 2_500, fault, expected) for name, (fault, expected) in F
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.usefixtures("fixed_seed")
+@pytest.mark.slow
 def test_a_fault_is_found(name: str) -> None:
     protocol, rounds, fault, expected = ALL[name]
     encode, start = fault(protocol)

@@ -157,6 +157,7 @@ def test_of_two_the_last_counts(cpsgd: Any) -> None:
     assert (protocol["clients"], protocol["rotate"]) == (3, True)
 
 
+@pytest.mark.slow
 def test_all_halves_through_real_processes(tmp_path: Path, vectors: NDArray[np.float32]) -> None:
     def run(*arguments: str) -> str:
         result = process("-m", "cpsgd", *arguments, cwd=tmp_path)

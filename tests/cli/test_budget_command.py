@@ -210,6 +210,7 @@ def test_export(budget: Any) -> None:
 
 
 def test_plot(budget: Any) -> None:
+    pytest.importorskip("matplotlib")
     for released in (0, 1, 2):
         result = budget("budget", "show", "b.ledger", "--population", "people", "--plot", "b.png", "--json")
         assert result.exit_code == 0, result.stderr

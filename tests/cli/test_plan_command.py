@@ -64,6 +64,7 @@ def test_the_protocol_of_a_plan_encodes(plan: Run, cpsgd: Any) -> None:
 
 
 def test_picture(plan: Run) -> None:
+    pytest.importorskip("matplotlib")
     path = Path("deep") / "frontier.png"
     assert path.name in plan(f"--bits 3 --plot {path}")
     assert path.read_bytes().startswith(b"\x89PNG")

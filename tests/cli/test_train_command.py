@@ -46,6 +46,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_everything_a_reader_needs(finished: Path) -> None:
     run = finished / "runs" / "whole"
     printed = json.loads((finished / "printed.json").read_text())
@@ -77,6 +78,7 @@ def test_the_report_needs_nothing_from_outside(finished: Path) -> None:
         assert word in page
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_path: Path) -> None:
     with subprocess.Popen(command(*SMALL, "--run", "whole"), **process(tmp_path)) as victim:
         run = tmp_path / "runs" / "whole"
@@ -93,6 +95,7 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_pat
     assert (run / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     options = ("--cohort", 400, "--rounds", 20_000, "--model", "linear", "--no-baselines", "--run", "long")
     with subprocess.Popen(command(*options), **process(tmp_path)) as victim:

@@ -16,6 +16,9 @@ import pytest
 
 from cpsgd.privacy import guarantee_over_rounds
 
+pytest.importorskip("torch", reason="the workers need PyTorch")
+pytestmark = pytest.mark.slow
+
 WORKERS = Path(__file__).with_name("ddp_workers.py")
 SCENARIOS = {
     2: [
@@ -230,7 +233,6 @@ def test_a_worker_that_ends_is_noticed(tmp_path: Path) -> None:
     assert [worker["lost_worker"]["charged"] for worker in found] == [2, 0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_it_learns_the_digits(tmp_path: Path, count: int) -> None:
     found = [worker["digits"] for worker in launch(tmp_path, count, ["digits"], count)]
@@ -240,7 +242,6 @@ def test_it_learns_the_digits(tmp_path: Path, count: int) -> None:
     assert found[0]["bits"] == pytest.approx(12.8)
 
 
-@pytest.mark.slow
 def test_the_example_runs() -> None:
     example = Path(__file__).parents[2] / "examples" / "ddp_digits.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]

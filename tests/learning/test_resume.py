@@ -229,6 +229,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_kill_minus_9_at_random_moments(tmp_path: Path) -> None:
     # The moments differ from run to run on purpose: the claim is about every moment.
     script, folder = tmp_path / "train.py", tmp_path / "run"

@@ -138,6 +138,7 @@ def test_a_cut_end_is_found_with_a_head(spent: Ledger) -> None:
         (b"SQLite format 3\x00" + bytes(200), "not a ledger|damaged"),
         (os.urandom(5_000), "not a ledger|damaged"),
     ],
+    ids=["text", "header", "random"],
 )
 def test_other_files(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "x"

@@ -116,6 +116,7 @@ def test_only_what_is_asked_for_is_searched(monkeypatch: pytest.MonkeyPatch) -> 
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_wishes_are_kept(wishes: dict[str, Any]) -> None:
     found = plan(**SMALL, **wishes)
     again = guarantee_over_rounds(
@@ -158,6 +159,7 @@ def test_unrotated_vectors_are_never_clipped() -> None:
     assert found.error.clipping < 1e-10
 
 
+@pytest.mark.slow
 def test_more_privacy_costs_accuracy_and_more_clients_buy_it() -> None:
     base = plan(**SMALL, bits=4).error.total
     assert plan(**{**SMALL, "epsilon": 2.0}, bits=4).error.total > base
@@ -205,6 +207,7 @@ def test_a_mean_through_a_modulus_of_more_than_16_bits() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [60.0, 400.0])
+@pytest.mark.slow
 def test_a_large_epsilon_is_planned_with_noise_that_is_drawn_exactly(epsilon: float) -> None:
     # e^ε times the error of one inexact draw would be more than δ.
     found = plan(clients=1000, dim=1000, epsilon=epsilon, delta=1e-9, bits=12)
@@ -218,6 +221,7 @@ def test_a_large_epsilon_of_many_rounds() -> None:
 
 
 @pytest.mark.parametrize("participation", ["every", "poisson:0.05"])
+@pytest.mark.slow
 def test_an_epsilon_near_what_a_sampler_that_is_not_exact_can_keep(participation: str) -> None:
     best = plan(
         clients=33,

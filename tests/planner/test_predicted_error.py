@@ -73,6 +73,7 @@ def measured(protocol: Protocol, vectors: np.ndarray, rng: np.random.Generator) 
         ({"clients": 30, "dim": 300, "epsilon": 8.0, "bits": 10, "clip_norm": 1.0}, common),
     ],
 )
+@pytest.mark.slow
 def test_within_three_percent(wishes: dict[str, Any], inputs: Any) -> None:
     # A squared error is a sum of d nearly independent squares, so that the mean over 1,000 rounds has a relative
     # deviation of √(2/(1000 d)), at most 0.0026 here; the model's own simplifications take up to 1.7 % of the 3 %, and
@@ -118,6 +119,7 @@ def test_clipping_of_unrelated_vectors_is_below_the_prediction() -> None:
     assert error < predicted.total - 0.9 * predicted.clipping
 
 
+@pytest.mark.slow
 def test_without_rotation_evenly_spread_vectors_attain_the_worst_case() -> None:
     found = plan(clients=80, dim=256, epsilon=6.0, delta=1e-6, bits=8, rotate=False)
     assert found.protocol.mechanism.levels % 2 == 1

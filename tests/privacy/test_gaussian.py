@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from importlib.metadata import version
 
 import dp_accounting
 import mpmath
@@ -51,6 +52,7 @@ def test_epsilon_and_mu_are_inverse_on_the_safe_side(mu: float, delta: float) ->
         assert oracle_delta(back, epsilon) <= delta
 
 
+@pytest.mark.skipif(version("dp-accounting").startswith("0.5"), reason="dp-accounting has this function since 0.6")
 @pytest.mark.parametrize("delta", [1e-12, 1e-9, 1e-5])
 @pytest.mark.parametrize("multiplier", [0.5, 1.0, 4.0, 50.0])
 def test_agrees_with_dp_accounting(delta: float, multiplier: float) -> None:

@@ -26,6 +26,7 @@ def figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[...
 
 
 def test_files(figure: Any) -> None:
+    pytest.importorskip("matplotlib")
     result = figure("--out", "figures", "--dim", 64, "--delta", 1e-6, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     data = json.loads(result.stdout)
