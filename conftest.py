@@ -20,9 +20,20 @@ ROOT = Path(__file__).parent
 # What may need which package: folders and files below src/cpsgd and tests, and pages below the root.
 MAY_NEED = {
     "flwr": ("engines/flower", "docs/flower.md"),
-    "matplotlib": ("reports",),
-    "sklearn": ("cli/test_train_command.py", "engines", "learning", "statistics", "docs"),
-    "torch": ("_torch.py", "cli/test_train_command.py", "engines", "fuzz", "learning", "simulation/device", "docs"),
+    "matplotlib": ("reports", "reproduction"),
+    "sklearn": (
+        "cli/test_train_command.py",
+        "compatibility",
+        "engines",
+        "learning",
+        "reproduction",
+        "statistics",
+        "docs",
+    ),
+    "torch": (
+        *("_torch.py", "cli/test_train_command.py", "compatibility", "engines", "fuzz", "learning", "reproduction"),
+        *("simulation/device", "docs"),
+    ),
     "triton": ("learning", "simulation/device"),
 }
 
