@@ -21,12 +21,6 @@ if TYPE_CHECKING:
     from cpsgd.privacy import Guarantee
     from cpsgd.protocol import Protocol
 
-_TITLES = {
-    "gaussian": "Gaussian protocol (floats, the baseline)",
-    "binomial": "π_sk(Bin(m, p)): rounding and Binomial noise",
-    "rotated-binomial": "Rot(π_sk(Bin(m, p))): rotation, rounding and Binomial noise",
-}
-
 
 def show(facts: Iterable[tuple[str, str]], *, stream: TextIO | None = None) -> None:
     """Prints named facts, one per line."""
@@ -145,7 +139,7 @@ def sent_facts(protocol: Protocol) -> list[tuple[str, str]]:
     if protocol.modulus is not None:
         parameters += f", sums modulo {protocol.modulus}"
     return [
-        ("protocol", _TITLES[protocol.name]),
+        ("protocol", ("rotation, " if protocol.rotate else "") + protocol.mechanism.title),
         ("parameters", parameters),
         *message_facts(protocol),
         ("compression", f"{4 * protocol.dim / protocol.message_bytes:.3g}× against float32"),

@@ -112,6 +112,9 @@ class Mechanism(ABC):
     name: ClassVar[str]
     """Its name in protocol files and on the command line."""
 
+    title: ClassVar[str]
+    """What it does to a coordinate, in a few words."""
+
     published: ClassVar[tuple[str, str] | None] = None
     """Name and citation of its authors' own accounting, shown beside ours; None where there is none."""
 

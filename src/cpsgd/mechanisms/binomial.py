@@ -57,6 +57,7 @@ class Binomial(Lattice):
     """
 
     name = "binomial"
+    title = "rounding and Binomial noise, the paper's π_sk(Bin(m, p))"
     published: ClassVar[tuple[str, str] | None] = ("paper-theorem", theorem.CITATION)
 
     trials: int
