@@ -187,13 +187,13 @@ def compute(
     known = Experiment(replace(settings, epsilon=epsilons[0], baselines=True), dataset)
 
     def designed(epsilon: float, b: float) -> Experiment:
-        wished = replace(settings, epsilon=epsilon, bits=b, baselines=True)
+        asked = replace(settings, epsilon=epsilon, bits=b, baselines=True)
         if accounting == "ours":
-            return Experiment(wished, dataset)
+            return Experiment(asked, dataset)
         if b != int(b):
             raise ParameterError(f"By the paper's theorem k + m is a power of two: give whole bits, not {b:g}.")
         design = paper_design(settings.cohort, known.dim, epsilon, settings.delta, settings.clip_norm, bits=int(b))
-        explicit = replace(wished, bits=None, levels=design.levels, trials=design.trials, baselines=False)
+        explicit = replace(asked, bits=None, levels=design.levels, trials=design.trials, baselines=False)
         return Experiment(replace(explicit, range=design.coordinate_range), dataset)
 
     planned = {(epsilon, b): designed(epsilon, b) for epsilon in epsilons for b in bits}

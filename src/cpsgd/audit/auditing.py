@@ -26,7 +26,7 @@ from cpsgd.privacy.guarantee import Guarantee, guarantee
 from cpsgd.protocol import Protocol
 
 FALSE_ALARM = 1e-6
-"""The probability that an honest carrier fails an audit is at most this."""
+"""The probability that an honest transport fails an audit is at most this."""
 
 CONFIDENCE = 0.95
 """Of the lower bound that is shown beside the claim. The verdict asks for far more."""
@@ -72,7 +72,7 @@ def audit(
         surviving: Messages of a round; all of the protocol's if None. The claim is for as many.
         few: Messages of the rounds in which most clients drop out.
         round: Number of the round that is played again and again; it fixes the rotation.
-        encode: The client's half of the carrier under audit; the product's if None.
+        encode: The client's half of the transport under audit; the product's if None.
         start: Starts the server's half.
         seed: Makes the auditor's own choices repeatable, not the noise.
         progress: Called with the number of rounds just played.
@@ -149,8 +149,8 @@ def audit(
 class _Lesson:
     """What is known about a canary before the attack, from real rounds and from simulated honest ones.
 
-    The simulated ones, of which there are many, show how an honest carrier is best attacked; the real ones how this
-    carrier may be worse.
+    The simulated ones, of which there are many, show how an honest transport is best attacked; the real ones how this
+    transport may be worse.
     """
 
     canary: Canary

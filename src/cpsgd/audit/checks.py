@@ -1,4 +1,4 @@
-"""Does the carrier follow the protocol's law? Checks of single sums, on what a likelihood attack alone would miss.
+"""Does the transport follow the protocol's law? Checks of single sums, on what a likelihood attack alone would miss.
 
 Each has a false-alarm probability that is proved for a finite sample: by Bennett's inequality (sums of independent and
 bounded numbers), by the inequality of Dvoretzky, Kiefer and Wolfowitz with Massart's constant (distribution functions),
@@ -19,7 +19,7 @@ from cpsgd.audit.law import Array, Integers, Law
 
 # A released mean is float32, so its sums are integers only up to rounding.
 _NEAR_INTEGER = 0.25
-# Steps of the noise that a carrier may leave out: all but every second sum, and so on.
+# Steps of the noise that a transport may leave out: all but every second sum, and so on.
 _DIVISORS = (2, 3, 5, 16)
 # Shares of the numbers that lie in the tails, from where samples see much to where nothing may lie.
 _TAILS: Array = np.array([10.0 ** (-0.5 * step) for step in range(2, 31)])

@@ -127,8 +127,8 @@ class Law:
 class LikelihoodRatio:
     """The best attacker there is for two known laws: log(one / zero) of a round's sums.
 
-    Sums that neither law expects get the ratio's straight continuation, so that it also ranks the outputs of a carrier
-    that does not follow the protocol.
+    Sums that neither law expects get the ratio's straight continuation, so that it also ranks the outputs of a
+    transport that does not follow the protocol.
     """
 
     def __init__(self, zero: Law, one: Law) -> None:

@@ -43,7 +43,7 @@ class AuditReport:
         rounds: Rounds played in all.
         attacked_rounds: Rounds behind the lower bounds.
         surviving: Messages of a round.
-        false_alarm: Probability that an honest carrier fails.
+        false_alarm: Probability that an honest transport fails.
         error_rates: The attacker's two error rates, (false alarms, misses), from one end to the other.
         checks: The attack's verdict and the checks of the law.
     """

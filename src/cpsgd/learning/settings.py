@@ -26,7 +26,7 @@ from cpsgd.learning.options import (
     RunOptions,
     ServerOptions,
 )
-from cpsgd.mechanisms.options import MechanismOptions, missing, parameters_of
+from cpsgd.mechanisms.options import MechanismOptions, parameters_of, required
 
 NO_SEED = "none"
 """How files and the command line say that there is no seed."""
@@ -55,12 +55,13 @@ class TaskOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProtocolOptions(OptionGroup, MechanismOptions):  # type: ignore[misc]  # made of the registry
+class ProtocolOptions(MechanismOptions, OptionGroup):  # type: ignore[misc]  # made of the registry
     """What a message looks like: by a number of bits, for which it is planned, or by parameters.
 
     Attributes:
-        bits: Bits per coordinate, for which the planner picks the mechanism's parameters.
-        clip_norm: D: longer updates are scaled down to this Euclidean norm. With examples, each example's gradient is.
+        bits: Bits per coordinate, for which the planner picks the mechanism's parameters; 4 by default.
+        clip_norm: D: longer updates are scaled down to this Euclidean norm; 1 by default. With `examples`, each
+            example's gradient is.
     """
 
     bits: float | None = 4.0
@@ -69,11 +70,16 @@ class ProtocolOptions(OptionGroup, MechanismOptions):  # type: ignore[misc]  # m
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.explicit:
+            given = parameters_of(self)
+            needed = [name for name in required(self.mechanism, given) if name != "range"]
             if self.bits is not None:
-                raise ParameterError("Give bits, for the planner, or the mechanism's parameters, not both.")
-            lacking = [name for name in missing(self.mechanism, parameters_of(self)) if name != "range"]
-            if lacking:
-                raise ParameterError(f"An explicit protocol also needs {' and '.join(lacking)} (range is optional).")
+                raise ParameterError(
+                    f"Give bits, or {', '.join(given)}, not both: bits are what the planner is given, which chooses "
+                    "the rest."
+                )
+            if not given.keys() >= set(needed):
+                both = "both " if len(needed) == 2 else ""
+                raise ParameterError(f"An explicit protocol needs {both}{' and '.join(needed)} (range is optional).")
 
     @property
     def explicit(self) -> bool:
@@ -87,6 +93,11 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
     """All settings of a run, flat. It is each of its groups, and is passed where one of them is wanted.
 
     Fields that stand here again have another default, or fewer choices, than in Python.
+
+    Attributes:
+        epsilon: ε that all rounds together may cost a client; 2 by default.
+        seed: First weights, cohorts and noise follow from it: the run can be repeated, and is a simulation that
+            protects nobody. With "none", which is the default with `ledger`, noise is the operating system's, on a CPU.
     """
 
     epsilon: float = 2.0

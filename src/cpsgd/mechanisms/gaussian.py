@@ -25,7 +25,7 @@ from cpsgd.randomness import Keystream
 
 # A float message of an honest client is outside D + 40 σ with probability below 1e-340 per coordinate.
 _REACH = 40.0
-_NOT_PLANNED = "The Gaussian baseline sends floats of 32 bits: there is nothing to plan. Use Protocol.gaussian(...)."
+_NOT_PLANNED = "The Gaussian baseline sends floats of 32 bits: there is nothing to plan. Choose its sigma yourself."
 
 
 @dataclass(frozen=True, kw_only=True)
