@@ -10,6 +10,7 @@ import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -185,8 +186,8 @@ def _checked(name: str, value: object) -> object:
     if name == "seed" and value == NO_SEED:
         return None
     kind = _kinds()[name]
-    if get_origin(kind) is Literal:
-        return _validate.choice(name, value, get_args(kind))
+    if get_origin(kind) is Literal or issubclass(kind, StrEnum):
+        return _validate.choice(name, value, get_args(kind) or list(kind))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return _validate.finite(name, value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
