@@ -125,7 +125,7 @@ class AccountOptions(OptionGroup):
     In Python the ledger may also be an open `Ledger`.
 
     Attributes:
-        epsilon: ε that all rounds together may cost a client; without one there is no limit.
+        epsilon: ε that all rounds together may cost a client; 2 by default, in Python no limit.
         delta: δ of the guarantee, which should be far below 1 / clients.
         adjacency: Which data sets are neighbours: replace-one or zero-out. By default the one that the participation is
             accounted for: zero-out with poisson, otherwise replace-one.
@@ -161,7 +161,8 @@ class RunOptions(OptionGroup):
 
     Attributes:
         seed: First weights, cohorts and noise follow from it: the run can be repeated, and is a simulation that
-            protects nobody. Without one noise is the operating system's, on a CPU.
+            protects nobody. With none, the default with a ledger and in Python, noise is the operating system's, on a
+            CPU.
         device: Where everything is computed: cpu, cuda (an NVIDIA GPU; cuda:1 is the second) or auto.
         memory_limit: MiB that the clients computed together may take, by default 1024 and on a GPU 4096. A run may be
             resumed with another limit.

@@ -94,11 +94,6 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
     """All settings of a run, flat. It is each of its groups, and is passed where one of them is wanted.
 
     Fields that stand here again have another default, or fewer choices, than in Python.
-
-    Attributes:
-        epsilon: ε that all rounds together may cost a client; 2 by default.
-        seed: First weights, cohorts and noise follow from it: the run can be repeated, and is a simulation that
-            protects nobody. With "none", which is the default with `ledger`, noise is the operating system's, on a CPU.
     """
 
     epsilon: float = 2.0
