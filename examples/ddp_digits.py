@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 4 examples/ddp_digits.py
 
-Every worker sees 256 fresh examples a round and never the same again. Needs `pip install 'cpsgd[torch,learn]'`.
+Every worker sees 256 fresh examples per round and never the same again. Needs `pip install 'cpsgd[torch,learn]'`.
 """
 
 import numpy as np
@@ -50,5 +50,5 @@ with torch.no_grad():
     right = model(torch.from_numpy(test.features)).argmax(1).numpy() == test.labels
 if rank == 0:
     print(f"accuracy {right.mean():.1%} at ε = {mean.epsilon:.2f}, δ = {mean.delta:g}, for each example")
-    print(f"{mean.payload_bytes:,} bytes a worker and round, {mean.bits_per_coordinate:.1f} bits a coordinate")
+    print(f"{mean.payload_bytes:,} bytes per worker and round, {mean.bits_per_coordinate:.1f} bits per coordinate")
 dist.destroy_process_group()

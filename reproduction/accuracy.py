@@ -169,8 +169,8 @@ def compute(
         return Line(
             method="binomial" if which == PRIVATE else which,
             epsilon=max(spent, default=None),
-            levels=None if protocol is None else protocol.levels,
-            trials=None if protocol is None else protocol.trials,
+            levels=None if protocol is None else protocol.mechanism.levels,
+            trials=None if protocol is None else getattr(protocol.mechanism, "trials", None),
             bits_per_coordinate=32.0 if protocol is None else protocol.bits_per_coordinate,
             rounds=tuple(metrics.round + 1 for metrics in histories[0]),
             megabytes=tuple(metrics.bytes_total / 1e6 for metrics in histories[0]),
@@ -187,14 +187,18 @@ def compute(
     known = Experiment(replace(settings, epsilon=epsilons[0], baselines=True), dataset)
 
     def designed(epsilon: float, b: float) -> Experiment:
-        wished = replace(settings, epsilon=epsilon, bits=b, baselines=True)
+        asked = replace(settings, epsilon=epsilon, bits=b, baselines=True)
         if accounting == "ours":
-            return Experiment(wished, dataset)
+            return Experiment(asked, dataset)
         if b != int(b):
             raise ParameterError(f"By the paper's theorem k + m is a power of two: give whole bits, not {b:g}.")
         design = paper_design(settings.cohort, known.dim, epsilon, settings.delta, settings.clip_norm, bits=int(b))
-        explicit = replace(wished, bits=None, levels=design.levels, trials=design.trials, baselines=False)
-        return Experiment(replace(explicit, range=design.coordinate_range), dataset)
+        parameters: dict[str, Any] = {
+            "levels": design.levels,
+            "trials": design.trials,
+            "range": design.coordinate_range,
+        }
+        return Experiment(replace(asked, bits=None, baselines=False, **parameters), dataset)
 
     planned = {(epsilon, b): designed(epsilon, b) for epsilon in epsilons for b in bits}
     gaussian = {

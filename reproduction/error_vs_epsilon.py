@@ -22,7 +22,9 @@ from rich.markup import escape
 from cpsgd.cli import options, output
 from cpsgd.cli.frame import WHOLE, launch, new_app
 from cpsgd.errors import ConditionError
-from cpsgd.privacy import Sensitivities, analytic_sigma, binomial_mechanism_trials, classical_sigma
+from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.paper.theorem import Sensitivities, binomial_mechanism_trials
+from cpsgd.privacy import analytic_sigma, classical_sigma
 from cpsgd.privacy.certificate import certified_epsilon
 from cpsgd.privacy.gaussian import gdp_mu
 from cpsgd.privacy.renyi import renyi_certificate, renyi_floor
@@ -106,15 +108,20 @@ def compute(*, dim: int, delta: float, epsilons: tuple[float, ...]) -> ErrorFigu
 def certified_trials(epsilon: float, delta: float, dim: int, scale: float) -> int:
     """The smallest N (within 1 %, rounded up) with which a certificate proves this ε."""
     sensitivity = 1.0 / scale
-    query: dict[str, Any] = {"p": 0.5, "dim": dim, "levels": math.ceil(sensitivity) + 1, "sensitivity": sensitivity}
+    query: dict[str, Any] = {
+        "dim": dim,
+        "delta": delta,
+        "levels": math.ceil(sensitivity) + 1,
+        "sensitivity": sensitivity,
+    }
 
     def gaussian(trials: int) -> bool:
-        return certified_epsilon(**query, noise_trials=trials, delta=delta)[0] <= epsilon
+        return certified_epsilon(BinomialLaw(trials, 0.5), **query)[0] <= epsilon
 
     def renyi(trials: int) -> bool:
         if renyi_floor(2.0 * sensitivity * sensitivity / trials, delta) > epsilon:
             return False
-        return renyi_certificate(**query, noise_trials=trials, delta=delta).epsilon <= epsilon
+        return renyi_certificate(BinomialLaw(trials, 0.5), **query).epsilon <= epsilon
 
     # No Binomial does with less variance than a Gaussian needs.
     least = math.floor(4.0 * (sensitivity / gdp_mu(epsilon, delta)) ** 2)

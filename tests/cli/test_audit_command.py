@@ -70,7 +70,7 @@ def test_checks_that_cannot_be_asked_say_so(cpsgd: Any) -> None:
 def test_refusals(cpsgd: Any, tmp_path: Path) -> None:
     protocol = Protocol.rotated_binomial(clients=6, dim=4, clip_norm=1.0, levels=8, trials=200)
     (tmp_path / "p.json").write_text(protocol.to_json())
-    (tmp_path / "silent.json").write_text(replace(protocol, trials=0).to_json())
+    (tmp_path / "silent.json").write_text(replace(protocol, mechanism=protocol.mechanism.without_noise()).to_json())
     for arguments, reason in (
         (("--plot", "audit.txt"), "--plot"),
         (("--rounds", "10"), "rounds"),

@@ -63,7 +63,7 @@ def test_text_says_the_same(cpsgd: Any, vectors: Vectors) -> None:
     ):
         assert words in text
     assert "none" not in text
-    assert "none: with 0 trials" in cpsgd("mean", "table.npy", "--clip-norm", 1, "--trials", 0).stdout
+    assert "none: trials=0 adds no noise" in cpsgd("mean", "table.npy", "--clip-norm", 1, "--trials", 0).stdout
 
 
 def test_formats_are_equivalent(cpsgd: Any, vectors: Vectors) -> None:
@@ -167,7 +167,10 @@ def test_protocol_file(cpsgd: Any, vectors: Vectors) -> None:
         (("--clip-norm", "nan"), "clip_norm"),
         (("--clip-norm", 1, "--levels", 1), "levels"),
         (("--clip-norm", 1, "--p", 1), "p in"),
-        (("--clip-norm", 1, "--sigma", 1, "--trials", 3, "--no-rotate"), "leave out --trials, --rotate"),
+        (("--clip-norm", 1, "--sigma", 1, "--trials", 3, "--no-rotate"), "No mechanism has trials, sigma together"),
+        (("--clip-norm", 1, "--mechanism", "gaussian", "--trials", 3), "has no trials; leave that out"),
+        (("--clip-norm", 1, "--sigma", 1, "--no-rotate", "--seed", 3), "leave out --rotate, --seed"),
+        (("--clip-norm", 1, "--mechanism", "laplace"), "one of ['binomial', 'gaussian']"),
         (("--clip-norm", 1, "--no-rotate", "--seed", 3), "--seed"),
         (("--clip-norm", 1, "--out", "mean.txt"), ".npy or .csv"),
         (("--clip-norm", 1, "--out", "nowhere/mean.npy"), "folder does not exist"),

@@ -127,11 +127,23 @@ def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
     explicit = ("--levels", 16, "--trials", 200, "--epsilon", 60)
     result = cpsgd("train", "--cohort", 400, "--rounds", 1, "--model", "linear", "--no-baselines", *explicit)
     assert result.exit_code == 0, result.stderr
-    assert "k = 16, m = 200" in result.stdout
+    assert "k = 16 levels in ±0.4" in result.stdout
+    assert "m = 200 trials" in result.stdout
     for word in ("test accuracy", "proved by", "paper's bound", "float32", "report.html"):
         assert word in result.stdout
     assert "protects all that one client holds" in " ".join(result.stdout.split())
     assert "protects nobody, since its noise follows from seed 0" in " ".join(result.stdout.split())
+
+
+def test_any_mechanism_can_be_spelled_out(cpsgd: Any) -> None:
+    explicit = ("--sigma", 0.3, "--epsilon", 60)
+    result = cpsgd("train", "--cohort", 400, "--rounds", 1, "--model", "linear", *explicit, "--json")
+    assert result.exit_code == 0, result.stderr
+    printed = json.loads(result.stdout)
+    assert (printed["protocol"]["sigma"], printed["protocol"]["rotate"]) == (0.3, False)
+    private, _, gaussian = printed["results"]
+    assert gaussian["name"] == "gaussian"
+    assert gaussian["epsilon"] == pytest.approx(private["epsilon"], rel=1e-6)
 
 
 def test_an_explicit_protocol_is_not_planned_and_its_own_privacy_sets_the_gaussian(cpsgd: Any) -> None:
@@ -200,13 +212,15 @@ def test_sampled_rounds_with_dropouts_keep_their_budget(cpsgd: Any, participatio
     ("options", "text"),
     [
         (("--preset", "papers"), "Known are digits, paper"),
-        (("--optimizer", "sdg"), "Known are sgd, momentum, adagrad, adam"),
+        (("--optimizer", "sdg"), 'Choose from: "sgd", "momentum", "adagrad", "adam"'),
         (("--dataset", "letters"), "Known are digits, infinite-digits"),
         (("--model", "cnn"), "Known are 'linear'"),
-        (("--participation", "twice"), "Known are once, every"),
+        (("--participation", "twice"), 'Choose from: "once", "every"'),
         (("--clients", 100), "larger than the population"),
         (("--levels", 4), "both levels and trials"),
         (("--levels", 4, "--trials", 9, "--bits", 4), "not both"),
+        (("--levels", 4, "--sigma", 1), "No mechanism has levels, sigma together"),
+        (("--mechanism", "gaussian"), "Choose its sigma yourself"),
         (("--levels", 64, "--trials", 200), "the budget ε=2 buys 0"),
         (("--seed", "-1"), "a number from 0 on, or none"),
         (("--seed", "null"), "a number from 0 on, or none"),
@@ -227,7 +241,7 @@ def test_what_is_refused_before_anything_is_charged(cpsgd: Any, options: tuple[o
     small = () if "--resume" in options else ("--cohort", 400, "--rounds", 2, "--model", "linear", "--no-baselines")
     result = cpsgd("train", *small, *options)
     assert result.exit_code == 2
-    assert text in result.stderr
+    assert text in " ".join(result.stderr.replace("│", "").split())
     assert not list(Path().glob("runs/*/checkpoint.bin"))
 
 

@@ -40,10 +40,9 @@ BUDGET = {"epsilon": 400.0, "delta": 1e-5}
 cross_entropy = torch.nn.functional.cross_entropy
 
 
-def protocol(dim: int, trials: int = 20_000) -> Protocol:
-    return Protocol.rotated_binomial(
-        clients=dist.get_world_size(), dim=dim, clip_norm=1.0, levels=64, trials=trials, coordinate_range=0.6
-    )
+def protocol(dim: int, trials: int = 20_000, **changes: Any) -> Protocol:
+    parameters = {"clip_norm": 1.0, "levels": 64, "trials": trials, "coordinate_range": 0.6, **changes}
+    return Protocol.rotated_binomial(clients=dist.get_world_size(), dim=dim, **parameters)
 
 
 def small(**changes: Any) -> PrivateMean:
@@ -133,9 +132,7 @@ def digits(rank: int) -> dict[str, Any]:
     examples, rounds, workers = 128, 40, dist.get_world_size()
     data = infinite_digits(1_000_000)
     model = DistributedDataParallel(mlp(data.feature_dim, data.classes, (), seed=0))
-    whole = replace(
-        protocol(650, 2700 // (workers - 1)), clip_norm=examples * (1.0 + 2.0**-9), levels=101, coordinate_range=4.5
-    )
+    whole = protocol(650, 2700 // (workers - 1), clip_norm=examples * (1.0 + 2.0**-9), levels=101, coordinate_range=4.5)
     exchange = PrivateMean(whole, epsilon=4.5, delta=1e-5, rounds=rounds, examples=examples, participation="once")
     private = ExampleGradients(model, cross_entropy, exchange)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -191,7 +188,7 @@ def other_types(rank: int) -> dict[str, Any]:
 
 def too_many_examples(rank: int) -> dict[str, Any]:
     model = DistributedDataParallel(torch.nn.Linear(3, 5))
-    plan = replace(protocol(20, 100_000), coordinate_range=1.0)
+    plan = protocol(20, 100_000, coordinate_range=1.0)
     exchange = PrivateMean(plan, **BUDGET, rounds=2, examples=4)
     private = ExampleGradients(model, cross_entropy, exchange)
     count = 5 if rank == 0 else 4
@@ -312,7 +309,7 @@ def unpaid(rank: int) -> dict[str, Any]:
 
 def taken_up(rank: int) -> dict[str, Any]:
     options = {**BUDGET, "rounds": 4, "examples": 4, "participation": "once", "population": "once", "run": "a"}
-    examples = replace(protocol(20, 100_000), coordinate_range=1.0)
+    examples = protocol(20, 100_000, coordinate_range=1.0)
     cost = PrivateMean(examples, **{**options, "population": None}, first_round=1).epsilon
     ledger = book(rank, "once", 1.01 * cost, unit="example")
     for first in (0, 2):

@@ -102,3 +102,14 @@ def plain(plan: Plan, round: int = 1) -> Request:
 
 def with_protocol(plan: Plan, **changes: Any) -> Plan:
     return replace(plan, protocol=replace(plan.protocol, **changes))
+
+
+def with_mechanism(plan: Plan, **changes: Any) -> Plan:
+    mechanism: Any = plan.protocol.mechanism
+    return with_protocol(plan, mechanism=replace(mechanism, **changes))
+
+
+def with_more_noise(plan: Plan) -> Plan:
+    """The same integers, each worth twice as much."""
+    mechanism = plan.protocol.mechanism
+    return with_protocol(plan, mechanism=mechanism.with_scale(2 * mechanism.scale))

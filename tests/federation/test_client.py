@@ -28,7 +28,19 @@ from cpsgd.federation.messages import Request
 from cpsgd.federation.server import ServerSession, Terms
 from cpsgd.secagg import Stage
 
-from .local import DIM, RUN, Client, carry, honest, opening, parameters, plain, with_protocol
+from .local import (
+    DIM,
+    RUN,
+    Client,
+    carry,
+    honest,
+    opening,
+    parameters,
+    plain,
+    with_mechanism,
+    with_more_noise,
+    with_protocol,
+)
 
 # ---------------------------------------------------------------------- what a client accepts
 
@@ -43,7 +55,7 @@ def test_an_honest_beginning_is_answered(small_plan: Plan) -> None:
 
 
 def test_a_protocol_without_noise_is_refused_by_default(small_plan: Plan) -> None:
-    silent = with_protocol(small_plan, trials=0)
+    silent = with_mechanism(small_plan, trials=0)
     with pytest.raises(RoundRefusedError, match="no noise"):
         Client().ask(opening(silent, secure=parameters(silent)))
 
@@ -66,7 +78,7 @@ def test_a_client_keeps_its_own_limits(small_plan: Plan, limits: dict[str, Any],
 
 
 def test_a_protocol_that_cannot_tell_examples_is_refused(small_plan: Plan) -> None:
-    narrow = with_protocol(small_plan, coordinate_range=1e-3)
+    narrow = with_mechanism(small_plan, coordinate_range=1e-3)
     with pytest.raises(RoundRefusedError, match="single examples"):
         Client(examples=5).ask(opening(narrow, secure=parameters(narrow), examples=5))
 
@@ -115,7 +127,7 @@ def test_after_the_first_round_a_limit_belongs_to_one_protocol(small_plan: Plan)
     assert carry(session, clients, honest) is not None
     assert session.report.survivors == 4
     # Less costly, even; but the sum of both is accounted for nowhere.
-    quieter = with_protocol(small_plan, coordinate_range=2 * small_plan.protocol.coordinate_range)
+    quieter = with_more_noise(small_plan)
     with pytest.raises(RoundRefusedError, match="another protocol"):
         clients["a"].ask(opening(quieter, round=2, secure=parameters(quieter, round=2)))
 
@@ -146,7 +158,7 @@ def remembering(path: Path, run: str = RUN, **options: Any) -> Client:
 def test_with_a_memory_a_limit_belongs_to_one_protocol_over_all_runs(small_plan: Plan, tmp_path: Path) -> None:
     options: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "secure": False}
     remembering(tmp_path / "memory", "1", **options).ask(plain(small_plan))
-    quieter = with_protocol(small_plan, coordinate_range=2 * small_plan.protocol.coordinate_range)
+    quieter = with_more_noise(small_plan)
     other = remembering(tmp_path / "memory", "2", **options)
     with pytest.raises(RoundRefusedError, match="another protocol"):
         other.ask(plain(quieter))
@@ -155,7 +167,7 @@ def test_with_a_memory_a_limit_belongs_to_one_protocol_over_all_runs(small_plan:
 
 
 def test_two_runs_that_begin_together_cannot_both_have_their_protocol(small_plan: Plan, tmp_path: Path) -> None:
-    quieter = with_protocol(small_plan, coordinate_range=2 * small_plan.protocol.coordinate_range)
+    quieter = with_more_noise(small_plan)
     options: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "secure": False}
 
     class Slow(Client):

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from cpsgd.codec import pipeline, quantize
+from cpsgd.adjacency import Adjacency
+from cpsgd.codec import pipeline
+from cpsgd.codec.grid import Grid
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.learning.datasets.base import Batch
-from cpsgd.learning.examples import ExampleSums, plan_examples, sum_norm
+from cpsgd.learning.examples import ExampleSums
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.options import (
     AccountOptions,
@@ -26,7 +28,8 @@ from cpsgd.learning.options import (
     ServerOptions,
 )
 from cpsgd.planner import plan
-from cpsgd.privacy import guarantee_over_rounds, lattice_sensitivity
+from cpsgd.planner.examples import plan_examples, sum_norm
+from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.privacy.examples import example_norm, example_protocol
 from cpsgd.protocol import Protocol
 
@@ -35,7 +38,8 @@ LOSS = torch.nn.functional.cross_entropy
 
 def grid_point(protocol: Protocol, vector: np.ndarray) -> np.ndarray:
     """Where rounding starts from."""
-    limit = quantize.coordinate_limit(protocol.levels)
+    assert protocol.mechanism.grid is not None
+    limit = protocol.mechanism.grid.limit
     return np.rint(np.clip(pipeline.to_grid(protocol, vector, 0), -limit, limit).astype(np.float64))
 
 
@@ -50,7 +54,9 @@ def test_neighbours_grid_points_are_within_the_sensitivity(dim: int, levels: int
     bound = example_norm(1.0, examples)
     stand_in = example_protocol(protocol, examples)
     allowed = {
-        a: lattice_sensitivity(stand_in, a) * 2 ** quantize.fraction_bits(levels) for a in ("replace-one", "zero-out")
+        adjacency: stand_in.mechanism.sensitivity(dim=dim, clip_norm=stand_in.clip_norm, adjacency=adjacency)
+        * 2 ** Grid.of_levels(levels, wide).fraction_bits
+        for adjacency in Adjacency
     }
     assert stand_in.clip_norm < 1.1 * bound
     rng = np.random.default_rng(levels + dim)
@@ -63,9 +69,9 @@ def test_neighbours_grid_points_are_within_the_sensitivity(dim: int, levels: int
         rest = common * bound * (examples - 1)
         vectors = [(rest + share * bound * own).astype(np.float32) for share in (1.0, -1.0, 0.0)]
         points = [grid_point(protocol, vector) for vector in vectors]
-        assert np.linalg.norm(points[0] - points[1]) <= allowed["replace-one"]
-        assert np.linalg.norm(points[0] - points[2]) <= allowed["zero-out"]
-        largest = max(largest, float(np.linalg.norm(points[0] - points[1])) / allowed["replace-one"])
+        assert np.linalg.norm(points[0] - points[1]) <= allowed[Adjacency.REPLACE_ONE]
+        assert np.linalg.norm(points[0] - points[2]) <= allowed[Adjacency.ZERO_OUT]
+        largest = max(largest, float(np.linalg.norm(points[0] - points[1])) / allowed[Adjacency.REPLACE_ONE])
     if wide == 2.0 and levels > 3:
         assert largest > 0.9  # the bound is not idle
 
@@ -79,7 +85,7 @@ def test_the_rounding_of_long_sums_is_paid_for() -> None:
     total = example_norm(1.0, examples) * examples
     float32 = (1 + 2.0**-24) ** 21 - 1
     float64 = 2 * examples * 2.0**-53
-    needed = total / examples + 2 * (float32 + float64) * total + 8.0 / quantize.unit(1.0, 2**18)
+    needed = total / examples + 2 * (float32 + float64) * total + 8.0 / Grid.of_levels(2**18, 1.0).unit
     # Without float64's part the bound would be some 1e-9 of this sum's norm too small.
     assert example_protocol(protocol, examples).clip_norm >= needed
 
@@ -88,7 +94,7 @@ def test_the_encoder_leaves_the_longest_sums_alone() -> None:
     protocol = Protocol.rotated_binomial(clients=10, dim=300, clip_norm=1.0, levels=16, trials=10, coordinate_range=2.0)
     example_protocol(protocol, 7)
     vector = np.full(300, example_norm(1.0, 7) * 7 / math.sqrt(300), dtype=np.float32)
-    unit = quantize.unit(2.0, 16)
+    unit = Grid.of_levels(16, 2.0).unit
     point = grid_point(protocol, vector)
     assert np.linalg.norm(point) / unit == pytest.approx(np.linalg.norm(vector.astype(np.float64)), abs=9.0 / unit)
 

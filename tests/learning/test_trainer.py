@@ -167,7 +167,7 @@ def test_a_round_that_would_break_the_budget_is_abandoned(
 @pytest.mark.parametrize("scheme", ["poisson", "fixed-size"])
 @pytest.mark.slow
 def test_sampled_cohorts_learn_and_are_accounted(triangle: ArrayDataset, scheme: Scheme) -> None:
-    adjacency: Adjacency = "zero-out" if scheme == "poisson" else "replace-one"
+    adjacency = Adjacency.ZERO_OUT if scheme == "poisson" else Adjacency.REPLACE_ONE
     sampled = plan(
         clients=200,
         dim=DIM,

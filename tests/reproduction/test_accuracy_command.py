@@ -72,7 +72,7 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(self: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("cpsgd.learning.sgd.Trainer.step", refuse)
+    monkeypatch.setattr("cpsgd.learning.trainer.Trainer.step", refuse)
     shutil.copytree("figures", "copy", ignore=shutil.ignore_patterns("runs", "*.png", "*.csv"))
     again = figure(*command)
     assert again.exit_code == 0, again.stderr

@@ -6,7 +6,9 @@ import itertools
 
 import pytest
 
-from cpsgd.privacy import Sensitivities, binomial_mechanism_epsilon, gdp_epsilon
+from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.paper.theorem import Sensitivities, binomial_mechanism_epsilon
+from cpsgd.privacy import gdp_epsilon
 from cpsgd.privacy.certificate import certified_epsilon
 from reproduction.error_vs_epsilon import SCALES, ErrorFigure, certified_trials, compute
 
@@ -52,7 +54,7 @@ def test_smaller_scales_approach_the_gaussian(figure: ErrorFigure) -> None:
 
 def test_the_trials_really_suffice() -> None:
     trials = certified_trials(1.0, DELTA, DIM, 1 / 16)
-    found, _ = certified_epsilon(noise_trials=trials, p=0.5, dim=DIM, sensitivity=16.0, levels=17, delta=DELTA)
+    found, _ = certified_epsilon(BinomialLaw(trials, 0.5), dim=DIM, sensitivity=16.0, levels=17, delta=DELTA)
     assert found <= 1.0
     norms = Sensitivities(l1=8.0, l2=1.0, linf=1.0)
     paper = binomial_mechanism_epsilon(

@@ -12,8 +12,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from cpsgd.engines.flower import CpsgdStrategy
-from cpsgd.learning.examples import plan_examples
 from cpsgd.ledger import Ledger
+from cpsgd.planner.examples import plan_examples
 from cpsgd.secagg import read_roster
 from flower_digits import IMAGES, SILOS, task
 

@@ -53,7 +53,7 @@ def run(
     if the sums do not follow the protocol's law.
 
     Without parameters of a protocol one is planned for ε = 2; without a size it is for 4 clients of 16 coordinates. δ
-    is 0.001 if not given.
+    is 0.001 if not given, and "replace-one" the adjacency.
     """
     from cpsgd.audit import audit
 
@@ -93,7 +93,7 @@ def _show(report: AuditReport, protocol: Protocol) -> None:
     claimed = report.claimed
     verdict = "[bold green]PASS[/bold green]" if report.passed else "[bold red]FAIL[/bold red]"
     rows = [
-        ("verdict", f"{verdict}; an honest carrier fails with probability at most {report.false_alarm:g}"),
+        ("verdict", f"{verdict}; an honest transport fails with probability at most {report.false_alarm:g}"),
         (
             "claimed",
             f"[bold]ε ≤ {rounded_up(claimed.epsilon)}[/bold] at δ = {claimed.delta:g}, {claimed.adjacency} neighbours",

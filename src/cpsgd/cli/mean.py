@@ -51,7 +51,7 @@ def run(
     /,
     *,
     parameters: options.Parameters = options.NO_PARAMETERS,
-    wishes: options.Wishes = options.NO_WISHES,
+    required: options.Required = options.NO_REQUIREMENTS,
     budget: Annotated[BudgetOptions, Parameter(name="*", group=options.BUDGET)] = _NOBODY,
     round: options.Round = 0,
     key: options.Key = None,
@@ -71,8 +71,8 @@ def run(
     Every row is encoded as its client would do it, and the messages are added up as the server would. This is a
     simulation: here the real error can be measured, because one machine holds all vectors.
 
-    With --epsilon the planner chooses k, m and X. With --delta the ε proved for the round is shown (replace-one
-    neighbours).
+    With --epsilon the planner chooses k, m and X; otherwise k = 2 and m = 14 if not given, four bits per coordinate.
+    With --delta the ε proved for the round is shown (replace-one neighbours).
 
     With --ledger the mean is a release: the round is refused if too little is left of the population's budget, and
     charged to it before the mean is computed. A table that cannot be read to its end costs nothing. The real error is
@@ -83,11 +83,11 @@ def run(
 
     _files.check_vector_output(out, file, *([] if parameters.file is None else [parameters.file]))
     rows = _files.open_rows(file, key)
-    chosen = parameters.protocol(wishes, clients=rows.clients, dim=rows.dim)
+    chosen = parameters.protocol(required, clients=rows.clients, dim=rows.dim)
     if chosen.dim != rows.dim:
         raise ParameterError(f"The protocol is for {chosen.dim} coordinates, the rows of {file} have {rows.dim}.")
 
-    privacy, privacy_facts = output.privacy(chosen, wishes.delta, rows.clients)
+    privacy, privacy_facts = output.privacy(chosen, required.delta, rows.clients)
     charge = _quote(budget, chosen, survivors=rows.clients, round=round, label=f"cpsgd mean {file.name}")
 
     aggregator = Aggregator(chosen, round, max_dim=chosen.dim)

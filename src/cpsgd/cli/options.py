@@ -13,7 +13,7 @@ from cyclopts import Group, Parameter, validators
 
 from cpsgd.cli.frame import WHOLE, whole
 from cpsgd.errors import ParameterError
-from cpsgd.mechanisms.options import DEFAULT, MechanismOptions, parameters_of, spelled_out
+from cpsgd.mechanisms.options import DEFAULT, MechanismOptions, field_texts, parameters_of, spelled_out
 from cpsgd.planner.requirements import Requirements
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def from_class(
     """A dataclass of command-line options made from a library's: names, types, defaults and help are the library's.
 
     Args:
-        source: A dataclass whose docstring describes its fields under `Attributes:`.
+        source: A dataclass whose docstring, or those of its bases, describe its fields under `Attributes:`.
         names: The fields to take; all if none are named.
         unset: Every option may be left out and is then None, so that `given` can tell what was said.
         text: Fields that the command reads itself.
@@ -55,13 +55,16 @@ def from_class(
     What the library takes as text, too, is text here. A switch that is on by default gets a `--no-` form.
     """
     hints = get_type_hints(source, include_extras=True)
+    helps = _helps(source)
     made: list[tuple[str, Any, Field[Any]]] = []
     for original in fields(source):
         if names and original.name not in names:
             continue
         kinds = set(_kinds(hints[original.name])) - {type(None)}
         kinds |= {str} if original.name in text else set()
-        said: dict[str, Any] = {"group": groups[original.name]} if groups is not None else {}
+        said: dict[str, Any] = {"help": helps[original.name]}
+        if groups is not None:
+            said["group"] = groups[original.name]
         if kinds == {int}:
             said["converter"] = whole
         if original.default is True:
@@ -70,7 +73,7 @@ def from_class(
         # The defaults of these library classes are plain values.
         default: Any = field(default=None if unset else original.default)
         made.append((original.name, Annotated[hint | None if unset else hint, Parameter(**said)], default))
-    named = {"__module__": source.__module__, "__doc__": _help(source)}
+    named = {"__module__": source.__module__}
     return make_dataclass(f"{source.__name__}Options", made, namespace=named, frozen=True, kw_only=True)
 
 
@@ -78,14 +81,17 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _help(source: type[Any]) -> str:
-    """The class's docstring, with its fields named as options."""
+def _helps(source: type[Any]) -> dict[str, str]:
+    """What the docstrings of a class and its bases say of its fields, which are named as options."""
     known = {original.name for original in fields(source)}
 
     def option(match: re.Match[str]) -> str:
         return f"`--{match[1].replace('_', '-')}`" if match[1] in known else match[0]
 
-    return re.sub(r"`(\w+)`", option, source.__doc__ or "").replace("if None", "if not given")
+    return {
+        name: re.sub(r"`(\w+)`", option, text).replace("if None", "if not given")
+        for name, text in field_texts(source).items()
+    }
 
 
 def given(chosen: Any) -> dict[str, Any]:
@@ -94,22 +100,22 @@ def given(chosen: Any) -> dict[str, Any]:
 
 
 _SIZE = from_class(Requirements, "clients", "dim", unset=True)
-_WISHES = from_class(Requirements, "epsilon", "delta", "bits", unset=True)
+_REQUIRED = from_class(Requirements, "epsilon", "delta", "bits", unset=True)
 _MECHANISM = from_class(MechanismOptions, unset=True)
 NO_SIZE: Any = _SIZE()
-NO_WISHES: Any = _WISHES()
+NO_REQUIREMENTS: Any = _REQUIRED()
 _NO_MECHANISM: Any = _MECHANISM()
 
 if TYPE_CHECKING:
     # Made when the program runs, which a type checker cannot follow.
     Size = Any
-    Wishes = Any
+    Required = Any
     Cost = Any
     Mechanism = Any
 else:
     Mechanism = Annotated[_MECHANISM, FLAT]
     Size = Annotated[_SIZE, FLAT]
-    Wishes = Annotated[_WISHES, Parameter(name="*", group=PRIVACY)]
+    Required = Annotated[_REQUIRED, Parameter(name="*", group=PRIVACY)]
     Cost = Annotated[from_class(Requirements, "epsilon", "delta", "bits"), FLAT]
 
 
@@ -144,19 +150,19 @@ class ProtocolChoice:
             names.get(name, "--" + name.replace("_", "-")): value for name, value in said.items() if value is not None
         }
 
-    def protocol(self, wishes: Any = None, *, clients: int | None = None, dim: int | None = None) -> Protocol:
+    def protocol(self, required: Any = None, *, clients: int | None = None, dim: int | None = None) -> Protocol:
         """The protocol for this many clients and coordinates; one from a file stays as it is.
 
         Args:
-            wishes: `Wishes` for the planner, or None.
+            required: `Required` for the planner, or None.
             clients: n. Needed where there is no file.
             dim: d. Needed where there is no file.
 
         Raises:
             ParameterError: Options are missing, contradict each other or are out of range.
         """
-        wished = {} if wishes is None else given(wishes)
-        said = self.given | {f"--{name}": value for name, value in wished.items() if name in ("epsilon", "bits")}
+        asked = {} if required is None else given(required)
+        said = self.given | {f"--{name}": value for name, value in asked.items() if name in ("epsilon", "bits")}
 
         def beside(*expected: str) -> str:
             return ", ".join(name for name in said if name not in expected)
@@ -174,8 +180,8 @@ class ProtocolChoice:
             raise ParameterError("Missing --clients and --dim: the range and the promises depend on both.")
         clip_norm = 1.0 if self.clip_norm is None else self.clip_norm
         rotate = self.rotate is not False
-        if "epsilon" in wished:
-            if "delta" not in wished:
+        if "epsilon" in asked:
+            if "delta" not in asked:
                 raise ParameterError("Missing --delta: ε says nothing without it. It should be far below 1 / clients.")
             if others := beside("--clip-norm", "--rotate", "--seed", "--epsilon", "--bits", "--mechanism"):
                 raise ParameterError(
@@ -183,11 +189,11 @@ class ProtocolChoice:
                 )
             from cpsgd.planner import plan
 
-            wished |= {"clients": clients, "dim": dim, "clip_norm": clip_norm, "rotate": rotate}
-            planned = plan(**wished, mechanism=self.mechanism.mechanism or DEFAULT)
+            asked |= {"clients": clients, "dim": dim, "clip_norm": clip_norm, "rotate": rotate}
+            planned = plan(**asked, mechanism=self.mechanism.mechanism or DEFAULT)
             return planned.protocol if self.seed is None else replace(planned.protocol, rotation_seed=self.seed)
-        if "bits" in wished:
-            raise ParameterError("--bits is a wish to the planner; give --epsilon and --delta with it.")
+        if "bits" in asked:
+            raise ParameterError("--bits is for the planner; give --epsilon and --delta with it.")
         if not rotate and self.seed is not None:
             raise ParameterError("--seed is the seed of the rotation; leave it out or drop --no-rotate.")
         from cpsgd.protocol import Protocol
@@ -200,7 +206,7 @@ class ProtocolChoice:
         rotate = rotate and mechanism.grid is not None
         return Protocol(**size, mechanism=mechanism, rotate=rotate, rotation_seed=self.seed or 0)
 
-    def sized(self, size: Any, wishes: Any = None) -> Protocol:
+    def sized(self, size: Any, required: Any = None) -> Protocol:
         """`protocol` for a `Size` from the command line, which a file leaves no room for.
 
         Raises:
@@ -208,7 +214,7 @@ class ProtocolChoice:
         """
         if self.file is not None and given(size):
             raise ParameterError("The protocol file already fixes --clients and --dim; leave them out.")
-        return self.protocol(wishes, clients=size.clients, dim=size.dim)
+        return self.protocol(required, clients=size.clients, dim=size.dim)
 
 
 Parameters = Annotated[ProtocolChoice, Parameter(name="*", group=PROTOCOL)]

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cpsgd.errors import ConditionError
 from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
@@ -91,8 +92,6 @@ def progress(total: int, what: str = "clients") -> Iterator[Callable[[int], None
 
 def promises(protocol: Protocol) -> dict[str, Any]:
     """What a round with this protocol sends and how wrong it can be, as JSON values."""
-    from cpsgd.errors import ConditionError
-
     bound: dict[str, Any] = {"squared_error": None, "theorem": None, "reason": None}
     try:
         bound.update(asdict(protocol.error_bound()))
@@ -156,6 +155,8 @@ def message_facts(protocol: Protocol) -> list[tuple[str, str]]:
             f"({protocol.bits_per_coordinate:.4g} by the paper's count)",
         )
     ]
-    if not protocol.mechanism.is_noisy:
-        facts.append(("privacy", f"none: no noise is added ({protocol.mechanism.describe()})"))
+    try:
+        protocol.mechanism.law(protocol.clients)
+    except ConditionError as error:
+        facts.append(("privacy", f"none: {error}"))
     return facts

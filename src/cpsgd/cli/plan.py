@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _PICTURES = (".png", ".pdf", ".svg")
 
 if TYPE_CHECKING:
-    Wishes = Any  # made when the program runs
+    Required = Any  # made when the program runs
 else:
-    Wishes = options.from_class(Requirements)
+    Required = options.from_class(Requirements)
 
 
 def run(
     *,
-    wishes: Annotated[Wishes, options.FLAT],
+    required: Annotated[Required, options.FLAT],
     plot: Annotated[Path | None, Parameter(metavar="FILE", help="Draw the frontier into this file.")] = None,
     json: options.Json = False,
 ) -> None:
@@ -36,7 +36,7 @@ def run(
 
     if plot is not None and plot.suffix.lower() not in _PICTURES:
         raise ParameterError(f"Expected --plot to name a file ending in {', '.join(_PICTURES)}, got {plot}.")
-    found = plan_for(Requirements(**vars(wishes)))
+    found = plan_for(Requirements(**vars(required)))
     if plot is not None:
         from cpsgd.reports.pictures import draw_frontier
 

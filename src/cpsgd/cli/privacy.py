@@ -10,7 +10,7 @@ from rich.markup import escape
 from cpsgd.cli import options, output
 from cpsgd.cli.frame import WHOLE, new_app
 from cpsgd.errors import ParameterError
-from cpsgd.mechanisms.options import missing, parameters_of
+from cpsgd.mechanisms.options import parameters_of, required
 from cpsgd.planner.requirements import Requirements
 from cpsgd.reports.numbers import rounded_up
 
@@ -78,8 +78,9 @@ def epsilon(
     # Without defaults: an ε should be about parameters that somebody chose.
     if "--protocol" not in (said := parameters.given):
         chosen = parameters.mechanism
-        parts = [f"--{name}".replace("_", "-") for name in missing(chosen.mechanism, parameters_of(chosen))]
-        if lacking := ", ".join([*([] if "--clip-norm" in said else ["--clip-norm"]), *parts]):
+        needed = ["clip_norm", *required(chosen.mechanism, parameters_of(chosen))]
+        options_needed = (f"--{name}".replace("_", "-") for name in needed)
+        if lacking := ", ".join(option for option in options_needed if option not in said):
             raise ParameterError(f"Missing {lacking}; or give a protocol's file with --protocol.")
     protocol = parameters.sized(size)
     found = guarantee_over_rounds(protocol, **vars(rounds), surviving=surviving)

@@ -2,7 +2,7 @@
 
 A collective like an all-reduce adds integers of 8, 32 or 64 bits and knows nothing between. Where a coordinate's sum
 stays below R, c coordinates share a lane as the digits Σ v_j R^j of a number below R^c <= 2^63: adding lanes adds the
-digits, and no digit ever carries into the next. That takes 64/c bits a coordinate.
+digits, and no digit ever carries into the next. That takes 64/c bits per coordinate.
 """
 
 from __future__ import annotations

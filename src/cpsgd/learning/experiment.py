@@ -202,7 +202,8 @@ class Experiment:
                 "dim": self.dim,
                 "clip_norm": norm if examples is None else sum_norm(norm, examples),
             }
-            return Protocol(**size, mechanism=spelled_out(settings.mechanism, parameters_of(settings), **size))
+            mechanism = spelled_out(settings.mechanism, parameters_of(settings), **size)
+            return Protocol(**size, mechanism=mechanism, rotate=mechanism.grid is not None)
         requirements: dict[str, Any] = {
             "clients": cohorts.messages,
             "dim": self.dim,

@@ -54,11 +54,13 @@ def baselines(plan: Plan) -> dict[str, Protocol | NoPrivacy]:
 
 def baselines_of(protocol: Protocol, sigma: float) -> dict[str, Protocol | NoPrivacy]:
     """As `baselines`, for any protocol and the Gaussian noise σ per client that is as private."""
-    return {
+    found: dict[str, Protocol | NoPrivacy] = {
         NO_PRIVACY: NoPrivacy(protocol.clip_norm),
         GAUSSIAN: gaussian_like(protocol, sigma),
-        QUANTIZED: replace(protocol, mechanism=protocol.mechanism.without_noise(), modulus=None),
     }
+    if protocol.mechanism.grid is not None:  # floats are not rounded
+        found[QUANTIZED] = replace(protocol, mechanism=protocol.mechanism.without_noise(), modulus=None)
+    return found
 
 
 def gaussian_like(protocol: Protocol, sigma: float) -> Protocol:

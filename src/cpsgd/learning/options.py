@@ -89,9 +89,11 @@ class ClientOptions(OptionGroup):
 class ServerOptions(OptionGroup):
     """How the server steps along a round's mean.
 
+    In Python the optimizer may also be a function from parameters to any optimizer of torch.optim, which then has a
+    learning rate and weight decay of its own.
+
     Attributes:
-        optimizer: The server's optimizer: sgd, momentum, adagrad or adam. In Python also a function from parameters to
-            any optimizer of torch.optim, which then has a learning rate and weight decay of its own.
+        optimizer: The server's optimizer: sgd, momentum, adagrad or adam.
         lr: The server's learning rate.
         weight_decay: So much of each parameter is added to its gradient, which takes away noise that piles up where the
             loss is flat.
@@ -120,15 +122,16 @@ class ServerOptions(OptionGroup):
 class AccountOptions(OptionGroup):
     """What may be spent on privacy, and who pays. Where the mechanism is a plan, what is None here is the plan's own.
 
+    In Python the ledger may also be an open `Ledger`.
+
     Attributes:
-        epsilon: ε that all rounds together may cost; without one there is no limit.
-        delta: δ of the guarantee.
+        epsilon: ε that all rounds together may cost a client; 2 by default, in Python no limit.
+        delta: δ of the guarantee, which should be far below 1 / clients.
         adjacency: Which data sets are neighbours: replace-one or zero-out. By default the one that the participation is
             accounted for: zero-out with poisson, otherwise replace-one.
         colluding: Clients per round whose noise does not count because they may tell it.
-        ledger: File of the privacy ledger that every round is charged to before its mean is computed. In Python also an
-            open `Ledger`.
-        population: With a ledger: whose budget pays.
+        ledger: File of the privacy ledger that every round is charged to before its mean is computed.
+        population: With `ledger`: whose budget pays.
     """
 
     epsilon: float | None = None
@@ -158,7 +161,8 @@ class RunOptions(OptionGroup):
 
     Attributes:
         seed: First weights, cohorts and noise follow from it: the run can be repeated, and is a simulation that
-            protects nobody. Without one (in files and commands: none) noise is the operating system's, on a CPU.
+            protects nobody. With none, the default with a ledger and in Python, noise is the operating system's, on a
+            CPU.
         device: Where everything is computed: cpu, cuda (an NVIDIA GPU; cuda:1 is the second) or auto.
         memory_limit: MiB that the clients computed together may take, by default 1024 and on a GPU 4096. A run may be
             resumed with another limit.

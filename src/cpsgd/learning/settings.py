@@ -10,6 +10,7 @@ import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -26,7 +27,7 @@ from cpsgd.learning.options import (
     RunOptions,
     ServerOptions,
 )
-from cpsgd.mechanisms.options import MechanismOptions, missing, parameters_of
+from cpsgd.mechanisms.options import MechanismOptions, parameters_of, required
 
 NO_SEED = "none"
 """How files and the command line say that there is no seed."""
@@ -55,12 +56,13 @@ class TaskOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProtocolOptions(OptionGroup, MechanismOptions):  # type: ignore[misc]  # made of the registry
+class ProtocolOptions(MechanismOptions, OptionGroup):  # type: ignore[misc]  # made of the registry
     """What a message looks like: by a number of bits, for which it is planned, or by parameters.
 
     Attributes:
-        bits: Bits per coordinate, for which the planner picks the mechanism's parameters.
-        clip_norm: D: longer updates are scaled down to this Euclidean norm. With examples, each example's gradient is.
+        bits: Bits per coordinate, for which the planner picks the mechanism's parameters; 4 by default.
+        clip_norm: D: longer updates are scaled down to this Euclidean norm; 1 by default. With `examples`, each
+            example's gradient is.
     """
 
     bits: float | None = 4.0
@@ -69,11 +71,16 @@ class ProtocolOptions(OptionGroup, MechanismOptions):  # type: ignore[misc]  # m
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.explicit:
+            given = parameters_of(self)
+            needed = [name for name in required(self.mechanism, given) if name != "range"]
             if self.bits is not None:
-                raise ParameterError("Give bits, for the planner, or the mechanism's parameters, not both.")
-            lacking = [name for name in missing(self.mechanism, parameters_of(self)) if name != "range"]
-            if lacking:
-                raise ParameterError(f"An explicit protocol also needs {' and '.join(lacking)} (range is optional).")
+                raise ParameterError(
+                    f"Give bits, or {', '.join(given)}, not both: bits are what the planner is given, which chooses "
+                    "the rest."
+                )
+            if not given.keys() >= set(needed):
+                both = "both " if len(needed) == 2 else ""
+                raise ParameterError(f"An explicit protocol needs {both}{' and '.join(needed)} (range is optional).")
 
     @property
     def explicit(self) -> bool:
@@ -174,8 +181,8 @@ def _checked(name: str, value: object) -> object:
     if name == "seed" and value == NO_SEED:
         return None
     kind = _kinds()[name]
-    if get_origin(kind) is Literal:
-        return _validate.choice(name, value, get_args(kind))
+    if get_origin(kind) is Literal or issubclass(kind, StrEnum):
+        return _validate.choice(name, value, get_args(kind) or list(kind))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return _validate.finite(name, value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

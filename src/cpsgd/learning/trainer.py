@@ -277,7 +277,7 @@ class Trainer:
         return {
             "mechanism": mechanisms.as_data(self._mechanism),
             "delta": None if spending is None else spending.delta,
-            "adjacency": None if spending is None else spending.adjacency,
+            "adjacency": None if spending is None else str(spending.adjacency),
             "colluding": None if spending is None else spending.colluding,
             "dataset": dataset.name,
             "population": dataset.size,

@@ -50,10 +50,11 @@ class Binomial(Lattice):
     """k levels and Binomial(m, p) noise.
 
     Attributes:
-        levels: k, levels that a coordinate is rounded to.
+        levels: k, the number of levels that a coordinate is rounded to.
         trials: m, coins of a client's noise per coordinate; 0 is rounding without noise, hence without privacy.
-        p: Probability of heads, strictly between 0 and 1.
-        coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
+        p: Probability of heads, strictly between 0 and 1; ½ by default.
+        coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this; commands take the paper's
+            choice by default.
     """
 
     name = "binomial"

@@ -27,7 +27,7 @@ from cpsgd.randomness import Keystream
 _REACH = 40.0
 # Coordinates worked on at a time, so that wide temporaries stay small.
 _CHUNK = 1 << 10
-_NOT_PLANNED = "The Gaussian baseline sends floats of 32 bits: there is nothing to plan. Use Protocol.gaussian(...)."
+_NOT_PLANNED = "The Gaussian baseline sends floats of 32 bits: there is nothing to plan. Choose its sigma yourself."
 
 
 @dataclass(frozen=True, kw_only=True)

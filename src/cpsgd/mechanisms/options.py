@@ -41,29 +41,33 @@ def _required(kind: type[Mechanism]) -> list[str]:
     return [_SHORT.get(e.name, e.name) for e in fields(kind) if e.default is MISSING]  # type: ignore[arg-type]
 
 
-def _texts(kind: type[Mechanism]) -> dict[str, str]:
-    """What a mechanism's docstring says of its parameters."""
-    said = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
-    found = re.findall(r"^    (\w+): (.*(?:\n      .*)*)", said, flags=re.MULTILINE)
-    return {_SHORT.get(name, name): " ".join(text.split()) for name, text in found}
+def field_texts(kind: type[Any]) -> dict[str, str]:
+    """What the docstrings of a dataclass and of its bases say of its fields under `Attributes:`."""
+    texts: dict[str, str] = {}
+    for part in reversed(kind.__mro__):
+        said = inspect.cleandoc(part.__doc__ or "").partition("Attributes:\n")[2]
+        found = re.findall(r"^    (\w+): (.*(?:\n      .*)*)", said, flags=re.MULTILINE)
+        texts |= {name: " ".join(text.split()) for name, text in found}
+    return texts
 
 
 def _make() -> type[Any]:
     options: dict[str, tuple[Any, str, list[str]]] = {}
     for name, kind in MECHANISMS.items():
-        texts = _texts(kind)
+        texts = field_texts(kind)
         for option, hint in _parameters(kind).items():
-            _, _, owners = options.setdefault(option, (hint, texts[option], []))
+            _, _, owners = options.setdefault(option, (hint, texts[_LONG.get(option, option)], []))
             owners.append(name)
-    lines = [f"        mechanism: Name of the mechanism: {', '.join(MECHANISMS)}. By default what the parameters tell."]
+    names = ", ".join(MECHANISMS)
+    lines = [f"        mechanism: Name of the mechanism: {names}. By default the first that has all parameters given."]
     for option, (_, text, owners) in options.items():
         owned = "" if len(owners) == len(MECHANISMS) else f" ({', '.join(owners)})"
         lines.append(f"        {option}: {text.rstrip('.')}{owned}.")
     doc = "What a coordinate becomes, spelled out; None where nothing was said.\n\n    Attributes:\n" + "\n".join(lines)
     kinds = {"mechanism": str, **{option: hint for option, (hint, _, _) in options.items()}}
     made = [(name, hint | None, field(default=None)) for name, hint in kinds.items()]
-    names = {"__module__": __name__, "__doc__": doc + "\n    "}
-    return make_dataclass("MechanismOptions", made, namespace=names, frozen=True, kw_only=True)
+    named = {"__module__": __name__, "__doc__": doc + "\n    "}
+    return make_dataclass("MechanismOptions", made, namespace=named, frozen=True, kw_only=True)
 
 
 MechanismOptions = _make()
@@ -76,16 +80,25 @@ def parameters_of(options: Any) -> dict[str, Any]:
 
 
 def named_kind(name: str | None, parameters: Mapping[str, Any]) -> type[Mechanism]:
-    """The mechanism of this name; without one, the first that has all the parameters, or the default."""
+    """The mechanism of this name; without one, the first that has all the parameters.
+
+    Raises:
+        ParameterError: There is no such mechanism, or it lacks one of the parameters.
+    """
+    known = {kind: _parameters(kind) for kind in (MECHANISMS.values() if name is None else [by_name(name)])}
+    for kind, own in known.items():
+        if parameters.keys() <= own.keys():
+            return kind
     if name is not None:
-        return by_name(name)
-    able = (kind for kind in MECHANISMS.values() if parameters.keys() <= _parameters(kind).keys())
-    return next(able, MECHANISMS[DEFAULT])
+        unknown = ", ".join(option for option in parameters if option not in own)
+        raise ParameterError(f"The {name} mechanism has no {unknown}; leave that out. It has {', '.join(own)}.")
+    owned = "; ".join(f"{kind.name} has {', '.join(own)}" for kind, own in known.items())
+    raise ParameterError(f"No mechanism has {', '.join(parameters)} together; leave out some of them: {owned}.")
 
 
-def missing(name: str | None, parameters: Mapping[str, Any]) -> list[str]:
-    """Parameters that the mechanism needs and that are not given."""
-    return [option for option in _required(named_kind(name, parameters)) if option not in parameters]
+def required(name: str | None, parameters: Mapping[str, Any]) -> list[str]:
+    """Parameters that the mechanism cannot do without."""
+    return _required(named_kind(name, parameters))
 
 
 def spelled_out(
@@ -108,10 +121,5 @@ def spelled_out(
         Binomial(levels=3, coordinate_range=0.5, trials=13, p=0.5)
     """
     kind = named_kind(name, parameters)
-    known = _parameters(kind)
-    if unknown := [option for option in parameters if option not in known]:
-        raise ParameterError(
-            f"The {kind.name} mechanism has no {', '.join(unknown)}; leave that out. It has {', '.join(known)}."
-        )
     usual = kind.usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
     return kind(**{**usual, **{_LONG.get(option, option): value for option, value in parameters.items()}})

@@ -99,6 +99,6 @@ def check_participation(scheme: str) -> None:
     """
     if scheme not in ("once", "every"):
         raise ParameterError(
-            "Example-level privacy is proved for participation 'once' and 'every'; sampling of clients is not combined "
-            f"with it (see cpsgd.privacy.examples). Got {scheme!r}."
+            f"Example-level privacy is proved for participation 'once' and 'every', not {scheme!r}: amplification by "
+            "sampling clients speaks of whole clients."
         )

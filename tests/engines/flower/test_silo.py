@@ -8,8 +8,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod, silo_sum
 from cpsgd.engines.flower.records import RECORD
 from cpsgd.errors import ParameterError
-from cpsgd.learning.examples import plan_examples
 from cpsgd.learning.models import mlp
+from cpsgd.planner.examples import plan_examples
 from cpsgd.privacy.examples import example_norm
 
 from .local import LocalGrid, Node
