@@ -20,7 +20,7 @@ class ConditionError(CpsgdError):
 
 
 class InfeasibleError(CpsgdError):
-    """No protocol meets the wishes; the message names the nearest wishes that can be met."""
+    """No protocol meets the requirements; the message names the nearest that can be met."""
 
 
 class VectorError(CpsgdError):
