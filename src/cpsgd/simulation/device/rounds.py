@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip, rotate, wire
-from cpsgd.codec.grid import Grid
+from cpsgd.codec.rounding import Grid
 from cpsgd.errors import EmptyError, ParameterError, VectorError
 from cpsgd.mechanisms.base import Coins
 from cpsgd.mechanisms.law import Normal
