@@ -10,7 +10,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.audit.canaries import canaries_of, peculiar, resting, rounded
 from cpsgd.audit.lattice import RoundLattice
 from cpsgd.codec import pipeline, rotate
-from cpsgd.codec.grid import Grid
+from cpsgd.codec.rounding import Grid
 
 PROTOCOLS = [
     Protocol.rotated_binomial(clients=3, dim=16, clip_norm=1.0, levels=8, trials=20, coordinate_range=0.3),

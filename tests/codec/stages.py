@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from cpsgd.codec import clip
 from cpsgd.codec._kernels import kernels
 from cpsgd.codec.clip import Vector
-from cpsgd.codec.grid import Grid
+from cpsgd.codec.rounding import Grid
 from cpsgd.mechanisms import Binomial
 
 

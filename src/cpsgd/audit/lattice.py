@@ -14,7 +14,7 @@ from scipy.linalg import hadamard
 
 from cpsgd.codec import rotate
 from cpsgd.codec.clip import Vector
-from cpsgd.codec.grid import Grid
+from cpsgd.codec.rounding import Grid
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol

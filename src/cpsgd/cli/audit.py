@@ -12,7 +12,7 @@ from rich.markup import escape
 from cpsgd.cli import options, output
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
-from cpsgd.planner.requirements import Requirements
+from cpsgd.planner.problem import Requirements
 from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:

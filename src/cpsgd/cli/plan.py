@@ -12,7 +12,7 @@ from rich.markup import escape
 from cpsgd.cli import options, output
 from cpsgd.cli.privacy import guarantee_rows
 from cpsgd.errors import ParameterError
-from cpsgd.planner.requirements import Requirements
+from cpsgd.planner.problem import Requirements
 
 if TYPE_CHECKING:
     from cpsgd.planner import Plan

@@ -10,7 +10,7 @@ from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.learning.options import AccountOptions
 from cpsgd.paper import bounds
-from cpsgd.planner.result import Plan
+from cpsgd.planner.planning import Plan
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator
 from cpsgd.simulation.device import DeviceFloatMean, DeviceRound

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec.formats import Format
-from cpsgd.codec.grid import Grid
+from cpsgd.codec.rounding import Grid
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Law, Normal
 from cpsgd.randomness import Keystream

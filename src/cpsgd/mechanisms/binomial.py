@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
-from cpsgd.codec.thresholds import COINS, KEYSTREAM_BYTES, WINDOW_BITS, WORKING_BITS, Table
+from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, WINDOW_BITS, WORKING_BITS, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice
 from cpsgd.mechanisms.base import Coins, ErrorBound, Search

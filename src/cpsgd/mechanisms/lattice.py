@@ -14,13 +14,13 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import erfcx
 
 from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
-from cpsgd.codec import clip, grid, thresholds
+from cpsgd.codec import clip
 from cpsgd.codec.formats import Integers
-from cpsgd.codec.grid import Grid, Rounder
-from cpsgd.mechanisms import rounding_error
+from cpsgd.codec.rounding import KEYSTREAM_BYTES, MAX_LEVELS, Grid, Rounder, Table
 from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Search
 from cpsgd.paper import bounds
 from cpsgd.randomness import Keystream
@@ -35,6 +35,11 @@ _ENOUGH_REACH = 7.0
 # X is at least this many standard deviations of a rotated coordinate, which bounds the bias: clipping takes at most
 # 0.2 % of D². Without a bound, where the noise is larger than any vector, clipping everything to nothing would "win".
 _LEAST_REACH = 2.5
+# Coordinates beyond this many standard deviations carry less than 1e-30 of the energy.
+_FARTHEST = 12.0
+# With more cells than this per standard deviation f is uniform to many digits and E[f(1-f)] is 1/6.
+_FINEST = 16.0
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,7 @@ class Lattice(Mechanism):
 
     def __post_init__(self) -> None:
         low, high = RANGES
-        levels = _validate.integer("levels", self.levels, low=2, high=grid.MAX_LEVELS)
+        levels = _validate.integer("levels", self.levels, low=2, high=MAX_LEVELS)
         object.__setattr__(self, "levels", levels)
         reach = _validate.positive("coordinate_range", self.coordinate_range, low=low, high=high)
         object.__setattr__(self, "coordinate_range", reach)
@@ -69,7 +74,7 @@ class Lattice(Mechanism):
         """The mean of what is added."""
 
     @abstractmethod
-    def noise_table(self) -> thresholds.Table:
+    def noise_table(self) -> Table:
         """Cumulative probabilities of the noise; empty where fair coins are counted."""
 
     @property
@@ -153,7 +158,22 @@ class Lattice(Mechanism):
         return 0.25
 
     def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
-        """The model of `cpsgd.mechanisms.rounding_error`.
+        """What the mean of rounded vectors will be off by, a sum of three independent causes.
+
+        With s the distance of two levels:
+
+        * noise: d s² v / n, v the variance of a client's noise, exact whatever the vectors are;
+        * rounding: (s²/n) Σ_j E[f_j(1 - f_j)], f_j the fractional part of a coordinate in units of s. A rotated vector
+          of norm D has coordinates close to N(0, τ²), τ = D/√d, and the expectation is a one-dimensional integral. An
+          odd number of levels puts a level at zero: coordinates small against s then cost about |x|/s and not 1/4 each;
+        * clipping: coordinates beyond ±X are cut to it, a bias of the mean. Bias does not average out when the clients
+          hold similar vectors, so the model takes the worst case, that all clients hold the same: d E[(|x| - X)₊²].
+          For vectors that have nothing to do with each other it is n times smaller. Also counted here, though it is
+          next to nothing but for very many clients or a very large ε: the codec's own resolution, which is the margin
+          that vectors are clipped with and the grid they are put on.
+
+        Without rotation nothing is known of the coordinates but their norm. The planner then never clips (X >= D) and
+        the rounding term is its maximum over all vectors of norm D instead of an expectation.
 
         Example:
             >>> from cpsgd.mechanisms import Binomial
@@ -168,11 +188,11 @@ class Lattice(Mechanism):
         noise = per_unit * self.noise_variance
         if rotate:
             deviation = clip_norm / math.sqrt(dim)
-            rounding = per_unit * rounding_error.gaussian_rounding(scale / deviation, self.levels)
+            rounding = per_unit * gaussian_rounding(scale / deviation, self.levels)
             # No coordinate of a vector of norm D exceeds D, whatever the rotation.
-            clipped = 0.0 if reach >= clip_norm else rounding_error.gaussian_clipping(reach / deviation)
+            clipped = 0.0 if reach >= clip_norm else gaussian_clipping(reach / deviation)
             return ExpectedError(noise, rounding, clip_norm * clip_norm * clipped + resolution)
-        rounding = per_unit * rounding_error.worst_rounding(clip_norm / scale / math.sqrt(dim), self.levels)
+        rounding = per_unit * worst_rounding(clip_norm / scale / math.sqrt(dim), self.levels)
         return ExpectedError(noise, rounding, max(0.0, clip_norm - reach) ** 2 + resolution)
 
     def sensitivity(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> float:
@@ -218,6 +238,67 @@ class Lattice(Mechanism):
         return clip_norm * least / half, clip_norm * enough / half
 
 
+# ---------------------------------------------------------------------- the model of the error
+
+
+def gaussian_rounding(step: float, levels: int) -> float:
+    """E[f(1-f)] of a standard normal coordinate on `levels` levels, `step` apart and symmetric about zero.
+
+    Beyond the outermost levels a coordinate is clipped onto a level and rounding costs nothing.
+    """
+    half_range = 0.5 * step * (levels - 1)
+    if step * _FINEST < 1.0:
+        return math.erf(half_range / math.sqrt(2.0)) / 6.0
+    # By symmetry only the half line: full cells from the outermost level inwards, for even k half a cell at zero.
+    first = 0.0 if levels % 2 else -0.5 * step
+    count = min(levels // 2, math.ceil(_FARTHEST / step) + 1)
+    left = first + step * np.arange(count)
+    fraction = 0.5 * (1.0 + _NODES)
+    if step <= 1.0:
+        x = left[:, None] + step * fraction
+        inside = fraction * (1.0 - fraction) * np.exp(-0.5 * x * x)
+        cells = 0.5 * step * inside @ _WEIGHTS
+    else:
+        cells = np.array([_cell(a, step) for a in left])
+    if levels % 2 == 0:
+        cells[0] *= 0.5  # the cell around zero belongs to both half lines
+    return float(2.0 * cells.sum() / math.sqrt(2.0 * math.pi))
+
+
+def _cell(left: float, step: float) -> float:
+    """∫ f(1-f) exp(-x²/2) dx over one wide cell, in pieces no longer than half a standard deviation."""
+    low, high = max(left, -_FARTHEST), min(left + step, _FARTHEST)
+    if high <= low:
+        return 0.0
+    pieces = math.ceil(2.0 * (high - low))
+    width = (high - low) / pieces
+    x = low + width * (np.arange(pieces)[:, None] + 0.5 * (1.0 + _NODES))
+    fraction = (x - left) / step
+    return float(0.5 * width * (fraction * (1.0 - fraction) * np.exp(-0.5 * x * x) @ _WEIGHTS).sum())
+
+
+def gaussian_clipping(reach: float) -> float:
+    """E[(|g| - reach)₊²] of a standard normal g: 2[(1+x²) Φ(-x) - x φ(x)] at x = reach."""
+    mills = math.sqrt(0.5 * math.pi) * float(erfcx(reach / math.sqrt(2.0)))  # Φ(-x)/φ(x)
+    density = math.exp(-0.5 * reach * reach) / math.sqrt(2.0 * math.pi)
+    return max(0.0, 2.0 * density * ((1.0 + reach * reach) * mills - reach))
+
+
+def worst_rounding(spread: float, levels: int) -> float:
+    """The largest mean of f(1-f) over all vectors whose coordinates have root mean square `spread` (in units of s).
+
+    With a level at zero f(1-f) <= y - y² for y = min(|u|, 1/2), a concave function of u², so that spreading the norm
+    evenly is worst (Jensen). Without one, zeros lie halfway between two levels and cost 1/4 each.
+    """
+    if levels % 2 == 0:
+        return 0.25
+    fraction = min(spread, 0.5)
+    return fraction * (1.0 - fraction)
+
+
+# ---------------------------------------------------------------------- planning and sampling
+
+
 def _ladder(values: int) -> list[int]:
     """Numbers of levels worth trying, in increasing order.
 
@@ -229,14 +310,14 @@ def _ladder(values: int) -> list[int]:
         steps.append((round(steps[-1] * 1.15) + 1) | 1)
     levels = {step for step in steps if 2 <= step < values}
     levels |= {values - step for step in steps if values - step >= 2}
-    return sorted(k for k in levels if k <= grid.MAX_LEVELS)
+    return sorted(k for k in levels if k <= MAX_LEVELS)
 
 
-def draw(table: thresholds.Table, largest: int, count: int, keystream: Keystream) -> NDArray[np.uint32]:
+def draw(table: Table, largest: int, count: int, keystream: Keystream) -> NDArray[np.uint32]:
     """Noise alone, from a kernel that starts on the lowest level: by inversion, or by counting `largest` coins."""
     points = Grid.of_levels(2, 1.0)
     rounder = Rounder(2, points.fraction_bits, largest, table.high, table.low, table.base)
-    width = thresholds.KEYSTREAM_BYTES if table.high.size else coin_bytes(largest)
+    width = KEYSTREAM_BYTES if table.high.size else coin_bytes(largest)
     noise = np.empty(count, dtype=np.uint32)
     rounder.values(np.full(count, -points.limit, dtype=np.float32), keystream.take(count * (4 + width)), noise)
     return noise

@@ -37,7 +37,7 @@ def gradient_variance(*, sampling: float, estimation: float) -> float:
         sampling: Largest E‖g - ∇F‖² over the rounds; for a cohort of n clients drawn at random it falls as 1/n.
         estimation: Largest E‖g - g̃‖² over the rounds, such as `Plan.error.total`.
     """
-    return 2.0 * _not_negative("sampling", sampling) + 2.0 * _not_negative("estimation", estimation)
+    return 2.0 * _validate.non_negative("sampling", sampling) + 2.0 * _validate.non_negative("estimation", estimation)
 
 
 def step_size(*, smoothness: float, initial_gap: float, variance: float, rounds: int) -> float:
@@ -50,7 +50,7 @@ def step_size(*, smoothness: float, initial_gap: float, variance: float, rounds:
     smoothness = _validate.positive("smoothness", smoothness)
     gap = _validate.positive("initial_gap", initial_gap)
     rounds = _validate.integer("rounds", rounds, low=1)
-    deviation = math.sqrt(_not_negative("variance", variance))
+    deviation = math.sqrt(_validate.non_negative("variance", variance))
     if deviation == 0.0:
         return 1.0 / smoothness
     return min(1.0 / smoothness, math.sqrt(2.0 * gap) / (deviation * math.sqrt(smoothness * rounds)))
@@ -82,16 +82,9 @@ def gradient_norm_bound(
     smoothness = _validate.positive("smoothness", smoothness)
     gap = _validate.positive("initial_gap", initial_gap)
     rounds = _validate.integer("rounds", rounds, low=1)
-    deviation = math.sqrt(_not_negative("variance", variance))
-    bias, bound = _not_negative("bias", bias), _not_negative("gradient_bound", gradient_bound)
+    deviation = math.sqrt(_validate.non_negative("variance", variance))
+    bias, bound = _validate.non_negative("bias", bias), _validate.non_negative("gradient_bound", gradient_bound)
     if bias > 0.0 and bound == 0.0:
         raise ParameterError("With a bias the bound needs gradient_bound, D >= ‖∇F‖.")
     noise = 2.0 * math.sqrt(2.0 * smoothness * gap / rounds) * deviation
     return 2.0 * gap * smoothness / rounds + noise + bound * bias
-
-
-def _not_negative(name: str, value: float) -> float:
-    number = _validate.finite(name, value)
-    if number < 0.0:
-        raise ParameterError(f"Expected {name} >= 0, got {name}={number!r}.")
-    return number

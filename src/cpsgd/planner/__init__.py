@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cpsgd.planner.planning import FrontierPoint as FrontierPoint
+from cpsgd.planner.planning import Plan as Plan
 from cpsgd.planner.planning import plan as plan
 from cpsgd.planner.planning import plan_for as plan_for
-from cpsgd.planner.requirements import Requirements as Requirements
-from cpsgd.planner.result import FrontierPoint as FrontierPoint
-from cpsgd.planner.result import Plan as Plan
+from cpsgd.planner.problem import Requirements as Requirements

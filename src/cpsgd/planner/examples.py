@@ -10,12 +10,10 @@ from typing import Any
 
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.planner.planning import best_plan
-from cpsgd.planner.problem import Problem
-from cpsgd.planner.requirements import Requirements
-from cpsgd.planner.result import Plan
+from cpsgd.planner.planning import Plan, best_plan
+from cpsgd.planner.problem import Problem, Requirements
 from cpsgd.privacy.examples import HEADROOM, example_protocol
-from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
+from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.protocol import Protocol
 
 
@@ -73,17 +71,9 @@ class _ExampleProblem(Problem):
 
     examples: int
 
-    def proved(self, protocol: Protocol) -> RoundsGuarantee:
+    def proved(self, protocol: Protocol) -> Guarantee:
         """The guarantee for one example."""
-        return guarantee_over_rounds(
-            example_protocol(protocol, self.examples),
-            self.target.delta,
-            rounds=self.target.rounds,
-            participation=self.target.participation,
-            adjacency=self.target.adjacency,
-            surviving=self.setting.surviving,
-            colluding=self.colluding,
-        )
+        return super().proved(example_protocol(protocol, self.examples))
 
 
 def sum_norm(clip_norm: float, examples: int) -> float:

@@ -21,7 +21,7 @@ laws agree, so for any event E, A(E) <= A(E ∩ I) + A(not I) <= e^ε B(E) + δ(
 in question and the one drawn instead alike: all three lie pairwise within the distance the certificate allows for.)
 
 Floating point: the privacy loss distributions of `dp_accounting` are discretised pessimistically, but its convolutions
-are FFTs, whose roundings may lower a δ by about 10^-17 a round (measured against closed forms). A hundred times that
+are FFTs, whose roundings may lower a δ by about 10^-17 per round (measured against closed forms). A hundred times that
 is added to δ. Where this leaves nothing of a very small δ, the Rényi accountant takes over.
 """
 

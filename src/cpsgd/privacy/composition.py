@@ -75,7 +75,7 @@ def optimal_composition(*, epsilon: float, delta: float, rounds: int, target_del
     if left < 0.0 or (left == 0.0 and delta > 0.0):
         raise ConditionError(
             f"{rounds} rounds with δ={delta:g} each spend more than δ={target_delta:g}; "
-            f"use at most δ={target_delta / rounds:.3g} a round or fewer rounds."
+            f"use at most δ={target_delta / rounds:.3g} per round or fewer rounds."
         )
     low, high = 0.0, rounds * epsilon  # basic composition always holds
     if epsilon == 0.0 or randomized_response_delta(epsilon=epsilon, rounds=rounds, target_epsilon=0.0) <= left:

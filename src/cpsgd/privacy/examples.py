@@ -10,7 +10,7 @@ distance of two neighbours *on the grid that rounding starts from*. With `unit` 
    2^j <= d: the sum itself, then in each of two passes the factor and the normalisation (a cast and a product each)
    and j stages of sums and differences. Stages are orthogonal up to a factor, so the result is off by at most
    η = (1 + 2^-24)^(2j+9) - 1 relative to B, for each neighbour. The sum before them is taken in float64, one product
-   and one addition an example, which adds E 2^-52 to η.
+   and one addition per example, which adds E 2^-52 to η.
 3. Clipping coordinates to ±X^max is 1-Lipschitz. Rounding to the grid moves each coordinate of the difference by at
    most 1, together √d.
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from scipy.special import erfcx, ndtr
 
 from cpsgd import _validate
-from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.errors import ConditionError
 
 # Assumed of scipy.special.erfcx and ndtr: relative error within this (the tests compare them with mpmath).
 _SPECIAL = 1e-14
@@ -42,9 +42,7 @@ def gdp_delta(mu: float, epsilon: float) -> float:
         >>> f"{gdp_delta(1.0, 1.0):.6f}"
         '0.126937'
     """
-    if _validate.finite("epsilon", epsilon) < 0.0:
-        raise ParameterError(f"Expected epsilon >= 0, got epsilon={epsilon!r}.")
-    return _delta(_validate.positive("mu", mu), epsilon)
+    return _delta(_validate.positive("mu", mu), _validate.non_negative("epsilon", epsilon))
 
 
 def _delta(mu: float, epsilon: float) -> float:

@@ -70,7 +70,7 @@ class RoundSimulator:
         self._mean: NDArray[np.float32] | None = None
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        """Adds the messages of some clients, a row each; a row with NaN or infinity counts as zeros.
+        """Adds the messages of some clients, one row per client; a row with NaN or infinity counts as zeros.
 
         Raises:
             VectorError: The rows do not have `dim` coordinates of float32.
@@ -164,7 +164,7 @@ class FloatMean:
         self._sums = np.zeros(dim)
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        """Adds some clients' vectors, a row each; a row with NaN or infinity counts as zeros."""
+        """Adds some clients' vectors, one row per client; a row with NaN or infinity counts as zeros."""
         self._sums += clipped_sum(vectors, self._clip_norm)
         self.count += len(vectors)
 

@@ -53,7 +53,7 @@ class KMeansResult:
     """The centres, and what finding them cost and promises.
 
     Attributes:
-        centres: One row a cluster.
+        centres: One row per cluster.
         sizes: The clusters' sizes as the last round saw them, noise included; 0 where a size was all noise.
         deviations: √E‖error‖² of each centre's estimate, from the noise of the rounds it rests on; infinite where it
             rests on none.
@@ -138,14 +138,14 @@ def kmeans(
     """Finds the centres of clusters so that (epsilon, delta) protects each client's point.
 
     Args:
-        points: One row a client. A simulation: every client's message goes through the protocol on this machine.
+        points: One row per client. A simulation: every client's message goes through the protocol on this machine.
         clusters: K.
         epsilon: ε of all rounds together, for replacing one client's point (replace-one neighbours).
         delta: δ of the guarantee.
         radius: Public bound on a point's norm; points beyond are moved to the ball's surface. Choose it without
             looking at the data.
         rounds: Rounds of Lloyd's algorithm. More find better clusters, with more noise in each round.
-        bits: Bits a coordinate may take; the fewest within 10 % of the Gaussian mechanism's error if None.
+        bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
         initial: Public centres to begin with, which must not come from the data. Then all rounds improve them, and
             messages are half as long. None for random ones and a search (see the module).
         seed: Public seed of the random centres and of the search. The noise that protects has none.
@@ -207,7 +207,7 @@ def lloyd_round(
     Args:
         protocol: The round's parameters, made for `blocks`.
         round: Its number.
-        points: One row a client, of norm at most 1.
+        points: One row per client, of norm at most 1.
         centres: At most `blocks.clusters` of them.
         blocks: How a client's vector is laid out; blocks without a centre stay zero.
         advance: Called with the number of clients that were just heard.

@@ -128,13 +128,13 @@ def pca(
     """Finds the directions of largest variance so that (epsilon, delta) protects each client's point.
 
     Args:
-        points: One row a client. A simulation: every client's message goes through the protocol on this machine.
+        points: One row per client. A simulation: every client's message goes through the protocol on this machine.
         components: How many directions, at most the points' coordinates.
         epsilon: ε, for replacing one client's point (replace-one neighbours).
         delta: δ of the guarantee.
         radius: Public bound on a point's distance from `mean`, or from zero; points beyond are moved to the ball's
             surface. Choose it without looking at the data.
-        bits: Bits a coordinate may take; the fewest within 10 % of the Gaussian mechanism's error if None.
+        bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
         mean: The points' mean where it is public. None to find it from the points, privately, in the same round.
         advance: Called with the number of clients that were just heard.
 
@@ -197,7 +197,7 @@ def estimated_angle(
 
     Args:
         variances: All eigenvalues λ, the largest first.
-        directions: The eigenvectors u, a row each.
+        directions: The eigenvectors u, one per row.
         components: q.
         deviation: σ, of one coordinate of the mean of the messages.
         mean: m.

@@ -28,7 +28,7 @@ def in_unit_ball(points: ArrayLike, radius: float, origin: ArrayLike | None = No
     """The points relative to `origin` in units of `radius`, those outside moved to the ball's surface.
 
     Args:
-        points: One row a client.
+        points: One row per client.
         radius: The public bound on a point's distance from `origin`. It must not be read off the data.
         origin: A public point, zero if None.
 
@@ -39,7 +39,7 @@ def in_unit_ball(points: ArrayLike, radius: float, origin: ArrayLike | None = No
     radius = _validate.positive("radius", radius, low=_RADII[0], high=_RADII[1])
     table = np.asarray(points)
     if table.ndim != 2 or 0 in table.shape:
-        raise VectorError(f"Expected a table of points, one row a client, got an array of shape {table.shape}.")
+        raise VectorError(f"Expected a table of points, one row per client, got an array of shape {table.shape}.")
     if table.dtype.kind not in "fiub":
         raise VectorError(f"Expected real numbers, got an array of {table.dtype}.")
     shift = np.zeros(table.shape[1]) if origin is None else np.asarray(origin, dtype=np.float64)
@@ -76,8 +76,8 @@ def private_mean(
     Args:
         protocol: The round's parameters.
         round: Its number.
-        points: One row a client.
-        message: From some clients' points to their vectors, a row each.
+        points: One row per client.
+        message: From some clients' points to their vectors, one row per client.
         advance: Called with the number of clients that were just heard.
     """
     threads = 2 if protocol.dim >= _THREADED_DIM else 1

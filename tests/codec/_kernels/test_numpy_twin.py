@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cpsgd.codec import clip, pack, rotate
 from cpsgd.codec._kernels import _native, numpy_twin
-from cpsgd.codec.grid import Grid
+from cpsgd.codec.rounding import Grid
 from cpsgd.mechanisms import binomial
 from cpsgd.randomness import Keystream
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cpsgd.codec import rotate
-from cpsgd.codec.grid import Grid
+from cpsgd.codec.rounding import Grid
 from cpsgd.simulation.device import plain
 
 fused = pytest.importorskip("cpsgd.simulation.device.fused", reason="Triton is for Linux")

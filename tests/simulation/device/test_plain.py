@@ -6,7 +6,7 @@ import torch
 from scipy.stats import binom, chisquare
 
 from cpsgd.codec import rotate
-from cpsgd.codec.grid import Grid
+from cpsgd.codec.rounding import Grid
 from cpsgd.simulation.device import plain
 
 

@@ -60,15 +60,15 @@ Level choose_level() {
 #endif
       {"baseline", &cpsgd::baseline::kernels},
   };
-  const char* wish = std::getenv("CPSGD_SIMD");
+  const char* requested = std::getenv("CPSGD_SIMD");
   for (const Level& level : levels) {
-    if ((wish == nullptr || *wish == '\0' || level.name == std::string(wish)) &&
+    if ((requested == nullptr || *requested == '\0' || level.name == std::string(requested)) &&
         supported(level.name)) {
       return level;
     }
   }
   throw std::runtime_error(
-      "CPSGD_SIMD=" + std::string(wish) +
+      "CPSGD_SIMD=" + std::string(requested) +
       " is not a level this processor has; use baseline, avx2 or avx512, or unset it");
 }
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip, rotate, wire
-from cpsgd.codec.grid import Grid
+from cpsgd.codec.rounding import Grid
 from cpsgd.errors import EmptyError, ParameterError, VectorError
 from cpsgd.mechanisms.base import Coins
 from cpsgd.mechanisms.law import Normal
@@ -117,7 +117,7 @@ class DeviceRound:
             self._signs = carried(rotate.signs(protocol.dim, protocol.rotation_seed, round), self.device)
 
     def add(self, vectors: torch.Tensor) -> None:
-        """Adds the messages of some clients, a row each. The rows are overwritten.
+        """Adds the messages of some clients, one row per client. The rows are overwritten.
 
         Raises:
             VectorError: The rows do not have `dim` coordinates of float32 on the round's device.
@@ -223,7 +223,7 @@ class DeviceFloatMean:
         self.device = self._sums.device
 
     def add(self, vectors: torch.Tensor) -> None:
-        """Adds some clients' vectors, a row each."""
+        """Adds some clients' vectors, one row per client."""
         vectors = _rows(vectors, len(self._sums), self.device)
         self._sums += _clipped_sum(vectors, self._clip_norm)
         self.count += len(vectors)
