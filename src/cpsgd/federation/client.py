@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from cpsgd.errors import ParameterError, RoundError, RoundRefusedError, StageError, TrainFunctionError, WireError
 from cpsgd.federation.limits import Limits
-from cpsgd.federation.memory import Answered, Memory
 from cpsgd.federation.messages import Request
-from cpsgd.federation.signing import Signing
+from cpsgd.federation.settings import Answered, Memory, Signing
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import Invitation, SecureClient, Stage
 

@@ -15,7 +15,7 @@ from cpsgd import _validate
 from cpsgd.aggregator import Aggregator
 from cpsgd.errors import CpsgdError, ParameterError, SenderError, StageError, ThresholdError, WireError
 from cpsgd.federation.messages import OPENING, TRAINING, Request
-from cpsgd.federation.signing import session_identifier
+from cpsgd.federation.settings import session_identifier
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.planner import Plan
 from cpsgd.secagg import SecureParameters, SecureServer, Stage
