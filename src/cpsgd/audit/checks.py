@@ -61,7 +61,7 @@ class Played:
         name: What was played.
         law: What their sums should follow.
         slack: How far the codec's resolution may move an expected sum.
-        exact: The sums as they came out of the released means, a row a round.
+        exact: The sums as they came out of the released means, one row per round.
         times: When each round was played, from 0.
     """
 

@@ -62,7 +62,7 @@ class RoundLattice:
         return (np.clip(clipped @ self._rotation, -reach, reach) + reach) / self.protocol.scale
 
     def sums(self, means: NDArray[np.float32], count: int) -> Array:
-        """The sums of `count` clients' integers behind released means, a row each; integers but for float32."""
+        """The sums of `count` clients' integers behind released means, one row each; integers but for float32."""
         mechanism = self.protocol.mechanism
         return means.astype(np.float64) @ self._rotation * (count / mechanism.scale) + count * mechanism.centre
 
@@ -212,7 +212,7 @@ class Player:
         return SumLaw(self._protocol, [(self.lattice.points(vector), number) for vector, number in clients])
 
     def means(self, worlds: Sequence[Sequence[tuple[Vector, int]]]) -> NDArray[np.float32]:
-        """What is released in rounds with these clients, a row each."""
+        """What is released in rounds with these clients, one row each."""
         released = np.empty((len(worlds), self._protocol.dim), dtype=np.float32)
         for row, clients in zip(released, worlds, strict=True):
             server = self._start(self._protocol, self._round)

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from cpsgd.errors import ParameterError, SenderError, ShareError, StageError, ThresholdError
 from cpsgd.secagg import graph, identity, keys, masks, shamir, wire
-from cpsgd.secagg.advert import Advert
 from cpsgd.secagg.client import SEALED_BYTES, survivors_digest
 from cpsgd.secagg.parameters import SecureParameters
-from cpsgd.secagg.wire import Invitation, Kind, Session, Stage
+from cpsgd.secagg.wire import Advert, Invitation, Kind, Session, Stage
 
 _COMMITMENT_BYTES = 32
 
