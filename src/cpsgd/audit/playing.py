@@ -26,7 +26,7 @@ from cpsgd.protocol import Protocol
 
 # What float32 may do to a coordinate on its way through the codec, relative to the range of the levels.
 _FLOAT32 = 4e-6
-# Canaries are this many clip norms long. An honest client shortens them; one that forgets to is found out.
+# Canaries are this many clip norms long. An honest client shortens them; one that forgets to is detected.
 _LENGTH = 8.0
 # Where the rounding is looked at, clients lie this far above a level: any rounding but the random one moves the mean.
 _OFFSET = 0.45

@@ -5,13 +5,13 @@ Who may see what
 There is no server. Every worker adds its own share of noise, m coin flips per coordinate, before anything leaves it.
 
 * **A curious worker** knows its own noise and can subtract it from the sum. What protects the others from it is the
-  noise of the n - 1 others, so rounds are planned and accounted with `colluding=1` or more; c workers who put their
-  heads together are `colluding=c`. Outsiders, who see the trained model only, are covered as well.
+  noise of the n - 1 others, so rounds are planned and accounted with `colluding=1` or more; c workers who
+  collude are `colluding=c`. Outsiders, who see the trained model only, are covered as well.
 * **What travels.** An all-reduce is not secure aggregation: on the way, workers receive *partial* sums, with as little
   as one worker's noise in them. Workers are trusted to look at the result of the collective alone, and the links
   between them must be private. Where that is too much to ask, plan with `colluding=n - 1`: then each worker's own noise
   suffices, every message is (ε, δ)-private by itself, and it does not matter who sees what.
-* **Workers follow the protocol.** One that adds no noise, or wrong integers, is not found out.
+* **Workers follow the protocol.** One that adds no noise, or wrong integers, is not detected.
 * **A refusal is seen.** That a worker had no finite vector is told to all workers, as is any error that ends a run.
 
 What a run costs is proved for `rounds` rounds when it begins; the first of them cost no more than all.

@@ -104,7 +104,7 @@ class SecureParameters:
                 is chosen to be secure with so few.
 
         Raises:
-            InfeasibleError: Not even a complete graph stands this many dropouts and colluding clients.
+            InfeasibleError: Not even a complete graph tolerates this many dropouts and colluding clients.
         """
         n = _validate.integer("clients", clients, low=2, high=MAX_CLIENTS)
         fewest = max(2, n - graph.dropouts(n, dropout)) if surviving is None else surviving

@@ -64,7 +64,7 @@ class CpsgdStrategy(Strategy):
 
         Raises:
             ParameterError: Weighted averages were asked for, or the plan does not fit the way of summing.
-            InfeasibleError: The plan's dropouts and colluding clients are more than secure aggregation stands.
+            InfeasibleError: The plan's dropouts and colluding clients are more than secure aggregation tolerates.
         """
         if weighted_by_key is not None:
             raise ParameterError(
