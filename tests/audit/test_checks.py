@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import binom
 
 from cpsgd import Protocol
-from cpsgd.audit import checks, dependence
+from cpsgd.audit import checks
 from cpsgd.audit.checks import Check, Played
 from cpsgd.audit.law import SumLaw
 
@@ -66,9 +66,9 @@ def all_checks(exact: np.ndarray, numbers: np.ndarray, false_alarm: float) -> li
         checks.tails(played, [numbers], false_alarm),
         checks.remainders(played, false_alarm),
         checks.quiet(numbers, false_alarm),
-        dependence.coordinates(numbers, false_alarm),
-        dependence.rounds(numbers, false_alarm),
-        dependence.repeats(played, false_alarm),
+        checks.coordinates(numbers, false_alarm),
+        checks.rounds(numbers, false_alarm),
+        checks.repeats(played, false_alarm),
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpsgd.engines.lanes import Lanes
+from cpsgd.engines.allreduce import Lanes
 from cpsgd.errors import ParameterError
 
 

@@ -12,10 +12,9 @@ from cpsgd import Plan, Protocol
 from cpsgd.errors import CpsgdError
 from cpsgd.federation.client import ClientSession, SessionState
 from cpsgd.federation.limits import Limits
-from cpsgd.federation.memory import Memory
 from cpsgd.federation.messages import Request
 from cpsgd.federation.server import ServerSession
-from cpsgd.federation.signing import Signing
+from cpsgd.federation.settings import Memory, Signing
 from cpsgd.secagg import SecureParameters, SecureServer, Stage
 
 DIM, RUN = 40, "77"

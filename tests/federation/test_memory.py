@@ -8,7 +8,7 @@ import pytest
 
 from cpsgd import Plan
 from cpsgd.errors import RoundRefusedError, StageError
-from cpsgd.federation.memory import Answered, Memory
+from cpsgd.federation.settings import Answered, Memory
 from cpsgd.secagg import Stage
 
 from .local import Client, opening, plain

@@ -16,10 +16,9 @@ from cpsgd import Plan, plan
 from cpsgd.errors import RoundError, RoundRefusedError, SignatureError, StageError
 from cpsgd.federation.messages import Request
 from cpsgd.federation.server import ServerSession, Terms
-from cpsgd.federation.signing import Signing, session_identifier
+from cpsgd.federation.settings import Signing, session_identifier
 from cpsgd.secagg import SecureServer, Stage, wire
-from cpsgd.secagg.advert import Advert
-from cpsgd.secagg.wire import HEADER_BYTES, Invitation, Kind, Session
+from cpsgd.secagg.wire import HEADER_BYTES, Advert, Invitation, Kind, Session
 
 from .local import DIM, RUN, Client, carry
 from .silos import CLIENTS, VECTORS, Silos

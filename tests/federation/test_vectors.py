@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cpsgd.errors import ParameterError, VectorError
-from cpsgd.federation.vectors import Arrays, check_alike, flatten, unflatten
+from cpsgd.federation.messages import Arrays, check_alike, flatten, unflatten
 
 
 def model(dim: int) -> Arrays:

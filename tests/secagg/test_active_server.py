@@ -17,11 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cpsgd.errors import SecureAggregationError
 from cpsgd.secagg import SecureClient, keys, wire
-from cpsgd.secagg.advert import Advert
 from cpsgd.secagg.client import SEALED_BYTES, survivors_digest
 from cpsgd.secagg.identity import public_bytes
 from cpsgd.secagg.state import PAIR_BYTES
-from cpsgd.secagg.wire import HEADER_BYTES, Invitation, Kind, Session
+from cpsgd.secagg.wire import HEADER_BYTES, Advert, Invitation, Kind, Session
 
 from .rounds import parameters
 

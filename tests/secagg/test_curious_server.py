@@ -21,9 +21,8 @@ from cpsgd.errors import (
     ThresholdError,
 )
 from cpsgd.secagg import SecureClient, SecureParameters, Stage, shamir, wire
-from cpsgd.secagg.advert import Advert
 from cpsgd.secagg.client import SEALED_BYTES, survivors_digest
-from cpsgd.secagg.wire import Kind
+from cpsgd.secagg.wire import Advert, Kind
 
 from .rounds import FINGERPRINT, IDENTITIES, ROSTER, Round, new_round, parameters
 from .test_dropouts import subsets

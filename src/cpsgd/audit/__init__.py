@@ -7,11 +7,11 @@ sums follow the protocol's exact law. What is proved and what each check is for:
 
 from __future__ import annotations
 
+from cpsgd.audit.auditing import AuditReport as AuditReport
+from cpsgd.audit.auditing import Claim as Claim
 from cpsgd.audit.auditing import audit as audit
 from cpsgd.audit.bound import epsilon_lower_bound as epsilon_lower_bound
 from cpsgd.audit.checks import Check as Check
 from cpsgd.audit.playing import Encode as Encode
 from cpsgd.audit.playing import ServerHalf as ServerHalf
 from cpsgd.audit.playing import Start as Start
-from cpsgd.audit.report import AuditReport as AuditReport
-from cpsgd.audit.report import Claim as Claim

@@ -1,10 +1,11 @@
-"""The audit itself: plays rounds, attacks them, checks them, and compares what was found with what is claimed."""
+"""The audit itself: plays rounds, attacks them, checks them, and reports what was found beside what is claimed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +13,11 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.aggregator import Aggregator
-from cpsgd.audit import checks, dependence
+from cpsgd.audit import checks
 from cpsgd.audit.bound import Attacker, Promise, Rehearsal
-from cpsgd.audit.canaries import Canary, canaries_of, peculiar, resting, rounded
 from cpsgd.audit.checks import Check, Played
-from cpsgd.audit.lattice import Array
-from cpsgd.audit.law import LikelihoodRatio
-from cpsgd.audit.playing import Encode, Player, Start
-from cpsgd.audit.report import AuditReport, Claim
+from cpsgd.audit.law import Array, LikelihoodRatio
+from cpsgd.audit.playing import Canary, Encode, Player, Start, canaries_of, peculiar, resting, rounded
 from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.guarantees import Guarantee, guarantee
@@ -46,6 +44,85 @@ _RANDOM_CHECKS = 10
 _CURVE_POINTS = 200
 # Rounds to prepare an attack with, drawn from the law.
 _SIMULATED, _MAX_SIMULATED_NUMBERS = 40_000, 2**23
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed and what was found at one δ.
+
+    Attributes:
+        delta: δ.
+        claimed: ε that is proved, an upper bound.
+        found: ε that the attack proves, a lower bound that holds for all δ at once but for the audit's false-alarm
+            probability.
+    """
+
+    delta: float
+    claimed: float
+    found: float
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found.
+
+    Attributes:
+        claimed: The guarantee under audit.
+        lower_bound: ε at the guarantee's δ that the attack proves with `confidence`.
+        confidence: Of `lower_bound`.
+        claims: Claimed and found ε at several δ, the guarantee's first. These decide.
+        canary: The canary that did best.
+        promises: For every canary, ε that it promised when canaries were compared.
+        rounds: Rounds played in all.
+        attacked_rounds: Rounds behind the lower bounds.
+        surviving: Messages of a round.
+        false_alarm: Probability that honest code fails.
+        error_rates: The attacker's two error rates, (false alarms, misses), from one end to the other.
+        checks: The attack's verdict and the checks of the law.
+    """
+
+    claimed: Guarantee
+    lower_bound: float
+    confidence: float
+    claims: tuple[Claim, ...]
+    canary: str
+    promises: tuple[tuple[str, float], ...]
+    rounds: int
+    attacked_rounds: int
+    surviving: int
+    false_alarm: float
+    error_rates: tuple[tuple[float, float], ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing speaks against the claim."""
+        return all(check.passed for check in self.checks)
+
+    def claimed_misses(self, false_alarms: Array) -> Array:
+        """The claimed trade-off: the least share of misses at these shares of false alarms.
+
+        Of every (ε, δ) that is claimed, 1 - δ - e^ε α and e^-ε (1 - δ - α) (Dong, Roth and Su, "Gaussian Differential
+        Privacy", 2022, Proposition 3).
+        """
+        lines = [np.zeros_like(false_alarms)]
+        for claim in self.claims:
+            lines.append(1.0 - claim.delta - math.exp(claim.claimed) * false_alarms)
+            lines.append(math.exp(-claim.claimed) * (1.0 - claim.delta - false_alarms))
+        highest: Array = np.max(lines, axis=0)
+        return highest
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "passed": self.passed,
+            **vars(self),
+            "claimed": self.claimed.to_dict(),
+            "claims": [vars(claim) for claim in self.claims],
+            "promises": dict(self.promises),
+            "error_rates": [list(pair) for pair in self.error_rates],
+            "checks": [{**vars(check), "passed": check.passed} for check in self.checks],
+        }
 
 
 def audit(
@@ -127,6 +204,7 @@ def audit(
     ends = np.linspace(0, int(_FEW * rounds), len(vectors) + 1).astype(int)
     for (name, vector), number in zip(vectors.items(), np.diff(ends), strict=True):
         batches.append(player.play(f"few messages, {name}", [(vector, few)], int(number)))
+    privacy = Check("privacy", "largest excess of the ε found over the ε claimed", _excess(found), 0.0)
     return AuditReport(
         claimed=claimed,
         lower_bound=proved(delta, 1.0 - CONFIDENCE),
@@ -141,7 +219,7 @@ def audit(
         surviving=count,
         false_alarm=FALSE_ALARM,
         error_rates=_error_rates(scores, worlds),
-        checks=(_privacy(found), *_law_checks(batches, player.generator, share)),
+        checks=(privacy, *_law_checks(batches, player.generator, share)),
     )
 
 
@@ -212,11 +290,6 @@ def _claims(protocol: Protocol, claimed: Guarantee, count: int) -> list[tuple[fl
     return claims
 
 
-def _privacy(claims: Sequence[Claim]) -> Check:
-    """Whether the attack stays within every claim."""
-    return Check("privacy", "largest excess of the ε found over the ε claimed", _excess(claims), 0.0)
-
-
 def _excess(claims: Sequence[Claim]) -> float:
     """How far the attack goes beyond a claim at most; below zero where it stays within all."""
     # Nothing found where nothing is claimed is no near miss.
@@ -226,7 +299,7 @@ def _excess(claims: Sequence[Claim]) -> float:
 
 def _law_checks(batches: Sequence[Played], generator: np.random.Generator, share: float) -> list[Check]:
     uniforms = [batch.law.uniform(batch.sums, generator) for batch in batches]
-    ordered = dependence.in_order(batches, uniforms)
+    ordered = checks.in_order(batches, uniforms)
     return [
         checks.integers(batches),
         checks.unbiased(batches, share),
@@ -235,9 +308,9 @@ def _law_checks(batches: Sequence[Played], generator: np.random.Generator, share
         checks.tails(batches, uniforms, share),
         checks.remainders(batches, share),
         checks.quiet(ordered, share),
-        dependence.coordinates(ordered, share),
-        dependence.rounds(ordered, share),
-        dependence.repeats(batches, share),
+        checks.coordinates(ordered, share),
+        checks.rounds(ordered, share),
+        checks.repeats(batches, share),
     ]
 
 

@@ -84,7 +84,7 @@ class SumLaw:
         return product
 
     def remainders(self, divisor: int) -> Array:
-        """The probabilities of the remainders that a sum's distance from `first` leaves, a row a coordinate."""
+        """The probabilities of the remainders that a sum's distance from `first` leaves, one row per coordinate."""
         folded: Array = np.stack([self.mass[:, start::divisor].sum(axis=1) for start in range(divisor)], axis=1)
         return folded
 
@@ -106,14 +106,14 @@ class SumLaw:
         return gains
 
     def sample(self, rounds: int, generator: np.random.Generator) -> Integers:
-        """Sums of honest rounds, a row each, to prepare an attack with; no noise that protects anybody."""
+        """Sums of honest rounds, one row each, to prepare an attack with; no noise that protects anybody."""
         uniform = generator.random((self.mass.shape[0], rounds))
         drawn = [np.searchsorted(below, row, side="right") - 1 for below, row in zip(self._below, uniform, strict=True)]
         sums: Integers = self.first + np.array(drawn, dtype=np.int64).T
         return sums
 
     def uniform(self, sums: Integers, generator: np.random.Generator) -> Array:
-        """Sums, a row a round, as numbers that are independent and uniform on [0, 1] if the sums have this law.
+        """Sums, one row per round, as numbers that are independent and uniform on [0, 1] if the sums have this law.
 
         The distribution function is spread over each of its jumps by a random number of its own.
         """

@@ -1,22 +1,175 @@
-"""Plays rounds through the code under audit: every client encodes, the server adds up and releases."""
+"""What an audit plays: vectors by which neighbours differ most, through the code under audit, and back on the lattice.
+
+The lattice is computed apart from the code under audit: plain NumPy, in float64. A released mean is taken back to the
+integers whose sum it is: that is where the protocol's law is known exactly.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from typing import Protocol as Interface
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import hadamard
 
+from cpsgd.adjacency import Adjacency
 from cpsgd.audit.checks import Played
-from cpsgd.audit.lattice import RoundLattice
-from cpsgd.audit.law import SumLaw
+from cpsgd.audit.law import Array, SumLaw
+from cpsgd.codec import rotate
 from cpsgd.codec.clip import Vector
+from cpsgd.codec.grid import Grid
 from cpsgd.protocol import Protocol
 
+# What float32 may do to a coordinate on its way through the codec, relative to the range of the levels.
+_FLOAT32 = 4e-6
+# Canaries are this many clip norms long. An honest client shortens them; one that forgets to is detected.
+_LENGTH = 8.0
+# Where the rounding is looked at, clients lie this far above a level: any rounding but the random one moves the mean.
+_OFFSET = 0.45
+# Longer than any clip norm, and its square than any number of single precision; that precision still holds it.
+_HUGE = 1e37
+# Subnormal: shorter than what arithmetic keeps all digits of.
+_TINY = 1e-310
 # Rounds between two calls to say how far it is.
 _REPORTED = 100
+
+
+class RoundLattice:
+    """A protocol's rotation and levels in one round."""
+
+    def __init__(self, protocol: Protocol, round: int) -> None:
+        """Works out the rotation as a matrix."""
+        self.protocol = protocol
+        self._grid: Grid = protocol.mechanism.grid  # type: ignore[assignment]  # only integers are audited
+        self._rotation = np.eye(protocol.dim)
+        if protocol.rotate:
+            self._rotation = _rotation(protocol.dim, rotate.signs(protocol.dim, protocol.rotation_seed, round))
+
+    def unrotated(self, vector: Array) -> Array:
+        """The vector that the protocol rotates to this one."""
+        return self._rotation @ vector
+
+    def points(self, vector: Vector) -> Array:
+        """Where a client's vector lies between the levels: clipped, rotated, clipped to the range; 0 to k - 1."""
+        exact = vector.astype(np.float64)
+        norm = float(np.linalg.norm(exact))
+        clipped = exact * min(1.0, self.protocol.clip_norm / norm) if norm else exact
+        reach = self._grid.limit / self._grid.unit
+        return (np.clip(clipped @ self._rotation, -reach, reach) + reach) / self.protocol.scale
+
+    def sums(self, means: NDArray[np.float32], count: int) -> Array:
+        """The sums of `count` clients' integers behind released means, one row each; integers but for float32."""
+        mechanism = self.protocol.mechanism
+        return means.astype(np.float64) @ self._rotation * (count / mechanism.scale) + count * mechanism.centre
+
+    def slack(self, count: int) -> float:
+        """How far the codec's grid and float32 may move the expected sum of `count` clients, in levels."""
+        return count * (math.ldexp(1.0, -self._grid.fraction_bits) + _FLOAT32 * self.protocol.mechanism.levels)
+
+
+def _rotation(dim: int, signs: NDArray[np.uint8]) -> Array:
+    """The rotation of `cpsgd.codec.rotate` as a matrix that rows are multiplied by, from its definition."""
+    size = 1 << (dim.bit_length() - 1)
+    rest = dim - size
+    values = 1.0 - 2.0 * np.unpackbits(signs, bitorder="little")
+    transform = hadamard(size) / math.sqrt(size)
+
+    def block(first: int) -> Array:
+        matrix = np.eye(dim)
+        matrix[:size, :size] = values[first : first + size, None] * transform
+        return matrix
+
+    if rest == 0:
+        return block(0)
+    exchange = np.eye(dim)
+    exchange[:, [*range(rest), *range(size, dim)]] = exchange[:, [*range(size, dim), *range(rest)]]
+    return block(0) @ exchange @ block(max(16, size))
+
+
+# ---------------------------------------------------------------------- vectors
+
+
+@dataclass(frozen=True, eq=False)
+class Canary:
+    """A pair of neighbours: one client's vector in either world."""
+
+    name: str
+    zero: Array
+    one: Array
+
+
+def canaries_of(lattice: RoundLattice, adjacency: Adjacency) -> list[Canary]:
+    """The canaries of a protocol. Without rotation the rotated ones are the others, and left out.
+
+    The corner is always as far from its opposite as two neighbours can be: its coordinates, all alike, reach the norm's
+    and the range's limit together or whichever comes first.
+    """
+    dim = lattice.protocol.dim
+    one_hot, corner = np.eye(dim)[0], np.full(dim, 1.0 / math.sqrt(dim))
+    directions = {"one coordinate": one_hot, "spread": corner}
+    if lattice.protocol.rotate:
+        directions |= {
+            "one rotated coordinate": lattice.unrotated(one_hot),
+            "corner after rotation": lattice.unrotated(corner),
+        }
+    length = _LENGTH * lattice.protocol.clip_norm
+    return [
+        # Neighbours two radii apart are opposite each other, those one radius apart a vector and zero.
+        Canary(name, (1.0 - adjacency.reach) * length * direction, length * direction)
+        for name, direction in directions.items()
+    ]
+
+
+def resting(lattice: RoundLattice) -> Array:
+    """A vector for the clients who are not attacked: on the level next to zero, so that rounding hides nobody.
+
+    Zero itself, where that level is out of the norm's reach.
+    """
+    return _beside_zero(lattice, 0.0, within=1.0)
+
+
+def rounded(lattice: RoundLattice) -> Array:
+    """A vector well inside the norm's bound that lies between levels in every coordinate."""
+    return _beside_zero(lattice, _OFFSET, within=0.5)
+
+
+def peculiar(lattice: RoundLattice) -> dict[str, Vector]:
+    """Vectors by name that code may treat in a way of its own, and must not."""
+    dim, clip_norm = lattice.protocol.dim, lattice.protocol.clip_norm
+    constant = np.full(dim, clip_norm / math.sqrt(dim))
+    alternating = np.where(np.arange(dim) % 2, -1.0, 1.0)
+    last = np.eye(dim)[-1]
+    return {
+        "between levels": rounded(lattice),
+        "on levels": resting(lattice),
+        "zero": np.zeros(dim),
+        "constant, of the largest norm": constant,
+        "one-hot": clip_norm * last,
+        "one-hot after rotation": _LENGTH * clip_norm * lattice.unrotated(last),
+        "subnormal": _TINY * alternating,
+        "huge": lattice.unrotated(np.full(dim, _HUGE / math.sqrt(dim))),
+        "single precision": (0.5 * alternating * constant).astype(np.float32),
+    }
+
+
+def _beside_zero(lattice: RoundLattice, offset: float, within: float) -> Array:
+    """All rotated coordinates `offset` levels above the level at or below zero, if that is short enough."""
+    protocol = lattice.protocol
+    # With an even number of levels zero is halfway between two of them.
+    centre = 0.5 if protocol.mechanism.levels % 2 == 0 else 0.0
+    coordinate = (offset - centre) * protocol.scale
+    norm = abs(coordinate) * math.sqrt(protocol.dim)
+    allowed = within * protocol.clip_norm
+    if norm > allowed:
+        coordinate *= allowed / norm if offset else 0.0
+    return lattice.unrotated(np.full(protocol.dim, coordinate))
+
+
+# ---------------------------------------------------------------------- rounds
 
 
 class ServerHalf(Interface):
@@ -59,7 +212,7 @@ class Player:
         return SumLaw(self._protocol, [(self.lattice.points(vector), number) for vector, number in clients])
 
     def means(self, worlds: Sequence[Sequence[tuple[Vector, int]]]) -> NDArray[np.float32]:
-        """What is released in rounds with these clients, a row each."""
+        """What is released in rounds with these clients, one row each."""
         released = np.empty((len(worlds), self._protocol.dim), dtype=np.float32)
         for row, clients in zip(released, worlds, strict=True):
             server = self._start(self._protocol, self._round)

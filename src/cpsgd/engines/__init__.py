@@ -1,1 +1,1 @@
-"""Who carries the messages of a round."""
+"""Transports for rounds: Flower, and the all-reduce of PyTorch."""

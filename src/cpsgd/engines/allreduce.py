@@ -2,16 +2,16 @@
 
 Who may see what
 ----------------
-There is no server. Every worker adds its own share of noise, m coin flips a coordinate, before anything leaves it.
+There is no server. Every worker adds its own share of noise, m coin flips per coordinate, before anything leaves it.
 
 * **A curious worker** knows its own noise and can subtract it from the sum. What protects the others from it is the
-  noise of the n - 1 others, so rounds are planned and accounted with `colluding=1` or more; c workers who put their
-  heads together are `colluding=c`. Outsiders, who see the trained model only, are covered as well.
+  noise of the n - 1 others, so rounds are planned and accounted with `colluding=1` or more; c workers who
+  collude are `colluding=c`. Outsiders, who see the trained model only, are covered as well.
 * **What travels.** An all-reduce is not secure aggregation: on the way, workers receive *partial* sums, with as little
   as one worker's noise in them. Workers are trusted to look at the result of the collective alone, and the links
   between them must be private. Where that is too much to ask, plan with `colluding=n - 1`: then each worker's own noise
   suffices, every message is (ε, δ)-private by itself, and it does not matter who sees what.
-* **Workers follow the protocol.** One that adds no noise, or wrong integers, is not found out.
+* **Workers follow the protocol.** One that adds no noise, or wrong integers, is not detected.
 * **A refusal is seen.** That a worker had no finite vector is told to all workers, as is any error that ends a run.
 
 What a run costs is proved for `rounds` rounds when it begins; the first of them cost no more than all.
@@ -25,6 +25,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -34,7 +35,6 @@ from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import wire
-from cpsgd.engines.lanes import Lanes
 from cpsgd.errors import InfeasibleError, ParameterError, TransportError, WorkerError
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.planner.examples import check_participation
@@ -54,7 +54,7 @@ _RELEASE_SECONDS = 5.0
 
 
 class PrivateMean:
-    """The private mean of one vector a worker, by an all-reduce of integers, within a budget.
+    """The private mean of one vector per worker, by an all-reduce of integers, within a budget.
 
     Before integers are mixed, workers compare what they were set up with (protocol, budget, round), whether each has a
     finite vector, and whether the ledger pays, if there is one. Where anything is amiss all of them raise, and nothing
@@ -87,7 +87,7 @@ class PrivateMean:
         """Checks that the budget reaches to all rounds. Sends nothing.
 
         Args:
-            protocol: The parameters of every round, with one client a worker.
+            protocol: The parameters of every round, with one client per worker.
             epsilon: ε that all rounds together may cost.
             delta: δ of the guarantee, in total.
             rounds: Rounds that may be run, those before `first_round` included.
@@ -154,7 +154,7 @@ class PrivateMean:
 
     @property
     def bits_per_coordinate(self) -> float:
-        """Bits of payload a coordinate."""
+        """Bits of payload per coordinate."""
         return 8 * self.payload_bytes / self.protocol.dim
 
     @property
@@ -326,3 +326,69 @@ class PrivateMean:
         deadline = time.monotonic() + _RELEASE_SECONDS
         while sys.getrefcount(buffer) > held and time.monotonic() < deadline:
             time.sleep(1e-4)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Several small sums in one 64-bit integer: how `dim` digits below `radix` are laid out.
+
+    A collective adds integers of 8, 32 or 64 bits and knows nothing between. Where a coordinate's sum stays below R, c
+    coordinates share a lane as the digits Σ v_j R^j of a number below R^c <= 2^63: adding lanes adds the digits, and no
+    digit ever carries into the next. That takes 64/c bits per coordinate.
+
+    Attributes:
+        dim: d, how many digits.
+        radix: R; sums of digits must stay below it.
+
+    Example:
+        >>> lanes = Lanes(dim=5, radix=1000)
+        >>> lanes.digits, lanes.count, lanes.size_bytes
+        (6, 1, 8)
+        >>> one, two = (lanes.forward(np.array(v, np.uint32)) for v in ([1, 2, 3, 4, 5], [600, 0, 7, 0, 994]))
+        >>> lanes.backward(one + two).tolist()
+        [601, 2, 10, 4, 999]
+    """
+
+    dim: int
+    radix: int
+
+    def __post_init__(self) -> None:
+        _validate.integer("dim", self.dim, low=1)
+        _validate.integer("radix", self.radix, low=2, high=2**62)
+
+    @property
+    def digits(self) -> int:
+        """c, digits per lane."""
+        digits, power = 1, self.radix * self.radix
+        while power <= 2**63:
+            digits, power = digits + 1, power * self.radix
+        return digits
+
+    @property
+    def count(self) -> int:
+        """Lanes that hold all digits."""
+        return -(-self.dim // self.digits)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all lanes."""
+        return 8 * self.count
+
+    def forward(self, values: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """The lanes; digit j of lane i is value j · `count` + i."""
+        lanes = np.zeros(self.count, dtype=np.int64)
+        for start in reversed(range(0, self.dim, self.count)):
+            part = values[start : start + self.count]
+            lanes *= self.radix
+            lanes[: part.size] += part
+        return lanes
+
+    def backward(self, lanes: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """The digits of lanes, or of a sum of lanes."""
+        rest = lanes.astype(np.uint64)
+        values = np.empty(self.dim, dtype=np.uint64)
+        for start in range(0, self.dim, self.count):
+            part = values[start : start + self.count]
+            rest, digits = np.divmod(rest, np.uint64(self.radix))
+            part[:] = digits[: part.size]
+        return values

@@ -97,7 +97,7 @@ class ExampleGradients:
         """One round: every replica's `.grad` becomes the private sum over all workers' examples, over their number.
 
         Call it on all workers. The number divided by is the largest possible one, n · `examples`, because the real one
-        may be nobody's business.
+        may be private.
 
         Args:
             features: This worker's examples, at most `examples` of them.

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from cpsgd.errors import ParameterError, RoundError, RoundRefusedError, StageError, TrainFunctionError, WireError
 from cpsgd.federation.limits import Limits
-from cpsgd.federation.memory import Answered, Memory
 from cpsgd.federation.messages import Request
-from cpsgd.federation.signing import Signing
+from cpsgd.federation.settings import Answered, Memory, Signing
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import Invitation, SecureClient, Stage
 
@@ -256,7 +255,7 @@ def call_privately(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwar
 def _vector(train: Train, protocol: Protocol) -> NDArray[np.float32]:
     vector = train(protocol)
     if not np.isfinite(vector).all():
-        # Falling out of the round would tell the server something about the data that no guarantee covers.
+        # Dropping out of the round would tell the server something about the data that no guarantee covers.
         _log.error("The update is NaN or infinite somewhere. It counts as zero, and nobody is told.")
         return np.zeros_like(vector)
     return vector

@@ -75,7 +75,12 @@ class Limits:
         """
         if self.fingerprint is not None and protocol.fingerprint != self.fingerprint:
             raise FingerprintError("The server's protocol is not the one this client was set up for.")
-        _check_noise(protocol)
+        if protocol.mechanism.grid is None:
+            raise RoundRefusedError(
+                f"The server asks for the {protocol.name} protocol, which sends floats; only integers can be summed."
+            )
+        if not protocol.mechanism.is_noisy:
+            raise RoundRefusedError("The server's protocol adds no noise, so nothing would be private.")
         if not self.min_clients <= surviving <= protocol.clients:
             raise RoundRefusedError(
                 f"The server would release the sum of {surviving} of {protocol.clients} clients; this client asks for "
@@ -138,16 +143,6 @@ class Limits:
         """16 bytes that stand for the question `check` answers, so that the answer can be remembered."""
         text = f"cpsgd limits v1 {self!r} {protocol.fingerprint.hex()} {rounds} {surviving}"
         return hashlib.sha256(text.encode()).digest()[:16]
-
-
-def _check_noise(protocol: Protocol) -> None:
-    """Refuses what cannot be private, whatever the other limits are."""
-    if protocol.mechanism.grid is None:
-        raise RoundRefusedError(
-            f"The server asks for the {protocol.name} protocol, which sends floats; only integers can be summed."
-        )
-    if not protocol.mechanism.is_noisy:
-        raise RoundRefusedError("The server's protocol adds no noise, so nothing would be private.")
 
 
 def _example_level(protocol: Protocol, examples: int) -> Protocol:

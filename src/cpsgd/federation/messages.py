@@ -1,4 +1,6 @@
-"""`Request`: what a server asks of a client, as bytes.
+"""What travels: `Request`, which a server asks of a client, as bytes; and a model's arrays as one vector.
+
+A request is laid out like this:
 
 | bytes | field |
 |---|---|
@@ -17,7 +19,12 @@ secure aggregation, or without it the protocol's message, which both name their 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.codec import wire
@@ -28,6 +35,7 @@ from cpsgd.errors import (
     StageError,
     TrailingBytesError,
     TruncatedError,
+    VectorError,
     VersionError,
     WireError,
 )
@@ -45,6 +53,9 @@ OPENING = (Stage.UPLOAD, Stage.ADVERTISE)
 
 TRAINING = (Stage.UPLOAD, Stage.MASK)
 """The stages in which a client trains; the engine sends the model along."""
+
+Arrays = Mapping[str, NDArray[Any]]
+"""A model: its arrays by name, in an order that all sides keep."""
 
 MAX_PROTOCOL_BYTES = 1 << 16
 MAX_REQUEST_BYTES = 1 << 28
@@ -133,3 +144,44 @@ class Request:
         except UnicodeDecodeError:
             raise WireError("The request's protocol is not a text in UTF-8.") from None
         return cls(STAGES[stage], round, rounds, surviving, protocol, bytes(body[length:]), examples)
+
+
+# ---------------------------------------------------------------------- models
+
+
+def flatten(arrays: Arrays, dim: int) -> NDArray[np.float32]:
+    """All arrays one after the other as one vector.
+
+    Raises:
+        ParameterError: They are not float arrays of `dim` coordinates in all.
+    """
+    for name, array in arrays.items():
+        if array.dtype.kind != "f":
+            raise ParameterError(
+                f"The model's array {name!r} is of type {array.dtype}, and only floats can be averaged. Leave counters "
+                "and the like out of the arrays that travel."
+            )
+    size = sum(array.size for array in arrays.values())
+    if size != dim:
+        raise ParameterError(f"The model has {size} coordinates and the plan {dim}; plan with dim={size}.")
+    return np.concatenate([array.reshape(-1) for array in arrays.values()]).astype(np.float32)
+
+
+def unflatten(vector: NDArray[np.float32], like: Arrays) -> dict[str, NDArray[Any]]:
+    """The vector as arrays with the names, shapes and types of `like`."""
+    arrays, start = {}, 0
+    for name, array in like.items():
+        arrays[name] = vector[start : start + array.size].reshape(array.shape).astype(array.dtype)
+        start += array.size
+    return arrays
+
+
+def check_alike(found: Arrays, sent: Arrays) -> None:
+    """Refuses what a train function returned if its arrays are others than those it was sent.
+
+    Raises:
+        VectorError: Their names, order or shapes differ.
+    """
+    one, other = ([(name, array.shape) for name, array in arrays.items()] for arrays in (found, sent))
+    if one != other:
+        raise VectorError("The train function returned other arrays (names, order or shapes) than it was sent.")

@@ -15,7 +15,7 @@ from cpsgd import _validate
 from cpsgd.aggregator import Aggregator
 from cpsgd.errors import CpsgdError, ParameterError, SenderError, StageError, ThresholdError, WireError
 from cpsgd.federation.messages import OPENING, TRAINING, Request
-from cpsgd.federation.signing import session_identifier
+from cpsgd.federation.settings import session_identifier
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.planner import Plan
 from cpsgd.secagg import SecureParameters, SecureServer, Stage
@@ -44,7 +44,7 @@ class Terms:
             more. It protects clients that have the same roster; those without one refuse.
         ledger: Where every round's cost is written down before its mean is handed out.
         population: The ledger's name of the clients; needed with a ledger.
-        engine: The ledger's name of what carries the rounds.
+        engine: The ledger's name of the transport.
     """
 
     plan: Plan
@@ -78,13 +78,13 @@ class Terms:
             self.parameters(0, plan.protocol.clients)
 
     def parameters(self, round: int, clients: int) -> SecureParameters:
-        """What a round of secure aggregation with so many clients agrees on; it stands the dropouts the plan stands.
+        """What a round of secure aggregation with so many clients agrees on; it tolerates the plan's dropouts.
 
         With a roster all are each other's neighbours, however many they are.
 
         Raises:
             ParameterError: The plan was not made for secure aggregation.
-            InfeasibleError: So many dropouts and colluding clients are more than secure aggregation stands.
+            InfeasibleError: So many dropouts and colluding clients are more than secure aggregation tolerates.
         """
         found = SecureParameters.for_protocol(
             self.plan.protocol,
@@ -136,7 +136,7 @@ class RoundReport(Generic[Node]):
         released: Whether a mean came of it.
         reason: Why not, where not.
         survivors: Clients whose updates are in the sum.
-        dropped: Nodes that fell out on the way, and why.
+        dropped: Nodes that dropped out on the way, and why.
         stages: At which stage they did.
         metrics: Of a released round, the plain mean of each metric over the nodes that sent it; no guarantee covers
             them.
@@ -223,7 +223,7 @@ class ServerSession(Generic[Node]):
     def receive(self, node: Node, reply: bytes, metrics: Mapping[str, object] | None = None) -> None:
         """Takes a node's answer; that it is from this node, the engine must know.
 
-        Of `metrics`, where clients train, single finite numbers are kept, up to a sane number of them.
+        Of `metrics`, where clients train, single finite numbers are kept, at most 100 of them.
 
         Raises:
             CpsgdError: It is refused and nothing was changed. The node may answer properly as long as the stage is

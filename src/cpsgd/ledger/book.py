@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
 from types import TracebackType
@@ -271,7 +272,9 @@ class Ledger:
             for row in storage.rows_after(connection, 0):
                 fresh.apply(*row)
         with self._lock:
-            self._continues(fresh.hashes)
+            last = self._state.head.number
+            if last >= 0:
+                self._check_continues(fresh.hashes[last : last + 1])
         if head is not None:
             wanted = str(head).strip().lower().rpartition(":")[2]
             if wanted not in fresh.hashes:
@@ -339,11 +342,7 @@ class Ledger:
             storage.check_pages(connection)
         rows = storage.rows_after(connection, max(last, 0))
         if last >= 0:
-            row = next(rows, None)
-            if row is None or row[2] != self._state.head.hash:
-                raise LedgerChainError(
-                    f"{self.path} no longer continues what was read from it before: records that were there are gone."
-                )
+            self._check_continues([row[2] for row in islice(rows, 1)])
         self._learn(rows)
 
     def _learn(self, rows: Iterable[storage.Row]) -> None:
@@ -351,9 +350,9 @@ class Ledger:
         for row in rows:
             self._state.apply(*row)
 
-    def _continues(self, hashes: Sequence[str]) -> None:
-        head = self._state.head
-        if head.number >= 0 and (len(hashes) <= head.number or hashes[head.number] != head.hash):
+    def _check_continues(self, found: list[Any]) -> None:
+        """Refuses a file in which these hashes stand where the last record was."""
+        if found != [self._state.head.hash]:
             raise LedgerChainError(
                 f"{self.path} no longer continues what was read from it before: records that were there are gone."
             )

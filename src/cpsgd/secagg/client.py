@@ -22,10 +22,9 @@ from cpsgd.errors import (
     ThresholdError,
 )
 from cpsgd.secagg import graph, identity, keys, masks, shamir, wire
-from cpsgd.secagg.advert import Advert
 from cpsgd.secagg.parameters import SecureParameters
 from cpsgd.secagg.state import PAIR_BYTES, ClientState
-from cpsgd.secagg.wire import Invitation, Kind, Session, Stage
+from cpsgd.secagg.wire import Advert, Invitation, Kind, Session, Stage
 
 SEALED_BYTES = PAIR_BYTES + keys.TAG_BYTES
 

@@ -18,6 +18,7 @@ MAX_CLIENTS = 2**20
 MAX_BITS = 32
 FINGERPRINT_BYTES = 16
 _LAYOUT = struct.Struct("<IIBIII16sQ")
+_ORDER = ("clients", "dim", "bits", "neighbours", "threshold", "surviving", "fingerprint", "round")
 PARAMETERS_BYTES = _LAYOUT.size
 
 
@@ -27,7 +28,7 @@ class SecureParameters:
 
     Attributes:
         clients: n, the clients invited; they are numbered 0..n-1.
-        dim: d, integers a client contributes.
+        dim: d, integers per client.
         bits: b; sums are taken modulo 2^b.
         neighbours: k, clients each client shares masks with: n - 1 (all others), or an even number below that.
         threshold: t, how many of the k + 1 shares of a secret (one stays with its owner) give the secret.
@@ -103,7 +104,7 @@ class SecureParameters:
                 is chosen to be secure with so few.
 
         Raises:
-            InfeasibleError: Not even a complete graph stands this many dropouts and colluding clients.
+            InfeasibleError: Not even a complete graph tolerates this many dropouts and colluding clients.
         """
         n = _validate.integer("clients", clients, low=2, high=MAX_CLIENTS)
         fewest = max(2, n - graph.dropouts(n, dropout)) if surviving is None else surviving
@@ -173,16 +174,7 @@ class SecureParameters:
 
     def to_bytes(self) -> bytes:
         """All fields, in 45 bytes."""
-        return _LAYOUT.pack(
-            self.clients,
-            self.dim,
-            self.bits,
-            self.neighbours,
-            self.threshold,
-            self.surviving,
-            self.fingerprint,
-            self.round,
-        )
+        return _LAYOUT.pack(*(getattr(self, name) for name in _ORDER))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -193,17 +185,7 @@ class SecureParameters:
         """
         if len(data) != PARAMETERS_BYTES:
             raise MessageError(f"Parameters take {PARAMETERS_BYTES} bytes, got {len(data)}.")
-        clients, dim, bits, neighbours, threshold, surviving, fingerprint, round = _LAYOUT.unpack(data)
         try:
-            return cls(
-                clients=clients,
-                dim=dim,
-                bits=bits,
-                neighbours=neighbours,
-                threshold=threshold,
-                fingerprint=fingerprint,
-                round=round,
-                surviving=surviving,
-            )
+            return cls(**dict(zip(_ORDER, _LAYOUT.unpack(data), strict=True)))
         except ParameterError as error:
             raise MessageError(f"The parameters are not valid: {error}") from None

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from cpsgd.errors import ParameterError, SenderError, ShareError, StageError, ThresholdError
 from cpsgd.secagg import graph, identity, keys, masks, shamir, wire
-from cpsgd.secagg.advert import Advert
 from cpsgd.secagg.client import SEALED_BYTES, survivors_digest
 from cpsgd.secagg.parameters import SecureParameters
-from cpsgd.secagg.wire import Invitation, Kind, Session, Stage
+from cpsgd.secagg.wire import Advert, Invitation, Kind, Session, Stage
 
 _COMMITMENT_BYTES = 32
 
@@ -240,10 +239,9 @@ class SecureServer:
 
     def _viable(self, answered: set[int]) -> frozenset[int]:
         """Who can go on: those with enough of their neighbourhood left, of whom this is again true."""
-        members, removed = frozenset(answered), True
-        while removed:
-            removed_now = {c for c in members if len(self._within(c, members)) + 1 < self.parameters.threshold}
-            members, removed = members - removed_now, bool(removed_now)
+        members = frozenset(answered)
+        while lonely := {c for c in members if len(self._within(c, members)) + 1 < self.parameters.threshold}:
+            members -= lonely
         if len(members) < self.parameters.surviving:
             raise ThresholdError(
                 f"{len(answered)} clients answered, of whom {len(members)} have enough neighbours left; "

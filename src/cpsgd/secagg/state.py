@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from cpsgd.errors import MessageError, SecureVersionError
 from cpsgd.secagg import keys, shamir, wire
-from cpsgd.secagg.advert import Advert
-from cpsgd.secagg.wire import Invitation, Stage
+from cpsgd.secagg.wire import Advert, Invitation, Stage
 
 _MAGIC = b"cpsk"
 _VERSION = 1

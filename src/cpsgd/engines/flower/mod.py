@@ -1,24 +1,32 @@
-"""`cpsgd_mod`: the client's side. Wraps a train function; what leaves the client is one private, masked vector."""
+"""The client's side: `cpsgd_mod` wraps a train function, and what leaves the client is one private, masked vector.
+
+`silo_sum` is what a silo's train function returns where single examples are protected.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
+from cpsgd import _validate
 from cpsgd.engines.flower import records
 from cpsgd.engines.flower.records import RECORD, STATE
 from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
-from cpsgd.federation import vectors
 from cpsgd.federation.client import ClientSession, call_privately
 from cpsgd.federation.limits import Limits
-from cpsgd.federation.memory import Memory
-from cpsgd.federation.signing import Signing
+from cpsgd.federation.messages import Arrays, check_alike, flatten, unflatten
+from cpsgd.federation.settings import Memory, Signing
 from cpsgd.protocol import Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from cpsgd.learning.gradients import Loss
 
 
 def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limits: Any) -> Mod:
@@ -69,14 +77,14 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
 
         def train(protocol: Protocol) -> NDArray[np.float32]:
             sent = _model(message, StageError("Expected one model in the server's message."))
-            start = vectors.flatten(sent, protocol.dim)
+            start = flatten(sent, protocol.dim)
             # The train function sees what was accepted here, not what the server wrote.
             accepted = ConfigRecord({"clip-norm": protocol.clip_norm, "examples": agreed.examples or 0})
             message.content = RecordDict({**dict(message.content.items()), RECORD: accepted})
             replies.append(_call(call_next, message, context))
             found = _model(replies[0], VectorError("Expected the train function to return one ArrayRecord."))
-            vectors.check_alike(found, sent)
-            vector = vectors.flatten(found, protocol.dim)
+            check_alike(found, sent)
+            vector = flatten(found, protocol.dim)
             return vector - start if agreed.examples is None else vector
 
         try:
@@ -90,7 +98,47 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
     return mod
 
 
-def _model(message: Message, error: CpsgdError) -> vectors.Arrays:
+def silo_sum(
+    message: Message,
+    model: torch.nn.Module,
+    loss: Loss,
+    features: NDArray[np.float32],
+    labels: NDArray[np.int64],
+) -> ArrayRecord:
+    """The sum of the examples' clipped gradients, for a train function under `cpsgd_mod(examples=...)`.
+
+    What each gradient is clipped to follows from the protocol that the mod has accepted. Of more examples than
+    `examples` the first ones count.
+
+    Args:
+        message: The train function's message, as the mod hands it over.
+        model: The model with the server's parameters in it.
+        loss: From a model's outputs and the labels to their mean loss.
+        features: The silo's examples, one per row.
+        labels: Their classes.
+
+    Returns:
+        The sum, named like the model's trainable parameters: the reply's one ArrayRecord, and nothing else's.
+
+    Raises:
+        ParameterError: The train function does not run under `cpsgd_mod(examples=...)`.
+    """
+    from cpsgd.learning.datasets.base import Batch
+    from cpsgd.learning.examples import ExampleSums
+    from cpsgd.learning.gradients import ClientUpdates, trainable
+
+    accepted = message.content.config_records.get(RECORD) or ConfigRecord()
+    examples, clip_norm = accepted.get("examples"), accepted.get("clip-norm")
+    if not isinstance(examples, int) or examples < 1:
+        raise ParameterError("silo_sum needs a train function with mods=[cpsgd_mod(examples=...)].")
+    sums = ExampleSums(ClientUpdates(model, loss), _validate.positive("clip_norm", clip_norm), examples)
+    batch = Batch(features, labels, np.array([len(labels)], dtype=np.int64))
+    (vector,) = next(iter(sums.chunks(batch)))
+    like = {name: np.empty(parameter.shape, np.float32) for name, parameter in trainable(model).items()}
+    return records.make_arrays(unflatten(vector, like))
+
+
+def _model(message: Message, error: CpsgdError) -> Arrays:
     found = list(message.content.array_records.values())
     if len(found) != 1:
         raise error

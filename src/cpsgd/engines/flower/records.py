@@ -8,8 +8,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from cpsgd.errors import StageError, VersionError, WireError
-from cpsgd.federation.messages import VERSION
-from cpsgd.federation.vectors import Arrays
+from cpsgd.federation.messages import VERSION, Arrays
 
 RECORD = "cpsgd"  # our record in messages, in replies and in a client's state
 REQUEST = "request"  # the bytes in a message; beside them stands the version, which release 0.1.0 reads as well

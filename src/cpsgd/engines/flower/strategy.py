@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.engines.flower import records
 from cpsgd.errors import CpsgdError, ParameterError
-from cpsgd.federation import vectors
-from cpsgd.federation.messages import TRAINING
+from cpsgd.federation.messages import TRAINING, flatten, unflatten
 from cpsgd.federation.server import RoundReport as RoundReport
 from cpsgd.federation.server import ServerSession, Terms
 from cpsgd.planner import Plan
@@ -65,7 +64,7 @@ class CpsgdStrategy(Strategy):
 
         Raises:
             ParameterError: Weighted averages were asked for, or the plan does not fit the way of summing.
-            InfeasibleError: The plan's dropouts and colluding clients are more than secure aggregation stands.
+            InfeasibleError: The plan's dropouts and colluding clients are more than secure aggregation tolerates.
         """
         if weighted_by_key is not None:
             raise ParameterError(
@@ -104,7 +103,7 @@ class CpsgdStrategy(Strategy):
         if evaluate_config is not None:
             raise ParameterError("Clients are not asked to evaluate: what they measure is outside the guarantee.")
         self._timeout = _validate.positive("timeout", timeout)
-        vectors.flatten(records.read_arrays(initial_arrays), self.plan.protocol.dim)
+        flatten(records.read_arrays(initial_arrays), self.plan.protocol.dim)
         return super().start(grid, initial_arrays, num_rounds, timeout, train_config, None, evaluate_fn)
 
     def configure_train(
@@ -122,7 +121,7 @@ class CpsgdStrategy(Strategy):
             raise ParameterError("aggregate_train follows configure_train.")
         (arrays, config, grid), self._open = self._open, None
         before = records.read_arrays(arrays)
-        model = vectors.flatten(before, self.plan.protocol.dim)
+        model = flatten(before, self.plan.protocol.dim)
         session = ServerSession(self._terms, server_round, self._nodes(grid), run=str(grid.run.run_id))
         self.reports.append(session.report)
         config["server-round"] = server_round
@@ -136,7 +135,7 @@ class CpsgdStrategy(Strategy):
             vector = np.asarray(self._apply(model, mean, server_round), dtype=np.float32)
             if vector.shape != mean.shape:
                 raise ParameterError(f"Expected apply to return {len(mean)} numbers, got shape {vector.shape}.")
-            following = records.make_arrays(vectors.unflatten(vector, before))
+            following = records.make_arrays(unflatten(vector, before))
         size = max(report.upload_bytes.values(), default=0)
         figures = {"released": int(report.released), "survivors": report.survivors, "upload-bytes": size}
         return following, MetricRecord(

@@ -7,8 +7,7 @@ import pytest
 
 from cpsgd import Aggregator, Protocol
 from cpsgd.adjacency import Adjacency
-from cpsgd.audit.canaries import canaries_of, peculiar, resting, rounded
-from cpsgd.audit.lattice import RoundLattice
+from cpsgd.audit.playing import RoundLattice, canaries_of, peculiar, resting, rounded
 from cpsgd.codec import pipeline, rotate
 from cpsgd.codec.rounding import Grid
 

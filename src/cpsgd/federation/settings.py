@@ -1,0 +1,208 @@
+"""What a client's operator sets, and no server: files on the client's machine with its memory, identity and roster.
+
+**Memory.** An engine keeps a client's state for one run only, and who starts the next run is the server. A limit over
+all runs therefore needs a place that is the client's own. Nor is an engine's state a place for what may happen once
+only. Flower, for one, stores it after an answer has left, and a SuperLink that fails one of its SuperNode's calls at
+the right time makes it run several ClientApps at once, all from the same state. What is written to the memory was
+written before the answer, under a lock: a line for each stage that was answered. A line has three words: the run, the
+round, and the digest of what was agreed to (in hexadecimal) for a round in which something about the data left, or the
+name of another stage that was answered. Release 0.1.0 wrote the same.
+
+**Identity and roster.** A roster makes clients independent of what the server says about who they are. Each checks by
+itself that the keys it is given are signed by people on the roster, by each of them once, for this run, this round and
+the number in it. Which number the server gives to whom is then all the same. What each signs it signs once, for which
+it needs its memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BufferedRandom
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from cpsgd.errors import CpsgdError, IdentityFileError, RoundRefusedError, StageError
+from cpsgd.federation.messages import STAGES
+from cpsgd.secagg import Invitation, Stage, read_identity, read_roster
+from cpsgd.secagg.identity import public_bytes
+
+# The settings that name the files of a client's memory, of its private key, and of everybody's public keys.
+MEMORY_KEY = "cpsgd-memory"
+IDENTITY_KEY = "cpsgd-identity"
+ROSTER_KEY = "cpsgd-roster"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A round that was answered.
+
+    Attributes:
+        run: The engine's name of the run.
+        round: Number of the round.
+        digest: Of the protocol and limits that it was accepted with, in hexadecimal.
+    """
+
+    run: str
+    round: int
+    digest: str
+
+
+class Memory:
+    """The file. Lines are only ever added; a file that cannot be read or written refuses every round."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens nothing yet."""
+        self._path = path
+
+    @classmethod
+    def of(cls, settings: Mapping[str, object]) -> Memory | None:
+        """The memory that a client's operator has set, or None."""
+        path = settings.get(MEMORY_KEY)
+        if path is None:
+            return None
+        if not isinstance(path, str) or not path:
+            raise RoundRefusedError(f"This client's {MEMORY_KEY} is not the name of a file.")
+        return cls(Path(path))
+
+    def rounds(self) -> list[Answered]:
+        """The rounds answered so far."""
+        with self._opened() as file:
+            return _read(file)[0]
+
+    def add(self, answered: Answered, permit: Callable[[list[Answered]], None]) -> int:
+        """Writes a round down, if `permit` lets it with those before; returns how many there are then."""
+        with self._opened() as file:
+            before, _ = _read(file)
+            permit(before)
+            _write(file, f"{answered.run} {answered.round} {answered.digest}")
+            return len(before) + 1
+
+    def once(self, run: str, round: int, stage: Stage) -> None:
+        """Writes down that a stage of a round will be answered, one that takes nothing from the data.
+
+        Raises:
+            StageError: It was before.
+        """
+        line = f"{run} {round} {stage.value}"
+        with self._opened() as file:
+            if line in _read(file)[1]:
+                raise StageError(
+                    f"This client has answered stage {stage.value!r} of round {round} of this run already."
+                )
+            _write(file, line)
+
+    @contextmanager
+    def _opened(self) -> Iterator[BufferedRandom]:
+        """The file, locked against other processes of this client."""
+        import fcntl
+
+        try:
+            with self._path.open("a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield file
+        except CpsgdError:
+            raise
+        except (OSError, ValueError) as error:
+            # The server is told this text, so it names no path and quotes nothing.
+            raise RoundRefusedError(f"This client cannot read or write its memory ({type(error).__name__}).") from None
+
+
+def _write(file: BufferedRandom, line: str) -> None:
+    file.write(f"{line}\n".encode())
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _read(file: BufferedRandom) -> tuple[list[Answered], set[str]]:
+    """The rounds that were answered, and the lines about other stages as they are."""
+    file.seek(0)
+    text = file.read().decode("ascii")
+    if text and not text.endswith("\n"):
+        raise ValueError("The last line is incomplete.")
+    rounds: list[Answered] = []
+    stages: set[str] = set()
+    for line in text.split("\n")[:-1]:
+        run, round, last = line.split(" ")
+        if last in STAGES:
+            stages.add(line)
+        else:
+            rounds.append(Answered(run, int(round), bytes.fromhex(last).hex()))
+    return rounds, stages
+
+
+# ---------------------------------------------------------------------- identity and roster
+
+
+def session_identifier(run: str, round: int) -> bytes:
+    """The 16 bytes that stand for one signed round of one run.
+
+    Not the server's choice: a client's memory lets it enter a round of a run once, so what it signs belongs to one
+    attempt only.
+    """
+    return hashlib.sha256(f"cpsgd session {run} {round}".encode()).digest()[:16]
+
+
+@dataclass(frozen=True)
+class Signing:
+    """What a client signs with, and whose signatures it takes; nothing of either without a roster."""
+
+    identity: Ed25519PrivateKey | None = field(default=None, repr=False)
+    roster: frozenset[bytes] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, object]) -> Signing:
+        """What a client's operator has set.
+
+        Raises:
+            RoundRefusedError: A file is missing or cannot be used, or the identity is not on the roster, or there is no
+                memory.
+        """
+        paths = [settings.get(key) for key in (IDENTITY_KEY, ROSTER_KEY)]
+        if paths == [None, None]:
+            return cls()
+        if not all(isinstance(path, str) and path for path in paths):
+            raise RoundRefusedError(f"This client needs both {IDENTITY_KEY} and {ROSTER_KEY}, each the name of a file.")
+        if settings.get(MEMORY_KEY) is None:
+            raise RoundRefusedError(
+                f"This client has a roster and needs {MEMORY_KEY} as well: it could be made to sign twice without."
+            )
+        try:
+            identity, roster = read_identity(Path(str(paths[0]))), read_roster(Path(str(paths[1])))
+        except (IdentityFileError, OSError, ValueError) as error:
+            # The server is told this text, so it names no path and quotes nothing.
+            raise RoundRefusedError(
+                f"This client cannot use its identity or its roster ({type(error).__name__})."
+            ) from None
+        if public_bytes(identity) not in roster:
+            raise RoundRefusedError("This client's identity is not on its own roster.")
+        return cls(identity, roster)
+
+    def check(self, invitation: Invitation, run: str, round: int) -> None:
+        """Refuses, with a roster, what an active server could make use of.
+
+        Raises:
+            RoundRefusedError: The round is not signed, not of this run, not for everybody on the roster, or on a graph
+                in which a client sees only some of the signatures.
+        """
+        if self.roster is None:
+            return
+        session = invitation.session
+        if not session.signed:
+            raise RoundRefusedError(
+                "This client has a roster, and the server asks for a round without signatures: give it to the server, "
+                "too."
+            )
+        clients, neighbours = session.parameters.clients, session.parameters.neighbours
+        if clients != len(self.roster):
+            raise RoundRefusedError(
+                f"The server's round is for {clients} clients, and {len(self.roster)} are on this client's roster."
+            )
+        if neighbours != clients - 1:
+            raise RoundRefusedError("The server would show this client the signatures of some of the others only.")
+        if session.identifier != session_identifier(run, round):
+            raise RoundRefusedError("The server's session is not that of this run and round.")
