@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cpsgd.codec.grid import Grid
 
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline
+from cpsgd.codec.rounding import Grid
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
