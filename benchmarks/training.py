@@ -44,7 +44,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3, help="rounds of each kind, of which the best counts")
     options = arguments.parse_args()
     data = population()
-    table = Table("clients", "private s", "non-private s", "ratio", "data s", "µs a client", "peak MiB")
+    table = Table("clients", "private s", "non-private s", "ratio", "data s", "µs per client", "peak MiB")
     for cohort in (size for size in COHORTS if size <= options.largest):
         private = plan(clients=cohort, dim=51_370, epsilon=2.0 * 10_000 / min(cohort, 10_000), delta=1e-9, bits=5)
         contenders = [
