@@ -175,7 +175,7 @@ def cost_rows(turns: int) -> list[dict[str, float]]:
 
 def print_report(times: dict[str, float], many: dict[str, float], rows: list[dict[str, float]]) -> None:
     table = Table(title=f"Cost against the number of clients (10 % drop out, 5 % collude; d = 2^20, b = {BITS})")
-    for heading in ("clients", "neighbours", "threshold", "insecure", "masks a client"):
+    for heading in ("clients", "neighbours", "threshold", "insecure", "masks per client"):
         table.add_column(heading, justify="right")
     for heading in ("complete graph", "client ms", "extra bytes", "server's masks"):
         table.add_column(heading, justify="right")
@@ -193,13 +193,13 @@ def print_report(times: dict[str, float], many: dict[str, float], rows: list[dic
         )
     console.print(table)
     console.print(
-        "insecure: bound on the probability, a round; complete graph: masks a client would need there; "
+        "insecure: bound on the probability, per round; complete graph: masks a client would need there; "
         "extra bytes: sent by a client beside its integers; server's masks: to remove at the end."
     )
     ours, flower = times["cpsgd"], times["flower"]
     console.print(
         f"Masking at d = 2^20, b = {BITS}, {NEIGHBOURS} neighbours, processor time: "
-        f"cpsgd {1e3 * ours:.1f} ms ({1e9 * ours / DIM:.1f} ns a coordinate), "
+        f"cpsgd {1e3 * ours:.1f} ms ({1e9 * ours / DIM:.1f} ns per coordinate), "
         f"Flower's SecAgg+ {1e3 * flower:.1f} ms ({1e9 * flower / DIM:.1f} ns)."
     )
     console.print(
