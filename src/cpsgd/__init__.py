@@ -15,4 +15,4 @@ from cpsgd.privacy import Guarantee as Guarantee
 from cpsgd.privacy import guarantee as guarantee
 from cpsgd.protocol import Protocol as Protocol
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
