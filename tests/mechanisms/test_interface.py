@@ -16,7 +16,7 @@ from scipy import stats
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import MECHANISMS, Binomial, Gaussian, Mechanism
+from cpsgd.mechanisms import MECHANISMS, Binomial, Gaussian, Mechanism, Skellam
 from cpsgd.mechanisms.law import Law, Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
@@ -27,6 +27,7 @@ EXAMPLES: dict[str, list[Mechanism]] = {
         Binomial(levels=5, trials=30, p=0.3, coordinate_range=0.4),  # inversion
     ],
     "gaussian": [Gaussian(sigma=0.7)],
+    "skellam": [Skellam(levels=4, variance=5.0, coordinate_range=0.5)],
 }
 """Every mechanism by its name, in each of its kinds."""
 

@@ -11,12 +11,14 @@ from cpsgd.mechanisms.base import ExpectedError as ExpectedError
 from cpsgd.mechanisms.base import Mechanism as Mechanism
 from cpsgd.mechanisms.binomial import Binomial as Binomial
 from cpsgd.mechanisms.gaussian import Gaussian as Gaussian
+from cpsgd.mechanisms.skellam import Skellam as Skellam
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     mechanism.name: mechanism
     for mechanism in (
         Binomial,
         Gaussian,
+        Skellam,
     )
 }
 """All mechanisms, by name."""

@@ -1,0 +1,336 @@
+"""Skellam noise: its law, sampler and certificates, and that nothing else had to learn about it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from cpsgd import Aggregator, Protocol, guarantee, plan
+from cpsgd.audit import audit
+from cpsgd.codec import pack, pipeline, wire
+from cpsgd.errors import ConditionError, ParameterError, RoundRefusedError
+from cpsgd.federation.limits import Limits
+from cpsgd.ledger import Budget, Ledger, RoundEvent
+from cpsgd.mechanisms import MECHANISMS, Skellam
+from cpsgd.mechanisms.skellam import SkellamLaw, table, truncation
+from cpsgd.planner import modulus
+from cpsgd.privacy import certified_epsilon, guarantee_over_rounds, renyi_certificate
+from cpsgd.randomness import Keystream
+from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage
+from cpsgd.simulation.cpu import RoundSimulator
+
+# Each statistical test raises a false alarm with this probability over seeds; the seed is fixed.
+FALSE_ALARM = 1e-7
+
+
+def exact_mass(variance: float, z: int) -> mpmath.mpf:
+    """e^-v I_z(v) with thirty digits: (v/2)^z/z! times a series of positive terms."""
+    with mpmath.workdps(30):
+        half, z = mpmath.mpf(variance) / 2, abs(z)
+        term = total = mpmath.mpf(1)
+        k = 0
+        while term > total * mpmath.mpf("1e-31") or k < half:
+            k += 1
+            term *= half * half / (k * (k + z))
+            total += term
+        return total * half**z / mpmath.factorial(z) * mpmath.exp(-2 * half)
+
+
+# ---------------------------------------------------------------------- the law
+
+
+@pytest.mark.parametrize(("parts", "each"), [(1, 0.01), (1, 1.0), (10, 1.5), (7, 30.0), (1000, 2.5)])
+@pytest.mark.parametrize("nats", [3.0, 40.0, 200.0])
+def test_the_window_is_within_its_stated_error(parts: int, each: float, nats: float) -> None:
+    law = SkellamLaw(parts, each, 5)
+    window, centre = law.window(nats), 5 * parts
+    variance = law.variance
+    places = sorted({window.first, centre - 3, centre, centre + 1, window.last})
+    for z in [z for z in places if window.first <= z <= window.last]:
+        exact = exact_mass(variance, z - centre)
+        found = window.mass[z - window.first]
+        assert found * (1 - window.error) <= exact <= found * (1 + window.error), z
+    assert window.error < 1e-10 or nats == 3.0
+    assert window.outside_below == window.outside_above
+    total = float(np.sum(window.mass))
+    assert abs(total - 1.0) < 1e-12
+    beyond = [exact_mass(variance, window.last - centre + 1 + j) for j in range(40)]
+    assert sum(beyond) <= window.outside_above
+
+
+@pytest.mark.parametrize(("parts", "each"), [(1, 0.3), (20, 1.0), (5, 400.0)])
+@pytest.mark.parametrize("direction", [1, -1])
+def test_ratios_of_masses(parts: int, each: float, direction: int) -> None:
+    law = SkellamLaw(parts, each, 3)
+    points = 3.0 * parts + np.arange(-30.0, 31.0)
+    step, errors = law.step(points, direction)
+    for point, found, error in zip(points, step, errors, strict=True):
+        place = int(point) - 3 * parts
+        with mpmath.workdps(50):
+            exact = exact_mass(law.variance, place - direction) / exact_mass(law.variance, place)
+        assert abs((1.0 + float(found)) / exact - 1) <= float(error) * 2.0**-53, point
+
+
+def test_the_law_is_log_concave_and_symmetric() -> None:
+    window = SkellamLaw(4, 2.0, 6).window(60.0)
+    assert np.all(np.diff(np.log(window.mass), 2) < 0.0)
+    assert np.array_equal(window.mass, window.mass[::-1])
+    assert SkellamLaw(4, 2.0, 6).mirror == window.first + window.last
+
+
+# ---------------------------------------------------------------------- the sampler
+
+
+@pytest.mark.parametrize(("variance", "limit"), [(0.5, 12), (3.0, 20), (40.0, 60)])
+def test_the_table_is_within_its_stated_distance(variance: float, limit: int) -> None:
+    found = table(variance, limit)
+    thresholds = [0, *(int(h) << 64 | int(low) for h, low in zip(found.high, found.low, strict=True)), 2**128]
+    assert len(thresholds) == 2 * limit + 2
+    distance, inside = mpmath.mpf(0), mpmath.mpf(0)
+    with mpmath.workdps(80):
+        value = mpmath.mpf(variance)
+        masses = [mpmath.besseli(j, value) * mpmath.exp(-value) for j in range(limit + 1)]
+        for j in range(2 * limit + 1):
+            exact = masses[abs(j - limit)]
+            inside += exact
+            distance += abs(mpmath.mpf(thresholds[j + 1] - thresholds[j]) / 2**128 - exact)
+        distance = (distance + (1 - inside)) / 2
+    stated = Skellam(levels=2, variance=variance, noise_limit=limit, coordinate_range=1.0).variation
+    assert distance <= stated
+    # The bound is not vacuous: it is what the truncation costs, or near the resolution of the table.
+    assert stated < 30 * max(1.0, math.sqrt(variance)) * distance + 1e-34 * limit
+
+
+@pytest.mark.parametrize(("variance", "limit"), [(0.2, 3), (5.0, 10), (900.0, 120)])
+def test_truncation_is_an_upper_bound(variance: float, limit: int) -> None:
+    exact = 2 * sum(exact_mass(variance, z) for z in range(limit + 1, limit + 120))
+    assert exact <= truncation(variance, limit) < 30 * max(1.0, math.sqrt(variance)) * exact
+
+
+def drawn(mechanism: Skellam, count: int, name: int = 1) -> np.ndarray:
+    """Noise alone: what is sent for coordinates on the lowest level."""
+    grid = np.full(count, -mechanism.grid.limit, np.float32)
+    values = np.empty(count, np.uint32)
+    words = Keystream(bytes([name] * 16)).take(count * mechanism.keystream_bytes)
+    mechanism.kernel().values(grid, words, values)
+    return values.astype(np.int64) - round(mechanism.noise_mean)
+
+
+def p_value(sample: np.ndarray, variance: float) -> float:
+    """Chi-square test against the Skellam law of scipy, outcomes pooled to at least 20 expected."""
+    outcomes = np.arange(sample.min(), sample.max() + 1)
+    mass = stats.skellam.pmf(outcomes, variance / 2, variance / 2) * sample.size
+    counts = np.bincount(sample - sample.min(), minlength=outcomes.size).astype(float)
+    big = mass >= 20
+    observed = np.append(counts[big], counts[~big].sum())
+    expected = np.append(mass[big], max(sample.size - mass[big].sum(), 1e-9))
+    if expected[-1] < 5:
+        observed[-2:], expected[-2:] = [observed[-2:].sum(), 0], [expected[-2:].sum(), 0]
+        observed, expected = observed[:-1], expected[:-1]
+    return float(stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue)
+
+
+@pytest.mark.parametrize("variance", [0.1, 1.0, 7.5, 300.0])
+def test_draws_have_the_law(variance: float) -> None:
+    mechanism = Skellam(levels=2, variance=variance, coordinate_range=1.0)
+    assert p_value(drawn(mechanism, 300_000), variance) > FALSE_ALARM
+    # And the test would see a little more or less of it.
+    for wrong in (1.05, 0.95):
+        assert p_value(drawn(replace(mechanism, variance=wrong * variance), 300_000), variance) < FALSE_ALARM
+
+
+@pytest.mark.parametrize("count", [1, 3, 50])
+def test_the_noise_of_a_sum_is_that_of_its_clients(count: int) -> None:
+    mechanism = Skellam(levels=3, variance=2.0, coordinate_range=1.0)
+    noise = mechanism.sum_noise(count, 200_000, Keystream(bytes(16))) - count * round(mechanism.noise_mean)
+    assert p_value(noise, 2.0 * count) > FALSE_ALARM
+
+
+# ---------------------------------------------------------------------- certificates
+
+
+def exact_delta(variance: float, shift: int, epsilon: float) -> float:
+    """The exact δ of one coordinate moved by `shift`, by brute force."""
+    reach = int(20 * math.sqrt(variance) + 60)
+    z = np.arange(-reach, reach + 1)
+    law = stats.skellam.pmf(z, variance / 2, variance / 2)
+    moved = stats.skellam.pmf(z - shift, variance / 2, variance / 2)
+    return float(np.maximum(law - math.exp(epsilon) * moved, 0.0).sum())
+
+
+@pytest.mark.parametrize("prove", [certified_epsilon, renyi_certificate])
+@pytest.mark.parametrize(("clients", "each", "shift"), [(20, 2.0, 1), (50, 1.0, 2), (400, 0.5, 3), (10, 30.0, 4)])
+@pytest.mark.parametrize("delta", [1e-2, 1e-4, 1e-6])
+def test_certificates_are_above_the_truth(
+    prove: Callable[..., Any], clients: int, each: float, shift: int, delta: float
+) -> None:
+    law = SkellamLaw(clients, each, 9)
+    found = prove(law, dim=1, sensitivity=float(shift), levels=shift + 1, delta=delta)
+    epsilon = found[0] if isinstance(found, tuple) else found.epsilon
+    # One coordinate and a whole number of steps: the divergence is that of two shifted laws.
+    assert exact_delta(clients * each, shift, epsilon) <= delta * (1 + 1e-9)
+    # And not far above: at half of it the truth costs more than δ.
+    assert exact_delta(clients * each, shift, 0.5 * epsilon) > delta
+
+
+def test_much_noise_is_as_good_as_gaussian() -> None:
+    gaussian = Protocol.gaussian(clients=1000, dim=100, clip_norm=1.0, sigma=1.0)
+    scale = 0.1
+    mechanism = Skellam(levels=21, variance=1.0 / scale**2, coordinate_range=10 * scale)
+    protocol = Protocol(clients=1000, dim=100, clip_norm=1.0, mechanism=mechanism)
+    assert 1.0 < guarantee(protocol, 1e-6).epsilon / guarantee(gaussian, 1e-6).epsilon < 1.05
+
+
+# ---------------------------------------------------------------------- everywhere
+
+PLANNED = plan(clients=40, dim=30, epsilon=4.0, delta=1e-5, bits=7, mechanism="skellam")
+VECTORS = np.random.default_rng(5).normal(size=(40, 30)) / 8.0
+
+
+def test_a_plan_keeps_its_word_and_fills_its_bits() -> None:
+    protocol = PLANNED.protocol
+    assert protocol.name == "rotated-skellam"
+    assert 3.9 < PLANNED.guarantee.epsilon <= 4.0
+    assert guarantee(protocol, 1e-5).epsilon == PLANNED.guarantee.epsilon
+    assert 2**7 - 1 <= protocol.radix <= 2**7
+    # Rounding and noise cost a few per cent over the exact Gaussian.
+    assert 1.0 < PLANNED.ratio < 1.2
+
+
+def test_a_round_of_messages() -> None:
+    protocol = Protocol.from_json(PLANNED.protocol.to_json())
+    assert protocol == PLANNED.protocol
+    aggregator = Aggregator(protocol, round=3)
+    for vector in VECTORS:
+        aggregator.add(protocol.encode(vector, round=3))
+    restored = Aggregator.restore(protocol, aggregator.save())
+    expected = protocol.expected_squared_error(VECTORS, 3).total
+    error = float(np.sum((restored.mean() - VECTORS.mean(axis=0)) ** 2))
+    # A sum of 30 squares: between a seventh of its mean and five times that but for one in 10^7.
+    assert expected / 7 < error < 5 * expected
+
+
+def test_the_error_is_the_expected_one() -> None:
+    protocol = PLANNED.protocol
+    errors = []
+    for seed in range(400):
+        simulator = RoundSimulator(protocol, 3, seed=seed)
+        simulator.add(VECTORS.astype(np.float32))
+        errors.append(float(np.sum((simulator.mean() - VECTORS.mean(axis=0)) ** 2)))
+    expected = protocol.expected_squared_error(VECTORS, 3).total
+    # The mean of 400 sums of 30 squares, √(2/12000) of it off on average; 5.4 standard errors.
+    assert abs(np.mean(errors) / expected - 1.0) < 5.4 * math.sqrt(2 / 12_000)
+
+
+def test_secure_aggregation() -> None:
+    planned = plan(clients=5, dim=12, epsilon=8.0, delta=1e-4, secure=True, mechanism="skellam")
+    protocol = planned.protocol
+    assert protocol.modulus is not None
+    agreed = SecureParameters(
+        clients=5,
+        dim=12,
+        bits=protocol.modulus.bit_length() - 1,
+        neighbours=4,
+        threshold=3,
+        round=1,
+        surviving=3,
+        fingerprint=protocol.fingerprint,
+    )
+    server = SecureServer(agreed)
+    clients = [SecureClient(number, expected=agreed) for number in range(5)]
+    values = [protocol.encode_integers(VECTORS[number, :12], round=1) for number in range(5)]
+    waiting = server.invite()
+    while server.stage is not Stage.DONE:
+        for number, message in waiting.items():
+            answer = getattr(clients[number], server.stage.value)
+            masked = server.stage is Stage.MASK
+            server.receive(number, answer(message, values[number]) if masked else answer(message))
+        waiting = server.advance()
+    found = server.result()
+    np.testing.assert_array_equal(found.sums, np.sum(values, axis=0, dtype=np.uint64) % protocol.modulus)
+    mean = protocol.decode_sum(found.sums, 5, round=1)
+    assert float(np.sum((mean - VECTORS[:5, :12].mean(axis=0)) ** 2)) < 8 * planned.error.total
+
+
+def test_the_modulus_holds_real_sums() -> None:
+    planned = plan(clients=60, dim=200, epsilon=3.0, delta=1e-5, secure=True, mechanism="skellam")
+    protocol = planned.protocol
+    assert protocol.modulus is not None
+    vector = np.full(200, 1.0) / math.sqrt(200)
+    sums = np.zeros(200, np.uint64)
+    for _ in range(60):
+        sums = (sums + protocol.encode_integers(vector, round=0)) % protocol.modulus
+    mean = protocol.decode_sum(sums, 60, round=0)
+    assert float(np.sum((mean - vector) ** 2)) < 5 * planned.error.total
+    assert (
+        modulus.overflow_probability(protocol.modulus, protocol.mechanism, clients=60, dim=200, clip_norm=1.0) <= 1e-9
+    )
+
+
+def test_several_rounds_and_a_ledger(tmp_path: Path) -> None:
+    protocol = PLANNED.protocol
+    ten = plan(clients=40, dim=30, epsilon=4.0, delta=1e-5, bits=8, rounds=10, mechanism="skellam")
+    assert 3.9 < guarantee_over_rounds(ten.protocol, 1e-5, rounds=10).epsilon <= 4.0
+    assert guarantee_over_rounds(ten.protocol, 1e-5, rounds=5).epsilon < 3.0
+    ledger = Ledger(tmp_path / "l.ledger")
+    ledger.create(Budget(population="people", epsilon=5.0, delta=1e-5))
+    entry = ledger.reserve("people", RoundEvent(protocol, survivors=40, participation="every", round=1, label="one"))
+    ledger.release(entry, 40)
+    assert ledger.total("people").epsilon == pytest.approx(PLANNED.guarantee.epsilon)
+
+
+def test_a_client_refuses_it_without_noise() -> None:
+    silent = replace(PLANNED.protocol, mechanism=PLANNED.protocol.mechanism.without_noise())
+    with pytest.raises(RoundRefusedError, match="no noise"):
+        Limits().check(silent, rounds=1, surviving=40)
+    with pytest.raises(ConditionError, match="no privacy"):
+        guarantee(silent, 1e-5)
+
+
+def test_the_auditor_passes_it_and_finds_a_fault() -> None:
+    small = plan(clients=3, dim=6, epsilon=2.0, delta=1e-3, bits=8, mechanism="skellam").protocol
+    assert audit(small, 1e-3, rounds=4_000, seed=1).passed
+    assert isinstance(small.mechanism, Skellam)
+    quiet = replace(small, mechanism=replace(small.mechanism, variance=0.5 * small.mechanism.variance))
+
+    def faulty(vector: Any, round: int) -> bytes:
+        """Half the noise in a message that looks right."""
+        values = pipeline.integers(quiet, vector, round)
+        message = small.encode(vector, round)
+        body = np.frombuffer(message, np.uint8).copy()
+        body[wire.HEADER_BYTES :] = np.frombuffer(pack.forward(values, small.radix), np.uint8)
+        parsed = wire.read(message)
+        wire.write_header(
+            body,
+            radix=parsed.radix,
+            fingerprint=parsed.fingerprint,
+            round=round,
+            message_id=parsed.message_id,
+            dim=parsed.dim,
+        )
+        return body.tobytes()
+
+    assert not audit(small, 1e-3, rounds=4_000, seed=1, encode=faulty).passed
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"variance": -1.0}, {"variance": math.nan}, {"variance": 1e12}, {"variance": 1e-9}, {"noise_limit": 0}],
+)
+def test_parameters_out_of_range(wrong: dict[str, float]) -> None:
+    with pytest.raises(ParameterError):
+        Skellam(**{"levels": 2, "variance": 1.0, "coordinate_range": 1.0, **wrong})  # type: ignore[arg-type]
+
+
+def test_it_is_registered() -> None:
+    assert MECHANISMS["skellam"] is Skellam
+    assert json.loads(PLANNED.protocol.to_json())["mechanism"] == "skellam"
