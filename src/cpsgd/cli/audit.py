@@ -93,7 +93,7 @@ def _show(report: AuditReport, protocol: Protocol) -> None:
     claimed = report.claimed
     verdict = "[bold green]PASS[/bold green]" if report.passed else "[bold red]FAIL[/bold red]"
     rows = [
-        ("verdict", f"{verdict}; an honest transport fails with probability at most {report.false_alarm:g}"),
+        ("verdict", f"{verdict}; honest code fails with probability at most {report.false_alarm:g}"),
         (
             "claimed",
             f"[bold]ε ≤ {rounded_up(claimed.epsilon)}[/bold] at δ = {claimed.delta:g}, {claimed.adjacency} neighbours",

@@ -172,7 +172,7 @@ def seed_text(summary: Mapping[str, Any]) -> str:
         start = f"seed {summary['settings']['seed']}" if summary["seeded"] else "a seed that was not kept"
         return (
             "a simulation that protects nobody: on a GPU random numbers come from a counter (Philox), here with "
-            f"{start}, and the noise of a round's sum is one draw of Bin(n·m, p) a coordinate"
+            f"{start}, and the noise of a round's sum is one draw per coordinate"
         )
     if summary["seeded"]:
         return f"a simulation that protects nobody, since its noise follows from seed {summary['settings']['seed']}"
