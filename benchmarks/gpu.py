@@ -22,8 +22,7 @@ from cpsgd.learning.datasets import load
 from cpsgd.learning.datasets.device import fused_kernels, on_device
 from cpsgd.learning.gradients import dense_layers, write_dense_gradients
 from cpsgd.learning.models import mlp
-from cpsgd.simulation.device import DeviceRound
-from cpsgd.simulation.device.rounds import kernels_for
+from cpsgd.simulation.device import DeviceRound, kernels_for
 
 DEVICE = torch.device("cuda", 0)
 COHORT, LEVELS, TRIALS = 10_000, 3, 13

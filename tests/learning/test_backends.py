@@ -171,7 +171,7 @@ def test_a_full_gpu_is_told_of_before_the_first_round(
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        ("cpsgd.simulation.device.rounds.DeviceRound.mean", "for the model's step"),
+        ("cpsgd.simulation.device.DeviceRound.mean", "for the model's step"),
         ("torch.optim.SGD.step", "for the model's step"),
         ("torch.Tensor.argmax", "for the test examples"),
     ],

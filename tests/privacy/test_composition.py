@@ -71,5 +71,5 @@ def test_better_than_adding_up_and_worse_with_more_rounds() -> None:
 
 
 def test_refuses_when_the_rounds_spend_delta_themselves() -> None:
-    with pytest.raises(ConditionError, match="at most δ=1e-08 a round"):
+    with pytest.raises(ConditionError, match="at most δ=1e-08 per round"):
         optimal_composition(epsilon=0.1, delta=1e-7, rounds=100, target_delta=1e-6)

@@ -19,7 +19,7 @@ from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 from cpsgd.learning.datasets.device import fused_kernels
 from cpsgd.learning.options import ClientOptions
-from cpsgd.simulation.device.rounds import current
+from cpsgd.simulation.device import current
 
 if TYPE_CHECKING:
     from cpsgd.learning.datasets.base import Batch

@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from cpsgd.learning import fused as learning
-from cpsgd.simulation.device import fused
+from cpsgd.simulation import device_fused as fused
 
 Kernel = tuple[Any, dict[str, str], dict[str, Any], int]
 

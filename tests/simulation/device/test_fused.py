@@ -9,9 +9,9 @@ import torch
 
 from cpsgd.codec import rotate
 from cpsgd.codec.rounding import Grid
-from cpsgd.simulation.device import plain
+from cpsgd.simulation import device_plain as plain
 
-fused = pytest.importorskip("cpsgd.simulation.device.fused", reason="Triton is for Linux")
+fused = pytest.importorskip("cpsgd.simulation.device_fused", reason="Triton is for Linux")
 
 
 @pytest.fixture(autouse=True)

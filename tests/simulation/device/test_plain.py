@@ -7,7 +7,7 @@ from scipy.stats import binom, chisquare
 
 from cpsgd.codec import rotate
 from cpsgd.codec.rounding import Grid
-from cpsgd.simulation.device import plain
+from cpsgd.simulation import device_plain as plain
 
 
 def numbers(*values: int) -> torch.Tensor:

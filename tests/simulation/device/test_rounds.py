@@ -14,9 +14,10 @@ from scipy.stats import chisquare
 
 from cpsgd import Protocol
 from cpsgd.errors import EmptyError, ParameterError, VectorError
+from cpsgd.simulation import device as rounds
+from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator
-from cpsgd.simulation.device import DeviceFloatMean, DeviceRound, plain, rounds
-from cpsgd.simulation.device.rounds import current, kernels_for
+from cpsgd.simulation.device import DeviceFloatMean, DeviceRound, current, kernels_for
 
 from ..exact_law import CLIENTS, DIM, VALUES, exact_law, integers, protocol  # noqa: TID252 - tests are no package
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cpsgd._torch import torch
 from cpsgd.learning.datasets.base import Batch, Dataset
 from cpsgd.learning.datasets.infinite import FIELD_COUNT, MOVES, InfiniteDataset
-from cpsgd.simulation.device.rounds import carried, current, has_triton
+from cpsgd.simulation.device import carried, current, has_triton
 
 
 @dataclass(frozen=True)

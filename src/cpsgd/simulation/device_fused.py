@@ -6,7 +6,7 @@ rounded integers are never written. Vectors of 2^16 coordinates or more do not f
 one pass for every few stages.
 
 Products are not contracted with the sums that follow them (`enable_fp_fusion=False`), so that results equal those of
-`plain.py` bit for bit.
+`device_plain.py` bit for bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from cpsgd._torch import torch
-from cpsgd.simulation.device import plain
+from cpsgd.simulation import device_plain as plain
 
 # Largest transform that one program holds in registers, and the smallest that is worth a kernel.
 _LARGEST, _SMALLEST = 15, 6
@@ -48,7 +48,7 @@ def _butterflies(x, SIZE: tl.constexpr, FIRST: tl.constexpr, STAGES: tl.constexp
 
 @triton.jit
 def _signed(x, signs, first, normalise, offsets):
-    """x times ±normalise; the signs are bits from number `first` on, a multiple of 8."""
+    """X times ±normalise; the signs are bits from number `first` on, a multiple of 8."""
     bits = tl.load(signs + (first + offsets) // 8) >> (offsets % 8).to(tl.uint8)
     return x * tl.where((bits & 1) == 1, -normalise, normalise)
 

@@ -1,4 +1,4 @@
-"""The kernels of a round in plain PyTorch, for any device; `fused.py` is tested against them.
+"""The kernels of a round in plain PyTorch, for any device; `device_fused.py` is tested against them.
 
 Sums and differences of the transform are taken in the order of `cpsgd.codec` (stages from distance 1 upwards), random
 words come from a counter, and all else is integers: so plain and fused kernels agree in every bit.

@@ -1,5 +1,8 @@
 """A round whose clients, sums and mean stay on a PyTorch device: `cpsgd.simulation.cpu` for GPUs.
 
+Its kernels are written twice: in plain PyTorch (`device_plain.py`), for any device, and in Triton
+(`device_fused.py`), for GPUs. The two give the same integers, bit for bit.
+
 The law of the mean is that of `RoundSimulator`, and so of single messages: every client's vector is really clipped,
 rotated and rounded, the noise of the sum is drawn once. Three things differ.
 
@@ -32,8 +35,8 @@ from cpsgd.mechanisms.base import Coins
 from cpsgd.mechanisms.law import Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
+from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.cpu import noise_norm
-from cpsgd.simulation.device import plain
 
 # Triton's kernels number coordinates with 32 bits.
 _MAX_DIM = 1 << 30
@@ -58,9 +61,9 @@ def has_triton(device: torch.device) -> bool:
 def kernels_for(device: torch.device) -> ModuleType:
     """The fastest kernels that run on a device: Triton's, or plain PyTorch's."""
     if has_triton(device):
-        from cpsgd.simulation.device import fused
+        from cpsgd.simulation import device_fused
 
-        return fused
+        return device_fused
     return plain
 
 
@@ -91,7 +94,7 @@ class DeviceRound:
             round: Its number, which fixes the rotation.
             seed: What the round's random numbers follow from; None takes a seed from the operating system.
             device: Where vectors are, and where everything is computed.
-            kernels: `plain` or `fused`; the fastest that run there by default.
+            kernels: `device_plain` or `device_fused`; the fastest that run there by default.
 
         Raises:
             ParameterError: The protocol has more coordinates than a device computes with.
