@@ -32,9 +32,15 @@ MAY_NEED = {
     ),
     "torch": (
         *("_torch.py", "cli/test_train_command.py", "compatibility", "engines", "fuzz", "learning", "reproduction"),
-        *("simulation/device", "docs"),
+        *(
+            "simulation/device",
+            "simulation/device.py",
+            "simulation/device_plain.py",
+            "simulation/device_fused.py",
+            "docs",
+        ),
     ),
-    "triton": ("learning", "simulation/device"),
+    "triton": ("learning", "simulation/device", "simulation/device_fused.py"),
 }
 
 BASES = (ROOT, ROOT / "src" / "cpsgd", ROOT / "tests")
