@@ -46,9 +46,7 @@ def start(
     with enough_memory("the model", "use a smaller one."):
         model.to(device)
         updates = ClientUpdates(model, loss, clients, memory_limit=memory << 20)
-    if gpu:
-        return GpuBackend(dataset, updates, mechanism, run.seed, device)
-    return CpuBackend(dataset, updates, mechanism, run.seed, device, clients.examples)
+    return (GpuBackend if gpu else CpuBackend)(dataset, updates, mechanism, run.seed, device, clients.examples)
 
 
 class CpuBackend:
@@ -63,7 +61,7 @@ class CpuBackend:
         mechanism: Mechanism,
         seed: int | None,
         device: torch.device,
-        examples: int | None = None,
+        examples: int | None,
     ) -> None:
         """Takes clients' rows from `updates`, whose memory is bounded; the examples of some are held beside it."""
         self.updates = updates
@@ -81,16 +79,13 @@ class CpuBackend:
         return cohorts.clients(number)
 
     def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator:
-        """The round with the messages of these clients, and of `zeros` more who send the zero vector.
-
-        Raises:
-            ParameterError: A GPU has too little memory.
-        """
+        """The round with the messages of these clients, and of `zeros` more who send the zero vector."""
+        on = self.device if self.asynchronous else None
         with enough_memory(
             f"{self.updates.memory_limit / 2**20:,.0f} MiB of clients at a time",
             "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
         ):
-            simulator = self._started(number)
+            simulator = mechanisms.start_round(self._mechanism, self.updates.dim, number, self._seed, on)
             for start in range(0, len(clients), self._slice):
                 for chunk in self._chunks(clients[start : start + self._slice]):
                     simulator.add(chunk)
@@ -102,9 +97,6 @@ class CpuBackend:
         test = self._dataset.test_set()
         return torch.from_numpy(test.features), torch.from_numpy(test.labels)
 
-    def _started(self, number: int) -> Simulator:
-        return mechanisms.start_round(self._mechanism, self.updates.dim, number, self._seed)
-
     def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
         return self._rows.chunks(self._dataset.batch(clients))
 
@@ -114,17 +106,11 @@ class GpuBackend(CpuBackend):
 
     asynchronous = True
 
-    def __init__(
-        self, dataset: Dataset, updates: ClientUpdates, mechanism: Mechanism, seed: int | None, device: torch.device
-    ) -> None:
-        """Moves what the data set needs to the device.
-
-        Raises:
-            ParameterError: The GPU has too little memory for it.
-        """
-        super().__init__(dataset, updates, mechanism, seed, device)
+    def __init__(self, dataset: Dataset, *arguments: Any) -> None:
+        """Moves what the data set needs to the device; `ParameterError` where it has too little memory for it."""
+        super().__init__(dataset, *arguments)
         with enough_memory("the data set", "use a smaller one."):
-            self._data = on_device(dataset, device)
+            self._data = on_device(dataset, self.device)
         self._ahead: dict[int, Future[NDArray[np.int64]]] = {}
         self._drawing = ThreadPoolExecutor(1)
 
@@ -138,9 +124,6 @@ class GpuBackend(CpuBackend):
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Features and labels of the test set."""
         return self._data.test.features, self._data.test.labels
-
-    def _started(self, number: int) -> Simulator:
-        return mechanisms.start_device_round(self._mechanism, self.updates.dim, number, self._seed, self.device)
 
     def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
         batch = self._data.batch(clients)

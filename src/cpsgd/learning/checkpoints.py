@@ -28,7 +28,6 @@ from cpsgd.errors import CheckpointError
 
 _MAGIC = b"cpsgd checkpoint 1\n"
 _DIGEST_BYTES = 32
-
 CHECKPOINT, CHARGES, METRICS = "checkpoint.bin", "charges.jsonl", "metrics.jsonl"
 
 
@@ -83,29 +82,17 @@ class _Lock:
         import fcntl
 
         descriptor = os.open(path, os.O_RDWR)
+        weakref.finalize(self, os.close, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(descriptor)
             raise CheckpointError(
                 f"Another process is at work on the run in {path.parent}. Wait for it, stop it, or use another folder."
             ) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        weakref.finalize(self, os.close, descriptor)
 
 
 # A process may open its own run again, to go on after an interruption. A fork is another process.
 _locks: weakref.WeakValueDictionary[tuple[int, Path], _Lock] = weakref.WeakValueDictionary()
-
-
-def _locked(path: Path) -> _Lock:
-    key = os.getpid(), path.resolve()
-    lock = _locks.get(key)
-    if lock is None:
-        lock = _locks[key] = _Lock(path)
-    return lock
 
 
 class ChargeLog:
@@ -121,7 +108,8 @@ class ChargeLog:
             # The file's own entry must be on the disk before anything that is written to it can count.
             path.touch()
             _sync_folder(path.parent)
-        self._lock = _locked(path)
+        own = os.getpid(), path.resolve()
+        self._lock = _locks.get(own) or _locks.setdefault(own, _Lock(path))
         self._path = path
         self.survivors: dict[int, int] = {}
         data = path.read_bytes()

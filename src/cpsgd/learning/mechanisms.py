@@ -119,17 +119,13 @@ def message_bytes(mechanism: Mechanism, dim: int) -> int:
     return 4 * dim if protocol is None else protocol.message_bytes
 
 
-def start_round(mechanism: Mechanism, dim: int, round: int, seed: int | None) -> Simulator:
-    """What takes a round's updates and yields their mean, on the CPU."""
-    protocol = protocol_of(mechanism)
-    return FloatMean(dim, clip_norm(mechanism)) if protocol is None else RoundSimulator(protocol, round, seed=seed)
-
-
-def start_device_round(mechanism: Mechanism, dim: int, round: int, seed: int | None, device: torch.device) -> Simulator:
-    """What takes a round's updates and yields their mean, on another device."""
-    protocol = protocol_of(mechanism)
+def start_round(mechanism: Mechanism, dim: int, round: int, seed: int | None, device: torch.device | None) -> Simulator:
+    """What takes a round's updates and yields their mean: on a device, or without one by the CPU's own kernels."""
+    protocol, norm = protocol_of(mechanism), clip_norm(mechanism)
+    if device is None:
+        return FloatMean(dim, norm) if protocol is None else RoundSimulator(protocol, round, seed=seed)
     if protocol is None:
-        return DeviceFloatMean(dim, clip_norm(mechanism), device)
+        return DeviceFloatMean(dim, norm, device)
     return DeviceRound(protocol, round, seed=seed, device=device)
 
 

@@ -106,8 +106,8 @@ class Trainer:
             clients: What a client computes.
             server: How the server steps along a round's mean.
             account: What may be spent on privacy, and who pays; a plan's own figures by default.
-            run: Seed, device, memory, and how often the test set is looked at.
-            folder: Where the run is kept; by default it is not.
+            run: How the run is computed.
+            folder: Where it is kept; by default it is not.
 
         Raises:
             BudgetExceededError: The ledger's budget is too small for so many rounds.
@@ -261,8 +261,7 @@ class Trainer:
             )
         ledger = account.ledger if isinstance(account.ledger, Ledger) else Ledger(account.ledger)
         seeded = self._options.seed is not None
-        charges = RunCharges(ledger, account.population, protocol, spending, examples=examples, repeatable=seeded)
-        return spending, charges
+        return spending, RunCharges(ledger, account.population, protocol, spending, repeatable=seeded)
 
     def _settings(
         self,
