@@ -83,22 +83,9 @@ def samples(
     side = images.shape[-1]
     features = torch.empty((len(numbers), side * side), device=images.device)
     labels = torch.empty(len(numbers), dtype=torch.int64, device=images.device)
+    arguments = images, classes, fields, moves, numbers, test, len(images), features, labels
     size = triton.next_power_of_2(side * side)
-    _samples[(len(numbers),)](
-        images,
-        classes,
-        fields,
-        moves,
-        numbers,
-        test,
-        len(images),
-        features,
-        labels,
-        side,
-        size,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
+    _samples[(len(numbers),)](*arguments, side, size, num_warps=4, enable_fp_fusion=False)
     return features, labels
 
 

@@ -143,15 +143,12 @@ class ClientUpdates:
     def _chunk_size(self, features: torch.Tensor, count: int) -> int:
         """How many clients with `count` examples each are computed together."""
         if self._activations is None and len(features):
-            # Zeros in a copy: whatever a layer might remember of its input, it is nobody's.
-            nothing = torch.zeros_like(features[:1])
-            self._activations = _activations(copy.deepcopy(self._model), nothing)
+            self._activations = _activations(self._model, torch.zeros_like(features[:1]))
         # An update and its copy to a row; with local steps the client's own model, its gradient and the next model.
         vectors = 2 if self.local_steps == 1 else 5
         # Layers' outputs, their gradients and one temporary, for each example.
         outputs = 3 * count * (self._activations or 0)
-        each = 4 * (vectors * self.dim + outputs)
-        most = self.memory_limit // each
+        most = self.memory_limit // (4 * (vectors * self.dim + outputs))
         return max(1, min(most, _CHUNK_BYTES // (4 * self.dim)) if features.device.type == "cpu" else most)
 
 
@@ -188,21 +185,19 @@ def check_layers(model: torch.nn.Module) -> None:
 
 
 def _activations(model: torch.nn.Module, example: torch.Tensor) -> int:
-    """Numbers that the layers put out for one example."""
+    """Numbers that the layers put out for one example, seen on a copy: a layer might remember its input."""
     total = 0
+    model = copy.deepcopy(model)
 
     def count(module: torch.nn.Module, inputs: Any, output: Any) -> None:
         nonlocal total
         if isinstance(output, torch.Tensor):
             total += output.numel()
 
-    hooks = [module.register_forward_hook(count) for module in model.modules()]
-    try:
-        with torch.no_grad():
-            model(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    for module in model.modules():
+        module.register_forward_hook(count)
+    with torch.no_grad():
+        model(example)
     return total
 
 
@@ -233,14 +228,8 @@ def write_dense_gradients(
     """Writes each example's gradient to a row of `out`, in the order of the model's parameters, in one pass.
 
     The gradient of one example with respect to a layer's weights is an outer product of what flows back into the
-    layer's output and what came in. `torch.func` computes the same but stores it several times on the way.
-
-    Args:
-        layers: What `dense_layers` found.
-        features: One row per example.
-        labels: Their classes.
-        out: One row per example.
-        kernels: `cpsgd.learning.fused`, where it runs.
+    layer's output and what came in. `torch.func` computes the same but stores it several times on the way. `layers`
+    are what `dense_layers` found, and `kernels` is `cpsgd.learning.fused` where it runs.
     """
     inputs = [features.flatten(1)]
     for layer in layers[:-1]:

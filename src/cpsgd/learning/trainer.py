@@ -197,7 +197,10 @@ class Trainer:
         signal_ratio = None
         last = number + 1 == self.rounds
         evaluated = last or (number + 1) % self._options.evaluate_every == 0
-        released = self._may_release(survivors)
+        if self._spending is None:
+            released = survivors > 0
+        else:
+            released = self._spending.affords(survivors, self.rounds - number - 1)
         if released:
             with enough_memory("the model's step", f"use a smaller model. {_CHARGED}"):
                 mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
@@ -308,11 +311,6 @@ class Trainer:
             self._ledger.check(self._cohorts, charged=charged, rounds=left, survivors=survivors)
 
     # ------------------------------------------------------------------ a round's parts
-
-    def _may_release(self, survivors: int) -> bool:
-        if self._spending is None:
-            return survivors > 0
-        return self._spending.affords(survivors, self.rounds - self.round - 1)
 
     def _mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[torch.Tensor, float]:
         """The round's mean, charged before it is known, and the norm of its noise."""

@@ -147,9 +147,8 @@ def fingerprint(*parts: NDArray[Any] | str | int | None) -> str:
             found.update(f"{part!r};".encode())
             continue
         found.update(f"{part.dtype.str} {part.shape};".encode())
-        step = max(1, math.ceil(part.nbytes / _HASHED_BYTES))
         rows = max(1, (1 << 20) // max(1, part[:1].nbytes))
-        chosen = part[::step]
+        chosen = part[:: max(1, math.ceil(part.nbytes / _HASHED_BYTES))]
         for start in range(0, len(chosen), rows):
             found.update(np.ascontiguousarray(chosen[start : start + rows]).tobytes())
     return found.hexdigest()

@@ -44,14 +44,8 @@ def load_digits() -> ImageDataset:
     held_back = np.zeros(len(labels), dtype=np.bool_)
     for digit in range(10):
         held_back[np.flatnonzero(labels == digit)[_HELD_BACK - 1 :: _HELD_BACK]] = True
-    return ImageDataset(
-        name="digits",
-        source="scikit-learn's digits, 8×8 pixels",
-        images=images[~held_back],
-        labels=labels[~held_back],
-        test_images=images[held_back],
-        test_labels=labels[held_back],
-    )
+    train, test = (images[~held_back], labels[~held_back]), (images[held_back], labels[held_back])
+    return ImageDataset("digits", "scikit-learn's digits, 8×8 pixels", *train, *test)
 
 
 def infinite_digits(size: int = DEFAULT_SIZE) -> InfiniteDataset:

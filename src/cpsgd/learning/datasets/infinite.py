@@ -188,9 +188,8 @@ class InfiniteDataset:
             for axis, k, term in ((0, made.k1, first), (1, made.k2, second)):
                 if self.tangents is None:
                     step = (1, width)[axis]
-                    after, before = shades[here.start + step :], shades[here.start - step :]
-                    size = count * padded
-                    np.subtract(after[:size], before[:size], out=term[:count].reshape(-1))
+                    after, before = (shades[here.start + by : here.stop + by] for by in (step, -step))
+                    np.subtract(after, before, out=term[:count].reshape(-1))
                 else:
                     _inside(term[:count])[...] = self.tangents[made.base[part], axis]
                 np.take(self._fields, k[part], axis=0, out=displacement[:count], mode="clip")
@@ -217,7 +216,7 @@ def _inside(padded: NDArray[Any]) -> NDArray[Any]:
 
 
 def smooth_fields(count: int, side: int, *, smoothing: float, displacement: float) -> NDArray[np.float32]:
-    """Smooth random displacement fields: how far each pixel of a deformed image is moved, along one axis.
+    """Smooth random displacement fields [count, side, side]: how far each pixel is moved along one axis.
 
     The construction, in exact arithmetic so that every machine makes the same fields for ever:
 
@@ -238,9 +237,6 @@ def smooth_fields(count: int, side: int, *, smoothing: float, displacement: floa
         smoothing: σ of the smoothing Gaussian, in pixels.
         displacement: Standard deviation of a pixel's displacement, in pixels.
 
-    Returns:
-        An array [count, side, side].
-
     >>> smooth_fields(2, 8, smoothing=1.5, displacement=1.0)[1, 0, :3]
     array([-1.5897619 , -0.7146024 ,  0.17997856], dtype=float32)
     """
@@ -257,11 +253,7 @@ def smooth_fields(count: int, side: int, *, smoothing: float, displacement: floa
     fields = np.empty((count, side, side), dtype=np.float32)
     for start in range(0, count, _FIELD_BLOCK):
         block = range(start, min(start + _FIELD_BLOCK, count))
-        noise = np.stack([_noise(side, number, wide) for number in block])
+        raw = np.stack([public_bits("infinite-fields", side, number, 2 * wide * wide) for number in block])
+        noise = raw.view("<i2").reshape(-1, wide, wide).astype(np.float64)
         fields[start : block.stop] = smooth @ noise @ smooth.T * (displacement / deviation)
     return fields
-
-
-def _noise(side: int, number: int, wide: int) -> NDArray[np.float64]:
-    raw = public_bits("infinite-fields", side, number, 2 * wide * wide)
-    return raw.view("<i2").reshape(wide, wide).astype(np.float64)
