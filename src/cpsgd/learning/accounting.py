@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -96,10 +97,11 @@ class Spending:
         if self.epsilon is not None and found is not None and found.epsilon > self.epsilon:
             missing = self._messages - survivors
             dropout = math.ceil(1e4 * missing / self._messages) / 1e4
+            most = bisect_left(range(1, rounds), True, key=lambda count: not self._holds(self._with(count, survivors)))
             remedy = f" Of {self._messages:,} messages {missing:,} may not arrive: plan with dropout={dropout:g}."
             raise InfeasibleError(
                 f"{rounds:,} rounds of {survivors:,} messages cost ε={found.epsilon:.4g} at δ={self.delta:g}; "
-                f"the budget ε={self.epsilon:g} buys {self._affordable(rounds, survivors):,}. "
+                f"the budget ε={self.epsilon:g} buys {most:,}. "
                 f"Run fewer rounds, plan with more noise, or allow more.{remedy if missing > 0 else ''}"
             )
         self._floor = survivors
@@ -113,11 +115,7 @@ class Spending:
             return False
         if 0 < self._floor <= survivors:
             return True
-        try:
-            found = self.guarantee([*self.survivors, survivors, *[self._floor] * rounds_left])
-        except ConditionError:
-            return False
-        return found is not None and (self.epsilon is None or found.epsilon <= self.epsilon)
+        return self._holds([*self.survivors, survivors, *[self._floor] * rounds_left])
 
     def charge(self, survivors: int) -> None:
         """Counts a round that is about to be released."""
@@ -149,19 +147,13 @@ class Spending:
     def _with(self, rounds: int, survivors: int) -> list[int]:
         return [*self.survivors, *[survivors] * (rounds - len(self.survivors))]
 
-    def _affordable(self, rounds: int, survivors: int) -> int:
-        """The most rounds, under `rounds`, that the budget buys."""
-        assert self.epsilon is not None
-        most, over = 0, rounds
-        while over - most > 1:
-            middle = (most + over) // 2
-            try:
-                found = self.guarantee(self._with(middle, survivors))
-                enough = found is None or found.epsilon <= self.epsilon
-            except ConditionError:
-                enough = False
-            most, over = (middle, over) if enough else (most, middle)
-        return most
+    def _holds(self, sizes: Sequence[int]) -> bool:
+        """Whether something is proved about rounds with so many messages, and the budget buys them."""
+        try:
+            found = self.guarantee(sizes)
+        except ConditionError:
+            return False
+        return found is None or self.epsilon is None or found.epsilon <= self.epsilon
 
 
 class RunCharges:

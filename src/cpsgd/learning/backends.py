@@ -20,8 +20,7 @@ from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.datasets.device import on_device
 from cpsgd.learning.devices import enough_memory
-from cpsgd.learning.examples import ExampleSums
-from cpsgd.learning.gradients import ClientUpdates, Loss
+from cpsgd.learning.gradients import ClientUpdates, ExampleSums, Loss
 from cpsgd.learning.mechanisms import Mechanism, Simulator
 from cpsgd.learning.options import ClientOptions, RunOptions
 
@@ -126,5 +125,4 @@ class GpuBackend(CpuBackend):
         return self._data.test.features, self._data.test.labels
 
     def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
-        batch = self._data.batch(clients)
-        return self.updates.tensors(batch.features, batch.labels, batch.counts)
+        return self.updates.tensors(*self._data.batch(clients))

@@ -14,12 +14,12 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.learning import mechanisms, models
 from cpsgd.learning.accounting import SAMPLED_SIZES
+from cpsgd.learning.checkpoints import RoundMetrics
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import Dataset, load
 from cpsgd.learning.mechanisms import NO_PRIVACY as NO_PRIVACY
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.options import AccountOptions, FolderOptions
-from cpsgd.learning.run_folder import RoundMetrics
 from cpsgd.learning.settings import Settings
 from cpsgd.learning.trainer import Trainer
 from cpsgd.mechanisms.options import DEFAULT, parameters_of, spelled_out

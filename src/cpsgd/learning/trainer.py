@@ -25,6 +25,7 @@ from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import backends, devices, mechanisms
 from cpsgd.learning.accounting import RunCharges, Spending
+from cpsgd.learning.checkpoints import Progress, RoundMetrics, RunFolder
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread
@@ -38,7 +39,6 @@ from cpsgd.learning.options import (
     RunOptions,
     ServerOptions,
 )
-from cpsgd.learning.run_folder import Progress, RoundMetrics, RunFolder
 from cpsgd.learning.server import Server
 from cpsgd.ledger import Ledger
 from cpsgd.planner.examples import check_participation

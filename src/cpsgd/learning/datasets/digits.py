@@ -51,10 +51,8 @@ def load_digits() -> ImageDataset:
 def infinite_digits(size: int = DEFAULT_SIZE) -> InfiniteDataset:
     """The digits without end, for `size` clients.
 
-    The smoothing of MNIST's fields, 4 px of 28, becomes 8/7 px of 8. Displacements have a standard deviation of 0.5 px,
-    and images are not moved as a whole: MNIST's one pixel of 28 would be 0.3 pixels here, while a whole pixel, an
-    eighth of the width, cuts off parts of digits. (Both were chosen with a part of the training images held back:
-    moving costs about 4 points of accuracy; larger displacements need more samples and gain nothing.)
+    The smoothing of MNIST's fields, 4 px of 28, becomes 8/7 px of 8. Images are not moved as a whole: a pixel is an
+    eighth of the width here, and moving costs about 4 points of accuracy. Larger displacements gain nothing.
 
     >>> infinite_digits().batch([0, 24_999_999]).labels.tolist()
     [0, 7]

@@ -100,12 +100,10 @@ class InfiniteDataset:
         # One column of zeros between rows is enough for one pixel only.
         _validate.integer("shift", self.shift, low=0, high=1)
         side = self.base.images.shape[1]
-        if self.fields.shape != (FIELD_COUNT, side, side):
-            raise ParameterError(f"Expected fields of shape {(FIELD_COUNT, side, side)}, got {self.fields.shape}.")
-        if self.tangents is not None and self.tangents.shape != (len(self.base.images), 2, side, side):
-            raise ParameterError(
-                f"Expected tangents of shape {(len(self.base.images), 2, side, side)}, got {self.tangents.shape}."
-            )
+        shapes = {"fields": (FIELD_COUNT, side, side), "tangents": (len(self.base.images), 2, side, side)}
+        for name, shape in shapes.items():
+            if (array := getattr(self, name)) is not None and array.shape != shape:
+                raise ParameterError(f"Expected {name} of shape {shape}, got {array.shape}.")
         pixels = np.concatenate([_pad(self.base.test_images), _pad(self.base.images)])
         # A central difference is half of what the neighbours differ by. Halving a field instead changes no rounding.
         fields = _pad(self.fields.astype(np.float32)) * np.float32(1.0 if self.tangents is not None else 0.5)
@@ -218,18 +216,10 @@ def _inside(padded: NDArray[Any]) -> NDArray[Any]:
 def smooth_fields(count: int, side: int, *, smoothing: float, displacement: float) -> NDArray[np.float32]:
     """Smooth random displacement fields [count, side, side]: how far each pixel is moved along one axis.
 
-    The construction, in exact arithmetic so that every machine makes the same fields for ever:
-
-    1. For field j of images of `side`×`side` pixels, independent integers uniform on −32768..32767 on a grid that is
-       wider than the image by the smoothing kernel's radius on all sides. They are the public bytes
-       `public_bits("infinite-fields", side, j, ...)`, two per number, least significant first.
-    2. Smoothing along rows and columns with integer weights round(8192·exp(−x²/(2σ²))), cut off at radius ⌈4σ⌉. All
-       intermediate sums are integers below 2^53, so float64 holds them exactly in whatever order they are added.
-    3. Division by the standard deviation of the result, known exactly from the weights, times the displacement:
-       every pixel of every field has that standard deviation, at the border as in the middle.
-
-    Uniform noise smoothed with a Gaussian of σ = 4 px on 28×28 images, scaled to a standard deviation of 1 px, is what
-    the infinite MNIST needs in place of the original's fields, which are a separate download.
+    Uniform 16-bit integers on a grid that is wider than the image by the smoothing kernel's radius are smoothed with
+    integer weights round(8192·exp(−x²/(2σ²))), |x| <= ⌈4σ⌉, along rows and columns. All sums are integers below 2^53,
+    which float64 holds exactly in whatever order they are added: every machine makes the same fields for ever. Division
+    by the standard deviation, which follows from the weights, makes it the same at every pixel.
 
     Args:
         count: How many fields; the first ones do not depend on it.

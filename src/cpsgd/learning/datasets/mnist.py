@@ -11,6 +11,7 @@ import hashlib
 import math
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -128,20 +129,14 @@ def download(
     downloaded = {}
     for part in PARTS:
         target = find_file(where, _SUBFOLDER, part.name) or where / _SUBFOLDER / part.name
-        needed = not _is_intact(target, part)
-        if needed:
+        downloaded[target] = True
+        with suppress(DataError, FileNotFoundError):
+            _unpack(target, part)
+            downloaded[target] = False
+        if downloaded[target]:
             urls = [mirror + part.name for mirror in MIRRORS]
             fetch(urls, target, size=part.packed_size, sha256=part.packed_sha256, progress=partial(progress, part))
-        downloaded[target] = needed
     return downloaded
-
-
-def _is_intact(path: Path, part: Part) -> bool:
-    try:
-        _unpack(path, part)
-    except (DataError, FileNotFoundError):
-        return False
-    return True
 
 
 def _read(folder: Path, part: Part) -> NDArray[np.uint8]:
