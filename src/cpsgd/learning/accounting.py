@@ -168,12 +168,7 @@ class RunCharges:
     ) -> None:
         """Checks that the budget is about what the run protects.
 
-        Args:
-            ledger: The ledger.
-            population: Whose budget pays.
-            protocol: What the rounds run with.
-            spending: How the run accounts for them, and in what unit.
-            repeatable: Whether a round that is run again has the same result.
+        Rounds are `repeatable` if they have the same result when they are run again.
         """
         self.run = secrets.token_hex(8)
         self._ledger = ledger
@@ -229,10 +224,8 @@ class RunCharges:
         if not self._entry.released:
             self._ledger.release(self._entry, survivors)
         elif self._entry.survivors != survivors:
-            raise CheckpointError(
-                f"Round {self._entry.event.round} was released with {self._entry.survivors} messages and has "
-                f"{survivors} now."
-            )
+            number, before = self._entry.event.round, self._entry.survivors
+            raise CheckpointError(f"Round {number} was released with {before} messages and has {survivors} now.")
 
     def _event(self, cohorts: Cohorts, number: int, survivors: int) -> RoundEvent:
         return RoundEvent(

@@ -219,14 +219,7 @@ class RoundMetrics:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come, apart from its model and optimizer.
-
-    Attributes:
-        round: Number of the next round.
-        history: What is known of each round so far.
-        cohorts: Who takes part, with the key that the draws follow from.
-        run: The run's name on a ledger; None without one.
-    """
+    """How far a run has come, apart from its model and optimizer: its next round, and its name on a ledger if any."""
 
     round: int
     history: list[RoundMetrics]
@@ -248,7 +241,7 @@ class RunFolder:
             CheckpointError: The folder is damaged, in use by another process, or holds a run that is not to be resumed.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+        self._path, self._metrics = folder / CHECKPOINT, folder / METRICS
         self._config = config
         # Kept apart from the settings, which may be shown: it follows from everybody's data without noise.
         self._data = getattr(dataset, "fingerprint", None)
@@ -314,11 +307,7 @@ class RunFolder:
                 "charged": {number: size for number, size in self.charged.items() if number < progress.round},
             },
         )
-        write_lines(self._folder / METRICS, rows)
-
-    @property
-    def _path(self) -> Path:
-        return self._folder / CHECKPOINT
+        write_lines(self._metrics, rows)
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """Refuses the checkpoint of another run, and one that has spent what the log does not know of."""

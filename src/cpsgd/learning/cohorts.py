@@ -30,12 +30,10 @@ _UNLUCKY = 1e-3
 
 @dataclass(frozen=True)
 class Cohorts:
-    """The cohorts of a run.
+    """The cohorts of a run, as `CohortOptions` describe them.
 
     Attributes:
         population: Number of clients there are.
-        cohort: Clients in a round; with Poisson sampling, on average.
-        scheme: "once", "every", "poisson" or "fixed-size".
         messages: Messages a round's sum is made of. With Poisson sampling more than `cohort`: the clients drawn are
             joined by clients who send noise only, so that the noise does not depend on the draw.
         overflow: Probability that a round draws more clients than `messages` (Poisson only), part of δ.

@@ -36,15 +36,9 @@ PRIVATE = "private"
 
 @dataclass(frozen=True)
 class Result:
-    """How one run ended.
+    """How one run ended: the private one, which has a guarantee, or a baseline.
 
-    Attributes:
-        name: "private" or a baseline's name.
-        private: Whether it has a guarantee.
-        history: Every round's figures.
-        bits_per_coordinate: Bits a client sends for each parameter, without header; 32 in floats.
-        bytes_per_client: Bytes of one message.
-        guarantee: What is proved about it; None without privacy.
+    A client's message has so many `bits_per_coordinate`, 32 in floats, and with its header `bytes_per_client`.
     """
 
     name: str
@@ -81,8 +75,6 @@ class Experiment:
     """Everything that follows from settings, checked before a round is charged.
 
     Attributes:
-        settings: The settings.
-        dataset: The data set they name.
         dim: d, the number of the model's parameters.
         mechanisms: The private mechanism and the baselines, by name.
     """
@@ -180,9 +172,8 @@ class Experiment:
         return published_epsilon(protocol, delta, rounds=counted, adjacency=adjacency, noise_clients=noise_clients)
 
     def _model(self) -> torch.nn.Module:
-        return models.by_name(
-            self.settings.model, self.dataset.feature_dim, self.dataset.classes, seed=self._first_weights
-        )
+        data = self.dataset
+        return models.by_name(self.settings.model, data.feature_dim, data.classes, seed=self._first_weights)
 
     def _chosen(self) -> Plan | Protocol:
         """The private mechanism: what the settings spell out, or else the planner's."""
@@ -229,8 +220,8 @@ class Experiment:
             "adjacency": self._adjacency,
         }
         if settings.explicit:
-            messages = {"surviving": self._surviving, "colluding": settings.colluding}
-            epsilon = guarantee_over_rounds(protocol, **rounds, **messages).epsilon
+            colluding = settings.colluding
+            epsilon = guarantee_over_rounds(protocol, **rounds, surviving=self._surviving, colluding=colluding).epsilon
         if settings.examples is not None:
             protocol = example_protocol(mechanisms.gaussian_like(self.protocol, 1.0), settings.examples)
         target = Target(

@@ -105,10 +105,9 @@ class ClientUpdates:
                 chunk = rows[: len(chosen)]
                 if count > 0:
                     examples = starts[chosen, None] + np.arange(count)
-                    if np.array_equal(examples.reshape(-1), np.arange(examples[0, 0], examples[-1, -1] + 1)):
+                    part, shape = slice(int(examples[0, 0]), int(examples[-1, -1]) + 1), examples.shape
+                    if np.array_equal(examples.reshape(-1), np.arange(part.start, part.stop)):
                         # Neighbours in memory: no copy.
-                        part = slice(int(examples[0, 0]), int(examples[-1, -1]) + 1)
-                        shape = len(chosen), int(count)
                         self._write(features[part].reshape(*shape, -1), labels[part].reshape(shape), chunk)
                     else:
                         index = torch.from_numpy(examples).to(features.device)
@@ -159,7 +158,8 @@ class ExampleSums:
     """Clients' sums of their examples' clipped gradients, as rows of float32: one example is what is protected.
 
     What that means is in `cpsgd.privacy.examples`; plans for it are in `cpsgd.planner.examples`. Sums are taken in
-    float64 and rounded once. Of a client with more than `examples` examples the first ones count. A gradient with NaN or infinity counts as zero: whatever an example is, it moves the sum by at most D.
+    float64 and rounded once. Of a client with more than `examples` examples the first ones count. A gradient with NaN
+    or infinity counts as zero: whatever an example is, it moves the sum by at most D.
     """
 
     def __init__(self, gradients: ClientUpdates, clip_norm: float, examples: int) -> None:

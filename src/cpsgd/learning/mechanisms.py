@@ -85,14 +85,13 @@ def completed(account: AccountOptions, mechanism: Mechanism) -> AccountOptions:
     """The account with a plan's own figures where it leaves them open."""
     if not isinstance(mechanism, Plan):
         return account
-    guarantee = mechanism.guarantee
-    return replace(
-        account,
-        epsilon=mechanism.wished_epsilon if account.epsilon is None else account.epsilon,
-        delta=guarantee.delta if account.delta is None else account.delta,
-        adjacency=guarantee.adjacency if account.adjacency is None else account.adjacency,
-        colluding=mechanism.colluding if account.colluding is None else account.colluding,
-    )
+    own: dict[str, Any] = {
+        "epsilon": mechanism.wished_epsilon,
+        "delta": mechanism.guarantee.delta,
+        "adjacency": mechanism.guarantee.adjacency,
+        "colluding": mechanism.colluding,
+    }
+    return replace(account, **{name: value for name, value in own.items() if getattr(account, name) is None})
 
 
 def protocol_of(mechanism: Mechanism) -> Protocol | None:

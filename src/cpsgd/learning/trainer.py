@@ -66,15 +66,9 @@ class Trainer:
         >>> data = load_digits()
         >>> model = mlp(data.feature_dim, data.classes, hidden=(), seed=0)
         >>> private = plan(clients=700, dim=650, epsilon=8.0, delta=1e-5, bits=8, clip_norm=2.0)
-        >>> trainer = Trainer(
-        ...     model,
-        ...     torch.nn.functional.cross_entropy,
-        ...     data,
-        ...     private,
-        ...     cohorts=CohortOptions(cohort=700, rounds=2),
-        ...     server=ServerOptions(lr=0.5),
-        ...     run=RunOptions(seed=1),
-        ... )
+        >>> loss, cohorts = torch.nn.functional.cross_entropy, CohortOptions(cohort=700, rounds=2)
+        >>> server, run = ServerOptions(lr=0.5), RunOptions(seed=1)
+        >>> trainer = Trainer(model, loss, data, private, cohorts=cohorts, server=server, run=run)
         >>> for metrics in trainer.run():
         ...     print(metrics.round, metrics.epsilon <= 8.0, metrics.bytes_total)
         0 True 499800
@@ -97,17 +91,9 @@ class Trainer:
     ) -> None:
         """Checks everything there is to check before a round is charged.
 
-        Args:
-            model: Any module of float32 parameters, except batch normalisation. It is moved to the device.
-            loss: From outputs and labels to their mean loss.
-            dataset: The clients and the test set.
-            mechanism: A `Plan`, a `Protocol`, or `NoPrivacy`.
-            cohorts: Who takes part in the rounds.
-            clients: What a client computes.
-            server: How the server steps along a round's mean.
-            account: What may be spent on privacy, and who pays; a plan's own figures by default.
-            run: How the run is computed.
-            folder: Where it is kept; by default it is not.
+        The model may be any module of float32 parameters, except batch normalisation; it is moved to the device. The
+        loss goes from outputs and labels to their mean loss, and the mechanism is a `Plan`, a `Protocol` or
+        `NoPrivacy`. What the options are is said in their groups, in `cpsgd.learning.options`.
 
         Raises:
             BudgetExceededError: The ledger's budget is too small for so many rounds.
@@ -137,7 +123,7 @@ class Trainer:
             delta=account.delta or _NO_DELTA,
         )
         self._spending, self._ledger = self._accounts(account, clients.examples)
-        self.config = self._settings(dataset, cohorts, clients, server, account)
+        self.config = self._settings(dataset, cohorts, clients, server, account.population)
         self._folder: RunFolder | None = None
         self._checkpoint_every = folder.checkpoint_every
         if folder.run_dir is not None:
@@ -209,18 +195,9 @@ class Trainer:
                     signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
                 self._server.step(mean, number)
         self.round = number + 1
-        loss, accuracy = None, None
-        if evaluated and self._server.is_finite():
-            loss, accuracy = self.evaluate()
-        metrics = self._metrics(
-            number,
-            survivors,
-            released=released,
-            loss=loss,
-            accuracy=accuracy,
-            noise_to_signal=signal_ratio,
-            seconds=time.perf_counter() - begun,
-        )
+        loss, accuracy = self.evaluate() if evaluated and self._server.is_finite() else (None, None)
+        figures = {"released": released, "loss": loss, "accuracy": accuracy, "noise_to_signal": signal_ratio}
+        metrics = self._metrics(number, survivors, **figures, seconds=time.perf_counter() - begun)
         self.history.append(metrics)
         if last or self.round % self._checkpoint_every == 0:
             self._save()
@@ -267,12 +244,7 @@ class Trainer:
         return spending, RunCharges(ledger, account.population, protocol, spending, repeatable=seeded)
 
     def _settings(
-        self,
-        dataset: Dataset,
-        cohorts: CohortOptions,
-        clients: ClientOptions,
-        server: ServerOptions,
-        account: AccountOptions,
+        self, data: Dataset, cohorts: CohortOptions, clients: ClientOptions, server: ServerOptions, budget: str | None
     ) -> dict[str, Any]:
         """What a run that is resumed must have in common with the one that was started. Names are those of files."""
         spending, schedule = self._spending, server.schedule
@@ -281,9 +253,9 @@ class Trainer:
             "delta": None if spending is None else spending.delta,
             "adjacency": None if spending is None else str(spending.adjacency),
             "colluding": None if spending is None else spending.colluding,
-            "dataset": dataset.name,
-            "population": dataset.size,
-            "budget": account.population,
+            "dataset": data.name,
+            "population": data.size,
+            "budget": budget,
             "cohort": cohorts.cohort,
             "messages": self._cohorts.messages,
             "participation": cohorts.participation,

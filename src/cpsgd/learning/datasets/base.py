@@ -71,17 +71,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """Images in grey, one per client.
-
-    Attributes:
-        name: Short name, as on the command line.
-        source: Where the images come from.
-        images: The clients' images [clients, side, side], shades 0..255.
-        labels: Their classes.
-        test_images: The images held back.
-        test_labels: Their classes.
-        classes: Number of classes.
-    """
+    """Images [clients, side, side] in shades of grey, 0..255, one per client, and others that are held back."""
 
     name: str
     source: str

@@ -123,7 +123,7 @@ def _open(request: Request) -> HTTPResponse:
     except URLError as error:
         raise _TransferError(str(error.reason)) from None
     except (OSError, HTTPException) as error:
-        raise _TransferError(_describe(error)) from None
+        raise _TransferError(str(error) or type(error).__name__) from None
     if not isinstance(response, HTTPResponse):
         raise _TransferError("not an HTTP address")
     return response
@@ -147,11 +147,7 @@ def _blocks(response: HTTPResponse) -> Iterator[bytes]:
         while block := response.read(_BLOCK):
             yield block
     except (OSError, HTTPException) as error:
-        raise _TransferError(_describe(error)) from None
-
-
-def _describe(error: Exception) -> str:
-    return str(error) or type(error).__name__
+        raise _TransferError(str(error) or type(error).__name__) from None
 
 
 def _length(path: Path) -> int:

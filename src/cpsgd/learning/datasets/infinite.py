@@ -11,10 +11,8 @@ A training images, sample i is
   to [0, 255] and truncated to an integer. At last, where moves are wanted, the image is moved by one pixel as k1 mod 9
   says: up, down, left, right, up-left, up-right, down-left, down-right, not at all.
 
-Where this differs from the original program: what leaves the image on one side is gone (the original's moves to the
-left and to the right carry one column into the neighbouring row and drop another: one pixel in 65,000); and unless the
-original's files are given, F are the fields of `smooth_fields` and the slopes are central differences with zeros around
-the image.
+Unlike in the original program, what leaves the image on one side is gone; and unless the original's files are given, F
+are the fields of `smooth_fields` and the slopes are central differences with zeros around the image.
 """
 
 from __future__ import annotations
