@@ -93,7 +93,7 @@ class PrivateMean:
             rounds: Rounds that may be run, those before `first_round` included.
             colluding: Workers whose noise does not count, because whoever looks at the sum knows it: at least one.
             examples: None for the privacy of a worker's whole data. For that of one example: the most examples that
-                a vector is a sum of (see `cpsgd.learning.examples`).
+                a vector is a sum of (see `cpsgd.privacy.examples`).
             participation: "every" if data may be used in all rounds, "once" if an example is used in one round only.
             adjacency: Which data sets are neighbours.
             first_round: Where to begin, for a run that goes on. What was spent before is counted, never forgotten.

@@ -25,8 +25,7 @@ from cpsgd._torch import torch
 from cpsgd.engines.allreduce import PrivateMean
 from cpsgd.errors import ParameterError
 from cpsgd.learning.datasets.base import Batch
-from cpsgd.learning.examples import ExampleSums
-from cpsgd.learning.gradients import ClientUpdates, Loss, check_layers, trainable
+from cpsgd.learning.gradients import ClientUpdates, ExampleSums, Loss, check_layers, trainable
 
 
 class WorkerGradients:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cpsgd.learning.checkpoints import RoundMetrics as RoundMetrics
     from cpsgd.learning.mechanisms import NoPrivacy as NoPrivacy
     from cpsgd.learning.mechanisms import baselines as baselines
     from cpsgd.learning.models import mlp as mlp
@@ -18,14 +19,13 @@ if TYPE_CHECKING:
     from cpsgd.learning.options import FolderOptions as FolderOptions
     from cpsgd.learning.options import RunOptions as RunOptions
     from cpsgd.learning.options import ServerOptions as ServerOptions
-    from cpsgd.learning.run_folder import RoundMetrics as RoundMetrics
     from cpsgd.learning.trainer import Trainer as Trainer
 
 _OPTIONS = ("AccountOptions", "ClientOptions", "CohortOptions", "FolderOptions", "RunOptions", "ServerOptions")
 _HOMES = {
     **dict.fromkeys(_OPTIONS, "options"),
     "NoPrivacy": "mechanisms",
-    "RoundMetrics": "run_folder",
+    "RoundMetrics": "checkpoints",
     "Trainer": "trainer",
     "baselines": "mechanisms",
     "mlp": "models",

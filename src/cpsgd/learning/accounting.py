@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -39,18 +40,13 @@ class Spending:
 
     Attributes:
         survivors: How many messages arrived in each round charged so far.
+        examples: The most examples of a client where one of them is protected; None where the whole client is.
     """
 
     def __init__(
         self, protocol: Protocol, cohorts: Cohorts, account: AccountOptions, *, examples: int | None = None
     ) -> None:
-        """Starts with nothing spent.
-
-        Args:
-            protocol: What the rounds run with.
-            cohorts: Who takes part.
-            account: δ in total, the most ε that may be spent, neighbours, and colluding clients.
-            examples: None for the privacy of whole clients; the most examples of a client for that of one of them.
+        """Starts with nothing spent. With `examples`, the most of a client, it is about the privacy of one of them.
 
         Raises:
             ParameterError: There is no δ, or nothing is proved about such cohorts and neighbours.
@@ -58,7 +54,7 @@ class Spending:
         if account.delta is None:
             raise ParameterError("A private protocol is accounted at some delta: give delta, or a plan, which has one.")
         self.protocol = protocol if examples is None else example_protocol(protocol, examples)
-        self._of_examples = examples is not None
+        self.examples = examples
         self.delta = account.delta
         self.epsilon = account.epsilon
         self.participation = cohorts.participation
@@ -70,7 +66,7 @@ class Spending:
         self._overflow = cohorts.overflow
         self._floor = 0
         # Rounds repeat, and so does the question what they cost.
-        self._last: tuple[object, RoundsGuarantee | None] = (None, None)
+        self._found: dict[tuple[float, tuple[int, ...]], RoundsGuarantee] = {}
 
     def guarantee(self, survivors: Sequence[int] | None = None) -> RoundsGuarantee | None:
         """The guarantee of the rounds so far, or of rounds with these survivors; None before the first.
@@ -83,35 +79,29 @@ class Spending:
             return None
         if self.participation.scheme == "once":
             # Rounds of other clients cost a client nothing, so the smallest one says it all.
-            found = self._proved(self.delta, (min(sizes),))
-            return RoundsGuarantee(**{**vars(found), "rounds": len(sizes)})
+            return replace(self._proved(self.delta, (min(sizes),)), rounds=len(sizes))
         left = self.delta - len(sizes) * self._overflow
         if left <= 0.0:
             raise ConditionError(f"{len(sizes):,} rounds spend δ={self.delta:g} on draws of too many clients alone.")
-        sizes = tuple(sorted(self.rounded_down(size) for size in sizes))
-        found = self._proved(left, sizes)
-        return RoundsGuarantee(**{**vars(found), "delta": self.delta, "tail": found.tail + self.delta - left})
+        found = self._proved(left, tuple(sorted(map(self.rounded_down, sizes))))
+        return replace(found, delta=self.delta, tail=found.tail + self.delta - left)
 
     def check(self, rounds: int, survivors: int) -> None:
-        """Refuses a run before its first round where the budget does not reach to `rounds` in all.
-
-        Args:
-            rounds: Rounds in all, those already spent included.
-            survivors: Messages that are expected to arrive in each.
+        """Refuses a run before its first round where the budget does not reach to `rounds`, those spent included.
 
         Raises:
             InfeasibleError: The budget is too small; the message says how many rounds it buys.
             ConditionError: Nothing is proved about such rounds.
         """
-        asked = self._with(rounds, survivors)
-        found = self.guarantee(asked)
+        found = self.guarantee(self._with(rounds, survivors))
         if self.epsilon is not None and found is not None and found.epsilon > self.epsilon:
             missing = self._messages - survivors
             dropout = math.ceil(1e4 * missing / self._messages) / 1e4
+            most = bisect_left(range(1, rounds), True, key=lambda count: not self._holds(self._with(count, survivors)))
             remedy = f" Of {self._messages:,} messages {missing:,} may not arrive: plan with dropout={dropout:g}."
             raise InfeasibleError(
                 f"{rounds:,} rounds of {survivors:,} messages cost ε={found.epsilon:.4g} at δ={self.delta:g}; "
-                f"the budget ε={self.epsilon:g} buys {self._affordable(rounds, survivors):,}. "
+                f"the budget ε={self.epsilon:g} buys {most:,}. "
                 f"Run fewer rounds, plan with more noise, or allow more.{remedy if missing > 0 else ''}"
             )
         self._floor = survivors
@@ -125,19 +115,14 @@ class Spending:
             return False
         if 0 < self._floor <= survivors:
             return True
-        try:
-            found = self.guarantee([*self.survivors, survivors, *[self._floor] * rounds_left])
-        except ConditionError:
-            return False
-        return found is not None and (self.epsilon is None or found.epsilon <= self.epsilon)
+        return self._holds([*self.survivors, survivors, *[self._floor] * rounds_left])
 
     def charge(self, survivors: int) -> None:
         """Counts a round that is about to be released."""
         self.survivors.append(survivors)
 
     def _proved(self, delta: float, sizes: tuple[int, ...]) -> RoundsGuarantee:
-        key = delta, sizes
-        if key != self._last[0]:
+        if (delta, sizes) not in self._found:
             found = guarantee_over_rounds(
                 self.protocol,
                 delta,
@@ -146,13 +131,12 @@ class Spending:
                 surviving=list(sizes),
                 colluding=self.colluding,
             )
-            if self._of_examples:
+            if self.examples is not None:
                 # The paper's theorem would be about sums whose norm is one example's.
                 kept = tuple(pair for pair in found.alternatives if not pair[0].startswith("paper-theorem"))
-                found = RoundsGuarantee(**{**vars(found), "alternatives": kept})
-            self._last = key, found
-        assert self._last[1] is not None
-        return self._last[1]
+                found = replace(found, alternatives=kept)
+            self._found = {(delta, sizes): found}
+        return self._found[delta, sizes]
 
     def rounded_down(self, survivors: int) -> int:
         """With sampling, one of few sizes: accounting takes seconds for each, and fewer messages never cost less."""
@@ -163,19 +147,13 @@ class Spending:
     def _with(self, rounds: int, survivors: int) -> list[int]:
         return [*self.survivors, *[survivors] * (rounds - len(self.survivors))]
 
-    def _affordable(self, rounds: int, survivors: int) -> int:
-        """The most rounds, under `rounds`, that the budget buys."""
-        assert self.epsilon is not None
-        most, over = 0, rounds
-        while over - most > 1:
-            middle = (most + over) // 2
-            try:
-                found = self.guarantee(self._with(middle, survivors))
-                enough = found is None or found.epsilon <= self.epsilon
-            except ConditionError:
-                enough = False
-            most, over = (middle, over) if enough else (most, middle)
-        return most
+    def _holds(self, sizes: Sequence[int]) -> bool:
+        """Whether something is proved about rounds with so many messages, and the budget buys them."""
+        try:
+            found = self.guarantee(sizes)
+        except ConditionError:
+            return False
+        return found is None or self.epsilon is None or found.epsilon <= self.epsilon
 
 
 class RunCharges:
@@ -186,31 +164,17 @@ class RunCharges:
     """
 
     def __init__(
-        self,
-        ledger: Ledger,
-        population: str,
-        protocol: Protocol,
-        spending: Spending,
-        *,
-        examples: int | None,
-        repeatable: bool,
+        self, ledger: Ledger, population: str, protocol: Protocol, spending: Spending, *, repeatable: bool
     ) -> None:
         """Checks that the budget is about what the run protects.
 
-        Args:
-            ledger: The ledger.
-            population: Whose budget pays.
-            protocol: What the rounds run with.
-            spending: How the run accounts for them.
-            examples: None for the privacy of whole clients; the most examples of a client for that of one of them.
-            repeatable: Whether a round that is run again has the same result.
+        Rounds are `repeatable` if they have the same result when they are run again.
         """
         self.run = secrets.token_hex(8)
         self._ledger = ledger
         self._population = population
         self._protocol = protocol
         self._spending = spending
-        self._examples = examples
         self._repeatable = repeatable
         self._entry: Entry | None = None
         budget = ledger.budget(population)
@@ -219,17 +183,11 @@ class RunCharges:
                 f"The budget of {population!r} is for {budget.adjacency} neighbours and the run for "
                 f"{spending.adjacency} ones; choose another participation or adjacency, or another budget."
             )
-        if budget.unit != ("client" if examples is None else "example"):
+        if budget.unit != ("client" if spending.examples is None else "example"):
             raise ParameterError(f"The budget of {population!r} protects one {budget.unit}, and the run does not.")
 
     def check(self, cohorts: Cohorts, *, charged: Collection[int], rounds: range, survivors: int) -> None:
-        """Refuses a run before its first round where the budget does not reach to the end.
-
-        Args:
-            cohorts: Who takes part.
-            charged: Rounds in the run's own log of charges.
-            rounds: Rounds still to be run.
-            survivors: Messages that are expected to arrive in each.
+        """Refuses a run where the budget does not reach to the end of `rounds`, those still to be run.
 
         Raises:
             BudgetExceededError: The budget is too small.
@@ -266,10 +224,8 @@ class RunCharges:
         if not self._entry.released:
             self._ledger.release(self._entry, survivors)
         elif self._entry.survivors != survivors:
-            raise CheckpointError(
-                f"Round {self._entry.event.round} was released with {self._entry.survivors} messages and has "
-                f"{survivors} now."
-            )
+            number, before = self._entry.event.round, self._entry.survivors
+            raise CheckpointError(f"Round {number} was released with {before} messages and has {survivors} now.")
 
     def _event(self, cohorts: Cohorts, number: int, survivors: int) -> RoundEvent:
         return RoundEvent(
@@ -281,7 +237,7 @@ class RunCharges:
             run=self.run,
             # The cohorts of a run are disjoint by construction, those of two runs are not.
             partition=self.run if cohorts.scheme == "once" else "",
-            examples=self._examples,
+            examples=self._spending.examples,
             overflow=cohorts.overflow,
             label="cpsgd train, a simulation: its noise follows from a seed" if self._repeatable else "cpsgd train",
         )

@@ -20,8 +20,7 @@ from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.datasets.device import on_device
 from cpsgd.learning.devices import enough_memory
-from cpsgd.learning.examples import ExampleSums
-from cpsgd.learning.gradients import ClientUpdates, Loss
+from cpsgd.learning.gradients import ClientUpdates, ExampleSums, Loss
 from cpsgd.learning.mechanisms import Mechanism, Simulator
 from cpsgd.learning.options import ClientOptions, RunOptions
 
@@ -46,9 +45,7 @@ def start(
     with enough_memory("the model", "use a smaller one."):
         model.to(device)
         updates = ClientUpdates(model, loss, clients, memory_limit=memory << 20)
-    if gpu:
-        return GpuBackend(dataset, updates, mechanism, run.seed, device)
-    return CpuBackend(dataset, updates, mechanism, run.seed, device, clients.examples)
+    return (GpuBackend if gpu else CpuBackend)(dataset, updates, mechanism, run.seed, device, clients.examples)
 
 
 class CpuBackend:
@@ -63,7 +60,7 @@ class CpuBackend:
         mechanism: Mechanism,
         seed: int | None,
         device: torch.device,
-        examples: int | None = None,
+        examples: int | None,
     ) -> None:
         """Takes clients' rows from `updates`, whose memory is bounded; the examples of some are held beside it."""
         self.updates = updates
@@ -81,16 +78,13 @@ class CpuBackend:
         return cohorts.clients(number)
 
     def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator:
-        """The round with the messages of these clients, and of `zeros` more who send the zero vector.
-
-        Raises:
-            ParameterError: A GPU has too little memory.
-        """
+        """The round with the messages of these clients, and of `zeros` more who send the zero vector."""
+        on = self.device if self.asynchronous else None
         with enough_memory(
             f"{self.updates.memory_limit / 2**20:,.0f} MiB of clients at a time",
             "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
         ):
-            simulator = self._started(number)
+            simulator = mechanisms.start_round(self._mechanism, self.updates.dim, number, self._seed, on)
             for start in range(0, len(clients), self._slice):
                 for chunk in self._chunks(clients[start : start + self._slice]):
                     simulator.add(chunk)
@@ -102,9 +96,6 @@ class CpuBackend:
         test = self._dataset.test_set()
         return torch.from_numpy(test.features), torch.from_numpy(test.labels)
 
-    def _started(self, number: int) -> Simulator:
-        return mechanisms.start_round(self._mechanism, self.updates.dim, number, self._seed)
-
     def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
         return self._rows.chunks(self._dataset.batch(clients))
 
@@ -114,17 +105,11 @@ class GpuBackend(CpuBackend):
 
     asynchronous = True
 
-    def __init__(
-        self, dataset: Dataset, updates: ClientUpdates, mechanism: Mechanism, seed: int | None, device: torch.device
-    ) -> None:
-        """Moves what the data set needs to the device.
-
-        Raises:
-            ParameterError: The GPU has too little memory for it.
-        """
-        super().__init__(dataset, updates, mechanism, seed, device)
+    def __init__(self, dataset: Dataset, *arguments: Any) -> None:
+        """Moves what the data set needs to the device; `ParameterError` where it has too little memory for it."""
+        super().__init__(dataset, *arguments)
         with enough_memory("the data set", "use a smaller one."):
-            self._data = on_device(dataset, device)
+            self._data = on_device(dataset, self.device)
         self._ahead: dict[int, Future[NDArray[np.int64]]] = {}
         self._drawing = ThreadPoolExecutor(1)
 
@@ -139,9 +124,5 @@ class GpuBackend(CpuBackend):
         """Features and labels of the test set."""
         return self._data.test.features, self._data.test.labels
 
-    def _started(self, number: int) -> Simulator:
-        return mechanisms.start_device_round(self._mechanism, self.updates.dim, number, self._seed, self.device)
-
     def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
-        batch = self._data.batch(clients)
-        return self.updates.tensors(batch.features, batch.labels, batch.counts)
+        return self.updates.tensors(*self._data.batch(clients))

@@ -1,6 +1,7 @@
 """What survives a crash: an atomic checkpoint after a round, and a log of charges that is written before a release.
 
-A run directory holds
+A run is taken up by a process that has it to itself, with the settings and data it was started with, and with all of
+its charges. Its directory, a `RunFolder`, holds
 
 * `checkpoint.bin`: the last complete round (magic, SHA-256 of the rest, then PyTorch's archive of tensors and plain
   values). It is written beside and moved into place, so that a reader finds the old one or the new one whole.
@@ -19,16 +20,19 @@ import weakref
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError
+from cpsgd.learning.cohorts import Cohorts
+from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.devices import enough_memory
 
 _MAGIC = b"cpsgd checkpoint 1\n"
 _DIGEST_BYTES = 32
-
 CHECKPOINT, CHARGES, METRICS = "checkpoint.bin", "charges.jsonl", "metrics.jsonl"
 
 
@@ -83,29 +87,17 @@ class _Lock:
         import fcntl
 
         descriptor = os.open(path, os.O_RDWR)
+        weakref.finalize(self, os.close, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(descriptor)
             raise CheckpointError(
                 f"Another process is at work on the run in {path.parent}. Wait for it, stop it, or use another folder."
             ) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        weakref.finalize(self, os.close, descriptor)
 
 
 # A process may open its own run again, to go on after an interruption. A fork is another process.
 _locks: weakref.WeakValueDictionary[tuple[int, Path], _Lock] = weakref.WeakValueDictionary()
-
-
-def _locked(path: Path) -> _Lock:
-    key = os.getpid(), path.resolve()
-    lock = _locks.get(key)
-    if lock is None:
-        lock = _locks[key] = _Lock(path)
-    return lock
 
 
 class ChargeLog:
@@ -121,7 +113,8 @@ class ChargeLog:
             # The file's own entry must be on the disk before anything that is written to it can count.
             path.touch()
             _sync_folder(path.parent)
-        self._lock = _locked(path)
+        own = os.getpid(), path.resolve()
+        self._lock = _locks.get(own) or _locks.setdefault(own, _Lock(path))
         self._path = path
         self.survivors: dict[int, int] = {}
         data = path.read_bytes()
@@ -183,3 +176,149 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """One round's figures. None of them is computed from clients' data except through the released model.
+
+    Attributes:
+        round: Number of the round, from 0.
+        released: Whether a mean was released and a step taken. A round is abandoned if so few messages arrived that the
+            budget would not hold, and lost if the run was killed after its charge.
+        survivors: Messages in the sum.
+        loss: Mean loss on the test set, where it was evaluated.
+        accuracy: Share of the test set classified correctly, where it was evaluated.
+        epsilon: ε spent by all rounds so far; None without privacy, and in rounds where it was not computed (with
+            sampling it takes a second, and is computed only where the model is evaluated).
+        delta: δ that goes with it; None without privacy.
+        method: Name of the method that proved ε.
+        bytes_per_client: Bytes of one message.
+        bytes_total: Bytes sent by all clients in all rounds so far.
+        noise_to_signal: √E‖noise‖² of the mean over the norm of the released mean; None where nothing was released.
+        seconds: How long the round took on this machine, evaluation included. Not compared.
+    """
+
+    round: int
+    released: bool
+    survivors: int
+    loss: float | None
+    accuracy: float | None
+    epsilon: float | None
+    delta: float | None
+    method: str | None
+    bytes_per_client: int
+    bytes_total: int
+    noise_to_signal: float | None
+    seconds: float = field(compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come, apart from its model and optimizer: its next round, and its name on a ledger if any."""
+
+    round: int
+    history: list[RoundMetrics]
+    cohorts: Cohorts
+    run: str | None
+
+
+class RunFolder:
+    """A run's folder; other processes are kept out of it while this object lives.
+
+    Attributes:
+        charged: How many messages each round had that was ever charged, whether or not it was completed.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], dataset: Dataset, *, resume: bool) -> None:
+        """Makes the folder, or with `resume` opens that of a run, whose settings and data must be as they were.
+
+        Raises:
+            CheckpointError: The folder is damaged, in use by another process, or holds a run that is not to be resumed.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path, self._metrics = folder / CHECKPOINT, folder / METRICS
+        self._config = config
+        # Kept apart from the settings, which may be shown: it follows from everybody's data without noise.
+        self._data = getattr(dataset, "fingerprint", None)
+        # From here on no other process can open the run.
+        self._log = ChargeLog(folder / CHARGES)
+        self.charged: Mapping[int, int] = self._log.survivors
+        begun = self._path.exists()
+        if not resume and (begun or self.charged):
+            raise CheckpointError(f"{folder} holds a run already; resume it, or choose another directory.")
+        if not begun and self.charged:
+            raise CheckpointError(f"{folder} has charges but no checkpoint: the run cannot be continued.")
+
+    def restore(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
+        """Brings model and optimizer to where the last complete round left them; None if there is no run yet.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged or another run's, or charges are missing from the log.
+        """
+        if not self._path.exists():
+            return None
+        state = load(self._path)
+        try:
+            self._check(state)
+            progress = Progress(
+                round=int(state["round"]),
+                history=[RoundMetrics(**row) for row in state["history"]],
+                cohorts=Cohorts(**state["cohorts"]),
+                run=state["run"],
+            )
+            with enough_memory("the model and its optimizer", "use a smaller model."):
+                model.load_state_dict(state["model"])
+                optimizer.load_state_dict(state["optimizer"])
+        except (KeyError, TypeError, AttributeError, RuntimeError):
+            raise CheckpointError(f"{self._path} does not hold the state of a run of this kind.") from None
+        return progress
+
+    def charge(self, number: int, survivors: int) -> None:
+        """Writes a round's charge to the disk, unless that was done before the run was interrupted.
+
+        Raises:
+            CheckpointError: The round was charged with another number of messages.
+        """
+        known = self.charged.get(number)
+        if known is None:
+            self._log.append(number, survivors)
+        elif known != survivors:
+            raise CheckpointError(f"Round {number} was charged with {known} messages and has {survivors} now.")
+
+    def save(self, progress: Progress, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Writes a checkpoint, and the metrics for people and plots."""
+        rows = [metrics.to_dict() for metrics in progress.history]
+        save(
+            self._path,
+            {
+                "config": self._config,
+                "data": self._data,
+                "run": progress.run,
+                "round": progress.round,
+                "history": rows,
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "cohorts": vars(progress.cohorts),
+                "charged": {number: size for number, size in self.charged.items() if number < progress.round},
+            },
+        )
+        write_lines(self._metrics, rows)
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        """Refuses the checkpoint of another run, and one that has spent what the log does not know of."""
+        different = sorted(name for name, value in self._config.items() if state["config"].get(name) != value)
+        if state["data"] != self._data:
+            different.append("content of the data set")
+        if different:
+            raise CheckpointError(
+                f"The run was started with another {', '.join(different)}; resume it with the same settings."
+            )
+        if any(self.charged.get(number) != survivors for number, survivors in state["charged"].items()):
+            raise CheckpointError(
+                "The log of charges does not hold all that the checkpoint has spent: restore it from a copy."
+            )

@@ -30,12 +30,10 @@ _UNLUCKY = 1e-3
 
 @dataclass(frozen=True)
 class Cohorts:
-    """The cohorts of a run.
+    """The cohorts of a run, as `CohortOptions` describe them.
 
     Attributes:
         population: Number of clients there are.
-        cohort: Clients in a round; with Poisson sampling, on average.
-        scheme: "once", "every", "poisson" or "fixed-size".
         messages: Messages a round's sum is made of. With Poisson sampling more than `cohort`: the clients drawn are
             joined by clients who send noise only, so that the noise does not depend on the draw.
         overflow: Probability that a round draws more clients than `messages` (Poisson only), part of δ.
@@ -51,14 +49,7 @@ class Cohorts:
 
     @classmethod
     def plan(cls, options: CohortOptions, *, population: int, key: int, delta: float) -> Cohorts:
-        """Checks that there are enough clients, and finds the number of messages.
-
-        Args:
-            options: How many clients are chosen for how many rounds, and how.
-            population: Number of clients there are.
-            key: What the draws follow from.
-            delta: δ of the guarantee; a thousandth of it pays for Poisson rounds that draw more clients than there is
-                room for.
+        """Checks that there are enough clients, and finds the number of messages; δ is that of the guarantee.
 
         Raises:
             ParameterError: The cohort is larger than the population.
@@ -114,10 +105,9 @@ class Cohorts:
             if (round + 1) * self.cohort > self.population:
                 raise InfeasibleError(f"Round {round:,} would need clients who took part before: all are used up.")
             return permuted(np.arange(round * self.cohort, (round + 1) * self.cohort), self.population, self.key)
-        generator = self.generator("cohort", round)
-        size = self.cohort
+        generator, size = self.generator("cohort", round), self.cohort
         if self.scheme == "poisson":
-            size = int(generator.binomial(self.population, self.cohort / self.population))
+            size = int(generator.binomial(self.population, size / self.population))
         return np.sort(generator.choice(self.population, size, replace=False, shuffle=False)).astype(np.int64)
 
     def generator(self, purpose: str, round: int) -> np.random.Generator:
@@ -137,8 +127,7 @@ def permuted(numbers: NDArray[np.int64], size: int, key: int) -> NDArray[np.int6
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     half = max(1, math.ceil(max(1, (size - 1).bit_length()) / 2))
-    mask = np.uint64((1 << half) - 1)
-    shift = np.uint64(half)
+    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
     digest = hashlib.sha256(b"cpsgd permutation v1" + struct.pack("<Q", key)).digest()
     keys = np.frombuffer(digest + hashlib.sha256(digest).digest(), dtype="<u8")[:_MIXING_ROUNDS]
     found = numbers.astype(np.uint64)

@@ -14,12 +14,12 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.learning import mechanisms, models
 from cpsgd.learning.accounting import SAMPLED_SIZES
+from cpsgd.learning.checkpoints import RoundMetrics
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import Dataset, load
 from cpsgd.learning.mechanisms import NO_PRIVACY as NO_PRIVACY
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.options import AccountOptions, FolderOptions
-from cpsgd.learning.run_folder import RoundMetrics
 from cpsgd.learning.settings import Settings
 from cpsgd.learning.trainer import Trainer
 from cpsgd.mechanisms.options import DEFAULT, parameters_of, spelled_out
@@ -36,15 +36,9 @@ PRIVATE = "private"
 
 @dataclass(frozen=True)
 class Result:
-    """How one run ended.
+    """How one run ended: the private one, which has a guarantee, or a baseline.
 
-    Attributes:
-        name: "private" or a baseline's name.
-        private: Whether it has a guarantee.
-        history: Every round's figures.
-        bits_per_coordinate: Bits a client sends for each parameter, without header; 32 in floats.
-        bytes_per_client: Bytes of one message.
-        guarantee: What is proved about it; None without privacy.
+    A client's message has so many `bits_per_coordinate`, 32 in floats, and with its header `bytes_per_client`.
     """
 
     name: str
@@ -81,19 +75,12 @@ class Experiment:
     """Everything that follows from settings, checked before a round is charged.
 
     Attributes:
-        settings: The settings.
-        dataset: The data set they name.
         dim: d, the number of the model's parameters.
         mechanisms: The private mechanism and the baselines, by name.
     """
 
     def __init__(self, settings: Settings, dataset: Dataset | None = None) -> None:
-        """Loads the data, builds the model once to count its parameters, and plans the protocol.
-
-        Args:
-            settings: The settings.
-            dataset: The settings' data set where it was loaded before, to have it in memory once.
-        """
+        """Loads the data, unless `dataset` holds it, counts the model's parameters, and plans the protocol."""
         self.settings = settings
         self.dataset = load(settings.dataset, clients=settings.clients) if dataset is None else dataset
         # Without a seed the runs still begin with the same weights, if they begin in the same process.
@@ -158,11 +145,8 @@ class Experiment:
     def paper_bound(self, noise_clients: int) -> dict[str, Any]:
         """ε by the paper's own theorem: of the protocol itself, and with the paper's X at the same k and m.
 
-        Args:
-            noise_clients: Messages of the smallest round, whose noise counts.
-
-        Returns:
-            `epsilon` and `epsilon_at_paper_range`, each a number or None, with the `reason` where there is none.
+        The noise of `noise_clients`, the messages of the smallest round, counts. Without an `epsilon` there is a
+        `reason`.
         """
         if self._cohorts.participation.sampled:
             return {"epsilon": None, "reason": "The paper has no bound for sampled cohorts."}
@@ -182,15 +166,14 @@ class Experiment:
 
     def _paper_epsilon(self, protocol: Protocol, noise_clients: int) -> float:
         counted = self._cohorts.participation.counted_rounds(self.settings.rounds)
-        rule: dict[str, Any] = {"adjacency": self._adjacency, "noise_clients": noise_clients}
+        delta, adjacency = self.settings.delta, self._adjacency
         if counted == 1:
-            return protocol.mechanism.published_epsilon(protocol, self.settings.delta, self._adjacency, noise_clients)
-        return published_epsilon(protocol, self.settings.delta, rounds=counted, **rule)
+            return protocol.mechanism.published_epsilon(protocol, delta, adjacency, noise_clients)
+        return published_epsilon(protocol, delta, rounds=counted, adjacency=adjacency, noise_clients=noise_clients)
 
     def _model(self) -> torch.nn.Module:
-        return models.by_name(
-            self.settings.model, self.dataset.feature_dim, self.dataset.classes, seed=self._first_weights
-        )
+        data = self.dataset
+        return models.by_name(self.settings.model, data.feature_dim, data.classes, seed=self._first_weights)
 
     def _chosen(self) -> Plan | Protocol:
         """The private mechanism: what the settings spell out, or else the planner's."""
@@ -228,27 +211,22 @@ class Experiment:
         That ε is the one asked for. Of a protocol that the settings spell out it is the one proved about it, and the
         one asked for only a budget.
         """
-        settings, participation = self.settings, self._cohorts.participation
+        settings, epsilon = self.settings, self.settings.epsilon
         protocol = self.protocol if settings.examples is None else example_protocol(self.protocol, settings.examples)
-        epsilon = settings.epsilon
+        rounds: dict[str, Any] = {
+            "delta": self._accounted_delta,
+            "rounds": settings.rounds,
+            "participation": self._cohorts.participation,
+            "adjacency": self._adjacency,
+        }
         if settings.explicit:
-            epsilon = guarantee_over_rounds(
-                protocol,
-                self._accounted_delta,
-                rounds=settings.rounds,
-                participation=participation,
-                adjacency=self._adjacency,
-                surviving=self._surviving,
-                colluding=settings.colluding,
-            ).epsilon
+            colluding = settings.colluding
+            epsilon = guarantee_over_rounds(protocol, **rounds, surviving=self._surviving, colluding=colluding).epsilon
         if settings.examples is not None:
             protocol = example_protocol(mechanisms.gaussian_like(self.protocol, 1.0), settings.examples)
         target = Target(
             epsilon=epsilon,
-            delta=self._accounted_delta,
-            rounds=settings.rounds,
-            participation=participation,
-            adjacency=self._adjacency,
+            **rounds,
             dim=self.dim,
             clip_norm=protocol.clip_norm,
             honest=self._surviving - settings.colluding,

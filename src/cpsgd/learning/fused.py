@@ -72,33 +72,15 @@ def samples(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Deformed and moved images, shades divided by 255, one flat row per sample; and their labels.
 
-    Args:
-        images: Training images, uint8.
-        classes: Their labels.
-        fields: Displacement fields, halved for central differences.
-        moves: Rows down and columns to the right of the nine moves.
-        numbers: The samples' numbers.
-        test: Numbers that belong to test images.
+    `classes` are those of the training `images`, `fields` are halved for central differences, and the first `test`
+    numbers belong to test images.
     """
     side = images.shape[-1]
     features = torch.empty((len(numbers), side * side), device=images.device)
     labels = torch.empty(len(numbers), dtype=torch.int64, device=images.device)
+    arguments = images, classes, fields, moves, numbers, test, len(images), features, labels
     size = triton.next_power_of_2(side * side)
-    _samples[(len(numbers),)](
-        images,
-        classes,
-        fields,
-        moves,
-        numbers,
-        test,
-        len(images),
-        features,
-        labels,
-        side,
-        size,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
+    _samples[(len(numbers),)](*arguments, side, size, num_warps=4, enable_fp_fusion=False)
     return features, labels
 
 

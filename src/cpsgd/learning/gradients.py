@@ -1,4 +1,4 @@
-"""What clients compute: one gradient each, or the change made by a few local SGD steps.
+"""What clients compute: one gradient each, the change made by a few local SGD steps, or a sum over their examples.
 
 All clients of a chunk are computed together (`torch.func.vmap` over `torch.func.grad`); chunks are as large as a limit
 on memory allows, so that a cohort may have any size.
@@ -7,22 +7,23 @@ on memory allows, so that a cohort may have any size.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd._torch import torch
-from cpsgd.errors import ParameterError
+from cpsgd.codec import clip
+from cpsgd.errors import NonFiniteError, ParameterError
+from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.datasets.device import fused_kernels
 from cpsgd.learning.options import ClientOptions
-from cpsgd.simulation.device import current
-
-if TYPE_CHECKING:
-    from cpsgd.learning.datasets.base import Batch
+from cpsgd.privacy.examples import example_norm
+from cpsgd.simulation.device.rounds import current
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From a model's outputs and the labels to their mean loss, such as `torch.nn.functional.cross_entropy`."""
@@ -31,6 +32,8 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _CHUNK_BYTES = 1 << 24
 # Rows on a GPU begin at multiples of this many numbers.
 _ALIGNED = 32
+# Clients whose sums of examples are held at a time.
+_CLIENTS = 64
 
 
 class ClientUpdates:
@@ -102,10 +105,9 @@ class ClientUpdates:
                 chunk = rows[: len(chosen)]
                 if count > 0:
                     examples = starts[chosen, None] + np.arange(count)
-                    if np.array_equal(examples.reshape(-1), np.arange(examples[0, 0], examples[-1, -1] + 1)):
+                    part, shape = slice(int(examples[0, 0]), int(examples[-1, -1]) + 1), examples.shape
+                    if np.array_equal(examples.reshape(-1), np.arange(part.start, part.stop)):
                         # Neighbours in memory: no copy.
-                        part = slice(int(examples[0, 0]), int(examples[-1, -1]) + 1)
-                        shape = len(chosen), int(count)
                         self._write(features[part].reshape(*shape, -1), labels[part].reshape(shape), chunk)
                     else:
                         index = torch.from_numpy(examples).to(features.device)
@@ -143,16 +145,50 @@ class ClientUpdates:
     def _chunk_size(self, features: torch.Tensor, count: int) -> int:
         """How many clients with `count` examples each are computed together."""
         if self._activations is None and len(features):
-            # Zeros in a copy: whatever a layer might remember of its input, it is nobody's.
-            nothing = torch.zeros_like(features[:1])
-            self._activations = _activations(copy.deepcopy(self._model), nothing)
+            self._activations = _activations(self._model, torch.zeros_like(features[:1]))
         # An update and its copy to a row; with local steps the client's own model, its gradient and the next model.
         vectors = 2 if self.local_steps == 1 else 5
         # Layers' outputs, their gradients and one temporary, for each example.
         outputs = 3 * count * (self._activations or 0)
-        each = 4 * (vectors * self.dim + outputs)
-        most = self.memory_limit // each
+        most = self.memory_limit // (4 * (vectors * self.dim + outputs))
         return max(1, min(most, _CHUNK_BYTES // (4 * self.dim)) if features.device.type == "cpu" else most)
+
+
+class ExampleSums:
+    """Clients' sums of their examples' clipped gradients, as rows of float32: one example is what is protected.
+
+    What that means is in `cpsgd.privacy.examples`; plans for it are in `cpsgd.planner.examples`. Sums are taken in
+    float64 and rounded once. Of a client with more than `examples` examples the first ones count. A gradient with NaN
+    or infinity counts as zero: whatever an example is, it moves the sum by at most D.
+    """
+
+    def __init__(self, gradients: ClientUpdates, clip_norm: float, examples: int) -> None:
+        """Takes gradients of single examples from `gradients`; `clip_norm` is that of a client's sum."""
+        self.dim = gradients.dim
+        self._gradients = gradients
+        self._examples = examples
+        self._bound = example_norm(clip_norm, examples)
+
+    def chunks(self, batch: Batch) -> Iterator[NDArray[np.float32]]:
+        """The sums of the batch's clients in their order, some rows at a time."""
+        counts = np.minimum(batch.counts, self._examples)
+        # Places within clients, of which the first ones count.
+        places = np.arange(len(batch.labels)) - np.repeat(np.cumsum(batch.counts) - batch.counts, batch.counts)
+        kept = np.flatnonzero(places < self._examples)
+        singles = Batch(batch.features[kept], batch.labels[kept], np.ones(len(kept), dtype=np.int64))
+        gradients = itertools.chain.from_iterable(self._gradients.chunks(singles))
+        size = max(1, min(_CLIENTS, self._gradients.memory_limit // (16 * self.dim)))
+        for start in range(0, len(counts), size):
+            part = counts[start : start + size]
+            sums = np.zeros((len(part), self.dim))
+            for client, count in enumerate(part):
+                for gradient in itertools.islice(gradients, int(count)):
+                    try:
+                        factor = clip.factor(gradient, self._bound)
+                    except NonFiniteError:
+                        continue
+                    sums[client] += gradient * np.float64(factor)
+            yield sums.astype(np.float32)
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -188,21 +224,19 @@ def check_layers(model: torch.nn.Module) -> None:
 
 
 def _activations(model: torch.nn.Module, example: torch.Tensor) -> int:
-    """Numbers that the layers put out for one example."""
+    """Numbers that the layers put out for one example, seen on a copy: a layer might remember its input."""
     total = 0
+    model = copy.deepcopy(model)
 
     def count(module: torch.nn.Module, inputs: Any, output: Any) -> None:
         nonlocal total
         if isinstance(output, torch.Tensor):
             total += output.numel()
 
-    hooks = [module.register_forward_hook(count) for module in model.modules()]
-    try:
-        with torch.no_grad():
-            model(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    for module in model.modules():
+        module.register_forward_hook(count)
+    with torch.no_grad():
+        model(example)
     return total
 
 
@@ -233,14 +267,8 @@ def write_dense_gradients(
     """Writes each example's gradient to a row of `out`, in the order of the model's parameters, in one pass.
 
     The gradient of one example with respect to a layer's weights is an outer product of what flows back into the
-    layer's output and what came in. `torch.func` computes the same but stores it several times on the way.
-
-    Args:
-        layers: What `dense_layers` found.
-        features: One row per example.
-        labels: Their classes.
-        out: One row per example.
-        kernels: `cpsgd.learning.fused`, where it runs.
+    layer's output and what came in. `torch.func` computes the same but stores it several times on the way. `layers`
+    are what `dense_layers` found, and `kernels` is `cpsgd.learning.fused` where it runs.
     """
     inputs = [features.flatten(1)]
     for layer in layers[:-1]:

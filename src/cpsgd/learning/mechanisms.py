@@ -85,14 +85,13 @@ def completed(account: AccountOptions, mechanism: Mechanism) -> AccountOptions:
     """The account with a plan's own figures where it leaves them open."""
     if not isinstance(mechanism, Plan):
         return account
-    guarantee = mechanism.guarantee
-    return replace(
-        account,
-        epsilon=mechanism.wished_epsilon if account.epsilon is None else account.epsilon,
-        delta=guarantee.delta if account.delta is None else account.delta,
-        adjacency=guarantee.adjacency if account.adjacency is None else account.adjacency,
-        colluding=mechanism.colluding if account.colluding is None else account.colluding,
-    )
+    own: dict[str, Any] = {
+        "epsilon": mechanism.wished_epsilon,
+        "delta": mechanism.guarantee.delta,
+        "adjacency": mechanism.guarantee.adjacency,
+        "colluding": mechanism.colluding,
+    }
+    return replace(account, **{name: value for name, value in own.items() if getattr(account, name) is None})
 
 
 def protocol_of(mechanism: Mechanism) -> Protocol | None:
@@ -119,17 +118,13 @@ def message_bytes(mechanism: Mechanism, dim: int) -> int:
     return 4 * dim if protocol is None else protocol.message_bytes
 
 
-def start_round(mechanism: Mechanism, dim: int, round: int, seed: int | None) -> Simulator:
-    """What takes a round's updates and yields their mean, on the CPU."""
-    protocol = protocol_of(mechanism)
-    return FloatMean(dim, clip_norm(mechanism)) if protocol is None else RoundSimulator(protocol, round, seed=seed)
-
-
-def start_device_round(mechanism: Mechanism, dim: int, round: int, seed: int | None, device: torch.device) -> Simulator:
-    """What takes a round's updates and yields their mean, on another device."""
-    protocol = protocol_of(mechanism)
+def start_round(mechanism: Mechanism, dim: int, round: int, seed: int | None, device: torch.device | None) -> Simulator:
+    """What takes a round's updates and yields their mean: on a device, or without one by the CPU's own kernels."""
+    protocol, norm = protocol_of(mechanism), clip_norm(mechanism)
+    if device is None:
+        return FloatMean(dim, norm) if protocol is None else RoundSimulator(protocol, round, seed=seed)
     if protocol is None:
-        return DeviceFloatMean(dim, clip_norm(mechanism), device)
+        return DeviceFloatMean(dim, norm, device)
     return DeviceRound(protocol, round, seed=seed, device=device)
 
 

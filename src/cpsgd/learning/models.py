@@ -12,11 +12,7 @@ from cpsgd.errors import ParameterError
 def mlp(features: int, classes: int, hidden: tuple[int, ...] = (60, 60), *, seed: int | None = None) -> torch.nn.Module:
     """Fully connected layers with ReLUs between them; by default the network of the paper's experiment.
 
-    Args:
-        features: Length of a feature vector.
-        classes: Number of outputs.
-        hidden: Widths of the layers between.
-        seed: Makes the initial weights repeatable (PyTorch's usual ones), without touching PyTorch's global generator.
+    A `seed` makes the initial weights (PyTorch's usual ones) repeatable, without touching PyTorch's global generator.
 
     Example:
         >>> sum(p.numel() for p in mlp(784, 10).parameters())

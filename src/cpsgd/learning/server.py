@@ -52,11 +52,7 @@ class Server:
     """
 
     def __init__(self, model: torch.nn.Module, loss: Loss, options: ServerOptions, rounds: int) -> None:
-        """Makes the optimizer of a model that is where it is trained.
-
-        Raises:
-            ParameterError: The GPU has too little memory for it.
-        """
+        """Makes the optimizer of a model that is where it is trained; `ParameterError` if it does not fit there."""
         self._model = model
         self._loss = loss
         self._rounds = rounds
@@ -69,10 +65,9 @@ class Server:
         """The step of a round along its mean."""
         for group, rate in zip(self.optimizer.param_groups, self._first_rates, strict=True):
             group["lr"] = rate * rate_factor(self._schedule, number, self._rounds)
-        start = 0
-        for p in trainable(self._model).values():
-            p.grad = mean[start : start + p.numel()].view(p.shape)
-            start += p.numel()
+        parameters = trainable(self._model).values()
+        for p, part in zip(parameters, mean.split_with_sizes([p.numel() for p in parameters]), strict=True):
+            p.grad = part.view(p.shape)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -148,7 +148,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "dataset": "infinite-digits",
         "cohort": 10_000,
         "rounds": 80,
-        "delta": 1e-6,
         "optimizer": "momentum",
         "lr": 4.0,
     },

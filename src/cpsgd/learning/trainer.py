@@ -25,6 +25,7 @@ from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import backends, devices, mechanisms
 from cpsgd.learning.accounting import RunCharges, Spending
+from cpsgd.learning.checkpoints import Progress, RoundMetrics, RunFolder
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread
@@ -38,7 +39,6 @@ from cpsgd.learning.options import (
     RunOptions,
     ServerOptions,
 )
-from cpsgd.learning.run_folder import Progress, RoundMetrics, RunFolder
 from cpsgd.learning.server import Server
 from cpsgd.ledger import Ledger
 from cpsgd.planner.examples import check_participation
@@ -66,15 +66,9 @@ class Trainer:
         >>> data = load_digits()
         >>> model = mlp(data.feature_dim, data.classes, hidden=(), seed=0)
         >>> private = plan(clients=700, dim=650, epsilon=8.0, delta=1e-5, bits=8, clip_norm=2.0)
-        >>> trainer = Trainer(
-        ...     model,
-        ...     torch.nn.functional.cross_entropy,
-        ...     data,
-        ...     private,
-        ...     cohorts=CohortOptions(cohort=700, rounds=2),
-        ...     server=ServerOptions(lr=0.5),
-        ...     run=RunOptions(seed=1),
-        ... )
+        >>> loss, cohorts = torch.nn.functional.cross_entropy, CohortOptions(cohort=700, rounds=2)
+        >>> server, run = ServerOptions(lr=0.5), RunOptions(seed=1)
+        >>> trainer = Trainer(model, loss, data, private, cohorts=cohorts, server=server, run=run)
         >>> for metrics in trainer.run():
         ...     print(metrics.round, metrics.epsilon <= 8.0, metrics.bytes_total)
         0 True 499800
@@ -97,17 +91,9 @@ class Trainer:
     ) -> None:
         """Checks everything there is to check before a round is charged.
 
-        Args:
-            model: Any module of float32 parameters, except batch normalisation. It is moved to the device.
-            loss: From outputs and labels to their mean loss.
-            dataset: The clients and the test set.
-            mechanism: A `Plan`, a `Protocol`, or `NoPrivacy`.
-            cohorts: Who takes part in the rounds.
-            clients: What a client computes.
-            server: How the server steps along a round's mean.
-            account: What may be spent on privacy, and who pays; a plan's own figures by default.
-            run: Seed, device, memory, and how often the test set is looked at.
-            folder: Where the run is kept; by default it is not.
+        The model may be any module of float32 parameters, except batch normalisation; it is moved to the device. The
+        loss goes from outputs and labels to their mean loss, and the mechanism is a `Plan`, a `Protocol` or
+        `NoPrivacy`. What the options are is said in their groups, in `cpsgd.learning.options`.
 
         Raises:
             BudgetExceededError: The ledger's budget is too small for so many rounds.
@@ -137,7 +123,7 @@ class Trainer:
             delta=account.delta or _NO_DELTA,
         )
         self._spending, self._ledger = self._accounts(account, clients.examples)
-        self.config = self._settings(dataset, cohorts, clients, server, account)
+        self.config = self._settings(dataset, cohorts, clients, server, account.population)
         self._folder: RunFolder | None = None
         self._checkpoint_every = folder.checkpoint_every
         if folder.run_dir is not None:
@@ -197,7 +183,10 @@ class Trainer:
         signal_ratio = None
         last = number + 1 == self.rounds
         evaluated = last or (number + 1) % self._options.evaluate_every == 0
-        released = self._may_release(survivors)
+        if self._spending is None:
+            released = survivors > 0
+        else:
+            released = self._spending.affords(survivors, self.rounds - number - 1)
         if released:
             with enough_memory("the model's step", f"use a smaller model. {_CHARGED}"):
                 mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
@@ -206,18 +195,9 @@ class Trainer:
                     signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
                 self._server.step(mean, number)
         self.round = number + 1
-        loss, accuracy = None, None
-        if evaluated and self._server.is_finite():
-            loss, accuracy = self.evaluate()
-        metrics = self._metrics(
-            number,
-            survivors,
-            released=released,
-            loss=loss,
-            accuracy=accuracy,
-            noise_to_signal=signal_ratio,
-            seconds=time.perf_counter() - begun,
-        )
+        loss, accuracy = self.evaluate() if evaluated and self._server.is_finite() else (None, None)
+        figures = {"released": released, "loss": loss, "accuracy": accuracy, "noise_to_signal": signal_ratio}
+        metrics = self._metrics(number, survivors, **figures, seconds=time.perf_counter() - begun)
         self.history.append(metrics)
         if last or self.round % self._checkpoint_every == 0:
             self._save()
@@ -261,16 +241,10 @@ class Trainer:
             )
         ledger = account.ledger if isinstance(account.ledger, Ledger) else Ledger(account.ledger)
         seeded = self._options.seed is not None
-        charges = RunCharges(ledger, account.population, protocol, spending, examples=examples, repeatable=seeded)
-        return spending, charges
+        return spending, RunCharges(ledger, account.population, protocol, spending, repeatable=seeded)
 
     def _settings(
-        self,
-        dataset: Dataset,
-        cohorts: CohortOptions,
-        clients: ClientOptions,
-        server: ServerOptions,
-        account: AccountOptions,
+        self, data: Dataset, cohorts: CohortOptions, clients: ClientOptions, server: ServerOptions, budget: str | None
     ) -> dict[str, Any]:
         """What a run that is resumed must have in common with the one that was started. Names are those of files."""
         spending, schedule = self._spending, server.schedule
@@ -279,9 +253,9 @@ class Trainer:
             "delta": None if spending is None else spending.delta,
             "adjacency": None if spending is None else str(spending.adjacency),
             "colluding": None if spending is None else spending.colluding,
-            "dataset": dataset.name,
-            "population": dataset.size,
-            "budget": account.population,
+            "dataset": data.name,
+            "population": data.size,
+            "budget": budget,
             "cohort": cohorts.cohort,
             "messages": self._cohorts.messages,
             "participation": cohorts.participation,
@@ -309,11 +283,6 @@ class Trainer:
             self._ledger.check(self._cohorts, charged=charged, rounds=left, survivors=survivors)
 
     # ------------------------------------------------------------------ a round's parts
-
-    def _may_release(self, survivors: int) -> bool:
-        if self._spending is None:
-            return survivors > 0
-        return self._spending.affords(survivors, self.rounds - self.round - 1)
 
     def _mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[torch.Tensor, float]:
         """The round's mean, charged before it is known, and the norm of its noise."""

@@ -25,13 +25,13 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from cpsgd.learning.examples import example_protocol, plan_examples
 from cpsgd.privacy.ledger import Budget, Ledger, RoundEvent
 from typer.testing import CliRunner
 
 import cpsgd
 from cpsgd.cli.app import app
 from cpsgd.errors import CpsgdError
-from cpsgd.learning.examples import example_protocol, plan_examples
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.secagg import (
     SecureClient,

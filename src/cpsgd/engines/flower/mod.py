@@ -124,8 +124,7 @@ def silo_sum(
         ParameterError: The train function does not run under `cpsgd_mod(examples=...)`.
     """
     from cpsgd.learning.datasets.base import Batch
-    from cpsgd.learning.examples import ExampleSums
-    from cpsgd.learning.gradients import ClientUpdates, trainable
+    from cpsgd.learning.gradients import ClientUpdates, ExampleSums, trainable
 
     accepted = message.content.config_records.get(RECORD) or ConfigRecord()
     examples, clip_norm = accepted.get("examples"), accepted.get("clip-norm")

@@ -36,12 +36,8 @@ class Partition:
         examples = len(self.order)
         if not np.array_equal(np.sort(self.order), np.arange(examples)):
             raise ParameterError("Expected order to hold every example's number exactly once.")
-        if (
-            len(self.starts) < 2
-            or self.starts[0] != 0
-            or self.starts[-1] != examples
-            or (np.diff(self.starts) < 0).any()
-        ):
+        starts = self.starts
+        if len(starts) < 2 or starts[0] != 0 or starts[-1] != examples or (np.diff(starts) < 0).any():
             raise ParameterError(f"Expected starts to rise from 0 to {examples}, the number of examples.")
 
     @property
@@ -77,8 +73,7 @@ def iid(examples: int, clients: int, seed: int) -> Partition:
     """
     _validate.integer("examples", examples, low=1)
     _validate.integer("clients", clients, low=1, high=examples)
-    starts = np.arange(clients + 1) * examples // clients
-    return Partition(_generator(seed).permutation(examples), starts)
+    return Partition(_generator(seed).permutation(examples), np.arange(clients + 1) * examples // clients)
 
 
 def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int) -> Partition:
@@ -86,12 +81,6 @@ def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int) -> Parti
 
     Small α gives clients of few classes, large α approaches an even split of every class. Some clients may get no
     example at all. (Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", 2019, section 4.)
-
-    Args:
-        labels: The examples' classes.
-        clients: Number of clients.
-        alpha: α of the Dirichlet distribution, below 10^12.
-        seed: Where the draws come from.
 
     >>> partition = dirichlet([0, 0, 0, 0, 1, 1, 1, 1], clients=2, alpha=0.1, seed=1)
     >>> partition.rows(np.array([0, 1]))[1].sum()
@@ -128,18 +117,7 @@ def _generator(seed: int) -> np.random.Generator:
 
 @dataclass(frozen=True, eq=False)
 class ArrayDataset:
-    """Arrays of examples, dealt out to clients by a partition. Made by `from_arrays`.
-
-    Attributes:
-        name: Short name.
-        source: Where the examples come from.
-        features: The clients' examples along the first axis.
-        labels: Their classes.
-        test_features: The examples held back.
-        test_labels: Their classes.
-        partition: Which client holds which examples.
-        classes: Number of classes.
-    """
+    """Arrays of examples, dealt out to clients by a partition. Made by `from_arrays`, which explains the fields."""
 
     name: str
     source: str
@@ -163,16 +141,8 @@ class ArrayDataset:
     @property
     def fingerprint(self) -> str:
         """Tells these examples, and how they are dealt out, from others."""
-        partition = self.partition
-        return fingerprint(
-            self.features,
-            self.labels,
-            self.test_features,
-            self.test_labels,
-            partition.order,
-            partition.starts,
-            self.classes,
-        )
+        examples = self.features, self.labels, self.test_features, self.test_labels
+        return fingerprint(*examples, self.partition.order, self.partition.starts, self.classes)
 
     def batch(self, clients: ArrayLike) -> Batch:
         """The examples of these clients. Clients without examples have a count of 0."""
@@ -181,8 +151,7 @@ class ArrayDataset:
 
     def test_set(self) -> Batch:
         """The examples held back."""
-        counts = np.ones(len(self.test_labels), dtype=np.int64)
-        return Batch(_flat(self.test_features), self.test_labels, counts)
+        return Batch(_flat(self.test_features), self.test_labels, np.ones(len(self.test_labels), dtype=np.int64))
 
 
 def from_arrays(
@@ -237,16 +206,8 @@ def from_arrays(
         partition = one_each(len(train))
     elif partition.examples != len(train):
         raise ParameterError(f"The partition is of {partition.examples} examples, there are {len(train)}.")
-    return ArrayDataset(
-        name=name,
-        source=f"arrays of {len(train):,} examples",
-        features=train,
-        labels=train_classes,
-        test_features=test,
-        test_labels=test_classes,
-        partition=partition,
-        classes=classes,
-    )
+    source = f"arrays of {len(train):,} examples"
+    return ArrayDataset(name, source, train, train_classes, test, test_classes, partition, classes)
 
 
 def _flat(examples: NDArray[Any]) -> NDArray[np.float32]:

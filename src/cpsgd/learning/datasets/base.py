@@ -71,17 +71,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """Images in grey, one per client.
-
-    Attributes:
-        name: Short name, as on the command line.
-        source: Where the images come from.
-        images: The clients' images [clients, side, side], shades 0..255.
-        labels: Their classes.
-        test_images: The images held back.
-        test_labels: Their classes.
-        classes: Number of classes.
-    """
+    """Images [clients, side, side] in shades of grey, 0..255, one per client, and others that are held back."""
 
     name: str
     source: str
@@ -147,9 +137,8 @@ def fingerprint(*parts: NDArray[Any] | str | int | None) -> str:
             found.update(f"{part!r};".encode())
             continue
         found.update(f"{part.dtype.str} {part.shape};".encode())
-        step = max(1, math.ceil(part.nbytes / _HASHED_BYTES))
         rows = max(1, (1 << 20) // max(1, part[:1].nbytes))
-        chosen = part[::step]
+        chosen = part[:: max(1, math.ceil(part.nbytes / _HASHED_BYTES))]
         for start in range(0, len(chosen), rows):
             found.update(np.ascontiguousarray(chosen[start : start + rows]).tobytes())
     return found.hexdigest()

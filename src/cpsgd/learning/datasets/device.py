@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,7 @@ from cpsgd.learning.datasets.infinite import FIELD_COUNT, MOVES, InfiniteDataset
 from cpsgd.simulation.device import carried, current, has_triton
 
 
-@dataclass(frozen=True)
-class DeviceBatch:
+class DeviceBatch(NamedTuple):
     """A `Batch` on a device; `counts`, which decide how clients are grouped, stay on the CPU."""
 
     features: torch.Tensor

@@ -44,23 +44,15 @@ def load_digits() -> ImageDataset:
     held_back = np.zeros(len(labels), dtype=np.bool_)
     for digit in range(10):
         held_back[np.flatnonzero(labels == digit)[_HELD_BACK - 1 :: _HELD_BACK]] = True
-    return ImageDataset(
-        name="digits",
-        source="scikit-learn's digits, 8×8 pixels",
-        images=images[~held_back],
-        labels=labels[~held_back],
-        test_images=images[held_back],
-        test_labels=labels[held_back],
-    )
+    train, test = (images[~held_back], labels[~held_back]), (images[held_back], labels[held_back])
+    return ImageDataset("digits", "scikit-learn's digits, 8×8 pixels", *train, *test)
 
 
 def infinite_digits(size: int = DEFAULT_SIZE) -> InfiniteDataset:
     """The digits without end, for `size` clients.
 
-    The smoothing of MNIST's fields, 4 px of 28, becomes 8/7 px of 8. Displacements have a standard deviation of 0.5 px,
-    and images are not moved as a whole: MNIST's one pixel of 28 would be 0.3 pixels here, while a whole pixel, an
-    eighth of the width, cuts off parts of digits. (Both were chosen with a part of the training images held back:
-    moving costs about 4 points of accuracy; larger displacements need more samples and gain nothing.)
+    The smoothing of MNIST's fields, 4 px of 28, becomes 8/7 px of 8. Images are not moved as a whole: a pixel is an
+    eighth of the width here, and moving costs about 4 points of accuracy. Larger displacements gain nothing.
 
     >>> infinite_digits().batch([0, 24_999_999]).labels.tolist()
     [0, 7]

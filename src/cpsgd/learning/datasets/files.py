@@ -28,20 +28,14 @@ class _TransferError(Exception):
 
 def data_folder(folder: Path | str | None = None) -> Path:
     """The folder of data files: the one given, else `CPSGD_DATA_DIR`, else `cpsgd` in the user's cache."""
-    if folder is not None:
-        return Path(folder).expanduser()
-    if chosen := os.environ.get(VARIABLE):
-        return Path(chosen).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "cpsgd"
+    if folder is None:
+        folder = os.environ.get(VARIABLE) or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "cpsgd")
+    return Path(folder).expanduser()
 
 
 def find_file(folder: Path, subfolder: str, name: str) -> Path | None:
     """The file in the data folder's subfolder or in the data folder itself, if it is there."""
-    for path in (folder / subfolder / name, folder / name):
-        if path.is_file():
-            return path
-    return None
+    return next((path for path in (folder / subfolder / name, folder / name) if path.is_file()), None)
 
 
 def fetch(
@@ -116,8 +110,7 @@ def _transfer(url: str, part: Path, size: int, progress: Callable[[int], None]) 
                 progress(file.tell())
             file.flush()
             os.fsync(file.fileno())
-    have = _length(part)
-    if have < size:
+    if (have := _length(part)) < size:
         raise _TransferError(f"the connection ended after {have:,} of {size:,} bytes")
 
 
@@ -130,7 +123,7 @@ def _open(request: Request) -> HTTPResponse:
     except URLError as error:
         raise _TransferError(str(error.reason)) from None
     except (OSError, HTTPException) as error:
-        raise _TransferError(_describe(error)) from None
+        raise _TransferError(str(error) or type(error).__name__) from None
     if not isinstance(response, HTTPResponse):
         raise _TransferError("not an HTTP address")
     return response
@@ -154,11 +147,7 @@ def _blocks(response: HTTPResponse) -> Iterator[bytes]:
         while block := response.read(_BLOCK):
             yield block
     except (OSError, HTTPException) as error:
-        raise _TransferError(_describe(error)) from None
-
-
-def _describe(error: Exception) -> str:
-    return str(error) or type(error).__name__
+        raise _TransferError(str(error) or type(error).__name__) from None
 
 
 def _length(path: Path) -> int:

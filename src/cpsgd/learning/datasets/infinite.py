@@ -11,10 +11,8 @@ A training images, sample i is
   to [0, 255] and truncated to an integer. At last, where moves are wanted, the image is moved by one pixel as k1 mod 9
   says: up, down, left, right, up-left, up-right, down-left, down-right, not at all.
 
-Where this differs from the original program: what leaves the image on one side is gone (the original's moves to the
-left and to the right carry one column into the neighbouring row and drop another: one pixel in 65,000); and unless the
-original's files are given, F are the fields of `smooth_fields` and the slopes are central differences with zeros around
-the image.
+Unlike in the original program, what leaves the image on one side is gone; and unless the original's files are given, F
+are the fields of `smooth_fields` and the slopes are central differences with zeros around the image.
 """
 
 from __future__ import annotations
@@ -100,12 +98,10 @@ class InfiniteDataset:
         # One column of zeros between rows is enough for one pixel only.
         _validate.integer("shift", self.shift, low=0, high=1)
         side = self.base.images.shape[1]
-        if self.fields.shape != (FIELD_COUNT, side, side):
-            raise ParameterError(f"Expected fields of shape {(FIELD_COUNT, side, side)}, got {self.fields.shape}.")
-        if self.tangents is not None and self.tangents.shape != (len(self.base.images), 2, side, side):
-            raise ParameterError(
-                f"Expected tangents of shape {(len(self.base.images), 2, side, side)}, got {self.tangents.shape}."
-            )
+        shapes = {"fields": (FIELD_COUNT, side, side), "tangents": (len(self.base.images), 2, side, side)}
+        for name, shape in shapes.items():
+            if (array := getattr(self, name)) is not None and array.shape != shape:
+                raise ParameterError(f"Expected {name} of shape {shape}, got {array.shape}.")
         pixels = np.concatenate([_pad(self.base.test_images), _pad(self.base.images)])
         # A central difference is half of what the neighbours differ by. Halving a field instead changes no rounding.
         fields = _pad(self.fields.astype(np.float32)) * np.float32(1.0 if self.tangents is not None else 0.5)
@@ -188,9 +184,8 @@ class InfiniteDataset:
             for axis, k, term in ((0, made.k1, first), (1, made.k2, second)):
                 if self.tangents is None:
                     step = (1, width)[axis]
-                    after, before = shades[here.start + step :], shades[here.start - step :]
-                    size = count * padded
-                    np.subtract(after[:size], before[:size], out=term[:count].reshape(-1))
+                    after, before = (shades[here.start + by : here.stop + by] for by in (step, -step))
+                    np.subtract(after, before, out=term[:count].reshape(-1))
                 else:
                     _inside(term[:count])[...] = self.tangents[made.base[part], axis]
                 np.take(self._fields, k[part], axis=0, out=displacement[:count], mode="clip")
@@ -217,29 +212,18 @@ def _inside(padded: NDArray[Any]) -> NDArray[Any]:
 
 
 def smooth_fields(count: int, side: int, *, smoothing: float, displacement: float) -> NDArray[np.float32]:
-    """Smooth random displacement fields: how far each pixel of a deformed image is moved, along one axis.
+    """Smooth random displacement fields [count, side, side]: how far each pixel is moved along one axis.
 
-    The construction, in exact arithmetic so that every machine makes the same fields for ever:
-
-    1. For field j of images of `side`×`side` pixels, independent integers uniform on −32768..32767 on a grid that is
-       wider than the image by the smoothing kernel's radius on all sides. They are the public bytes
-       `public_bits("infinite-fields", side, j, ...)`, two per number, least significant first.
-    2. Smoothing along rows and columns with integer weights round(8192·exp(−x²/(2σ²))), cut off at radius ⌈4σ⌉. All
-       intermediate sums are integers below 2^53, so float64 holds them exactly in whatever order they are added.
-    3. Division by the standard deviation of the result, known exactly from the weights, times the displacement:
-       every pixel of every field has that standard deviation, at the border as in the middle.
-
-    Uniform noise smoothed with a Gaussian of σ = 4 px on 28×28 images, scaled to a standard deviation of 1 px, is what
-    the infinite MNIST needs in place of the original's fields, which are a separate download.
+    Uniform 16-bit integers on a grid that is wider than the image by the smoothing kernel's radius are smoothed with
+    integer weights round(8192·exp(−x²/(2σ²))), |x| <= ⌈4σ⌉, along rows and columns. All sums are integers below 2^53,
+    which float64 holds exactly in whatever order they are added: every machine makes the same fields for ever. Division
+    by the standard deviation, which follows from the weights, makes it the same at every pixel.
 
     Args:
         count: How many fields; the first ones do not depend on it.
         side: Pixels per side.
         smoothing: σ of the smoothing Gaussian, in pixels.
         displacement: Standard deviation of a pixel's displacement, in pixels.
-
-    Returns:
-        An array [count, side, side].
 
     >>> smooth_fields(2, 8, smoothing=1.5, displacement=1.0)[1, 0, :3]
     array([-1.5897619 , -0.7146024 ,  0.17997856], dtype=float32)
@@ -257,11 +241,7 @@ def smooth_fields(count: int, side: int, *, smoothing: float, displacement: floa
     fields = np.empty((count, side, side), dtype=np.float32)
     for start in range(0, count, _FIELD_BLOCK):
         block = range(start, min(start + _FIELD_BLOCK, count))
-        noise = np.stack([_noise(side, number, wide) for number in block])
+        raw = np.stack([public_bits("infinite-fields", side, number, 2 * wide * wide) for number in block])
+        noise = raw.view("<i2").reshape(-1, wide, wide).astype(np.float64)
         fields[start : block.stop] = smooth @ noise @ smooth.T * (displacement / deviation)
     return fields
-
-
-def _noise(side: int, number: int, wide: int) -> NDArray[np.float64]:
-    raw = public_bits("infinite-fields", side, number, 2 * wide * wide)
-    return raw.view("<i2").reshape(wide, wide).astype(np.float64)

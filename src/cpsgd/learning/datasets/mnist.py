@@ -11,6 +11,7 @@ import hashlib
 import math
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,24 +76,15 @@ PARTS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
 
 
 def load_mnist(folder: Path | str | None = None) -> ImageDataset:
-    """MNIST, one image per client.
-
-    Args:
-        folder: The data folder; by default `CPSGD_DATA_DIR`, or else `cpsgd` in the user's cache.
+    """MNIST from a data folder (see `data_folder`), one image per client.
 
     Raises:
         DataError: A file is missing, truncated or damaged.
     """
     where = data_folder(folder)
     train, train_labels, test, test_labels = (_read(where, part) for part in PARTS)
-    return ImageDataset(
-        name="mnist",
-        source="MNIST, 28×28 pixels",
-        images=train.reshape(-1, SIDE, SIDE),
-        labels=train_labels,
-        test_images=test.reshape(-1, SIDE, SIDE),
-        test_labels=test_labels,
-    )
+    images, test_images = train.reshape(-1, SIDE, SIDE), test.reshape(-1, SIDE, SIDE)
+    return ImageDataset("mnist", "MNIST, 28×28 pixels", images, train_labels, test_images, test_labels)
 
 
 def infinite_mnist(size: int = DEFAULT_SIZE, folder: Path | str | None = None) -> InfiniteDataset:
@@ -101,10 +93,6 @@ def infinite_mnist(size: int = DEFAULT_SIZE, folder: Path | str | None = None) -
     With the original program's files `fields_float_1522x28x28.bin` and `tangVec_float_60000x28x28.bin` in the data
     folder or its subfolder `infimnist`, these are its fields and slopes; else fields of our own, smoothed over 4 px
     and with a standard deviation of 1 px. `source` tells which.
-
-    Args:
-        size: Number of clients.
-        folder: The data folder, as in `load_mnist`.
 
     Raises:
         DataError: A file is missing, truncated or damaged.
@@ -129,9 +117,7 @@ def download(
 ) -> dict[Path, bool]:
     """Downloads the files that are missing or damaged into the data folder's subfolder `mnist`.
 
-    Args:
-        folder: The data folder, as in `load_mnist`.
-        progress: Called with a file and how many of its bytes have arrived.
+    `progress` is called with a file and how many of its bytes have arrived.
 
     Returns:
         For each of the four files whether it had to be downloaded.
@@ -143,20 +129,14 @@ def download(
     downloaded = {}
     for part in PARTS:
         target = find_file(where, _SUBFOLDER, part.name) or where / _SUBFOLDER / part.name
-        needed = not _is_intact(target, part)
-        if needed:
+        downloaded[target] = True
+        with suppress(DataError, FileNotFoundError):
+            _unpack(target, part)
+            downloaded[target] = False
+        if downloaded[target]:
             urls = [mirror + part.name for mirror in MIRRORS]
             fetch(urls, target, size=part.packed_size, sha256=part.packed_sha256, progress=partial(progress, part))
-        downloaded[target] = needed
     return downloaded
-
-
-def _is_intact(path: Path, part: Part) -> bool:
-    try:
-        _unpack(path, part)
-    except (DataError, FileNotFoundError):
-        return False
-    return True
 
 
 def _read(folder: Path, part: Part) -> NDArray[np.uint8]:

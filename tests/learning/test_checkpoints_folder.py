@@ -10,9 +10,9 @@ import torch
 
 from cpsgd.errors import CheckpointError
 from cpsgd.learning import mlp
+from cpsgd.learning.checkpoints import Progress, RoundMetrics, RunFolder
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import ArrayDataset
-from cpsgd.learning.run_folder import Progress, RoundMetrics, RunFolder
 
 CONFIG = {"learning_rate": 0.1, "seed": 3}
 COHORTS = Cohorts(population=300, cohort=100, scheme="once", messages=100, overflow=0.0, key=2**63 - 1)

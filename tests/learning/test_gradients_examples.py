@@ -17,8 +17,7 @@ from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.learning.datasets.base import Batch
-from cpsgd.learning.examples import ExampleSums
-from cpsgd.learning.gradients import ClientUpdates
+from cpsgd.learning.gradients import ClientUpdates, ExampleSums
 from cpsgd.learning.options import (
     AccountOptions,
     ClientOptions,
