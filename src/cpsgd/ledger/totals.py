@@ -93,27 +93,19 @@ def total(budget: Budget, entries: Sequence[Entry], further: Sequence[RoundEvent
         ConditionError: Nothing is proved about them.
     """
     rounds = [(entry.event, entry.survivors) for entry in entries]
-    unreleased = sum(not entry.released for entry in entries)
     rounds += [(event, event.survivors) for event in further]
-    proofs = [_groups(rounds)]
+    ways = [_groups(rounds)]
     if entries and not further:
         # Bounds are not monotone in the number of messages, and rounds of more sizes are harder to compose. But noise
         # may be left out of account: what the last reservation was allowed for holds whatever was released since, so no
         # release brings the total over the limit.
-        proofs.append(_groups((entry.event, _survivors(entry, before=entries[-1].number)) for entry in entries))
-    found = _cheapest(proofs, budget)
+        ways.append(_groups((entry.event, _survivors(entry, before=entries[-1].number)) for entry in entries))
+    found = _cheapest(ways, budget)
     return Total(
-        population=budget.population,
-        epsilon=found.epsilon,
-        delta=budget.delta,
-        adjacency=budget.adjacency,
-        unit=budget.unit,
+        **{**vars(budget), **vars(found)},
         limit=budget.epsilon,
-        method=found.method,
-        citation=found.citation,
-        tail=found.tail,
         rounds=len(rounds),
-        unreleased=unreleased,
+        unreleased=sum(not entry.released for entry in entries),
     )
 
 
@@ -311,13 +303,8 @@ def _part(kinds: frozenset[_Kind], count: int, tail: float, adjacency: Adjacency
     """One of these kinds, `count` times: the largest μ and the largest tails of them."""
     costs = [_cost(kind.protocol, kind.honest, kind.participation, tail, adjacency) for kind in kinds]
     (participation,) = {kind.participation for kind in kinds}
-    worst = Rounds(
-        max(cost.mu for cost in costs),
-        count,
-        max(cost.tail_mass for cost in costs),
-        max(cost.variation for cost in costs),
-    )
-    return worst, participation
+    mu, tail_mass, variation = (max(getattr(cost, name) for cost in costs) for name in ("mu", "tail_mass", "variation"))
+    return Rounds(mu, count, tail_mass, variation), participation
 
 
 @lru_cache(maxsize=4096)

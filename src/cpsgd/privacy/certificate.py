@@ -105,15 +105,8 @@ def certified_epsilon(
 ) -> tuple[float, GaussianCertificate]:
     """The smallest ε the Gaussian certificate proves for this δ, and the certificate that proves it.
 
-    A smaller tail leaves more of δ to the Gaussian, a larger one makes the range narrower and μ₁ smaller. Twenty
-    shares are tried; each is valid.
-
-    Args:
-        law: Of the noise, see `gaussian_certificate`.
-        dim: d.
-        sensitivity: S.
-        levels: k.
-        delta: δ in total, tails included.
+    δ includes the tails; the other parameters are those of `gaussian_certificate`. A smaller tail leaves more of δ to
+    the Gaussian, a larger one makes the range narrower and μ₁ smaller. Twenty shares are tried; each is valid.
 
     Raises:
         ConditionError: There is no certificate at any share of the tail.

@@ -131,10 +131,9 @@ def guarantee_over_rounds(
         raise ConditionError(str(found[method]))
     best = min(proved, key=lambda name: proved[name][0])
     epsilon, tail, citation = proved[best]
-    others = [(name, r if isinstance(r, str) else r[0]) for name, r in found.items() if name != best]
     if protocol.mechanism.published is not None:
         name = f"{protocol.mechanism.published[0]} + optimal composition"
-        others.append((name, _published(protocol, delta, count, scheme, neighbours, fewest - colluding)))
+        found[name] = _attempt(lambda: _published(protocol, delta, count, scheme, neighbours, fewest - colluding))
     return RoundsGuarantee(
         epsilon=epsilon,
         delta=delta,
@@ -142,7 +141,7 @@ def guarantee_over_rounds(
         method=best,
         citation=citation,
         tail=tail,
-        alternatives=tuple(others),
+        alternatives=tuple((name, r if isinstance(r, str) else r[0]) for name, r in found.items() if name != best),
         noise_clients=fewest - colluding,
         rounds=count,
         participation=scheme,
@@ -287,10 +286,7 @@ def _per_round(
     colluding: int,
 ) -> tuple[float, float, str]:
     """Each round's (ε, δ) alone, by whichever certificate is best for one round, composed optimally."""
-    if scheme.sampled:
-        raise ConditionError("composes rounds without sampling only")
-    if rounds > _MOST_COMPOSED:
-        raise ConditionError(f"is computed for up to {_MOST_COMPOSED:,} rounds")
+    _check_composable(scheme, rounds)
     each = 0.5 * delta / rounds
     single = guarantee(protocol, each, adjacency=adjacency, surviving=surviving, colluding=colluding)
     composed = composition.optimal_composition(epsilon=single.epsilon, delta=each, rounds=rounds, target_delta=delta)
@@ -301,12 +297,14 @@ def _per_round(
 
 def _published(
     protocol: Protocol, delta: float, rounds: int, scheme: Participation, adjacency: Adjacency, honest: int
-) -> float | str:
+) -> tuple[float, float, str]:
+    _check_composable(scheme, rounds)
+    epsilon = published_epsilon(protocol, delta, rounds=rounds, adjacency=adjacency, noise_clients=honest)
+    return epsilon, 0.0, composition.CITATION
+
+
+def _check_composable(scheme: Participation, rounds: int) -> None:
     if scheme.sampled:
-        return "composes rounds without sampling only"
+        raise ConditionError("composes rounds without sampling only")
     if rounds > _MOST_COMPOSED:
-        return f"is computed for up to {_MOST_COMPOSED:,} rounds"
-    try:
-        return published_epsilon(protocol, delta, rounds=rounds, adjacency=adjacency, noise_clients=honest)
-    except ConditionError as error:
-        return str(error)
+        raise ConditionError(f"is computed for up to {_MOST_COMPOSED:,} rounds")
