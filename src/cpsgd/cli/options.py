@@ -151,12 +151,7 @@ class ProtocolChoice:
         }
 
     def protocol(self, required: Any = None, *, clients: int | None = None, dim: int | None = None) -> Protocol:
-        """The protocol for this many clients and coordinates; one from a file stays as it is.
-
-        Args:
-            required: `Required` for the planner, or None.
-            clients: n. Needed where there is no file.
-            dim: d. Needed where there is no file.
+        """The protocol for this many clients and coordinates, needed where there is no file; one from a file stays.
 
         Raises:
             ParameterError: Options are missing, contradict each other or are out of range.
@@ -207,11 +202,7 @@ class ProtocolChoice:
         return Protocol(**size, mechanism=mechanism, rotate=rotate, rotation_seed=self.seed or 0)
 
     def sized(self, size: Any, required: Any = None) -> Protocol:
-        """`protocol` for a `Size` from the command line, which a file leaves no room for.
-
-        Raises:
-            ParameterError: As by `protocol`.
-        """
+        """`protocol` for a `Size` from the command line, which a file leaves no room for."""
         if self.file is not None and given(size):
             raise ParameterError("The protocol file already fixes --clients and --dim; leave them out.")
         return self.protocol(required, clients=size.clients, dim=size.dim)
