@@ -118,14 +118,14 @@ def _survivors(entry: Entry, *, before: int) -> int:
 def _cheapest(ways: Sequence[_Groups], budget: Budget) -> _Proof:
     """The best proof about any of these, each of which describes all rounds."""
     found: list[_Proof] = []
-    failure: ConditionError | None = None
+    failures: list[ConditionError] = []
     for groups in dict.fromkeys(ways):
         try:
             found.append(_composed(groups, budget.delta, budget.adjacency))
         except ConditionError as error:
-            failure = failure or error
-    if failure is not None and not found:
-        raise failure
+            failures.append(error)
+    if not found:
+        raise failures[0]
     return min(found, key=lambda proof: proof.epsilon)
 
 
@@ -281,20 +281,17 @@ def _of_gaussians(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof
     count = sum(count for _, count in groups)
     # Certificates are kept, and asked for again with every round that is added; so their tails change rarely.
     rounded = 1 << (count - 1).bit_length()
-    best: tuple[float, list[Part]] | None = None
-    failure: ConditionError | None = None
+    found: list[tuple[float, list[Part]]] = []
+    failures: list[ConditionError] = []
     for share in [SAMPLED_TAIL_SHARE] if _sampled(groups) else TAIL_SHARES:
         try:
             parts = [_part(kinds, count, share * delta / rounded, adjacency) for kinds, count in _ordered(groups)]
-            epsilon = mixed_epsilon(parts, delta=delta)
+            found.append((mixed_epsilon(parts, delta=delta), parts))
         except ConditionError as error:
-            failure = error
-            continue
-        if best is None or epsilon < best[0]:
-            best = epsilon, parts
-    if best is None:
-        raise failure or ConditionError("No method proves anything about these rounds.")
-    epsilon, parts = best
+            failures.append(error)
+    if not found:
+        raise failures[-1]
+    epsilon, parts = min(found, key=lambda pair: pair[0])
     tail = math.fsum(r.count * (r.tail_mass + r.variation * (1.0 + math.exp(epsilon))) for r, _ in parts)
     return _Proof(epsilon, "gaussian composition", composition_citation({p.scheme for _, p in parts}), tail)
 

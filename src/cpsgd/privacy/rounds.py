@@ -196,8 +196,8 @@ def _composed(
     shares: Sequence[float],
 ) -> tuple[float, float]:
     """The smallest ε over a few shares of δ for the tails, and what the tails then spend."""
-    best: tuple[float, float] | None = None
-    failure: ConditionError | None = None
+    found: list[tuple[float, float]] = []
+    failures: list[ConditionError] = []
     for share in shares:
         try:
             spent = [
@@ -205,14 +205,13 @@ def _composed(
                 for size, count in sizes.items()
             ]
             epsilon = composed_epsilon(spent, delta=delta, participation=scheme)
+            tail = sum(r.count * (r.tail_mass + r.variation * (1.0 + math.exp(epsilon))) for r in spent)
+            found.append((epsilon, tail))
         except ConditionError as error:
-            failure = error
-            continue
-        tail = sum(r.count * (r.tail_mass + r.variation * (1.0 + math.exp(epsilon))) for r in spent)
-        if best is None or epsilon < best[0]:
-            best = epsilon, tail
-    if best is None:
-        raise failure or ConditionError("No method proves anything about these rounds.")
+            failures.append(error)
+    if not found:
+        raise failures[-1]
+    best = min(found, key=lambda pair: pair[0])
     if math.isinf(best[0]):
         reason = "ε would be over 500"
         if protocol.mechanism.variation > 0.0:
