@@ -140,7 +140,7 @@ def open_rows(path: Path, key: str | None = None) -> Rows:
     """The vectors in an .npy, .npz or .csv file, one row per client; `key` names one of several arrays in an .npz file.
 
     Raises:
-        VectorError: The file does not hold rows of real numbers.
+        VectorError: The file does not hold rows (or, for `read_vector`, one vector) of real numbers.
         ParameterError: The file's suffix or `key` makes no sense.
     """
     if _suffix(path, key) == ".csv":

@@ -195,11 +195,7 @@ class _Charge:
     event: RoundEvent
 
     def pay(self) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-        """Charges the round, whose result may then be computed; returns what is spent, as JSON and for people.
-
-        Raises:
-            LedgerError: The budget does not allow the round, or the ledger cannot be used.
-        """
+        """Charges the round, whose result may then be computed; returns what is spent, as JSON and for people."""
         entry = self.ledger.reserve(self.population, self.event)
         self.ledger.release(entry, self.event.survivors)
         total = self.ledger.total(self.population)
@@ -211,12 +207,7 @@ class _Charge:
 
 
 def _quote(budget: BudgetOptions, protocol: Protocol, *, survivors: int, round: int, label: str) -> _Charge | None:
-    """A round that everybody in the table takes part in, if the budget allows it; None where no ledger is given.
-
-    Raises:
-        ParameterError: Only one of the ledger and the population is given.
-        LedgerError: The budget does not allow the round, or the ledger cannot be used.
-    """
+    """A round that everybody in the table takes part in, if the budget allows it; None where no ledger is given."""
     if budget.ledger is None and budget.population is None:
         return None
     if budget.ledger is None or budget.population is None:

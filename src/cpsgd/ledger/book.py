@@ -119,9 +119,6 @@ class Ledger:
             population: Whose budget pays.
             event: The round, with the fewest survivors it may be released with.
 
-        Returns:
-            The entry, for `release`.
-
         Raises:
             BudgetExceededError: It would cost too much; it says how much is left. Nothing was recorded.
             EntryError: The run's round was reserved before (see `find`).
@@ -149,10 +146,7 @@ class Ledger:
 
         Args:
             entry: What `reserve` returned, or its number.
-            survivors: Messages in the sum.
-
-        Returns:
-            The entry as it is now. It is accounted with the survivors it really had.
+            survivors: Messages in the sum, with which the entry is accounted from now on.
 
         Raises:
             EntryError: There is no such entry, it was released before, or there are fewer survivors than reserved for.

@@ -76,6 +76,8 @@ def gaussian_certificate(
 ) -> GaussianCertificate:
     """The Gaussian certificate of a round whose sum carries noise of this law in every coordinate.
 
+    All its numbers are upper bounds, also in floating point.
+
     Args:
         law: Of the noise of all honest clients in a coordinate of the sum.
         dim: d.
@@ -83,9 +85,6 @@ def gaussian_certificate(
         levels: k. No coordinate of neighbours differs by more than k - 1.
         tail: Probability, over all coordinates together, that may be left outside the certified range.
         extra_steps: Lattice units to widen the certified range by at both ends, beyond what two neighbours need.
-
-    Returns:
-        The certificate; all its numbers are upper bounds, also in floating point.
 
     Raises:
         ConditionError: The range that holds all but `tail` of the noise reaches the end of the law's support.

@@ -77,7 +77,7 @@ def guarantee_over_rounds(
     surviving: int | Sequence[int] | None = None,
     colluding: int = 0,
 ) -> RoundsGuarantee:
-    """The smallest ε proved for all the rounds together.
+    """The smallest ε proved for all the rounds together; the published accounting, composed, is an alternative.
 
     Args:
         protocol: The parameters of each round.
@@ -88,9 +88,6 @@ def guarantee_over_rounds(
         adjacency: "replace-one" or "zero-out"; Poisson needs the latter and fixed-size sampling the former.
         surviving: How many clients' messages were in each round's sum: one number for all rounds, or one per round.
         colluding: How many of those, in each round, may tell their noise.
-
-    Returns:
-        The guarantee; its mechanism's published accounting, composed optimally, is among the alternatives.
 
     Raises:
         ConditionError: No method applies; the message says what would help.
