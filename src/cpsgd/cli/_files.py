@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.generic]
 
-_SUFFIXES = (".npy", ".npz", ".csv")
+_PICTURES = (".png", ".pdf", ".svg")
 # Rows looked at together.
 _POINTS = 1 << 16
 # A protocol is a dozen short fields; whatever is longer is another file given by mistake.
 _LONGEST_PROTOCOL = 1 << 16
-_VECTOR_SUFFIXES = (".npy", ".csv")
 
 
 # ------------------------------------------------------------------ writing
@@ -62,11 +61,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def check_output(path: Path, *inputs: Path) -> None:
-    """Refuses, before any work is done, a place that cannot be written to or one of the inputs.
-
-    Raises:
-        ParameterError: The folder does not exist, or the file is one of `inputs`.
-    """
+    """Refuses with `ParameterError`, before any work is done, a place that cannot be written or one of the inputs."""
     if not path.resolve().parent.is_dir():
         raise ParameterError(f"Cannot write {path}: the folder does not exist.")
     if path.is_dir():
@@ -78,9 +73,15 @@ def check_output(path: Path, *inputs: Path) -> None:
 
 def check_vector_output(path: Path, *inputs: Path) -> None:
     """`check_output` for a vector, whose suffix says the format."""
-    if path.suffix.lower() not in _VECTOR_SUFFIXES:
+    if path.suffix.lower() not in (".npy", ".csv"):
         raise ParameterError(f"Expected --out to end in .npy or .csv, got {path.name}.")
     check_output(path, *inputs)
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuses a picture, if one is asked for, whose suffix is of no known format."""
+    if path is not None and path.suffix.lower() not in _PICTURES:
+        raise ParameterError(f"Expected --plot to name a file ending in {', '.join(_PICTURES)}, got {path}.")
 
 
 def write_vector(path: Path, vector: NDArray[np.float32]) -> None:
@@ -93,11 +94,7 @@ def write_vector(path: Path, vector: NDArray[np.float32]) -> None:
 
 
 def read_protocol(path: Path) -> Protocol:
-    """The protocol in a JSON file.
-
-    Raises:
-        ParameterError: The file does not hold one.
-    """
+    """The protocol in a JSON file, or `ParameterError` where it holds none."""
     from cpsgd.protocol import Protocol
 
     with path.open("rb") as file:
@@ -140,14 +137,10 @@ class Rows(Interface):
 
 
 def open_rows(path: Path, key: str | None = None) -> Rows:
-    """The vectors in a file, one row per client.
-
-    Args:
-        path: An .npy, .npz or .csv file.
-        key: Name of the array in an .npz file; not needed where there is only one.
+    """The vectors in an .npy, .npz or .csv file, one row per client; `key` names one of several arrays in an .npz file.
 
     Raises:
-        VectorError: The file does not hold rows of real numbers.
+        VectorError: The file does not hold rows (or, for `read_vector`, one vector) of real numbers.
         ParameterError: The file's suffix or `key` makes no sense.
     """
     if _suffix(path, key) == ".csv":
@@ -163,30 +156,26 @@ def open_rows(path: Path, key: str | None = None) -> Rows:
 
 
 def read_points(rows: Rows) -> Array:
-    """All rows in memory, for algorithms that go over them several times.
-
-    Raises:
-        VectorError: A row is not finite; it is named.
-    """
+    """All rows in memory, for algorithms that go over them several times; all finite, or `VectorError`."""
     blocks = []
     for start, block in rows.blocks(_POINTS):
         if not (finite := np.isfinite(block)).all():
             row, coordinate = np.unravel_index(int(np.argmin(finite)), finite.shape)
-            raise VectorError(
-                f"{rows.where(start + int(row))}: NaN or infinite at coordinate {coordinate} (rows and coordinates "
-                "counted from 0). Repair or drop the row."
-            )
+            raise not_finite(rows, start + int(row), int(coordinate))
         blocks.append(block)
     return np.concatenate(blocks)
 
 
-def read_vector(path: Path, key: str | None = None) -> Array:
-    """The one vector in a file: a one-dimensional array, or a table of one row.
+def not_finite(rows: Rows, row: int, coordinate: int) -> VectorError:
+    """The error that names this place."""
+    return VectorError(
+        f"{rows.where(row)}: NaN or infinite at coordinate {coordinate} (rows and coordinates counted from 0). Repair "
+        "or drop the row."
+    )
 
-    Raises:
-        VectorError: The file does not hold one vector of real numbers.
-        ParameterError: The file's suffix or `key` makes no sense.
-    """
+
+def read_vector(path: Path, key: str | None = None) -> Array:
+    """The one vector in a file, a one-dimensional array or a table of one row; errors as of `open_rows`."""
     if _suffix(path, key) == ".csv":
         rows = _CsvRows(path)
         if rows.clients != 1:
@@ -202,7 +191,7 @@ def read_vector(path: Path, key: str | None = None) -> Array:
 
 def _suffix(path: Path, key: str | None) -> str:
     suffix = path.suffix.lower()
-    if suffix not in _SUFFIXES:
+    if suffix not in (".npy", ".npz", ".csv"):
         raise ParameterError(f"{path}: expected an .npy, .npz or .csv file.")
     if key is not None and suffix != ".npz":
         raise ParameterError(f"--key names an array in an .npz file, and {path.name} is none.")
@@ -295,7 +284,10 @@ class _CsvRows:
             try:
                 block.append(list(map(float, cells)))
             except ValueError:
-                raise self._bad_cell(line, cells) from None
+                column = next(i for i, cell in enumerate(cells, start=1) if not _is_number(cell))
+                raise VectorError(
+                    f"{self._path}, line {line}, column {column}: not a number (cells are separated by commas)."
+                ) from None
             if len(block) == rows:
                 yield start, np.array(block)
                 start += rows
@@ -304,7 +296,7 @@ class _CsvRows:
             yield start, np.array(block)
 
     def where(self, row: int) -> str:
-        return f"{self._path}, row {row} below the header" if self._header else f"{self._path}, row {row}"
+        return f"{self._path}, row {row}" + (" below the header" if self._header else "")
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """The lines that are not blank, with their numbers from 1."""
@@ -318,10 +310,6 @@ class _CsvRows:
                 raise VectorError(f"{self._path}: not a text file in UTF-8.") from None
             except csv.Error:
                 raise VectorError(f"{self._path}, line {reader.line_num}: not cells separated by commas.") from None
-
-    def _bad_cell(self, line: int, cells: list[str]) -> VectorError:
-        column = next(i for i, cell in enumerate(cells, start=1) if not _is_number(cell))
-        return VectorError(f"{self._path}, line {line}, column {column}: not a number (cells are separated by commas).")
 
 
 def _is_number(cell: str) -> bool:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from cpsgd.cli import options, output
+from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
-from cpsgd.errors import ParameterError
 from cpsgd.planner.problem import Requirements
 from cpsgd.reports.numbers import rounded_up
 
@@ -28,8 +27,6 @@ else:
 
 # A round small enough to be played many times, and an ε and δ that so many rounds can see.
 _CLIENTS, _DIM, _EPSILON, _DELTA = 4, 16, 2.0, 1e-3
-_ROUNDS = 120_000
-_PICTURES = (".png", ".pdf", ".svg")
 
 
 def run(
@@ -40,7 +37,7 @@ def run(
     surviving: Annotated[
         int | None, WHOLE, Parameter(help="Messages of a round; the claim is for as many. All if not given.")
     ] = None,
-    rounds: Annotated[int, WHOLE, Parameter(help="Rounds to play: more of them see more.")] = _ROUNDS,
+    rounds: Annotated[int, WHOLE, Parameter(help="Rounds to play: more of them see more.")] = 120_000,
     plot: Annotated[
         Path | None, Parameter(metavar="FILE", help="Draw the attacker's error rates and the claimed ones.")
     ] = None,
@@ -57,8 +54,7 @@ def run(
     """
     from cpsgd.audit import audit
 
-    if plot is not None and plot.suffix.lower() not in _PICTURES:
-        raise ParameterError(f"Expected --plot to name a file ending in {', '.join(_PICTURES)}, got {plot}.")
+    _files.check_picture(plot)
     claim = replace(claim, **{"delta": _DELTA, "adjacency": "replace-one", **options.given(claim)})
     if parameters.file is None:
         size = replace(size, **{"clients": _CLIENTS, "dim": _DIM, **options.given(size)})
@@ -66,18 +62,10 @@ def run(
             claim = replace(claim, epsilon=_EPSILON)
     chosen = parameters.sized(size, claim)
     with output.progress(rounds, "rounds") as advance:
-        report = audit(
-            chosen,
-            claim.delta,
-            adjacency=claim.adjacency,
-            rounds=rounds,
-            surviving=surviving,
-            progress=advance,
-        )
+        asked = {"adjacency": claim.adjacency, "rounds": rounds, "surviving": surviving}
+        report = audit(chosen, claim.delta, **asked, progress=advance)
     if json:
-        output.show_json(
-            {**report.to_dict(), "protocol": chosen.to_dict(), "plot": None if plot is None else str(plot)}
-        )
+        output.show_json({**report.to_dict(), "protocol": chosen.to_dict(), "plot": plot})
     else:
         _show(report, chosen)
     # Last, so that a picture that cannot be drawn does not take the findings with it.

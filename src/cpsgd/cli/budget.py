@@ -12,11 +12,11 @@ from rich.markup import escape
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import new_app
 from cpsgd.errors import LedgerAccessError, LedgerError
-from cpsgd.ledger import Budget
+from cpsgd.ledger import Budget, Ledger
 from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
-    from cpsgd.ledger import Ledger, Total
+    from cpsgd.ledger import Total
 
     BudgetFields = Any  # made when the program runs
 else:
@@ -32,14 +32,12 @@ _SHOWN = 10
 @app.command
 def create(ledger: LedgerFile, /, *, budget: Annotated[BudgetFields, options.FLAT], json: options.Json = False) -> None:
     """Open a budget for a population; the file is made where there is none. Budgets are never changed."""
-    from cpsgd.ledger import Ledger
-
     opened = Budget(**vars(budget))
     book = Ledger(ledger)
     book.create(opened)
     head = str(book.head)
     if json:
-        output.show_json({"ledger": str(ledger), "budget": opened.to_dict(), "head": head})
+        output.show_json({"ledger": ledger, "budget": opened.to_dict(), "head": head})
         return
     rows = [
         ("budget", escape(f"ε = {opened.epsilon:g} at δ = {opened.delta:g} for {opened.population}")),
@@ -64,7 +62,7 @@ def show(
     json: options.Json = False,
 ) -> None:
     """Show what is spent and what is left, by the accountant, with the theorem behind it."""
-    book = _open(ledger)
+    book = Ledger(ledger)
     if plot is not None:
         if population is None:
             raise LedgerError("Missing --population: a plot is of one budget.")
@@ -77,7 +75,7 @@ def show(
         draw_spending(book.budget(population), book.events(population), plot)
     if json:
         facts: dict[str, Any] = {
-            "ledger": str(ledger),
+            "ledger": ledger,
             "head": str(book.head),
             "populations": [
                 {**total.to_dict(), "entries": [entry.to_dict() for entry in book.events(total.population)]}
@@ -85,7 +83,7 @@ def show(
             ],
         }
         if plot is not None:
-            facts["plot"] = str(plot)
+            facts["plot"] = plot
         output.show_json(facts)
         return
     console = output.console()
@@ -114,12 +112,12 @@ def verify(
     replaced by an older copy, is found with --head only. The exit code is 1 if something is wrong.
     """
     try:
-        found = _open(ledger).verify(head)
+        found = Ledger(ledger).verify(head)
     except LedgerAccessError:
         raise
     except LedgerError as error:
         if json:
-            output.show_json({"ledger": str(ledger), "holds": False, "reason": str(error)})
+            output.show_json({"ledger": ledger, "holds": False, "reason": str(error)})
         else:
             output.complain(f"The ledger does not hold: {error}")
         raise SystemExit(1) from None
@@ -127,7 +125,7 @@ def verify(
     if json:
         output.show_json(
             {
-                "ledger": str(ledger),
+                "ledger": ledger,
                 "holds": not overspent,
                 "reason": f"More was spent than the budget allows: {overspent}." if overspent else None,
                 "records": found.records,
@@ -164,23 +162,17 @@ def export(
     """Write everything as JSON: all records with their hashes, and what follows from them."""
     if out is not None:
         _files.check_output(out, ledger)
-    data = _open(ledger).export()
+    data = Ledger(ledger).export()
     if out is None:
         output.show_json(data)
         return
     _files.write_bytes(out, (json_module.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
-    facts = {"ledger": str(ledger), "out": str(out), "records": len(data["records"]), "head": data["head"]}
+    facts = {"ledger": ledger, "out": out, "records": len(data["records"]), "head": data["head"]}
     if json:
         output.show_json(facts)
         return
     output.console().print(output.facts([("records", f"{facts['records']:,}"), ("written", escape(str(out)))]))
     _show_head(data["head"])
-
-
-def _open(path: Path) -> Ledger:
-    from cpsgd.ledger import Ledger
-
-    return Ledger(path)
 
 
 def _show_head(head: str) -> None:

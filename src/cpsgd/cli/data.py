@@ -36,12 +36,8 @@ def mnist(
     """
     files = _download(folder)
     if json:
-        output.show_json(
-            {
-                "dataset": "mnist",
-                "files": [{"path": str(path), "downloaded": downloaded} for path, downloaded in files.items()],
-            }
-        )
+        found = [{"path": path, "downloaded": downloaded} for path, downloaded in files.items()]
+        output.show_json({"dataset": "mnist", "files": found})
         return
     facts = [("downloaded" if downloaded else "was there", str(path)) for path, downloaded in files.items()]
     output.show([*facts, ("verified", "every file has MNIST's checksum")])

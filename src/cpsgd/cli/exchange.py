@@ -33,14 +33,13 @@ def protocol(
     m = 14 if not given, four bits per coordinate. With --delta the ε proved for a round is shown.
     """
     chosen = parameters.sized(size, required)
-
     if out is not None:
         _files.check_output(out)
         _files.write_bytes(out, (chosen.to_json() + "\n").encode())
     privacy, privacy_facts = output.privacy(chosen, required.delta)
     promises = {**output.promises(chosen), **privacy}
     if json:
-        output.show_json({**promises, "out": None if out is None else str(out)})
+        output.show_json({**promises, "out": out})
         return
     if out is None:
         print(chosen.to_json())
@@ -87,7 +86,7 @@ def encode(
         raise error if str(error).startswith(str(vector)) else VectorError(f"{vector}: {error}") from None
     _files.write_bytes(out, message)
     if json:
-        output.show_json({"vector": str(vector), "out": str(out), "round": round, **output.sent(chosen)})
+        output.show_json({"vector": vector, "out": out, "round": round, **output.sent(chosen)})
         return
     output.show([*output.message_facts(chosen), ("round", str(round)), ("written to", str(out))])
 
@@ -149,8 +148,8 @@ def aggregate(
                 "clients": chosen.clients,
                 "round": round,
                 "fingerprint": chosen.fingerprint.hex(),
-                "out": str(out) if written else None,
-                "state": None if state is None else str(state),
+                "out": out if written else None,
+                "state": state,
             }
         )
     else:

@@ -25,14 +25,12 @@ def new_app(name: str, help: str | None = None, version: Callable[[], str] | Non
         help_format="markdown",
         group_parameters=Group("Options", sort_key=0),
         # Of an option that is given twice the last one counts, so that a script's options can be added to. Negative
-        # flags are made for those switches only that are on by default: see `options.from_class`.
-        default_parameter=Parameter(negative=(), allow_repeating=True, show_default=_shown),
+        # flags are made for those switches only that are on by default (see `options.from_class`); that a switch is
+        # off goes without saying.
+        default_parameter=Parameter(
+            negative=(), allow_repeating=True, show_default=lambda default: None if default is False else default
+        ),
     )
-
-
-def _shown(default: object) -> object:
-    """A default as the help names it; that a switch is off goes without saying."""
-    return None if default is False else default
 
 
 def launch(app: App, arguments: Sequence[str] | None = None) -> None:

@@ -49,7 +49,7 @@ def _show(identity: Ed25519PrivateKey, keyfile: Path, name: str, json: bool) -> 
 
     line = public_line(identity, name)
     if json:
-        output.show_json({"file": str(keyfile), "public_key": line})
+        output.show_json({"file": keyfile, "public_key": line})
     else:
         # As it is, to be appended to a roster: no colours, no wrapping.
         print(line)

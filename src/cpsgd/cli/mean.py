@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,21 +103,15 @@ def run(
     error: dict[str, float] | None = None
     if charge is None:
         difference, expected = estimate - expectation.mean(), expectation.error()
-        error = {
-            "measured": float(difference @ difference),
-            "expected": expected.total,
-            "noise": expected.noise,
-            "rounding": expected.rounding,
-            "clipping": expected.clipping,
-        }
+        error = {"measured": float(difference @ difference), "expected": expected.total, **asdict(expected)}
     _files.write_vector(out, estimate)
 
     if json:
         output.show_json(
             {
                 "simulation": charge is None,
-                "file": str(file),
-                "out": str(out),
+                "file": file,
+                "out": out,
                 "clients": aggregator.count,
                 "dim": chosen.dim,
                 "round": round,
@@ -159,10 +153,7 @@ def _simulate(rows: Rows, aggregator: Aggregator, expectation: Expectation, thre
             try:
                 aggregator.add(aggregator.protocol.encode(vector, aggregator.round))
             except NonFiniteError as error:
-                raise VectorError(
-                    f"{rows.where(start + i)}: NaN or infinite at coordinate {error.coordinate} (rows and coordinates "
-                    "counted from 0). Repair or drop the row."
-                ) from None
+                raise _files.not_finite(rows, start + i, error.coordinate) from None
             expectation.add(vector)
         return len(block)
 
@@ -204,14 +195,7 @@ class _Charge:
     event: RoundEvent
 
     def pay(self) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-        """Charges the round; its result may be computed when this has returned.
-
-        Returns:
-            What is spent, as JSON and for people.
-
-        Raises:
-            LedgerError: The budget does not allow the round, or the ledger cannot be used.
-        """
+        """Charges the round, whose result may then be computed; returns what is spent, as JSON and for people."""
         entry = self.ledger.reserve(self.population, self.event)
         self.ledger.release(entry, self.event.survivors)
         total = self.ledger.total(self.population)
@@ -219,16 +203,11 @@ class _Charge:
             f"{total.population}: ε = {rounded_up(total.epsilon)} of {total.limit:g} at δ = {total.delta:g} "
             f"spent, {total.left:.4g} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
         )
-        return {"budget": {"ledger": str(self.ledger.path), **total.to_dict()}}, [("budget", text)]
+        return {"budget": {"ledger": self.ledger.path, **total.to_dict()}}, [("budget", text)]
 
 
 def _quote(budget: BudgetOptions, protocol: Protocol, *, survivors: int, round: int, label: str) -> _Charge | None:
-    """A round that everybody in the table takes part in, if the budget allows it; None where no ledger is given.
-
-    Raises:
-        ParameterError: Only one of the ledger and the population is given.
-        LedgerError: The budget does not allow the round, or the ledger cannot be used.
-    """
+    """A round that everybody in the table takes part in, if the budget allows it; None where no ledger is given."""
     if budget.ledger is None and budget.population is None:
         return None
     if budget.ledger is None or budget.population is None:

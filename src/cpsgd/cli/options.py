@@ -30,8 +30,7 @@ Json = Annotated[bool, Parameter(help="Print one JSON object instead of text.")]
 Key = Annotated[str | None, Parameter(help="Name of the array in an .npz file that holds several.")]
 Table = Annotated[Path, Parameter(name="FILE", help="An .npy, .npz or .csv table, one row per client.")]
 ProtocolFile = Annotated[
-    Path,
-    Parameter(name="--protocol", metavar="FILE", help="The protocol's JSON, as written by `cpsgd protocol`."),
+    Path, Parameter(name="--protocol", metavar="FILE", help="The protocol's JSON, as written by `cpsgd protocol`.")
 ]
 Round = Annotated[int, COUNT, Parameter(help="Number of the round.")]
 
@@ -143,20 +142,12 @@ class ProtocolChoice:
     @property
     def given(self) -> dict[str, Any]:
         """What was said, by the options as they are written."""
-        said = {"file": self.file, "clip_norm": self.clip_norm, **given(self.mechanism)}
+        said = {"protocol": self.file, "clip_norm": self.clip_norm, **given(self.mechanism)}
         said |= {"rotate": self.rotate, "seed": self.seed}
-        names = {"file": "--protocol"}
-        return {
-            names.get(name, "--" + name.replace("_", "-")): value for name, value in said.items() if value is not None
-        }
+        return {"--" + name.replace("_", "-"): value for name, value in said.items() if value is not None}
 
     def protocol(self, required: Any = None, *, clients: int | None = None, dim: int | None = None) -> Protocol:
-        """The protocol for this many clients and coordinates; one from a file stays as it is.
-
-        Args:
-            required: `Required` for the planner, or None.
-            clients: n. Needed where there is no file.
-            dim: d. Needed where there is no file.
+        """The protocol for this many clients and coordinates, needed where there is no file; one from a file stays.
 
         Raises:
             ParameterError: Options are missing, contradict each other or are out of range.
@@ -207,11 +198,7 @@ class ProtocolChoice:
         return Protocol(**size, mechanism=mechanism, rotate=rotate, rotation_seed=self.seed or 0)
 
     def sized(self, size: Any, required: Any = None) -> Protocol:
-        """`protocol` for a `Size` from the command line, which a file leaves no room for.
-
-        Raises:
-            ParameterError: As by `protocol`.
-        """
+        """`protocol` for a `Size` from the command line, which a file leaves no room for."""
         if self.file is not None and given(size):
             raise ParameterError("The protocol file already fixes --clients and --dim; leave them out.")
         return self.protocol(required, clients=size.clients, dim=size.dim)

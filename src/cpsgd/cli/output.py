@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
@@ -31,15 +32,17 @@ def show(facts: Iterable[tuple[str, str]], *, stream: TextIO | None = None) -> N
 
 
 def show_json(data: dict[str, Any]) -> None:
-    """Prints one JSON object, with null for what is not a finite number."""
-    print(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
+    """Prints one JSON object, with null for what is not a finite number, and paths as text."""
+    print(json.dumps(_plain(data), indent=2, allow_nan=False, ensure_ascii=False))
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _finite(entry) for name, entry in value.items()}
+        return {name: _plain(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
+        return [_plain(entry) for entry in value]
+    if isinstance(value, Path):
+        return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from cpsgd.cli import options, output
+from cpsgd.cli import _files, options, output
 from cpsgd.cli.privacy import guarantee_rows
-from cpsgd.errors import ParameterError
 from cpsgd.planner.problem import Requirements
 
 if TYPE_CHECKING:
     from cpsgd.planner import Plan
 
-_PICTURES = (".png", ".pdf", ".svg")
-
-if TYPE_CHECKING:
     Required = Any  # made when the program runs
 else:
     Required = options.from_class(Requirements)
@@ -34,8 +30,7 @@ def run(
     """The best protocol for what you want: k, m, X, its proved ε and its expected error."""
     from cpsgd.planner import Requirements, plan_for
 
-    if plot is not None and plot.suffix.lower() not in _PICTURES:
-        raise ParameterError(f"Expected --plot to name a file ending in {', '.join(_PICTURES)}, got {plot}.")
+    _files.check_picture(plot)
     found = plan_for(Requirements(**vars(required)))
     if plot is not None:
         from cpsgd.reports.pictures import draw_frontier
@@ -55,10 +50,7 @@ def _summary(found: Plan) -> object:
     protocol, error = found.protocol, found.error
     share = {name: f"{100.0 * part / error.total:.1f} %" for name, part in asdict(error).items()}
     rows = [
-        (
-            "protocol",
-            f"[bold]{escape(protocol.mechanism.describe())}[/bold]; s = {protocol.scale:.4g}",
-        ),
+        ("protocol", f"[bold]{escape(protocol.mechanism.describe())}[/bold]; s = {protocol.scale:.4g}"),
         (
             "message",
             f"{protocol.bits_per_coordinate:.4g} bits per coordinate, {protocol.message_bytes:,} bytes "

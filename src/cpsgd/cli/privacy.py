@@ -99,10 +99,7 @@ def epsilon(
 def guarantee_rows(found: Guarantee) -> list[tuple[str, str]]:
     """A guarantee as names and values, for a table."""
     rows = [
-        (
-            "ε",
-            f"[bold]{rounded_up(found.epsilon)}[/bold] at δ = {found.delta:g}, {found.adjacency} neighbours",
-        ),
+        ("ε", f"[bold]{rounded_up(found.epsilon)}[/bold] at δ = {found.delta:g}, {found.adjacency} neighbours"),
         ("proved by", escape(found.citation)),
         ("noise of", f"{found.noise_clients:,} clients; {found.tail:.2g} of δ pays for the tails"),
     ]

@@ -61,16 +61,15 @@ def kmeans(
         output.show_json(
             {
                 "simulation": True,
-                "file": str(file),
-                "out": str(out),
+                "file": file,
+                "out": out,
                 "clients": clients,
                 "dim": dim,
                 "clusters": clusters,
                 "rounds": rounds,
                 "radius": radius,
                 "sizes": found.sizes.tolist(),
-                # JSON has no infinity, which stands for a centre that nobody is near.
-                "deviations": [value if np.isfinite(value) else None for value in found.deviations.tolist()],
+                "deviations": found.deviations.tolist(),  # infinite, in JSON null, for a centre that nobody is near
                 "inertia": measured,
                 **output.sent(protocol),
                 "total_bits_per_client": found.bits_per_client,
@@ -138,8 +137,8 @@ def pca(
         output.show_json(
             {
                 "simulation": True,
-                "file": str(file),
-                "out": str(out),
+                "file": file,
+                "out": out,
                 "clients": clients,
                 "dim": dim,
                 "components": components,

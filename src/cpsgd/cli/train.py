@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
+from rich.console import Console
+from rich.markup import escape
 
 from cpsgd.cli import _files, options, output
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
@@ -29,14 +31,8 @@ _LEARNING, _RUN = Group("Learning", sort_key=3), Group("Run", sort_key=4)
 _PANELS = {
     _SETUP: ("preset", "dataset", "clients", "model", "cohort", "rounds", "participation", "dropout"),
     _PRIVACY: (
-        "epsilon",
-        "delta",
-        "bits",
+        *("epsilon", "delta", "bits", "clip_norm", "examples", "adjacency", "colluding"),
         *(entry.name for entry in fields(MechanismOptions)),
-        "clip_norm",
-        "examples",
-        "adjacency",
-        "colluding",
     ),
     _RUN: ("seed", "device", "memory_limit", "evaluate_every"),
     options.BUDGET: ("ledger", "population"),
@@ -102,8 +98,6 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         from cpsgd.learning.experiment import Experiment, folder_of
     except ImportError as error:
         raise CpsgdError(str(error)) from None
-    from rich.console import Console
-
     from cpsgd.reports import live, run_report
 
     run_report.check()
@@ -272,25 +266,20 @@ def _table(results: list[Result]) -> object:
 
 
 def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, str]]:
-    from rich.markup import escape
-
     from cpsgd.reports import run_report
 
     floats = summary["float32_bytes"]
-    private = results[0]
-    facts = []
-    if private.guarantee is not None:
+    private, facts = results[0], []
+    if (found := private.guarantee) is not None:
+        privacy = f"({rounded_up(found.epsilon)}, {found.delta:g}), {found.adjacency} neighbours"
         facts += [
-            (
-                "privacy",
-                f"({rounded_up(private.guarantee.epsilon)}, {private.guarantee.delta:g}), "
-                f"{private.guarantee.adjacency} neighbours, participation {private.guarantee.participation}",
-            ),
+            ("privacy", f"{privacy}, participation {found.participation}"),
             ("protects", run_report.unit_text(summary)),
-            ("proved by", escape(private.guarantee.citation)),
+            ("proved by", escape(found.citation)),
             ("paper's bound", escape(run_report.paper_text(summary["paper_bound"]))),
         ]
-    facts += [
+    return [
+        *facts,
         (
             "sent",
             f"{private.bytes_per_client / 1e6:.4f} MB per client and round, {private.bits_per_coordinate:.4g} bits per "
@@ -300,12 +289,9 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
         ("note", run_report.seed_text(summary)),
         *[("written", escape(path)) for path in summary["files"]],
     ]
-    return facts
 
 
 def _budget_facts(budget: dict[str, Any] | None) -> list[tuple[str, str]]:
-    from rich.markup import escape
-
     if budget is None:
         return []
     spent, limit = rounded_up(budget["epsilon"]), budget["limit"]

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
-from types import TracebackType
 from typing import Any, Self
 
 from cpsgd import _validate
-from cpsgd.errors import (
-    BudgetExceededError,
-    EntryError,
-    LedgerChainError,
-    LedgerError,
-    PopulationError,
-)
+from cpsgd.errors import BudgetExceededError, EntryError, LedgerChainError, LedgerError, PopulationError
 from cpsgd.ledger import chain, storage, totals
 from cpsgd.ledger.chain import Head, State, check_event
 from cpsgd.ledger.events import Budget, Entry, RoundEvent
@@ -90,14 +84,13 @@ class Ledger:
         self._state = State()
         self._lock = threading.RLock()
         if self.path.exists() and self.path.stat().st_size > 0:
-            self._refresh()
+            with self._latest():
+                pass
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Nothing stays open between calls, so there is nothing to close."""
 
     # ------------------------------------------------------------------ spending
@@ -108,20 +101,15 @@ class Ledger:
         Raises:
             PopulationError: The population has a budget; budgets are never changed.
         """
-        with self._lock:
-            with self._store.writing(create=True) as connection:
-                self._read(connection)
-                if budget.population in self._state.budgets:
-                    raise PopulationError(
-                        f"{budget.population!r} has a budget already, and budgets are never changed: what was promised "
-                        "stays promised. Use it, or name another population."
-                    )
-                records: list[dict[str, Any]] = []
-                if self._state.head.number < 0:
-                    records.append({"kind": "ledger", "format": chain.VERSION, "id": secrets.token_hex(16)})
-                records.append({"kind": "budget", "budget": budget.to_dict()})
-                rows = _append(connection, self._state.head, records)
-            self._learn(rows)
+        with self._appending(create=True) as records:
+            if budget.population in self._state.budgets:
+                raise PopulationError(
+                    f"{budget.population!r} has a budget already, and budgets are never changed: what was promised "
+                    "stays promised. Use it, or name another population."
+                )
+            if self._state.head.number < 0:
+                records.append({"kind": "ledger", "format": chain.VERSION, "id": secrets.token_hex(16)})
+            records.append({"kind": "budget", "budget": budget.to_dict()})
         return budget
 
     def reserve(self, population: str, event: RoundEvent) -> Entry:
@@ -130,9 +118,6 @@ class Ledger:
         Args:
             population: Whose budget pays.
             event: The round, with the fewest survivors it may be released with.
-
-        Returns:
-            The entry, for `release`.
 
         Raises:
             BudgetExceededError: It would cost too much; it says how much is left. Nothing was recorded.
@@ -144,8 +129,7 @@ class Ledger:
         # is priced again under the lock.
         self.quote(population, [event])
         with self._lock:
-            with self._store.writing() as connection:
-                self._read(connection)
+            with self._appending() as records:
                 budget = self._budget(population)
                 if event.run and (known := self._state.find(population, event.run, event.round)) is not None:
                     raise EntryError(
@@ -153,26 +137,16 @@ class Ledger:
                         "second release would need a second charge: use another run or round."
                     )
                 found = self._affordable(budget, event)
-                record = {
-                    "kind": "reserve",
-                    "population": population,
-                    "event": event.to_dict(),
-                    "spent": found.epsilon,
-                    "method": found.method,
-                }
-                rows = _append(connection, self._state.head, [record])
-            self._learn(rows)
-            return self._state.entries[rows[0][0]]
+                record = {"kind": "reserve", "population": population, "event": event.to_dict()}
+                records.append({**record, "spent": found.epsilon, "method": found.method})
+            return self._state.entries[self._state.head.number]
 
     def release(self, entry: Entry | int, survivors: int) -> Entry:
         """Records that a round's result is about to be handed out; do so only when this has returned.
 
         Args:
             entry: What `reserve` returned, or its number.
-            survivors: Messages in the sum.
-
-        Returns:
-            The entry as it is now. It is accounted with the survivors it really had.
+            survivors: Messages in the sum, with which the entry is accounted from now on.
 
         Raises:
             EntryError: There is no such entry, it was released before, or there are fewer survivors than reserved for.
@@ -181,8 +155,7 @@ class Ledger:
         number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
         survivors = _validate.integer("survivors", survivors, low=1, high=MAX_CLIENTS)
         with self._lock:
-            with self._store.writing() as connection:
-                self._read(connection)
+            with self._appending() as records:
                 known = self._state.entries.get(number)
                 if known is None or (isinstance(entry, Entry) and known.event != entry.event):
                     raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
@@ -194,9 +167,7 @@ class Ledger:
                         f"{survivors}: there is less noise than was paid for. Do not release the result; the entry "
                         "stays spent."
                     )
-                record = {"kind": "release", "entry": number, "survivors": survivors}
-                rows = _append(connection, self._state.head, [record])
-            self._learn(rows)
+                records.append({"kind": "release", "entry": number, "survivors": survivors})
             return self._state.entries[number]
 
     # ------------------------------------------------------------------ asking
@@ -208,34 +179,29 @@ class Ledger:
             BudgetExceededError: It does not.
             ConditionError: Nothing is proved about such rounds.
         """
-        with self._lock:
-            self._refresh()
+        with self._latest():
             return self._affordable(self._budget(population), *events)
 
     def total(self, population: str) -> Total:
         """What all rounds so far cost, by the accountant; entries reserved and not released count."""
-        with self._lock:
-            self._refresh()
-            return totals.total(self._budget(population), self._state.entries_of(population))
+        with self._latest() as state:
+            return totals.total(self._budget(population), state.entries_of(population))
 
     def budget(self, population: str) -> Budget:
         """A population's budget."""
-        with self._lock:
-            self._refresh()
+        with self._latest():
             return self._budget(population)
 
     def budgets(self) -> tuple[Budget, ...]:
         """All budgets, oldest first."""
-        with self._lock:
-            self._refresh()
-            return tuple(self._state.budgets.values())
+        with self._latest() as state:
+            return tuple(state.budgets.values())
 
     def events(self, population: str) -> tuple[Entry, ...]:
         """The population's entries, oldest first."""
-        with self._lock:
-            self._refresh()
+        with self._latest() as state:
             self._budget(population)
-            return tuple(self._state.entries_of(population))
+            return tuple(state.entries_of(population))
 
     def find(self, population: str, *, run: str, round: int) -> Entry | None:
         """The entry of a run's round, for a run that is taken up after a crash; None if it was never reserved.
@@ -243,17 +209,15 @@ class Ledger:
         The entry pays for one result. Who finds it may go on with it only if no result was shown before, or if the
         round will have the very same result again (because its noise follows from a seed).
         """
-        with self._lock:
-            self._refresh()
+        with self._latest() as state:
             self._budget(population)
-            return self._state.find(population, run, round)
+            return state.find(population, run, round)
 
     @property
     def head(self) -> Head:
         """The last record's number and hash. Keep it elsewhere; see `verify`."""
-        with self._lock:
-            self._refresh()
-            return self._state.head
+        with self._latest() as state:
+            return state.head
 
     def verify(self, head: str | Head | None = None) -> Verification:
         """Reads all records from the file again and checks every hash.
@@ -275,13 +239,11 @@ class Ledger:
             last = self._state.head.number
             if last >= 0:
                 self._check_continues(fresh.hashes[last : last + 1])
-        if head is not None:
-            wanted = str(head).strip().lower().rpartition(":")[2]
-            if wanted not in fresh.hashes:
-                raise LedgerChainError(
-                    f"The chain of {self.path} holds by itself, but does not contain the head {wanted[:16]}…: its end "
-                    "was cut off, it was replaced by another copy, or it was written anew."
-                )
+        if head is not None and (wanted := str(head).strip().lower().rpartition(":")[2]) not in fresh.hashes:
+            raise LedgerChainError(
+                f"The chain of {self.path} holds by itself, but does not contain the head {wanted[:16]}…: its end was "
+                "cut off, it was replaced by another copy, or it was written anew."
+            )
         found = [totals.total(budget, fresh.entries_of(name)) for name, budget in fresh.budgets.items()]
         return Verification(fresh.head, len(fresh.hashes), tuple(found))
 
@@ -331,10 +293,24 @@ class Ledger:
             )
         return found
 
-    def _refresh(self) -> None:
-        """Reads the records that were added since the last time."""
-        with self._store.reading() as connection:
-            self._read(connection)
+    @contextmanager
+    def _latest(self) -> Iterator[State]:
+        """The state with the records that were added since the last time."""
+        with self._lock:
+            with self._store.reading() as connection:
+                self._read(connection)
+            yield self._state
+
+    @contextmanager
+    def _appending(self, *, create: bool = False) -> Iterator[list[Mapping[str, Any]]]:
+        """A list for new records: on the disk, and only then known, when the block ends; forgotten if it raises."""
+        records: list[Mapping[str, Any]] = []
+        with self._lock:
+            with self._store.writing(create=create) as connection:
+                self._read(connection)
+                yield records
+                rows = _append(connection, self._state.head, records)
+            self._learn(rows)
 
     def _read(self, connection: Connection) -> None:
         last = self._state.head.number
@@ -367,8 +343,7 @@ def _append(connection: Connection, head: Head, records: Sequence[Mapping[str, A
         text = chain.canonical({**record, "number": number, "time": now})
         if len(text) > chain.LONGEST_RECORD:
             raise LedgerError("The record is too long for a ledger.")
-        digest = chain.link(head.hash, text)
-        storage.append(connection, number, text, digest)
-        head = Head(number, digest)
-        rows.append((number, text, digest))
+        head = Head(number, chain.link(head.hash, text))
+        rows.append((number, text, head.hash))
+        storage.append(connection, *rows[-1])
     return rows

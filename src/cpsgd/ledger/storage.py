@@ -23,13 +23,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from cpsgd.errors import (
-    LedgerAccessError,
-    LedgerBusyError,
-    LedgerError,
-    LedgerFormatError,
-    LedgerStorageError,
-)
+from cpsgd.errors import LedgerAccessError, LedgerBusyError, LedgerError, LedgerFormatError, LedgerStorageError
 from cpsgd.ledger.chain import LONGEST_RECORD
 
 APPLICATION_ID = 0x63704C67
@@ -69,8 +63,7 @@ class Store:
     def writing(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
         """A transaction that nobody else can write in; on disk when the block ends, undone if it raises.
 
-        Args:
-            create: Make an empty ledger where there is none. Otherwise that is an error.
+        With `create` an empty ledger is made where there is none; otherwise that is an error.
         """
         with self._translated(), closing(self._connect("rwc" if create else "rw")) as connection:
             if connection.execute("PRAGMA journal_mode = DELETE").fetchone() != ("delete",):

@@ -93,27 +93,19 @@ def total(budget: Budget, entries: Sequence[Entry], further: Sequence[RoundEvent
         ConditionError: Nothing is proved about them.
     """
     rounds = [(entry.event, entry.survivors) for entry in entries]
-    unreleased = sum(not entry.released for entry in entries)
     rounds += [(event, event.survivors) for event in further]
-    proofs = [_groups(rounds)]
+    ways = [_groups(rounds)]
     if entries and not further:
         # Bounds are not monotone in the number of messages, and rounds of more sizes are harder to compose. But noise
         # may be left out of account: what the last reservation was allowed for holds whatever was released since, so no
         # release brings the total over the limit.
-        proofs.append(_groups((entry.event, _survivors(entry, before=entries[-1].number)) for entry in entries))
-    found = _cheapest(proofs, budget)
+        ways.append(_groups((entry.event, _survivors(entry, before=entries[-1].number)) for entry in entries))
+    found = _cheapest(ways, budget)
     return Total(
-        population=budget.population,
-        epsilon=found.epsilon,
-        delta=budget.delta,
-        adjacency=budget.adjacency,
-        unit=budget.unit,
+        **{**vars(budget), **vars(found)},
         limit=budget.epsilon,
-        method=found.method,
-        citation=found.citation,
-        tail=found.tail,
         rounds=len(rounds),
-        unreleased=unreleased,
+        unreleased=sum(not entry.released for entry in entries),
     )
 
 
@@ -126,14 +118,14 @@ def _survivors(entry: Entry, *, before: int) -> int:
 def _cheapest(ways: Sequence[_Groups], budget: Budget) -> _Proof:
     """The best proof about any of these, each of which describes all rounds."""
     found: list[_Proof] = []
-    failure: ConditionError | None = None
+    failures: list[ConditionError] = []
     for groups in dict.fromkeys(ways):
         try:
             found.append(_composed(groups, budget.delta, budget.adjacency))
         except ConditionError as error:
-            failure = failure or error
-    if failure is not None and not found:
-        raise failure
+            failures.append(error)
+    if not found:
+        raise failures[0]
     return min(found, key=lambda proof: proof.epsilon)
 
 
@@ -289,20 +281,17 @@ def _of_gaussians(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof
     count = sum(count for _, count in groups)
     # Certificates are kept, and asked for again with every round that is added; so their tails change rarely.
     rounded = 1 << (count - 1).bit_length()
-    best: tuple[float, list[Part]] | None = None
-    failure: ConditionError | None = None
+    found: list[tuple[float, list[Part]]] = []
+    failures: list[ConditionError] = []
     for share in [SAMPLED_TAIL_SHARE] if _sampled(groups) else TAIL_SHARES:
         try:
             parts = [_part(kinds, count, share * delta / rounded, adjacency) for kinds, count in _ordered(groups)]
-            epsilon = mixed_epsilon(parts, delta=delta)
+            found.append((mixed_epsilon(parts, delta=delta), parts))
         except ConditionError as error:
-            failure = error
-            continue
-        if best is None or epsilon < best[0]:
-            best = epsilon, parts
-    if best is None:
-        raise failure or ConditionError("No method proves anything about these rounds.")
-    epsilon, parts = best
+            failures.append(error)
+    if not found:
+        raise failures[-1]
+    epsilon, parts = min(found, key=lambda pair: pair[0])
     tail = math.fsum(r.count * (r.tail_mass + r.variation * (1.0 + math.exp(epsilon))) for r, _ in parts)
     return _Proof(epsilon, "gaussian composition", composition_citation({p.scheme for _, p in parts}), tail)
 
@@ -311,13 +300,8 @@ def _part(kinds: frozenset[_Kind], count: int, tail: float, adjacency: Adjacency
     """One of these kinds, `count` times: the largest μ and the largest tails of them."""
     costs = [_cost(kind.protocol, kind.honest, kind.participation, tail, adjacency) for kind in kinds]
     (participation,) = {kind.participation for kind in kinds}
-    worst = Rounds(
-        max(cost.mu for cost in costs),
-        count,
-        max(cost.tail_mass for cost in costs),
-        max(cost.variation for cost in costs),
-    )
-    return worst, participation
+    mu, tail_mass, variation = (max(getattr(cost, name) for cost in costs) for name in ("mu", "tail_mass", "variation"))
+    return Rounds(mu, count, tail_mass, variation), participation
 
 
 @lru_cache(maxsize=4096)

@@ -102,7 +102,7 @@ def composed_epsilon(
         rounds: What was run. In the scheme "once" a client is in only one of them, and the costliest counts.
         delta: Target δ.
         participation: Who takes part. `mu` must be for the adjacency that `Participation.check` accepts.
-        interval: Discretisation of privacy losses, where they are needed.
+        interval: Discretisation of privacy losses.
 
     Raises:
         ConditionError: The tails alone spend `delta`.
@@ -125,13 +125,8 @@ def composed_epsilon(
 def mixed_epsilon(parts: Sequence[Part], *, delta: float, interval: float = FINE) -> float:
     """The smallest ε for rounds that clients take part in in different ways, rounded up; see `composed_epsilon`.
 
-    One accountant composes them all: unsampled rounds are Gaussians, sampled ones each have their own rate.
-
-    Args:
-        parts: Rounds, and who takes part in them. The scheme "once" is not among them, because it is a statement about
-            several rounds: put in the costliest as one in which everybody takes part.
-        delta: Target δ.
-        interval: Discretisation of privacy losses, where they are needed.
+    One accountant composes them all: unsampled rounds are Gaussians, sampled ones each have their own rate. The scheme
+    "once" is a statement about several rounds: put in the costliest as one in which everybody takes part.
 
     Raises:
         ParameterError: "once" is among the schemes, or both "poisson" and "fixed-size", whose neighbours differ.
@@ -242,11 +237,7 @@ def _profiles(parts: Sequence[Part], interval: float) -> list[Profile]:
         renyi.compose(event)
         losses.compose(event)
     allowance = _FFT_ERROR * sum(r.count + 8 for r, _ in parts)
-    return [
-        lambda epsilon: max(0.0, float(losses.get_delta(epsilon))) + allowance,
-        _renyi_profile(renyi),
-        unsampled,
-    ]
+    return [lambda epsilon: max(0.0, float(losses.get_delta(epsilon))) + allowance, _renyi_profile(renyi), unsampled]
 
 
 def _summed(rounds: Sequence[Rounds]) -> float:
@@ -294,7 +285,7 @@ def solve(
         participation: Who takes part in which round.
         epsilon: ε that may be spent.
         noise_multiplier: Standard deviation of the (equivalent) Gaussian noise over the sensitivity, 1/μ.
-        rounds: Number of rounds.
+        rounds: How many.
         tail_mass: What each round adds to δ (see `GaussianCertificate.tail_mass`).
         tolerance: Relative width at which the search for the noise stops.
 

@@ -76,6 +76,8 @@ def gaussian_certificate(
 ) -> GaussianCertificate:
     """The Gaussian certificate of a round whose sum carries noise of this law in every coordinate.
 
+    All its numbers are upper bounds, also in floating point.
+
     Args:
         law: Of the noise of all honest clients in a coordinate of the sum.
         dim: d.
@@ -83,9 +85,6 @@ def gaussian_certificate(
         levels: k. No coordinate of neighbours differs by more than k - 1.
         tail: Probability, over all coordinates together, that may be left outside the certified range.
         extra_steps: Lattice units to widen the certified range by at both ends, beyond what two neighbours need.
-
-    Returns:
-        The certificate; all its numbers are upper bounds, also in floating point.
 
     Raises:
         ConditionError: The range that holds all but `tail` of the noise reaches the end of the law's support.
@@ -105,15 +104,8 @@ def certified_epsilon(
 ) -> tuple[float, GaussianCertificate]:
     """The smallest ε the Gaussian certificate proves for this δ, and the certificate that proves it.
 
-    A smaller tail leaves more of δ to the Gaussian, a larger one makes the range narrower and μ₁ smaller. Twenty
-    shares are tried; each is valid.
-
-    Args:
-        law: Of the noise, see `gaussian_certificate`.
-        dim: d.
-        sensitivity: S.
-        levels: k.
-        delta: δ in total, tails included.
+    δ includes the tails; the other parameters are those of `gaussian_certificate`. A smaller tail leaves more of δ to
+    the Gaussian, a larger one makes the range narrower and μ₁ smaller. Twenty shares are tried; each is valid.
 
     Raises:
         ConditionError: There is no certificate at any share of the tail.

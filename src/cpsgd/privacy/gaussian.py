@@ -34,10 +34,6 @@ def gdp_delta(mu: float, epsilon: float) -> float:
     (x + h)² = (x - h)² + 2ε. So the difference is taken between two numbers of ordinary size, and is accurate
     however small δ is.
 
-    Args:
-        mu: μ > 0.
-        epsilon: ε >= 0.
-
     Example:
         >>> f"{gdp_delta(1.0, 1.0):.6f}"
         '0.126937'
@@ -62,10 +58,6 @@ def _delta(mu: float, epsilon: float) -> float:
 def gdp_epsilon(mu: float, delta: float) -> float:
     """The smallest ε >= 0 at which a μ-GDP mechanism is (ε, δ)-private, rounded up.
 
-    Args:
-        mu: μ > 0.
-        delta: δ in (0, 1).
-
     Example:
         >>> f"{gdp_epsilon(0.5, 1e-6):.4f}"
         '2.2541'
@@ -82,10 +74,6 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 def gdp_mu(epsilon: float, delta: float) -> float:
     """The largest μ at which a μ-GDP mechanism is (ε, δ)-private, rounded down.
 
-    Args:
-        epsilon: ε > 0.
-        delta: δ in (0, 1).
-
     Example:
         >>> f"{gdp_mu(1.0, 1e-6):.4f}"
         '0.2367'
@@ -96,13 +84,7 @@ def gdp_mu(epsilon: float, delta: float) -> float:
 
 
 def analytic_epsilon(*, sigma: float, sensitivity: float, delta: float) -> float:
-    """The exact ε of the Gaussian mechanism (Balle and Wang, Theorem 8), rounded up.
-
-    Args:
-        sigma: Standard deviation of the noise in every coordinate.
-        sensitivity: Δ₂, the largest Euclidean distance of two neighbours' exact answers.
-        delta: δ in (0, 1).
-    """
+    """The exact ε of the Gaussian mechanism with noise σ per coordinate (Balle and Wang, Theorem 8), rounded up."""
     mu = _validate.positive("sensitivity", sensitivity) / _validate.positive("sigma", sigma) * _SAFE
     return gdp_epsilon(mu, delta)
 

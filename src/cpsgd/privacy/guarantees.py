@@ -115,9 +115,6 @@ def guarantee(
         surviving: How many clients' messages are in the sum; all of the protocol's if None.
         colluding: How many of those may tell their noise to whoever sees the result.
 
-    Returns:
-        The guarantee, with its method, citation and the alternatives.
-
     Raises:
         ConditionError: No noise, or no method applies; the message says what would help.
 
@@ -152,17 +149,10 @@ def guarantee(
         method=best,
         citation=CITATIONS[best],
         tail=tail,
-        alternatives=tuple(
-            (method, result if isinstance(result, str) else result[0])
-            for method, result in found.items()
-            if method != best
-        ),
+        alternatives=tuple((m, r if isinstance(r, str) else r[0]) for m, r in found.items() if m != best),
         noise_clients=honest,
     )
 
-
-Proof = Callable[[float], tuple[float, float]]
-"""From δ to ε and the part of δ spent on tails; raises `ConditionError` where the method does not apply."""
 
 Result = tuple[float, float] | str
 """ε and the part of δ spent on tails, or the reason why there is none."""
@@ -179,7 +169,11 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
     # The sampled noise is this close, in total variation, to the law the proofs are about.
     moved = honest * dim * mechanism.variation
     if isinstance(law, Normal):
-        found = _gaussian_methods(law.deviation, sensitivity, delta)
+        gaussian = {"sigma": law.deviation, "sensitivity": sensitivity}
+        found = {
+            "gaussian-analytic": _attempt(lambda delta: (analytic_epsilon(**gaussian, delta=delta), 0.0), delta, 0.0),
+            "gaussian-classical": _attempt(lambda delta: (classical_epsilon(**gaussian, delta=delta), 0.0), delta, 0.0),
+        }
     else:
         found = _lattice_methods(law, dim, sensitivity, mechanism.levels, delta, moved)
     if mechanism.published is not None:
@@ -203,30 +197,16 @@ def _lattice_methods(
         proof = renyi_certificate(law, dim=dim, sensitivity=sensitivity, levels=levels, delta=delta)
         return proof.epsilon, proof.tail_mass
 
-    found: dict[str, Result] = {"gaussian-certificate": _attempt(certificate, delta, moved)}
+    known = _attempt(certificate, delta, moved)
     floor = renyi_floor(sensitivity**2 / (2.0 * law.variance), delta)
-    known = found["gaussian-certificate"]
+    other: Result = f"could not come below {math.floor(1e4 * floor) / 1e4:g}, so not computed"
     if isinstance(known, str) or floor < known[0]:
-        found["renyi-certificate"] = _attempt(renyi, delta, moved)
-    else:
-        found["renyi-certificate"] = f"could not come below {math.floor(1e4 * floor) / 1e4:g}, so not computed"
-    return found
+        other = _attempt(renyi, delta, moved)
+    return {"gaussian-certificate": known, "renyi-certificate": other}
 
 
-def _gaussian_methods(sigma: float, sensitivity: float, delta: float) -> dict[str, Result]:
-    """What each method proves for exactly Gaussian noise, or why it does not."""
-    return {
-        "gaussian-analytic": _attempt(
-            lambda delta: (analytic_epsilon(sigma=sigma, sensitivity=sensitivity, delta=delta), 0.0), delta, 0.0
-        ),
-        "gaussian-classical": _attempt(
-            lambda delta: (classical_epsilon(sigma=sigma, sensitivity=sensitivity, delta=delta), 0.0), delta, 0.0
-        ),
-    }
-
-
-def _attempt(prove: Proof, delta: float, moved: float) -> Result:
-    """ε and what was spent on tails, or the reason why the method does not apply.
+def _attempt(prove: Callable[[float], tuple[float, float]], delta: float, moved: float) -> Result:
+    """ε and what was spent on tails, or the reason (`prove` raised it) why the method does not apply.
 
     If both neighbours' output laws are within `moved` of the ones the proof is about, (1 + e^ε) `moved` must be left
     over from δ. A share is put aside first, and ε is accepted if the share turns out to be enough. A larger share only

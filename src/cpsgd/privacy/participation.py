@@ -87,11 +87,10 @@ class Participation:
                 f'Expected participation "once", "every", "poisson:RATE" or "fixed-size:RATE", got {text!r}.'
             )
         try:
-            return cls(name, float(value) if colon else 1.0)  # type: ignore[arg-type]  # checked two lines above
-        except ValueError as error:
-            if isinstance(error, ParameterError):
-                raise
+            rate = float(value) if colon else 1.0
+        except ValueError:
             raise ParameterError(f"Expected a number after the colon, got participation={text!r}.") from None
+        return cls(name, rate)  # type: ignore[arg-type]  # the name was checked above
 
     @property
     def sampled(self) -> bool:

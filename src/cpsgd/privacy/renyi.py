@@ -40,8 +40,8 @@ from cpsgd.privacy.certificate import central_range, check_delta, check_paramete
 # Share of δ that pays for the box. It moves ε by about TAIL_SHARE/(α - 1), and a wider box costs nearly nothing.
 TAIL_SHARE = 1e-3
 MAX_ORDER = 1e6
-MAX_SIZE = 2**19
-"""Outputs times unit distances beyond which moments are not computed at all."""
+# Outputs times unit distances beyond which moments are not computed at all.
+_MAX_SIZE = 2**19
 MAX_WORK = 7.5e7
 """Outputs times nodes, over all orders, beyond which the certificate is given up: two to three seconds of one core."""
 
@@ -87,14 +87,7 @@ class RenyiCertificate:
 
 
 def renyi_certificate(law: Law, *, dim: int, sensitivity: float, levels: int, delta: float) -> RenyiCertificate:
-    """The smallest ε over all orders α of the Rényi certificate.
-
-    Args:
-        law: Of the noise of all honest clients in a coordinate of the sum.
-        dim: d.
-        sensitivity: S, the largest Euclidean distance of neighbours in lattice units.
-        levels: k. No coordinate of neighbours differs by more than k - 1.
-        delta: δ in total.
+    """The smallest ε over all orders α of the Rényi certificate, for the parameters of `certified_epsilon`.
 
     Raises:
         ConditionError: The box reaches the end of the law's support, or the computation would take more than a few
@@ -182,7 +175,7 @@ class Moments:
         nats = math.log(2.0 * dim / tail)
         # The box is about as wide as Bernstein's inequality says. This is known before anything is computed.
         points = 2.0 * (math.sqrt(2.0 * law.variance * nats) + nats) + steps
-        if min(points, law.highest - law.lowest) * steps > MAX_SIZE:
+        if min(points, law.highest - law.lowest) * steps > _MAX_SIZE:
             raise _too_long(points, f"{steps} distances")
         window = law.window(nats + _DEPTH, margin=2 * steps + 2)
         low, high, mass = central_range(window, tail / dim)
@@ -311,15 +304,8 @@ class _Node:
         sums = np.zeros(6)
         for start in range(0, len(side.mass), _BLOCK):
             block = slice(start, start + _BLOCK)
-            sums += _sums(
-                exponent,
-                fraction,
-                side.mass[block],
-                side.error[block],
-                side.excess[r][block],
-                side.excess[r + 1][block],
-                side.inexact[r + 1][block],
-            )
+            arrays = (side.mass, side.error, side.excess[r], side.excess[r + 1], side.inexact[r + 1])
+            sums += _sums(exponent, fraction, *(array[block] for array in arrays))
         # M - 1 >= 0, M' and M''
         self.moment = max(0.0, float(sums[0]))
         self.derivative = exponent * float(sums[1])

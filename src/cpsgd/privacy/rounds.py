@@ -77,7 +77,7 @@ def guarantee_over_rounds(
     surviving: int | Sequence[int] | None = None,
     colluding: int = 0,
 ) -> RoundsGuarantee:
-    """The smallest ε proved for all the rounds together.
+    """The smallest ε proved for all the rounds together; the published accounting, composed, is an alternative.
 
     Args:
         protocol: The parameters of each round.
@@ -88,9 +88,6 @@ def guarantee_over_rounds(
         adjacency: "replace-one" or "zero-out"; Poisson needs the latter and fixed-size sampling the former.
         surviving: How many clients' messages were in each round's sum: one number for all rounds, or one per round.
         colluding: How many of those, in each round, may tell their noise.
-
-    Returns:
-        The guarantee; its mechanism's published accounting, composed optimally, is among the alternatives.
 
     Raises:
         ConditionError: No method applies; the message says what would help.
@@ -131,10 +128,9 @@ def guarantee_over_rounds(
         raise ConditionError(str(found[method]))
     best = min(proved, key=lambda name: proved[name][0])
     epsilon, tail, citation = proved[best]
-    others = [(name, r if isinstance(r, str) else r[0]) for name, r in found.items() if name != best]
     if protocol.mechanism.published is not None:
         name = f"{protocol.mechanism.published[0]} + optimal composition"
-        others.append((name, _published(protocol, delta, count, scheme, neighbours, fewest - colluding)))
+        found[name] = _attempt(lambda: _published(protocol, delta, count, scheme, neighbours, fewest - colluding))
     return RoundsGuarantee(
         epsilon=epsilon,
         delta=delta,
@@ -142,7 +138,7 @@ def guarantee_over_rounds(
         method=best,
         citation=citation,
         tail=tail,
-        alternatives=tuple(others),
+        alternatives=tuple((name, r if isinstance(r, str) else r[0]) for name, r in found.items() if name != best),
         noise_clients=fewest - colluding,
         rounds=count,
         participation=scheme,
@@ -197,8 +193,8 @@ def _composed(
     shares: Sequence[float],
 ) -> tuple[float, float]:
     """The smallest ε over a few shares of δ for the tails, and what the tails then spend."""
-    best: tuple[float, float] | None = None
-    failure: ConditionError | None = None
+    found: list[tuple[float, float]] = []
+    failures: list[ConditionError] = []
     for share in shares:
         try:
             spent = [
@@ -206,14 +202,13 @@ def _composed(
                 for size, count in sizes.items()
             ]
             epsilon = composed_epsilon(spent, delta=delta, participation=scheme)
+            tail = sum(r.count * (r.tail_mass + r.variation * (1.0 + math.exp(epsilon))) for r in spent)
+            found.append((epsilon, tail))
         except ConditionError as error:
-            failure = error
-            continue
-        tail = sum(r.count * (r.tail_mass + r.variation * (1.0 + math.exp(epsilon))) for r in spent)
-        if best is None or epsilon < best[0]:
-            best = epsilon, tail
-    if best is None:
-        raise failure or ConditionError("No method proves anything about these rounds.")
+            failures.append(error)
+    if not found:
+        raise failures[-1]
+    best = min(found, key=lambda pair: pair[0])
     if math.isinf(best[0]):
         reason = "ε would be over 500"
         if protocol.mechanism.variation > 0.0:
@@ -287,10 +282,7 @@ def _per_round(
     colluding: int,
 ) -> tuple[float, float, str]:
     """Each round's (ε, δ) alone, by whichever certificate is best for one round, composed optimally."""
-    if scheme.sampled:
-        raise ConditionError("composes rounds without sampling only")
-    if rounds > _MOST_COMPOSED:
-        raise ConditionError(f"is computed for up to {_MOST_COMPOSED:,} rounds")
+    _check_composable(scheme, rounds)
     each = 0.5 * delta / rounds
     single = guarantee(protocol, each, adjacency=adjacency, surviving=surviving, colluding=colluding)
     composed = composition.optimal_composition(epsilon=single.epsilon, delta=each, rounds=rounds, target_delta=delta)
@@ -301,12 +293,14 @@ def _per_round(
 
 def _published(
     protocol: Protocol, delta: float, rounds: int, scheme: Participation, adjacency: Adjacency, honest: int
-) -> float | str:
+) -> tuple[float, float, str]:
+    _check_composable(scheme, rounds)
+    epsilon = published_epsilon(protocol, delta, rounds=rounds, adjacency=adjacency, noise_clients=honest)
+    return epsilon, 0.0, composition.CITATION
+
+
+def _check_composable(scheme: Participation, rounds: int) -> None:
     if scheme.sampled:
-        return "composes rounds without sampling only"
+        raise ConditionError("composes rounds without sampling only")
     if rounds > _MOST_COMPOSED:
-        return f"is computed for up to {_MOST_COMPOSED:,} rounds"
-    try:
-        return published_epsilon(protocol, delta, rounds=rounds, adjacency=adjacency, noise_clients=honest)
-    except ConditionError as error:
-        return str(error)
+        raise ConditionError(f"is computed for up to {_MOST_COMPOSED:,} rounds")

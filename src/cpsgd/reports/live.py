@@ -8,11 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cpsgd.reports.numbers import size
 
@@ -28,33 +27,23 @@ class Display:
     """Shows the rounds of several runs, one after the other."""
 
     def __init__(self, console: Console) -> None:
-        """Shows on this console."""
         self._console = console
-        self._progress: Progress | None = None
-        if console.is_terminal:
-            self._progress = Progress(
-                TextColumn("[bold]{task.description:<11}"),
-                BarColumn(bar_width=18),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[figures]}"),
-                TimeRemainingColumn(compact=True),
-                console=console,
-            )
-        self._task = TaskID(0)
-        self._rounds = 0
-        self._name = ""
-        self._spoken = 0.0
+        self._progress = Progress(
+            TextColumn("[bold]{task.description:<11}"),
+            BarColumn(bar_width=18),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not console.is_terminal,
+        )
 
     def __enter__(self) -> Self:
-        if self._progress is not None:
-            self._progress.start()
+        self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
 
     def say(self, text: str) -> None:
         """A line of its own."""
@@ -63,21 +52,16 @@ class Display:
     def start(self, name: str, rounds: int, done: int) -> None:
         """A run begins, or goes on after some rounds."""
         self._name, self._rounds, self._spoken = name, rounds, time.monotonic()
-        if self._progress is not None:
-            self._task = self._progress.add_task(name, total=rounds, completed=done, figures="")
+        self._task = self._progress.add_task(name, total=rounds, completed=done, figures="")
 
     def show(self, metrics: RoundMetrics) -> None:
         """A round is over."""
-        done = metrics.round + 1
-        if self._progress is not None:
+        done, now = metrics.round + 1, time.monotonic()
+        if self._console.is_terminal:
             self._progress.update(self._task, completed=done, figures=_figures(metrics))
-            return
-        now = time.monotonic()
-        if done % max(1, self._rounds // _LINES) == 0 or done == self._rounds or now - self._spoken > _SILENCE:
+        elif done % max(1, self._rounds // _LINES) == 0 or done == self._rounds or now - self._spoken > _SILENCE:
             self._spoken = now
-            self._console.print(
-                f"{self._name:<10}  round {done:,}/{self._rounds:,}  {_figures(metrics)}", markup=False, soft_wrap=True
-            )
+            self.say(f"{self._name:<10}  round {done:,}/{self._rounds:,}  {_figures(metrics)}")
 
 
 def _figures(metrics: RoundMetrics) -> str:

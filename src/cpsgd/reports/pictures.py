@@ -1,4 +1,7 @@
-"""Pictures of what was computed: the frontier of a plan, the findings of an audit, the spending of a budget."""
+"""Pictures of what was computed: the frontier of a plan, the findings of an audit, the spending of a budget.
+
+The suffix of a picture's file decides its format.
+"""
 
 from __future__ import annotations
 
@@ -20,40 +23,20 @@ if TYPE_CHECKING:
 
 
 def draw_frontier(plan: Plan, path: Path) -> Path:
-    """Draws the best error for each number of bits beside the Gaussian mechanism's, and marks the plan's choice.
-
-    Args:
-        plan: What to draw.
-        path: File to write; its suffix decides the format.
-    """
+    """Draws the best error for each number of bits beside the Gaussian mechanism's, and marks the plan's choice."""
     figure = plotting.new_figure(7.2, 4.2)
     axes = figure.subplots()
     points = plan.frontier
     bits = [point.bits for point in points]
     excess = [point.ratio for point in points]
     axes.axhline(1.0, color=plotting.INK, linewidth=1.2)
-    axes.annotate(
-        "exact Gaussian mechanism, real numbers for messages",
-        (bits[-1], 1.0),
-        textcoords="offset points",
-        xytext=(0, -6),
-        ha="right",
-        va="top",
-        fontsize=9,
-        color=plotting.INK,
-    )
+    words = "exact Gaussian mechanism, real numbers for messages"
+    plotting.note(axes, words, (bits[-1], 1.0), (0, -6), ha="right", va="top", color=plotting.INK)
     axes.plot(bits, excess, color=plotting.SEQUENCE[1], linewidth=2.0, marker="o", markersize=5, zorder=3)
     for point in points:
-        if point.ratio < 1.005:
-            continue  # on the line already
-        axes.annotate(
-            _times(point.ratio),
-            (point.bits, point.ratio),
-            textcoords="offset points",
-            xytext=(4, 7),
-            fontsize=8,
-            color=plotting.MUTED,
-        )
+        if point.ratio >= 1.005:  # otherwise on the line already
+            place = (point.bits, point.ratio)
+            plotting.note(axes, _times(point.ratio), place, (4, 7), fontsize=8, color=plotting.MUTED)
     axes.plot([plan.bits], [plan.ratio], "o", color=plotting.ACCENT, markersize=10, zorder=4)
     axes.text(
         0.99,
@@ -98,12 +81,7 @@ def _times(ratio: float) -> str:
 
 
 def draw_audit(report: AuditReport, path: Path) -> Path:
-    """Draws the attacker's misses against its false alarms, over the region that the claims rule out.
-
-    Args:
-        report: What to draw.
-        path: File to write; its suffix decides the format.
-    """
+    """Draws the attacker's misses against its false alarms, over the region that the claims rule out."""
     figure = plotting.new_figure(6.4, 5.4)
     axes = figure.subplots()
     alarms = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 400)])
@@ -111,27 +89,17 @@ def draw_audit(report: AuditReport, path: Path) -> Path:
     axes.fill_between(alarms, claimed, color=plotting.GRID, zorder=1)
     axes.plot(alarms, claimed, color=plotting.INK, linewidth=1.4, zorder=2, label="claimed: no attacker is below")
     axes.plot([0, 1], [1, 0], color=plotting.MUTED, linewidth=0.8, linestyle=":", zorder=2, label="guessing")
-    measured = np.array(report.error_rates)
+    alarmed, missed = np.array(report.error_rates).T
     colour = plotting.SEQUENCE[1] if report.passed else plotting.ACCENT
     # Half of the rounds were played in either world: by Dvoretzky, Kiefer, Wolfowitz and Massart the whole curve of
     # misses is this close to the true one with 95 % confidence.
     band = math.sqrt(math.log(2.0 / 0.05) / report.attacked_rounds)
-    axes.fill_between(
-        measured[:, 0], measured[:, 1] - band, measured[:, 1] + band, color=colour, alpha=0.2, linewidth=0.0, zorder=3
-    )
-    axes.plot(
-        measured[:, 0],
-        measured[:, 1],
-        color=colour,
-        linewidth=2.0,
-        zorder=3,
-        label=f"measured in {report.attacked_rounds:,} rounds, 95 % band",
-    )
+    label = f"measured in {report.attacked_rounds:,} rounds, 95 % band"
+    axes.fill_between(alarmed, missed - band, missed + band, color=colour, alpha=0.2, linewidth=0.0, zorder=3)
+    axes.plot(alarmed, missed, color=colour, linewidth=2.0, zorder=3, label=label)
     axes.text(0.04, 0.04, "ruled out by the claims", transform=axes.transAxes, fontsize=9, color=plotting.MUTED)
     axes.legend(loc="upper right", frameon=False, fontsize=9)
-    axes.set_xlim(0.0, 1.0)
-    axes.set_ylim(0.0, 1.0)
-    axes.set_aspect("equal")
+    axes.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0), aspect="equal")
     claim = report.claimed
     plotting.tidy(
         axes,
@@ -144,13 +112,7 @@ def draw_audit(report: AuditReport, path: Path) -> Path:
 
 
 def draw_spending(budget: Budget, entries: Sequence[Entry], path: Path) -> Path:
-    """Draws ε over time as it was when each round was reserved, beside the limit.
-
-    Args:
-        budget: Whose.
-        entries: The population's entries, in order.
-        path: File to write; its suffix decides the format.
-    """
+    """Draws ε over time as it was when each of a population's entries, in order, was reserved, beside the limit."""
     figure = plotting.new_figure(7.2, 4.2)
     axes = figure.subplots()
     days = [_days(entry.reserved_at) for entry in entries]
@@ -159,21 +121,12 @@ def draw_spending(budget: Budget, entries: Sequence[Entry], path: Path) -> Path:
     x = days if in_time else [float(i + 1) for i in range(len(entries))]
     spent = [entry.spent for entry in entries]
     axes.axhline(budget.epsilon, color=plotting.ACCENT, linewidth=1.4)
-    axes.annotate(
-        f"limit ε = {budget.epsilon:g}",
-        (0.0, budget.epsilon),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        xytext=(4, 4),
-        fontsize=9,
-        color=plotting.ACCENT,
-    )
+    limit, across = f"limit ε = {budget.epsilon:g}", ("axes fraction", "data")
+    plotting.note(axes, limit, (0.0, budget.epsilon), (4, 4), xycoords=across, color=plotting.ACCENT)
     if entries:
         axes.step(x, spent, where="post", color=plotting.SEQUENCE[1], linewidth=2.0)
-        lost = [(place, entry.spent) for place, entry in zip(x, entries, strict=True) if not entry.released]
-        if lost:
-            places_lost, spent_lost = zip(*lost, strict=True)
-            axes.plot(places_lost, spent_lost, "x", color=plotting.INK, markersize=6, label="reserved, not released")
+        if lost := [(place, entry.spent) for place, entry in zip(x, entries, strict=True) if not entry.released]:
+            axes.plot(*zip(*lost, strict=True), "x", color=plotting.INK, markersize=6, label="reserved, not released")
             axes.legend(frameon=False, fontsize=9, loc="lower right")
     axes.set_ylim(0.0, 1.12 * max(budget.epsilon, *spent, 0.0))
     plotting.tidy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpsgd.errors import CpsgdError
 
@@ -30,6 +30,11 @@ def new_figure(width: float, height: float) -> Figure:
     except ImportError as error:
         raise CpsgdError("Drawing needs matplotlib, which is not installed: pip install cpsgd[plot]") from error
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], **style: Any) -> None:
+    """Words beside a place, `offset` points away."""
+    axes.annotate(text, place, textcoords="offset points", xytext=offset, **{"fontsize": 9, **style})
 
 
 def tidy(axes: Axes, *, title: str, xlabel: str, ylabel: str | None) -> None:

@@ -33,16 +33,7 @@ def check() -> None:
 
 
 def write(folder: Path, summary: Mapping[str, Any], results: Sequence[Result]) -> list[Path]:
-    """Writes the curves and the report into a run's folder.
-
-    Args:
-        folder: The run's folder.
-        summary: What `cpsgd train --json` prints.
-        results: The private run and its baselines.
-
-    Returns:
-        The files.
-    """
+    """Writes the curves and the report (of what `cpsgd train --json` prints) into a run's folder; returns the files."""
     picture = draw(folder / CURVES, results)
     report = folder / REPORT
     report.write_text(page(summary, picture.read_bytes()), encoding="utf-8")
@@ -65,11 +56,8 @@ def _curves(axes: Axes, results: Sequence[Result], figure: str, factor: float) -
     from matplotlib.ticker import MaxNLocator
 
     for result in results:
-        points = [
-            (metrics.round + 1, value * factor)
-            for metrics in result.history
-            if (value := getattr(metrics, figure)) is not None
-        ]
+        measured = ((metrics.round + 1, getattr(metrics, figure)) for metrics in result.history)
+        points = [(round, value * factor) for round, value in measured if value is not None]
         axes.plot(*zip(*points, strict=True), label=result.name, **_STYLES.get(result.name, {}))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -81,11 +69,7 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
     floats = summary["float32_bytes"]
     cards = [
         (f"{private['accuracy']:.2%}", "test accuracy, private"),
-        *[
-            (f"{result['accuracy']:.2%}", "test accuracy, no privacy")
-            for result in others
-            if result["name"] == "no privacy"
-        ],
+        *[(f"{r['accuracy']:.2%}", "test accuracy, no privacy") for r in others if r["name"] == "no privacy"],
         (f"{private['bits_per_coordinate']:.3g}", "bits per coordinate"),
         (f"{floats / private['bytes_per_client']:.1f}×", "shorter than float32"),
     ]
