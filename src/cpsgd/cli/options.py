@@ -185,8 +185,6 @@ class ProtocolChoice:
             return planned.protocol if self.seed is None else replace(planned.protocol, rotation_seed=self.seed)
         if "bits" in asked:
             raise ParameterError("--bits is for the planner; give --epsilon and --delta with it.")
-        if not rotate and self.seed is not None:
-            raise ParameterError("--seed is the seed of the rotation; leave it out or drop --no-rotate.")
         from cpsgd.protocol import Protocol
 
         size: dict[str, Any] = {"clients": clients, "dim": dim, "clip_norm": clip_norm}
@@ -194,6 +192,8 @@ class ProtocolChoice:
         mechanism = spelled_out(self.mechanism.mechanism, said_of, **size, rotate=rotate)
         if mechanism.grid is None and (others := ", ".join(name for name in ("--rotate", "--seed") if name in said)):
             raise ParameterError(f"The {mechanism.name} protocol neither rounds nor rotates; leave out {others}.")
+        if not rotate and self.seed is not None:
+            raise ParameterError("--seed is the seed of the rotation; leave it out or drop --no-rotate.")
         rotate = rotate and mechanism.grid is not None
         return Protocol(**size, mechanism=mechanism, rotate=rotate, rotation_seed=self.seed or 0)
 
