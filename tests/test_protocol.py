@@ -209,3 +209,12 @@ def test_size_within_three_percent(levels: int, trials: int, modulus: int | None
 def test_the_gaussian_protocol_has_no_scale() -> None:
     with pytest.raises(ParameterError, match="gaussian protocol sends floats"):
         _ = Protocol.gaussian(clients=1, dim=1, clip_norm=1.0, sigma=1.0).scale
+
+
+def test_a_field_given_twice_is_refused() -> None:
+    text = PROTOCOL_TEXT.replace('"levels": 2', '"levels": 2, "levels": 3')
+    with pytest.raises(ParameterError, match="given twice"):
+        Protocol.from_json(text)
+
+
+PROTOCOL_TEXT = Protocol.rotated_binomial(clients=2, dim=3, clip_norm=1.0, levels=2, trials=14).to_json()

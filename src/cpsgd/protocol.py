@@ -207,7 +207,7 @@ class Protocol:
     def from_json(cls, text: str | bytes) -> Self:
         """The protocol written by `to_json`."""
         try:
-            data = json.loads(text)
+            data = json.loads(text, object_pairs_hook=_named_once)
         except (ValueError, RecursionError) as error:
             raise ParameterError(f"A protocol file must hold a JSON object: {error}.") from None
         return cls.from_dict(data)
@@ -333,3 +333,11 @@ class Protocol:
         for vector in vectors:
             expectation.add(vector)
         return expectation.error()
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; one that says a thing twice could mean two things to two readers."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a field is given twice")
+    return found

@@ -170,7 +170,7 @@ def test_protocol_file(cpsgd: Any, vectors: Vectors) -> None:
         (("--clip-norm", 1, "--sigma", 1, "--trials", 3, "--no-rotate"), "No mechanism has trials, sigma together"),
         (("--clip-norm", 1, "--mechanism", "gaussian", "--trials", 3), "has no trials; leave that out"),
         (("--clip-norm", 1, "--sigma", 1, "--no-rotate", "--seed", 3), "leave out --rotate, --seed"),
-        (("--clip-norm", 1, "--mechanism", "laplace"), "one of ['binomial', 'gaussian']"),
+        (("--clip-norm", 1, "--mechanism", "laplace"), "one of ['binomial', 'gaussian', 'skellam']"),
         (("--clip-norm", 1, "--no-rotate", "--seed", 3), "--seed"),
         (("--clip-norm", 1, "--out", "mean.txt"), ".npy or .csv"),
         (("--clip-norm", 1, "--out", "nowhere/mean.npy"), "folder does not exist"),

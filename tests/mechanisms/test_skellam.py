@@ -17,7 +17,7 @@ from scipy import stats
 from cpsgd import Aggregator, Protocol, guarantee, plan
 from cpsgd.audit import audit
 from cpsgd.codec import pack, pipeline, wire
-from cpsgd.errors import ConditionError, ParameterError, RoundRefusedError
+from cpsgd.errors import ConditionError, InfeasibleError, ParameterError, RoundRefusedError
 from cpsgd.federation.limits import Limits
 from cpsgd.ledger import Budget, Ledger, RoundEvent
 from cpsgd.mechanisms import MECHANISMS, Skellam
@@ -324,7 +324,11 @@ def test_the_auditor_passes_it_and_finds_a_fault() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"variance": -1.0}, {"variance": math.nan}, {"variance": 1e12}, {"variance": 1e-9}, {"noise_limit": 0}],
+    [
+        *({"variance": -1.0}, {"variance": math.nan}, {"variance": 1e12}, {"variance": 1e-9}, {"noise_limit": 0}),
+        # Cut off so hard that it is no Skellam noise any more, and so far out that the table would be huge.
+        *({"variance": 100.0, "noise_limit": 15}, {"variance": 1.0, "noise_limit": 524_287}),
+    ],
 )
 def test_parameters_out_of_range(wrong: dict[str, float]) -> None:
     with pytest.raises(ParameterError):
@@ -334,3 +338,41 @@ def test_parameters_out_of_range(wrong: dict[str, float]) -> None:
 def test_it_is_registered() -> None:
     assert MECHANISMS["skellam"] is Skellam
     assert json.loads(PLANNED.protocol.to_json())["mechanism"] == "skellam"
+
+
+def test_a_secure_plan_of_many_clients_is_cut_off_where_its_little_noise_ends() -> None:
+    planned = plan(
+        clients=100_000, dim=1000, epsilon=1.0, delta=1e-6, bits=16, secure=True, mechanism="skellam"
+    ).protocol
+    assert isinstance(planned.mechanism, Skellam)
+    assert planned.mechanism.variance < 0.1
+    assert planned.mechanism.values < 64
+
+
+@pytest.mark.parametrize("bits", [1.6, 2.0, 2.4, 3.0])
+def test_a_plan_never_takes_more_bits_than_it_may(bits: float) -> None:
+    try:
+        planned = plan(clients=100_000, dim=1, epsilon=2.0, delta=0.1, bits=bits, mechanism="skellam")
+    except InfeasibleError:
+        return
+    assert planned.protocol.bits_per_coordinate <= bits * (1 + 1e-9)
+
+
+def test_too_few_bits_are_infeasible_and_not_an_accident() -> None:
+    with pytest.raises(InfeasibleError, match="No protocol"):
+        plan(clients=10**9, dim=10**4, epsilon=1.0, delta=1e-6, bits=2.4, mechanism="skellam")
+
+
+def test_a_negative_zero_is_zero() -> None:
+    plus, minus = (
+        Protocol(clients=2, dim=3, clip_norm=1.0, mechanism=Skellam(levels=2, variance=zero, coordinate_range=1.0))
+        for zero in (0.0, -0.0)
+    )
+    assert plus == minus
+    assert plus.fingerprint == minus.fingerprint
+
+
+def test_the_remedy_for_a_coarse_sampler_is_its_own() -> None:
+    mechanism = Skellam(levels=3, variance=10.0, noise_limit=20, coordinate_range=1.0)
+    with pytest.raises(ConditionError, match="larger noise_limit"):
+        guarantee(Protocol(clients=100, dim=100, clip_norm=1.0, mechanism=mechanism), 1e-6)

@@ -17,7 +17,7 @@ from cpsgd.privacy import (
     guarantee,
     renyi_certificate,
 )
-from cpsgd.privacy.guarantees import _attempt
+from cpsgd.privacy.guarantees import _attempt, _Moved
 from cpsgd.protocol import Protocol
 
 from . import checks
@@ -120,7 +120,7 @@ def test_a_proof_whose_epsilon_no_share_could_pay_for_is_not_asked_again() -> No
             deltas.append(delta)
             return epsilon, 0.0
 
-        _attempt(prove, 1e-9, moved)
+        _attempt(prove, 1e-9, _Moved(moved, "add noise"))
         return deltas
 
     assert asked(0.0, 30.0) == [1e-9]

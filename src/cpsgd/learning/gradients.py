@@ -23,7 +23,7 @@ from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.datasets.device import fused_kernels
 from cpsgd.learning.options import ClientOptions
 from cpsgd.privacy.examples import example_norm
-from cpsgd.simulation.device.rounds import current
+from cpsgd.simulation.device import current
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From a model's outputs and the labels to their mean loss, such as `torch.nn.functional.cross_entropy`."""

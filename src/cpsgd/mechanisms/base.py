@@ -118,6 +118,9 @@ class Mechanism(ABC):
     published: ClassVar[tuple[str, str] | None] = None
     """Name and citation of its authors' own accounting, shown beside ours; None where there is none."""
 
+    sampler_remedy: ClassVar[str] = "add noise"
+    """What to do where the resolution of the sampler (`variation`) costs too much of δ."""
+
     fewest_values: ClassVar[int] = 3
     """The fewest values of a private message."""
 

@@ -89,8 +89,8 @@ class Lattice(Mechanism):
 
     @classmethod
     @abstractmethod
-    def loudest(cls, levels: int, search: Search) -> Self:
-        """The mechanism with so many levels and as much noise as fits the search."""
+    def loudest(cls, levels: int, search: Search) -> Self | None:
+        """The mechanism with so many levels and as much noise as fits the search; None if none fits."""
 
     # ------------------------------------------------------------------ what follows from it
 
@@ -220,6 +220,8 @@ class Lattice(Mechanism):
         """All small numbers of levels, odd and even, and a geometric ladder of odd ones, with the most noise each."""
         for levels in _ladder(search.values):
             candidate = cls.loudest(levels, search)
+            if candidate is None:
+                continue
             yield candidate
             # More levels only widen the range, and this one is wide enough already.
             if levels % 2 and levels > 3:

@@ -35,8 +35,9 @@ from cpsgd.randomness import Keystream
 MAX_VARIANCE = 2.0**29
 MAX_LIMIT = 2**19 - 1
 _SMALLEST_VARIANCE = 2.0**-20
-# What a limit that is not given costs: far less than any δ.
-_DEFAULT_TRUNCATION = 2.0**-120
+# What a limit that is not given costs: far less than any δ. A limit that costs less than the second of these is of no
+# use, and its table would be huge; one that costs more than the last is no Skellam noise any more.
+_DEFAULT_TRUNCATION, _LEAST_TRUNCATION, _MOST_TRUNCATION = 2.0**-120, 2.0**-200, 1e-6
 # More noise than this is as good as Gaussian already, and slow to certify.
 _MOST_VARIANCE = 2.5e9
 # E exp(λ Z) = exp(v (cosh λ - 1)), and cosh λ - 1 <= _STEEPNESS λ²/2 up to λ = _STEEPEST.
@@ -59,14 +60,15 @@ class Skellam(Lattice):
 
     name = "skellam"
     title = "rounding and Skellam noise"
-    fewest_values = 16
+    fewest_values = 4
+    sampler_remedy = "use a larger noise_limit, or add noise"
 
     variance: float
     noise_limit: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        variance = _validate.finite("variance", self.variance)
+        variance = _validate.finite("variance", self.variance) + 0.0  # which makes -0.0 zero
         if variance != 0.0 and not _SMALLEST_VARIANCE <= variance <= MAX_VARIANCE:
             raise ParameterError(
                 f"Expected variance to be 0 or in [{_SMALLEST_VARIANCE:g}, {MAX_VARIANCE:g}], got {variance!r}."
@@ -75,7 +77,9 @@ class Skellam(Lattice):
         limit = self.noise_limit
         if limit is None:
             limit = _limit(variance, _DEFAULT_TRUNCATION) if variance else 0
-        low, high = (1, MAX_LIMIT) if variance else (0, 0)
+        low, high = 0, 0
+        if variance:
+            low, high = _limit(variance, _MOST_TRUNCATION), _limit(variance, _LEAST_TRUNCATION)
         object.__setattr__(self, "noise_limit", _validate.integer("noise_limit", limit, low=low, high=high))
 
     @property
@@ -148,21 +152,30 @@ class Skellam(Lattice):
     # ------------------------------------------------------------------ planning
 
     @classmethod
-    def loudest(cls, levels: int, search: Search) -> Self:
+    def loudest(cls, levels: int, search: Search) -> Self | None:
         """The largest v for these levels and values whose truncation the search can afford."""
-        limit = min(max(1, (search.values - levels) // 2), MAX_LIMIT)
-        affordable = max(0.5 * search.variation, 2.0**-100)
-        most = min(MAX_VARIANCE, _MOST_VARIANCE / search.honest)
-        variance = _largest(lambda v: truncation(v, limit) <= affordable, most)
-        start = cls(levels=levels, variance=variance, noise_limit=limit, coordinate_range=1.0)
+        room = (search.values - levels) // 2
+        affordable = min(max(0.5 * search.variation, 2.0**-100), _MOST_TRUNCATION)
+        if room < 1 or truncation(_SMALLEST_VARIANCE, room) > affordable:
+            return None
+
+        most = min(MAX_VARIANCE, max(_MOST_VARIANCE / search.honest, _SMALLEST_VARIANCE))
+        variance = _largest(lambda v: truncation(v, room) <= affordable, most)
+        start = cls(
+            levels=levels, variance=variance, noise_limit=min(room, _limit(variance, affordable)), coordinate_range=1.0
+        )
         if search.fits(start):
             return start
-        return replace(start, variance=_largest(lambda v: search.fits(replace(start, variance=v)), variance))
+        fitting = _largest(lambda v: search.fits(start.quieter(v / variance) or start), variance)
+        return start.quieter(fitting / variance) or start
 
     def quieter(self, factor: float) -> Self | None:
-        """The same with a smaller v."""
+        """The same with a smaller v, cut off where it costs as much."""
         variance = self.variance * min(factor, 0.99)
-        return None if variance < _SMALLEST_VARIANCE else replace(self, variance=variance)
+        if variance < _SMALLEST_VARIANCE:
+            return None
+        limit = min(self._limit, _limit(variance, min(truncation(self.variance, self._limit), _MOST_TRUNCATION)))
+        return replace(self, variance=variance, noise_limit=limit)
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:

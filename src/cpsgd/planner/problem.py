@@ -18,6 +18,8 @@ from cpsgd.protocol import Protocol
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
 _ADJUSTMENTS = 2
+# An ε of zero, as with a huge δ, says nothing of how much smaller the scale may be.
+_LEAST_FACTOR = 1e-2
 # Bits that are always looked at; sums of very many clients, taken modulo a power of two, may want more.
 _USUAL_BITS = 16
 _AS_GOOD_AS_GAUSSIAN = 1.001
@@ -158,7 +160,7 @@ class Problem:
         if self.target.participation.sampled:
             return design, protocol, guarantee  # dp_accounting is slow, and the search was through it already
         # ε is nearly proportional to 1/s.
-        factor = guarantee.epsilon / epsilon
+        factor = max(guarantee.epsilon / epsilon, _LEAST_FACTOR)
         for _ in range(_ADJUSTMENTS):
             closer = self._rescaled(design, factor)
             if closer.error.total > design.error.total * (1.0 - 5e-4) or (closer.modulus or 0) > values_of(bits):
@@ -166,7 +168,7 @@ class Problem:
             tried_protocol, tried_guarantee = self._account(closer)
             if tried_guarantee.epsilon <= epsilon:
                 design, protocol, guarantee = closer, tried_protocol, tried_guarantee
-                factor = guarantee.epsilon / epsilon
+                factor = max(guarantee.epsilon / epsilon, _LEAST_FACTOR)
             else:
                 # A little too close; what it missed ε by says how much.
                 factor *= tried_guarantee.epsilon / epsilon * (1.0 + 5e-4)

@@ -167,12 +167,14 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
     law = mechanism.law(honest)
     sensitivity = mechanism.sensitivity(dim=dim, clip_norm=protocol.clip_norm, adjacency=adjacency)
     # The sampled noise is this close, in total variation, to the law the proofs are about.
-    moved = honest * dim * mechanism.variation
+    moved = _Moved(honest * dim * mechanism.variation, mechanism.sampler_remedy)
     if isinstance(law, Normal):
         gaussian = {"sigma": law.deviation, "sensitivity": sensitivity}
         found = {
-            "gaussian-analytic": _attempt(lambda delta: (analytic_epsilon(**gaussian, delta=delta), 0.0), delta, 0.0),
-            "gaussian-classical": _attempt(lambda delta: (classical_epsilon(**gaussian, delta=delta), 0.0), delta, 0.0),
+            "gaussian-analytic": _attempt(lambda delta: (analytic_epsilon(**gaussian, delta=delta), 0.0), delta, moved),
+            "gaussian-classical": _attempt(
+                lambda delta: (classical_epsilon(**gaussian, delta=delta), 0.0), delta, moved
+            ),
         }
     else:
         found = _lattice_methods(law, dim, sensitivity, mechanism.levels, delta, moved)
@@ -185,7 +187,7 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
 
 
 def _lattice_methods(
-    law: Law, dim: int, sensitivity: float, levels: int, delta: float, moved: float
+    law: Law, dim: int, sensitivity: float, levels: int, delta: float, moved: _Moved
 ) -> dict[str, Result]:
     """What the certificates prove for integer noise, or why they do not."""
 
@@ -205,28 +207,33 @@ def _lattice_methods(
     return {"gaussian-certificate": known, "renyi-certificate": other}
 
 
-def _attempt(prove: Callable[[float], tuple[float, float]], delta: float, moved: float) -> Result:
+@dataclass(frozen=True)
+class _Moved:
+    """How far the sampled noise of a round is from its law, in total variation, and what to do if that is too far."""
+
+    mass: float
+    remedy: str
+
+
+def _attempt(prove: Callable[[float], tuple[float, float]], delta: float, moved: _Moved) -> Result:
     """ε and what was spent on tails, or the reason (`prove` raised it) why the method does not apply.
 
-    If both neighbours' output laws are within `moved` of the ones the proof is about, (1 + e^ε) `moved` must be left
+    If both neighbours' output laws are within `moved` of the ones the proof is about, (1 + e^ε) times that must be left
     over from δ. A share is put aside first, and ε is accepted if the share turns out to be enough. A larger share only
     makes ε larger: where the largest would not pay for the ε known so far (0 at first), the proof is not asked again.
     """
-    epsilon, spent = 0.0, 2.0 * moved
+    epsilon, spent = 0.0, 2.0 * moved.mass
     try:
-        for share in _SHARES if moved else (0.0,):
+        for share in _SHARES if moved.mass else (0.0,):
             if spent > _SHARES[-1] * delta:
                 break
             epsilon, tail = prove(delta * (1.0 - share))
-            spent = moved * (1.0 + math.exp(min(epsilon, 700.0))) * (1.0 + 1e-12) if moved else 0.0
+            spent = moved.mass * (1.0 + math.exp(min(epsilon, 700.0))) * (1.0 + 1e-12)
             if spent <= share * delta * (1.0 - 1e-9):
                 return epsilon, tail + spent
     except ConditionError as reason:
         return str(reason)
-    return (
-        f"the noise sampler's resolution would cost {spent:.2g} of δ={delta:g} at ε={epsilon:.4g}; "
-        "use p=0.5 and at most 256 trials, or add noise"
-    )
+    return f"the noise sampler's resolution would cost {spent:.2g} of δ={delta:g} at ε={epsilon:.4g}; {moved.remedy}"
 
 
 def _round_up(epsilon: float) -> str:
