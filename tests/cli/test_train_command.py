@@ -369,3 +369,12 @@ def test_a_run_that_began_meanwhile_keeps_its_settings(
     assert result.exit_code == 2
     assert "Another run has just begun in runs/whole" in result.stderr
     assert (folder / "config.json").read_bytes() == before
+
+
+def test_a_refused_run_leaves_its_name_free(cpsgd: Any) -> None:
+    command = ("train", "--dataset", "digits", "--model", "linear", "--cohort", 50, "--rounds", 3, "--sigma", 0.3)
+    refused = cpsgd(*command, "--no-baselines", "--run", "again")
+    assert refused.exit_code != 0
+    assert not Path("runs/again").exists()
+    second = cpsgd(*command, "--no-baselines", "--run", "again")
+    assert second.stderr == refused.stderr

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
+from cpsgd.mechanisms.options import parameters_of
 from cpsgd.planner.problem import Requirements
 from cpsgd.reports.numbers import rounded_up
 
@@ -58,7 +59,7 @@ def run(
     claim = replace(claim, **{"delta": _DELTA, "adjacency": "replace-one", **options.given(claim)})
     if parameters.file is None:
         size = replace(size, **{"clients": _CLIENTS, "dim": _DIM, **options.given(size)})
-        if claim.epsilon is None and not options.given(parameters.mechanism):
+        if claim.epsilon is None and not parameters_of(parameters.mechanism):
             claim = replace(claim, epsilon=_EPSILON)
     chosen = parameters.sized(size, claim)
     with output.progress(rounds, "rounds") as advance:

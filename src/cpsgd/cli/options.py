@@ -125,7 +125,7 @@ class ProtocolChoice:
     Attributes:
         file: A protocol's JSON, instead of parameters here.
         clip_norm: D: longer vectors are scaled down to this Euclidean norm. Choose it without looking at the data. 1 if
-            not given.
+            not given; an ε asked for by itself needs it.
         mechanism: What a coordinate becomes.
         rotate: Rotate vectors before rounding; the default.
         seed: Public seed of the rotation; the noise has none and cannot be repeated. 0 if not given.

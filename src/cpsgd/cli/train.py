@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import os
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,8 +141,8 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
     except CpsgdError:
         charged = (folder / checkpoints.CHARGES).exists() and (folder / checkpoints.CHARGES).stat().st_size > 0
         if not resume and not charged and not (folder / checkpoints.CHECKPOINT).exists():
-            # Nothing was begun: the name is free again.
-            (folder / _CONFIG).unlink()
+            # Nothing was begun, in a folder that was empty: the name is free again.
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     except KeyboardInterrupt:
         output.complain(f"Interrupted. Continue with: cpsgd train --resume --run {folder.name}", style="bold yellow")

@@ -199,7 +199,9 @@ def read_file(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ParameterError(f"{path} cannot be read as {path.suffix[1:].upper() or 'TOML'}: {error}.") from None
+        raise ParameterError(
+            f"{path} cannot be read as {'JSON' if path.suffix == '.json' else 'TOML'}: {error}."
+        ) from None
     if not isinstance(values, dict):
         raise ParameterError(f"{path} does not hold settings.")
     return values

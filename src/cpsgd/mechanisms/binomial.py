@@ -58,7 +58,7 @@ class Binomial(Lattice):
     """
 
     name = "binomial"
-    title = "rounding and Binomial noise, the paper's π_sk(Bin(m, p))"
+    title = "rounding and Binomial noise"
     sampler_remedy = "use p=0.5 and at most 256 trials, or add noise"
     published: ClassVar[tuple[str, str] | None] = ("paper-theorem", theorem.CITATION)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
-from cpsgd.errors import ParameterError
+from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
 from cpsgd.planner.problem import Problem, Requirements
@@ -204,7 +204,12 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
             chosen = min(designs, key=lambda b: (designs[b].error.total, b), default=None)
     if chosen is None:
         raise problem.too_few_bits(designs, bits)
-    design, protocol, guarantee = problem.finish(designs[chosen], chosen)
+    try:
+        design, protocol, guarantee = problem.finish(designs[chosen], chosen)
+    except ConditionError as error:
+        raise InfeasibleError(
+            f"The best that {chosen:.4g} bits hold cannot be accounted for; use more. {error}"
+        ) from None
 
     def frontier() -> tuple[FrontierPoint, ...]:
         points = (problem.designs(enough) if bits is not None else designs) | {chosen: design}
