@@ -249,4 +249,4 @@ def test_the_example_runs() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "at ε = 1.94" in done.stdout
-    assert "12.8 bits a coordinate" in done.stdout
+    assert "12.8 bits per coordinate" in done.stdout

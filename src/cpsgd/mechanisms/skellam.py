@@ -174,8 +174,8 @@ class Skellam(Lattice):
         variance = self.variance * min(factor, 0.99)
         if variance < _SMALLEST_VARIANCE:
             return None
-        limit = min(self._limit, _limit(variance, min(truncation(self.variance, self._limit), _MOST_TRUNCATION)))
-        return replace(self, variance=variance, noise_limit=limit)
+        allowed = max(truncation(self.variance, self._limit), _LEAST_TRUNCATION)
+        return replace(self, variance=variance, noise_limit=min(self._limit, _limit(variance, allowed)))
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
