@@ -29,8 +29,10 @@ $(VENV)/installed: $(SOURCES)
 train: install
 	$(BIN)/cpsgd train
 
-# A missing extra is an error here; `pytest` by itself skips what needs it.
-PYTEST := CPSGD_REQUIRE_EXTRAS=1 $(BIN)/python -m pytest -n auto
+# A missing extra is an error here; `pytest` by itself skips what needs it. One worker more than there are processors:
+# tests of real processes mostly wait.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
+PYTEST := CPSGD_REQUIRE_EXTRAS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 test: install
 	$(PYTEST)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cpsgd.cli.app import app
 
 from .recorded import DATA, read
 
@@ -32,16 +32,16 @@ def keys_of(value: object, path: str = "") -> set[str]:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_commands_print_the_same_keys_and_end_the_same(group: str, tmp_path: Path) -> None:
+def test_commands_print_the_same_keys_and_end_the_same(
+    group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[..., Any]
+) -> None:
     shutil.copytree(DATA / "cli", tmp_path, dirs_exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    monkeypatch.chdir(tmp_path)
     for case in CASES:
         if case["group"] != group:
             continue
-        command = [sys.executable, "-m", "cpsgd", *case["args"]]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == case["exit_code"], (case["args"], done.stderr)
-        assert "Traceback" not in done.stderr, (case["args"], done.stderr)
+        done = invoke(app, *case["args"])
+        assert done.exit_code == case["exit_code"], (case["args"], done.stderr)
         if case["keys"] is not None:
             missing = set(case["keys"]) - keys_of(json.loads(done.stdout))
             assert not missing, (case["args"], missing)
