@@ -75,6 +75,7 @@ def test_every_room_has_its_floor() -> None:
     assert {room_of(path) for path in FILES} == set(FLOOR)
 
 
+@pytest.mark.slow
 def test_imports_point_downwards() -> None:
     upwards = [
         f"{path.relative_to(ROOT)} imports {'.'.join(parts)}"
@@ -84,6 +85,7 @@ def test_imports_point_downwards() -> None:
     assert upwards == []
 
 
+@pytest.mark.slow
 def test_nobody_imports_another_rooms_private_modules() -> None:
     private = [
         f"{path.relative_to(ROOT)} imports {'.'.join(parts)}"
@@ -93,12 +95,14 @@ def test_nobody_imports_another_rooms_private_modules() -> None:
     assert private == []
 
 
+@pytest.mark.slow
 def test_the_graph_is_seen_at_all() -> None:
     # The checks above would pass on an empty graph, too.
     seen = {(room_of(path), parts[0]) for path, parts in edges()}
     assert {("cli", "learning"), ("protocol", "mechanisms"), ("mechanisms", "codec")} <= seen
 
 
+@pytest.mark.slow
 def test_only_a_mechanism_knows_its_own_parameters() -> None:
     """No other room reads the parameters of one mechanism off a protocol, or asks which one it has."""
     own = {"trials", "p", "sigma", "coordinate_range"}
@@ -117,6 +121,7 @@ def test_only_a_mechanism_knows_its_own_parameters() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_no_two_types_share_a_name() -> None:
     homes: dict[str, list[str]] = {}
     for path in FILES:
@@ -127,6 +132,7 @@ def test_no_two_types_share_a_name() -> None:
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
+@pytest.mark.slow
 def test_no_module_shares_its_name_with_a_function_in_it() -> None:
     shared = [
         str(path.relative_to(ROOT))

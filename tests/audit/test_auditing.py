@@ -74,6 +74,7 @@ def test_the_product_passes(protocol: Protocol) -> None:
     assert near["law"] > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_product_passes_with_zero_out_neighbours_survivors_and_another_round() -> None:
     report = audit(PROTOCOL, DELTA, rounds=2_000, seed=1, adjacency="zero-out", surviving=3, few=2, round=12)
@@ -93,6 +94,7 @@ def test_honest_keystreams_pass_whatever_they_are(seed: int) -> None:
 LOUD = with_noise(PROTOCOL, levels=16)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_lower_bound_is_worth_something() -> None:
     report = audit(LOUD, 0.01, rounds=6_000, seed=1)
@@ -101,6 +103,7 @@ def test_the_lower_bound_is_worth_something() -> None:
     assert report.claims[0].found > 0.3 * report.claimed.epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_a_claim_that_is_too_good_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     def boasting(*arguments: Any, **options: Any) -> Guarantee:
@@ -126,6 +129,7 @@ class Simulated:
         return self.simulator.mean()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_another_server() -> None:
     protocol = PROTOCOLS["secure aggregation"]
@@ -134,12 +138,14 @@ def test_another_server() -> None:
     assert failed(report) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_simulator() -> None:
     report = audit(PROTOCOL, DELTA, rounds=1_000, encode=lambda vector, _: vector, start=Simulated, seed=1)
     assert failed(report) == set()
 
 
+@pytest.mark.slow
 def test_what_is_not_a_number_fails() -> None:
     class Broken(Integers):
         def mean(self) -> NDArray[np.float32]:
@@ -149,6 +155,7 @@ def test_what_is_not_a_number_fails() -> None:
     assert "integers" in failed(report)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_report() -> None:
     heard: list[int] = []
@@ -169,6 +176,7 @@ def test_the_report() -> None:
     assert report.error_rates[-1] == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_the_claimed_trade_off() -> None:
     report = audit(PROTOCOL, DELTA, rounds=1_000, seed=1)
     alarms = np.linspace(0.0, 1.0, 101)

@@ -72,6 +72,7 @@ def all_checks(exact: np.ndarray, numbers: np.ndarray, false_alarm: float) -> li
     ]
 
 
+@pytest.mark.slow
 def test_honest_sums_pass_all_checks() -> None:
     for seed in range(20):
         exact = honest(500, seed)
@@ -79,6 +80,7 @@ def test_honest_sums_pass_all_checks() -> None:
         assert [check.name for check in found if not check.passed] == []
 
 
+@pytest.mark.slow
 def test_false_alarms_are_as_rare_as_stated() -> None:
     # At a rate that can be seen. With a true rate of 0.1, more than 65 of 300 have probability below 1e-9.
     alarms: Counter[str] = Counter()
@@ -138,6 +140,7 @@ def test_resolution_is_forgiven() -> None:
     assert checks.unbiased([Played("test", LAW, 1.0, exact, np.arange(2_000))], FALSE_ALARM).passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trials", "p"), [(1, 0.5), (4, 0.5), (12, 0.5), (40, 0.5), (3, 0.02), (30, 0.9)])
 @pytest.mark.parametrize("side", [-1, 1])
 def test_resolution_is_forgiven_beyond_the_least_and_the_largest_sum(trials: int, p: float, side: int) -> None:

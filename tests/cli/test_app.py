@@ -27,6 +27,7 @@ def process(*arguments: str, cwd: Path, path: tuple[str, ...] = ()) -> subproces
     )
 
 
+@pytest.mark.slow
 def test_help_names_every_command(cpsgd: Any) -> None:
     result = cpsgd("--help")
     assert result.exit_code == 0
@@ -40,6 +41,7 @@ def test_version(invoke: Any) -> None:
     assert (result.exit_code, result.stdout) == (0, f"cpsgd {cpsgd.__version__}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["import cpsgd", "from cpsgd.cli.app import app; app(['--help'])"])
 def test_heavy_packages_are_not_even_looked_for(program: str, tmp_path: Path) -> None:
     for name in ("torch", "flwr", "matplotlib"):
@@ -83,6 +85,7 @@ def test_a_bug_is_not_disguised(invoke: Any) -> None:
         invoke(parent, "fail")
 
 
+@pytest.mark.slow
 def test_tracebacks_do_not_show_local_variables(tmp_path: Path) -> None:
     program = (
         "from cpsgd.cli.frame import launch, new_app\n"
@@ -110,6 +113,7 @@ def test_ctrl_c_ends_quietly(invoke: Any) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     # More than a pipe holds, so that it is written to after its other end is closed.
     program = (
@@ -182,6 +186,7 @@ def test_all_halves_through_real_processes(tmp_path: Path, vectors: NDArray[np.f
         np.testing.assert_allclose(np.load(tmp_path / name), truth, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_failing_process_prints_one_line(tmp_path: Path) -> None:
     result = process("-m", "cpsgd", "mean", "nowhere.npy", "--clip-norm", "1", cwd=tmp_path)
     assert result.returncode == 2
@@ -189,6 +194,7 @@ def test_a_failing_process_prints_one_line(tmp_path: Path) -> None:
     assert result.stderr == "Error: nowhere.npy: No such file or directory.\n"
 
 
+@pytest.mark.slow
 def test_output_survives_a_terminal_without_greek(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "cpsgd", "protocol", "--clients", "9", "--dim", "9", "--clip-norm", "1"]

@@ -16,6 +16,7 @@ from cpsgd.randomness import Keystream
 FEW = ("--rounds", "1000")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_without_parameters_a_planned_protocol_passes(cpsgd: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -28,6 +29,7 @@ def test_without_parameters_a_planned_protocol_passes(cpsgd: Any, tmp_path: Path
     assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_json_of_a_protocol_file(cpsgd: Any, tmp_path: Path) -> None:
     protocol = Protocol.rotated_binomial(clients=6, dim=4, clip_norm=1.0, levels=8, trials=200)
@@ -45,6 +47,7 @@ def test_json_of_a_protocol_file(cpsgd: Any, tmp_path: Path) -> None:
     assert len(data["error_rates"][0]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [(), ("--json",)])
 @pytest.mark.usefixtures("fixed_seed")
 def test_a_broken_encoder_is_exit_code_1(cpsgd: Any, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]) -> None:
@@ -59,6 +62,7 @@ def test_a_broken_encoder_is_exit_code_1(cpsgd: Any, monkeypatch: pytest.MonkeyP
     assert "FAIL" in result.stdout or json.loads(result.stdout)["passed"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_checks_that_cannot_be_asked_say_so(cpsgd: Any) -> None:
     options = ("--clients", "2", "--dim", "1", "--levels", "4", "--trials", "200", "--no-rotate")
@@ -67,6 +71,7 @@ def test_checks_that_cannot_be_asked_say_so(cpsgd: Any) -> None:
     assert "not asked" in result.stdout
 
 
+@pytest.mark.slow
 def test_refusals(cpsgd: Any, tmp_path: Path) -> None:
     protocol = Protocol.rotated_binomial(clients=6, dim=4, clip_norm=1.0, levels=8, trials=200)
     (tmp_path / "p.json").write_text(protocol.to_json())

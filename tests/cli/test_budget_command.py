@@ -40,6 +40,7 @@ def mean(cpsgd: Any, *options: object) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_means_are_charged_until_the_budget_is_spent(budget: Any) -> None:
     for rounds in range(10):
         if (result := mean(budget, "--json")).exit_code != 0:
@@ -131,6 +132,7 @@ def test_a_table_that_loses_rows_while_it_is_read_costs_nothing(budget: Any, mon
     assert not Path("mean.npy").exists()
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_spent_meanwhile_is_refused(budget: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     add = Aggregator.add
 
@@ -153,6 +155,7 @@ def test_what_was_reserved_and_not_released_is_shown(budget: Any) -> None:
     assert "1 of them reserved and not released" in budget("budget", "show", "b.ledger").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -209,6 +212,7 @@ def test_export(budget: Any) -> None:
     assert "overwrite the input" in result.stderr
 
 
+@pytest.mark.slow
 def test_plot(budget: Any) -> None:
     pytest.importorskip("matplotlib")
     for released in (0, 1, 2):

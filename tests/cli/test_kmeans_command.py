@@ -20,6 +20,7 @@ def save(name: str = "points.npy") -> np.ndarray:
     return points
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["points.npy", "points.csv"])
 def test_centres_of_a_table(cpsgd: Any, name: str) -> None:
     save(name)
@@ -30,6 +31,7 @@ def test_centres_of_a_table(cpsgd: Any, name: str) -> None:
         assert words in text
 
 
+@pytest.mark.slow
 def test_json(cpsgd: Any) -> None:
     points = save()
     facts = json.loads(cpsgd("kmeans", "points.npy", *WISHES, "--bits", 8, "--json").stdout)
@@ -43,6 +45,7 @@ def test_json(cpsgd: Any) -> None:
     assert len(facts["sizes"]) == len(facts["deviations"]) == 3
 
 
+@pytest.mark.slow
 def test_progress_goes_to_a_terminal_on_stderr(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     save()
     assert cpsgd("kmeans", "points.npy", *WISHES).stderr == ""
@@ -50,6 +53,7 @@ def test_progress_goes_to_a_terminal_on_stderr(cpsgd: Any, monkeypatch: pytest.M
     assert "6000/6000" in cpsgd("kmeans", "points.npy", *WISHES, "--json").stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_commands_import_nothing_heavy() -> None:
     script = (
         "import sys\n"
@@ -16,6 +19,7 @@ def test_commands_import_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.slow
 def test_planning_needs_no_matplotlib() -> None:
     script = (
         "import sys\n"

@@ -18,6 +18,7 @@ def save() -> np.ndarray:
     return points
 
 
+@pytest.mark.slow
 def test_components_of_a_table(cpsgd: Any) -> None:
     save()
     text = cpsgd("pca", "points.npy", *WISHES, "--out", "c.csv").stdout
@@ -27,6 +28,7 @@ def test_components_of_a_table(cpsgd: Any) -> None:
         assert words in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--centred",)])
 def test_json(cpsgd: Any, options: tuple[str, ...]) -> None:
     np.save("points.npy", save() - (0.1 if options else 0.0))
@@ -39,6 +41,7 @@ def test_json(cpsgd: Any, options: tuple[str, ...]) -> None:
     np.testing.assert_allclose(facts["variances"], [0.09, 0.04], rtol=0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [

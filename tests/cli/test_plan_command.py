@@ -24,6 +24,7 @@ def plan(cpsgd: Any) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_json_keys(plan: Run) -> None:
     data = json.loads(plan("--bits 4 --json"))
     assert {
@@ -45,17 +46,20 @@ def test_json_keys(plan: Run) -> None:
     assert {point["bits"] for point in data["frontier"]} == set(range(2, 17))
 
 
+@pytest.mark.slow
 def test_table_reads_well(plan: Run) -> None:
     text = plan("--bits 4 --dropout 0.1 --rounds 7 --participation once")
     for words in ("proved by", "× the exact Gaussian", "Frontier", "▸ 4", "fewer than 900", "more than one of them"):
         assert words in text
 
 
+@pytest.mark.slow
 def test_secure_aggregation_names_modulus_and_overflow(plan: Run) -> None:
     assert "overflows with probability ≤" in plan("--bits 13 --secure --overflow 1e-8")
     assert json.loads(plan("--bits 13 --secure --json"))["modulus"] <= 2**13
 
 
+@pytest.mark.slow
 def test_the_protocol_of_a_plan_encodes(plan: Run, cpsgd: Any) -> None:
     Path("protocol.json").write_text(json.dumps(json.loads(plan("--bits 3 --json"))["protocol"]))
     Path("table.csv").write_text("\n".join(",".join(["0.01"] * 4096) for _ in range(3)))
@@ -63,6 +67,7 @@ def test_the_protocol_of_a_plan_encodes(plan: Run, cpsgd: Any) -> None:
     assert json.loads(result.stdout)["bits_per_coordinate"] == 3.0
 
 
+@pytest.mark.slow
 def test_picture(plan: Run) -> None:
     pytest.importorskip("matplotlib")
     path = Path("deep") / "frontier.png"
@@ -70,6 +75,7 @@ def test_picture(plan: Run) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_infeasible_wishes_name_the_nearest(cpsgd: Any) -> None:
     result = cpsgd("plan", *WISHES.split(), "--bits", 1)
     assert result.exit_code == 2

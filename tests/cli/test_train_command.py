@@ -69,6 +69,7 @@ def test_a_run_leaves_everything_a_reader_needs(finished: Path) -> None:
     assert len(rows(run / "baselines" / "no-privacy")) == 4
 
 
+@pytest.mark.slow
 def test_the_report_needs_nothing_from_outside(finished: Path) -> None:
     page = (finished / "runs" / "whole" / "report.html").read_text()
     links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')\s>]+)""", page)
@@ -113,6 +114,7 @@ def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path
     assert "Traceback" not in complaint
 
 
+@pytest.mark.slow
 def test_settings_from_a_file_and_flags_on_top(cpsgd: Any) -> None:
     Path("run.toml").write_text('model = "linear"\ncohort = 300\nrounds = 9\nbits = 6\nbaselines = false\n')
     result = cpsgd("train", "--config", "run.toml", "--rounds", 2, "--json")
@@ -123,6 +125,7 @@ def test_settings_from_a_file_and_flags_on_top(cpsgd: Any) -> None:
     assert printed["run"] == "digits-1"
 
 
+@pytest.mark.slow
 def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
     explicit = ("--levels", 16, "--trials", 200, "--epsilon", 60)
     result = cpsgd("train", "--cohort", 400, "--rounds", 1, "--model", "linear", "--no-baselines", *explicit)
@@ -135,6 +138,7 @@ def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
     assert "protects nobody, since its noise follows from seed 0" in " ".join(result.stdout.split())
 
 
+@pytest.mark.slow
 def test_any_mechanism_can_be_spelled_out(cpsgd: Any) -> None:
     explicit = ("--sigma", 0.3, "--epsilon", 60)
     result = cpsgd("train", "--cohort", 400, "--rounds", 1, "--model", "linear", *explicit, "--json")
@@ -146,6 +150,7 @@ def test_any_mechanism_can_be_spelled_out(cpsgd: Any) -> None:
     assert gaussian["epsilon"] == pytest.approx(private["epsilon"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_an_explicit_protocol_is_not_planned_and_its_own_privacy_sets_the_gaussian(cpsgd: Any) -> None:
     # The planner takes no ε so large. Here it is but a budget.
     explicit = ("--levels", 16, "--trials", 200, "--epsilon", 600, "--dropout", 0.05)
@@ -158,6 +163,7 @@ def test_an_explicit_protocol_is_not_planned_and_its_own_privacy_sets_the_gaussi
     assert quantized["bits_per_coordinate"] == 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [("--bits", 6), ("--levels", 40, "--trials", 200, "--epsilon", 60)])
 def test_examples_neighbours_and_colluding_clients_can_be_chosen(cpsgd: Any, protocol: tuple[object, ...]) -> None:
     options = ("--examples", 3, "--adjacency", "zero-out", "--colluding", 20)
@@ -178,6 +184,7 @@ def test_examples_neighbours_and_colluding_clients_can_be_chosen(cpsgd: Any, pro
     assert "zero-out" in page
 
 
+@pytest.mark.slow
 def test_without_a_seed_no_two_runs_are_alike(cpsgd: Any) -> None:
     Path("run.toml").write_text('seed = "none"\n')
     printed = []
@@ -208,6 +215,7 @@ def test_sampled_rounds_with_dropouts_keep_their_budget(cpsgd: Any, participatio
     assert printed["guarantee"]["participation"] == f"{participation}:0.02"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -267,6 +275,7 @@ def test_a_run_is_not_overwritten_nor_resumed_with_other_settings(
     assert "another lr" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: Any) -> None:
     limits: list[int] = []
     real = ClientUpdates.tensors
@@ -296,6 +305,7 @@ def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: An
     assert json.loads(Path("runs/tight/config.json").read_text())["memory_limit"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -311,6 +321,7 @@ def test_what_a_training_cannot_be_computed_with(cpsgd: Any, command: tuple[str,
     assert not list(Path().rglob("charges.jsonl"))
 
 
+@pytest.mark.slow
 @WITHOUT_GPU
 def test_auto_says_that_it_falls_back(cpsgd: Any) -> None:
     Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
@@ -330,6 +341,7 @@ def test_an_interrupt_keeps_rounds_before_their_checkpoint_is_due(cpsgd: Any, mo
     assert row["released"]
 
 
+@pytest.mark.slow
 def test_a_run_on_a_ledger_has_no_seed_unless_one_is_given(cpsgd: Any) -> None:
     create = ("budget", "create", "b.ledger", "--population", "people", "--epsilon", 3.2, "--delta", 1e-6)
     assert cpsgd(*create).exit_code == 0

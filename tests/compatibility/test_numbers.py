@@ -43,6 +43,7 @@ def chunk_of(name: str, chunk: int) -> list[dict[str, Any]]:
 IN_CHUNKS = pytest.mark.parametrize("chunk", [*range(CHUNKS), pytest.param(CHUNKS, marks=pytest.mark.slow)])
 
 
+@pytest.mark.slow
 @IN_CHUNKS
 def test_epsilon_is_the_same_number(chunk: int) -> None:
     for row in chunk_of("epsilon.json", chunk):
@@ -56,6 +57,7 @@ def test_epsilon_is_the_same_number(chunk: int) -> None:
         assert (found.method, found.noise_clients) == (row["method"], row["noise_clients"]), row
 
 
+@pytest.mark.slow
 @IN_CHUNKS
 def test_a_plan_is_the_same_plan(chunk: int) -> None:
     for row in chunk_of("plans.json", chunk):

@@ -46,6 +46,7 @@ def agree(found: dict[str, Any], recorded: dict[str, Any]) -> None:
         assert found[key] == expected, key
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_still_finished(tmp_path: Path) -> None:
     printed = resume("whole", tmp_path)
     # Nothing is computed again, so nothing may differ, the seconds included.

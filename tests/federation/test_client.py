@@ -132,6 +132,7 @@ def test_after_the_first_round_a_limit_belongs_to_one_protocol(small_plan: Plan)
         clients["a"].ask(opening(quieter, round=2, secure=parameters(quieter, round=2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{"rounds": 3}, {"epsilon": 8.0, "delta": 1e-5}])
 @pytest.mark.parametrize("remembered", [False, True])
 def test_rounds_are_counted_over_runs(

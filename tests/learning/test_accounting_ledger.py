@@ -70,6 +70,7 @@ def finish(run: Trainer) -> Trainer:
     return run
 
 
+@pytest.mark.slow
 def test_the_ledger_agrees_with_the_run(triangle: ArrayDataset, tmp_path: Path, ledger: Ledger) -> None:
     for number in range(2):
         run = finish(trainer(triangle, tmp_path / str(number), ledger))
@@ -89,6 +90,7 @@ def test_the_ledger_agrees_with_the_run(triangle: ArrayDataset, tmp_path: Path, 
     assert ledger.total("people").epsilon == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["every", "fixed-size", "poisson"])
 def test_every_participation_is_accounted_alike(triangle: ArrayDataset, tmp_path: Path, scheme: str) -> None:
     ledger = Ledger(tmp_path / "budgets.ledger")
@@ -101,6 +103,7 @@ def test_every_participation_is_accounted_alike(triangle: ArrayDataset, tmp_path
     assert ledger.total("people").epsilon == pytest.approx(own.epsilon, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_that_costs_too_much_is_refused_before_it_begins(triangle: ArrayDataset, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "budgets.ledger")
     one = guarantee_over_rounds(PROTOCOL, DELTA, surviving=80).epsilon
@@ -153,6 +156,7 @@ def interrupt(patched: pytest.MonkeyPatch, owner: type, name: str, afterwards: b
     patched.setattr(owner, name, interrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name", "afterwards"), POINTS)
 @pytest.mark.parametrize("seed", [3, None])
 def test_no_round_is_charged_twice_or_forgotten(
@@ -185,6 +189,7 @@ def test_no_round_is_charged_twice_or_forgotten(
     ledger.verify()
 
 
+@pytest.mark.slow
 def test_an_older_copy_of_the_folder_is_a_second_release_without_a_seed(
     triangle: ArrayDataset, tmp_path: Path, ledger: Ledger
 ) -> None:

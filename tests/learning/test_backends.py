@@ -79,6 +79,7 @@ def test_without_privacy_the_engine_trains_the_same_model(monkeypatch: pytest.Mo
     torch.testing.assert_close(models[0], models[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_private_rounds_are_charged_and_repeatable(gpu: None, tmp_path: Path) -> None:
     accuracies = []
     for name in ("a", "b"):
@@ -93,6 +94,7 @@ def test_private_rounds_are_charged_and_repeatable(gpu: None, tmp_path: Path) ->
     assert accuracies[0] == accuracies[1]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_end(gpu: None, tmp_path: Path) -> None:
     whole = trainer(private(), run_dir=tmp_path / "whole")
     expected = list(whole.run())[-1]
@@ -115,6 +117,7 @@ def test_a_run_stays_on_its_kind_of_device(tmp_path: Path) -> None:
         trainer(private(), run_dir=tmp_path, resume=True)
 
 
+@pytest.mark.slow
 def test_dropout(gpu: None) -> None:
     planned = plan(200, 650, 20.0, 1e-6, bits=4, rounds=4, participation="once", dropout=0.5)
     history = list(trainer(planned, dropout=0.2).run())
@@ -168,6 +171,7 @@ def test_a_full_gpu_is_told_of_before_the_first_round(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "words"),
     [

@@ -21,6 +21,7 @@ fused = pytest.importorskip("cpsgd.learning.fused", reason="Triton is for Linux"
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [0, 1])
 def test_samples(shift: int) -> None:
     data = replace(infinite_digits(), shift=shift)

@@ -177,6 +177,7 @@ def test_without_privacy_it_is_sgd_on_the_examples(families: ArrayDataset) -> No
         np.testing.assert_allclose((before - after).detach().numpy(), slope.numpy(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bad_input(families: ArrayDataset) -> None:
     with pytest.raises(ParameterError, match="whole clients"):
         run(families, NoPrivacy(1.0), participation="fixed-size")

@@ -98,6 +98,7 @@ def test_runs_of_earlier_releases_are_told_apart_by_the_same_names(triangle: Arr
     assert list(trainer(triangle).config) == names.split()
 
 
+@pytest.mark.slow
 def test_a_run_can_be_taken_up_and_prolonged(triangle: ArrayDataset, tmp_path: Path) -> None:
     finish(trainer(triangle, tmp_path, rounds=4))
     same(finish(trainer(triangle, tmp_path, rounds=6, resume=True)), finish(trainer(triangle)))
@@ -138,6 +139,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, point: str, afterwards: bool, cal
     monkeypatch.setattr(f"{owner}.{name}", interrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "afterwards"), POINTS)
 @pytest.mark.parametrize("checkpoint_every", [1, 3])
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(
@@ -159,6 +161,7 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     assert charges(tmp_path) == list(range(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "afterwards"), POINTS)
 def test_without_a_seed_a_charged_round_is_spent_and_not_repeated(
     triangle: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, afterwards: bool
@@ -280,6 +283,7 @@ def test_bad_run_directories(triangle: ArrayDataset, tmp_path: Path) -> None:
         trainer(triangle, tmp_path, resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"round": None}, {"history": [{"loss": 1.0}]}, {"model": {}}, {"cohorts": 3}])
 def test_a_checkpoint_of_something_else(triangle: ArrayDataset, tmp_path: Path, change: dict[str, Any]) -> None:
     run = trainer(triangle, tmp_path, rounds=1)

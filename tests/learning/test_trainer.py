@@ -120,6 +120,7 @@ def test_fine_rounding_is_nearly_plain_sgd(triangle: ArrayDataset) -> None:
     np.testing.assert_allclose(weights(noisy.model), weights(plain.model), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_accounting_keeps_the_planners_promise(triangle: ArrayDataset, private: Plan) -> None:
     trainer = run(triangle, private)
     found = spent(trainer)
@@ -201,6 +202,7 @@ def test_the_poisson_mean_is_over_the_expected_cohort(triangle: ArrayDataset) ->
     np.testing.assert_allclose(weights(model()) - weights(trainer.model), expected, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_private_training_on_digits_learns_with_every_baseline() -> None:
     data = infinite_digits(100_000)
     dim = 64 * 10 + 10
@@ -280,6 +282,7 @@ def test_metrics_are_plain_data(triangle: ArrayDataset, private: Plan) -> None:
     assert row.noise_to_signal > 0.0
 
 
+@pytest.mark.slow
 def test_bad_input(triangle: ArrayDataset, private: Plan) -> None:
     def start(mechanism: Mechanism = private, net: torch.nn.Module | None = None, **options: Any) -> None:
         Trainer(net or model(), LOSS, triangle, mechanism, **groups(**{"cohort": 100, "rounds": 3, **options}))
@@ -330,6 +333,7 @@ def test_a_model_that_diverges_in_a_round_leaves_no_figures_of_it(
     assert spent(trainer).rounds == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [None, 2])
 @pytest.mark.parametrize("mechanism", ["protocol", "no privacy"])
 def test_a_client_that_is_not_finite_counts_as_silent_and_leaves_no_trace(
@@ -364,6 +368,7 @@ def test_a_client_that_is_not_finite_counts_as_silent_and_leaves_no_trace(
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_without_torch_the_error_says_what_to_install() -> None:
     code = (
         "import sys\n"

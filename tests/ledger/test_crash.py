@@ -134,6 +134,7 @@ except BudgetExceededError:
 """
 
 
+@pytest.mark.slow
 def test_two_processes_race_for_the_last_round(tmp_path: Path) -> None:
     protocol = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=1.0)
     limit = guarantee_over_rounds(protocol, 1e-6, rounds=3).epsilon * 1.0001

@@ -55,6 +55,7 @@ LAWS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trials", "p"), LAWS)
 def test_law(trials: int, p: float) -> None:
     assert p_value(draw(trials, p), trials, p) > FALSE_ALARM
@@ -92,6 +93,7 @@ def test_coins_of_one_coordinate_are_independent_of_the_next() -> None:
         assert abs(float(np.mean(values[:-lag] * values[lag:])) / 16) < 5.4 / DRAWS**0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trials", "p"), [(1, 0.3), (7, 0.25), (40, 0.9), (300, 0.5), (300, 0.01)])
 def test_the_table_is_within_its_stated_distance(trials: int, p: float) -> None:
     success = Fraction(p)

@@ -48,6 +48,7 @@ def exact_mass(variance: float, z: int) -> mpmath.mpf:
 # ---------------------------------------------------------------------- the law
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "each"), [(1, 0.01), (1, 1.0), (10, 1.5), (7, 30.0), (1000, 2.5)])
 @pytest.mark.parametrize("nats", [3.0, 40.0, 200.0])
 def test_the_window_is_within_its_stated_error(parts: int, each: float, nats: float) -> None:
@@ -67,6 +68,7 @@ def test_the_window_is_within_its_stated_error(parts: int, each: float, nats: fl
     assert sum(beyond) <= window.outside_above
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "each"), [(1, 0.3), (20, 1.0), (5, 400.0)])
 @pytest.mark.parametrize("direction", [1, -1])
 def test_ratios_of_masses(parts: int, each: float, direction: int) -> None:
@@ -110,6 +112,7 @@ def test_the_table_is_within_its_stated_distance(variance: float, limit: int) ->
     assert stated < 30 * max(1.0, math.sqrt(variance)) * distance + 1e-34 * limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variance", "limit"), [(0.2, 3), (5.0, 10), (900.0, 120)])
 def test_truncation_is_an_upper_bound(variance: float, limit: int) -> None:
     exact = 2 * sum(exact_mass(variance, z) for z in range(limit + 1, limit + 120))
@@ -167,6 +170,7 @@ def exact_delta(variance: float, shift: int, epsilon: float) -> float:
     return float(np.maximum(law - math.exp(epsilon) * moved, 0.0).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prove", [certified_epsilon, renyi_certificate])
 @pytest.mark.parametrize(("clients", "each", "shift"), [(20, 2.0, 1), (50, 1.0, 2), (400, 0.5, 3), (10, 30.0, 4)])
 @pytest.mark.parametrize("delta", [1e-2, 1e-4, 1e-6])
@@ -196,6 +200,7 @@ PLANNED = plan(clients=40, dim=30, epsilon=4.0, delta=1e-5, bits=7, mechanism="s
 VECTORS = np.random.default_rng(5).normal(size=(40, 30)) / 8.0
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_its_word_and_fills_its_bits() -> None:
     protocol = PLANNED.protocol
     assert protocol.name == "rotated-skellam"
@@ -219,6 +224,7 @@ def test_a_round_of_messages() -> None:
     assert expected / 7 < error < 5 * expected
 
 
+@pytest.mark.slow
 def test_the_error_is_the_expected_one() -> None:
     protocol = PLANNED.protocol
     errors = []
@@ -231,6 +237,7 @@ def test_the_error_is_the_expected_one() -> None:
     assert abs(np.mean(errors) / expected - 1.0) < 5.4 * math.sqrt(2 / 12_000)
 
 
+@pytest.mark.slow
 def test_secure_aggregation() -> None:
     planned = plan(clients=5, dim=12, epsilon=8.0, delta=1e-4, secure=True, mechanism="skellam")
     protocol = planned.protocol
@@ -261,6 +268,7 @@ def test_secure_aggregation() -> None:
     assert float(np.sum((mean - VECTORS[:5, :12].mean(axis=0)) ** 2)) < 8 * planned.error.total
 
 
+@pytest.mark.slow
 def test_the_modulus_holds_real_sums() -> None:
     planned = plan(clients=60, dim=200, epsilon=3.0, delta=1e-5, secure=True, mechanism="skellam")
     protocol = planned.protocol
@@ -276,6 +284,7 @@ def test_the_modulus_holds_real_sums() -> None:
     )
 
 
+@pytest.mark.slow
 def test_several_rounds_and_a_ledger(tmp_path: Path) -> None:
     protocol = PLANNED.protocol
     ten = plan(clients=40, dim=30, epsilon=4.0, delta=1e-5, bits=8, rounds=10, mechanism="skellam")
@@ -296,6 +305,7 @@ def test_a_client_refuses_it_without_noise() -> None:
         guarantee(silent, 1e-5)
 
 
+@pytest.mark.slow
 def test_the_auditor_passes_it_and_finds_a_fault() -> None:
     small = plan(clients=3, dim=6, epsilon=2.0, delta=1e-3, bits=8, mechanism="skellam").protocol
     assert audit(small, 1e-3, rounds=4_000, seed=1).passed
@@ -340,6 +350,7 @@ def test_it_is_registered() -> None:
     assert json.loads(PLANNED.protocol.to_json())["mechanism"] == "skellam"
 
 
+@pytest.mark.slow
 def test_a_secure_plan_of_many_clients_is_cut_off_where_its_little_noise_ends() -> None:
     planned = plan(
         clients=100_000, dim=1000, epsilon=1.0, delta=1e-6, bits=16, secure=True, mechanism="skellam"
@@ -349,6 +360,7 @@ def test_a_secure_plan_of_many_clients_is_cut_off_where_its_little_noise_ends() 
     assert planned.mechanism.values < 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [1.6, 2.0, 2.4, 3.0])
 def test_a_plan_never_takes_more_bits_than_it_may(bits: float) -> None:
     try:
@@ -358,6 +370,7 @@ def test_a_plan_never_takes_more_bits_than_it_may(bits: float) -> None:
     assert planned.protocol.bits_per_coordinate <= bits * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_too_few_bits_are_infeasible_and_not_an_accident() -> None:
     with pytest.raises(InfeasibleError, match="No protocol"):
         plan(clients=10**9, dim=10**4, epsilon=1.0, delta=1e-6, bits=2.4, mechanism="skellam")

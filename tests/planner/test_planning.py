@@ -37,6 +37,7 @@ def reference() -> Plan:
     return plan(**REFERENCE, bits=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "ratio"), [(2, 1.25), (3, 1.15), (4, 1.10), (5, 1.06), (6, 1.04), (8, 1.02)])
 def test_close_to_the_exact_gaussian_mechanism(bits: int, ratio: float) -> None:
     found = plan(**REFERENCE, bits=bits)
@@ -56,6 +57,7 @@ def test_the_guarantee_is_that_of_the_very_protocol(reference: Plan) -> None:
     assert reference.guarantee.method == own.method
 
 
+@pytest.mark.slow
 def test_the_frontier_falls_and_holds_the_choice(reference: Plan) -> None:
     errors = [point.expected_squared_error for point in reference.frontier]
     assert errors == sorted(errors, reverse=True)
@@ -72,6 +74,7 @@ def test_every_point_of_the_frontier_keeps_the_wish(reference: Plan) -> None:
         assert guarantee(changed, 1e-9).epsilon <= 2.0 * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_only_what_is_asked_for_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[float] = []
 
@@ -144,6 +147,7 @@ def test_odd_levels_win_where_coordinates_are_small(reference: Plan) -> None:
     assert reference.error.rounding < 0.4 * reference.error.noise / binomial(reference).trials
 
 
+@pytest.mark.slow
 def test_a_wider_range_is_chosen_where_privacy_alone_would_clip() -> None:
     # Many clients and few coordinates: the noise privacy asks for is so small that X would cut vectors to pieces.
     found = plan(clients=1_000_000, dim=16, epsilon=1.0, delta=1e-6, bits=5)
@@ -183,6 +187,7 @@ def test_the_modulus_is_the_smallest_power_of_two_and_its_overflow_is_bounded() 
     assert protocol.modulus < 500 * (binomial(found).levels + binomial(found).trials - 1)
 
 
+@pytest.mark.slow
 def test_sums_of_very_many_clients_get_the_modulus_they_need() -> None:
     found = plan(clients=1_000_000, dim=1, epsilon=1.0, delta=1e-9, secure=True)
     assert found.ratio <= 1.1
@@ -215,6 +220,7 @@ def test_a_large_epsilon_is_planned_with_noise_that_is_drawn_exactly(epsilon: fl
     assert found.ratio <= 1.1
 
 
+@pytest.mark.slow
 def test_a_large_epsilon_of_many_rounds() -> None:
     best = plan(clients=1000, dim=64, epsilon=400.0, delta=1e-8, rounds=1000)
     assert 390.0 < best.guarantee.epsilon <= 400.0
@@ -238,6 +244,7 @@ def test_an_epsilon_near_what_a_sampler_that_is_not_exact_can_keep(participation
     assert best.ratio < 1.2
 
 
+@pytest.mark.slow
 def test_bits_that_are_of_no_use_are_not_chosen() -> None:
     # Far from the Gaussian mechanism, whose noise 256 coins a client are too coarse for, and more bits do not help.
     best = plan(clients=2, dim=100, epsilon=100.0, delta=1e-9, rounds=100)
@@ -257,6 +264,7 @@ def test_too_few_bits_for_the_modulus_are_paid_for_with_noise() -> None:
     assert few.error.total > many.error.total
 
 
+@pytest.mark.slow
 def test_without_a_wish_the_fewest_bits_near_the_gaussian() -> None:
     found = plan(**SMALL)
     assert found.ratio <= 1.1
@@ -264,6 +272,7 @@ def test_without_a_wish_the_fewest_bits_near_the_gaussian() -> None:
     assert all(point.ratio > 1.1 for point in fewer)
 
 
+@pytest.mark.slow
 def test_the_fewest_bits_for_an_error() -> None:
     allowed = 1.001 * plan(**SMALL, bits=5).error.total
     found = plan(**SMALL, max_error=allowed)
@@ -274,6 +283,7 @@ def test_the_fewest_bits_for_an_error() -> None:
 # ------------------------------------------------------------------ infeasible
 
 
+@pytest.mark.slow
 def test_one_bit_is_not_enough_and_the_fewest_that_are_is_named() -> None:
     with pytest.raises(InfeasibleError, match=r"bits=1\.585 is the fewest") as caught:
         plan(**SMALL, bits=1)
@@ -281,6 +291,7 @@ def test_one_bit_is_not_enough_and_the_fewest_that_are_is_named() -> None:
     assert "at least 3 values" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_error_below_the_gaussians_names_what_can_be_had() -> None:
     with pytest.raises(InfeasibleError, match="smallest error at ε=3 is") as caught:
         plan(**SMALL, max_error=0.01)
@@ -290,6 +301,7 @@ def test_an_error_below_the_gaussians_names_what_can_be_had() -> None:
         plan(**{**SMALL, "epsilon": 0.9 * needed}, max_error=0.01)
 
 
+@pytest.mark.slow
 def test_too_few_clients_for_any_certificate_names_how_many_would_do() -> None:
     with pytest.raises(InfeasibleError, match="clients would do at 2 bits") as caught:
         plan(clients=10, dim=1_000, epsilon=5.0, delta=1e-9, bits=2)
@@ -297,11 +309,13 @@ def test_too_few_clients_for_any_certificate_names_how_many_would_do() -> None:
     assert plan(clients=enough, dim=1_000, epsilon=5.0, delta=1e-9, bits=2).guarantee.epsilon <= 5.0
 
 
+@pytest.mark.slow
 def test_one_client_more_would_do() -> None:
     with pytest.raises(InfeasibleError, match="about 3 clients would do at 4 bits"):
         plan(clients=2, dim=3, epsilon=256.0, delta=9e-6, bits=4)
 
 
+@pytest.mark.slow
 def test_a_modulus_that_cannot_hold_the_noise_names_the_fewest_bits() -> None:
     with pytest.raises(InfeasibleError, match="is the fewest that will do") as caught:
         plan(**REFERENCE, bits=6, secure=True)
@@ -342,6 +356,7 @@ def test_a_participation_object_is_as_good_as_its_name() -> None:
     assert named == typed
 
 
+@pytest.mark.slow
 def test_serialises(reference: Plan) -> None:
     data = json.loads(json.dumps(reference.to_dict()))
     assert data["error"]["noise"] + data["error"]["rounding"] + data["error"]["clipping"] == pytest.approx(
@@ -350,6 +365,7 @@ def test_serialises(reference: Plan) -> None:
     assert data["protocol"]["levels"] == data["levels"] == reference.protocol.mechanism.levels
 
 
+@pytest.mark.slow
 def test_the_finished_protocols_accounting_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     # Even if the search were wrong by a tenth, no plan would promise what its own accounting does not.
     honest = Target.smallest_scale
@@ -371,6 +387,7 @@ def test_clipping_everything_away_is_no_plan() -> None:
     assert found.error.clipping <= 0.002
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "epsilon"), [(60, 0.05), (30, 0.1), (200, 0.05)])
 def test_little_noise_and_a_small_epsilon(clients: int, epsilon: float) -> None:
     # The Rényi certificate ends at an order below the one that would be best here.

@@ -84,6 +84,7 @@ def test_within_three_percent(wishes: dict[str, Any], inputs: Any) -> None:
     assert error == pytest.approx(found.error.total, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reach", [1.5, 2.5])
 def test_clipping_of_a_vector_that_all_clients_share(reach: float) -> None:
     # A range so narrow that clipping is most of the error; the model's worst case is attained.
@@ -110,6 +111,7 @@ def test_the_codecs_resolution_is_counted_where_it_is_most_of_the_error(levels: 
     assert bias == pytest.approx(predicted.clipping, rel=0.1)
 
 
+@pytest.mark.slow
 def test_clipping_of_unrelated_vectors_is_below_the_prediction() -> None:
     shape: dict[str, Any] = {"clients": 50, "dim": 1024, "clip_norm": 1.0, "rotate": True}
     mechanism = Binomial(levels=9, trials=1, coordinate_range=1.5 / 32.0)

@@ -172,11 +172,13 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], Check]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", list(dict.fromkeys(check for _, check in MUTATIONS)))
 def test_the_real_formulas_pass(check: Check) -> None:
     assert check() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spoil", "check"), MUTATIONS, ids=[spoil.__name__ for spoil, _ in MUTATIONS])
 def test_a_wrong_formula_is_caught(
     spoil: Callable[[pytest.MonkeyPatch], None], check: Check, monkeypatch: pytest.MonkeyPatch

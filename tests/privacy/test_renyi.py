@@ -29,6 +29,7 @@ TABLE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("levels", "trials", "reference", "gaussian"), TABLE)
 def test_table(levels: int, trials: int, reference: float, gaussian: float) -> None:
     protocol = Protocol.rotated_binomial(
@@ -47,10 +48,12 @@ def test_table(levels: int, trials: int, reference: float, gaussian: float) -> N
     assert found.tail_mass < 1e-11
 
 
+@pytest.mark.slow
 def test_kappa_against_mpmath() -> None:
     assert checks.wrong_moments() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trials", "p"), [(1_500, 0.5), (1_500, 0.2), (900, 0.85)])
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("nats", [18.0, 25.0, 60.0])
@@ -104,6 +107,7 @@ def test_gaussian_limit_agrees_with_dp_accounting() -> None:
         assert rdp < moments.kappa(order) < rdp * 1.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.5, 0.3])
 def test_more_noise_a_larger_delta_and_less_distance_never_hurt(p: float) -> None:
     def epsilon(noise_trials: int = 3_000, sensitivity: float = 1.5, delta: float = 1e-6) -> float:
@@ -127,6 +131,7 @@ def test_mirrored_noise_is_as_good() -> None:
     assert one == pytest.approx(other, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_floor_is_below() -> None:
     for trials, p in [(500, 0.5), (2_000, 0.1)]:
         found = renyi_certificate(BinomialLaw(trials, p), dim=2, sensitivity=2.0, levels=3, delta=1e-6).epsilon
@@ -154,6 +159,7 @@ def test_refusals() -> None:
         renyi_certificate(BinomialLaw(200, 0.5), dim=1, sensitivity=40.0, levels=41, delta=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trials", "p", "dim", "sensitivity", "levels", "delta"),
     [

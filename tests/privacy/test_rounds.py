@@ -65,6 +65,7 @@ def test_collusion_counts_like_dropping_out() -> None:
         guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, surviving=300, colluding=300)
 
 
+@pytest.mark.slow
 def test_sampling_amplifies_and_wants_its_adjacency() -> None:
     poisson = guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, participation="poisson:0.1", adjacency="zero-out")
     every = guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, adjacency="zero-out")
@@ -138,6 +139,7 @@ def test_the_smallest_of_the_proofs_is_returned() -> None:
     assert found.epsilon < min(e for _, e in found.alternatives if isinstance(e, float))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["fixed-size", "poisson"])
 def test_sampling_never_costs_privacy(scheme: str) -> None:
     protocol = Protocol.rotated_binomial(clients=1000, dim=10, clip_norm=1.0, coordinate_range=1.0, levels=3, trials=10)

@@ -15,6 +15,7 @@ from cpsgd.reports.pictures import draw_audit
 pytest.importorskip("matplotlib")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_verdict_and_both_curves_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     protocol = Protocol.rotated_binomial(clients=2, dim=8, clip_norm=1.0, levels=8, trials=250)

@@ -11,6 +11,7 @@ from cpsgd.reports.numbers import power
 from cpsgd.reports.pictures import draw_frontier
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wishes",
     [

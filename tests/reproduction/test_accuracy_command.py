@@ -26,6 +26,7 @@ def figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[...
     return lambda *arguments: invoke(accuracy.app, *arguments)
 
 
+@pytest.mark.slow
 def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ("--rounds", 2, "--cohort", 300, "--bits", 6, "--epsilon", 4, "--epsilon", 2, "--seed", 0, "--seed", 1)
     Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
@@ -92,6 +93,7 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert "another cohort" in other.stderr
 
 
+@pytest.mark.slow
 def test_the_accuracy_figure_by_the_papers_accounting(figure: Any) -> None:
     Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     small = ("--config", "run.toml", "--rounds", 3, "--cohort", 300, "--epsilon", 8, "--accounting", "paper")
@@ -141,6 +143,7 @@ def test_what_a_training_cannot_be_computed_with(figure: Any, options: tuple[str
     assert not list(Path().rglob("charges.jsonl"))
 
 
+@pytest.mark.slow
 @WITHOUT_GPU
 def test_auto_says_that_it_falls_back(figure: Any) -> None:
     Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
@@ -150,6 +153,7 @@ def test_auto_says_that_it_falls_back(figure: Any) -> None:
     assert "device: cpu, since there is no CUDA device" in result.stderr
 
 
+@pytest.mark.slow
 def test_an_interrupt_says_how_to_go_on(figure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     command = ("--out", "out", "--config", "run.toml", "--rounds", 2, "--cohort", 300, "--bits", 6, "--epsilon", 4)

@@ -25,6 +25,7 @@ def errors(figure: ErrorFigure, method: str, scale: float | None = None) -> list
     return [float("inf") if value is None else value for value in series.squared_error]
 
 
+@pytest.mark.slow
 def test_the_gaussian_line_is_exact(figure: ErrorFigure) -> None:
     for epsilon, error in zip(EPSILONS, errors(figure, "gaussian-analytic"), strict=True):
         assert gdp_epsilon((DIM / error) ** 0.5, DELTA) == pytest.approx(epsilon, rel=1e-9)

@@ -25,6 +25,7 @@ def figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[...
     return lambda *arguments: invoke(error_vs_epsilon.app, *arguments)
 
 
+@pytest.mark.slow
 def test_files(figure: Any) -> None:
     pytest.importorskip("matplotlib")
     result = figure("--out", "figures", "--dim", 64, "--delta", 1e-6, "--json")

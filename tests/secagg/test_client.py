@@ -171,6 +171,7 @@ def test_the_saved_state_forgets_what_is_no_longer_needed() -> None:
 # ---------------------------------------------------------------------- the upload
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 @pytest.mark.parametrize(("bits", "dim"), [(1, 80_000), (4, 80_000), (8, 80_000), (11, 120_000), (16, 1_000_000)])
 def test_uploads_of_equal_inputs_are_uniform(bits: int, dim: int) -> None:

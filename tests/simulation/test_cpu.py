@@ -62,6 +62,7 @@ def test_rotated_means_estimate_the_mean(fixed_seed: None) -> None:
     assert 0.5 * simulator.noise_norm() < error < 2.0 * simulator.noise_norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("chunk", [1, 7, 100])
 def test_a_seeded_round_depends_on_neither_chunks_nor_threads(chunk: int, threads: int) -> None:

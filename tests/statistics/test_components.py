@@ -29,6 +29,7 @@ def cloud(clients: int, seed: int) -> NDArray[np.float64]:
     return 0.1 + generator.normal(size=(clients, DIM)) * DEVIATIONS @ axes.T
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_subspace_is_close_to_scikit_learns(record_property: Callable[[str, object], None]) -> None:
     points = cloud(100_000, seed=1)
@@ -54,6 +55,7 @@ def test_the_subspace_is_close_to_scikit_learns(record_property: Callable[[str, 
     assert found.plan.error.total > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_estimated_angle_is_about_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
     points = cloud(1000, seed=2)
@@ -71,6 +73,7 @@ def test_the_estimated_angle_is_about_the_measured_one(monkeypatch: pytest.Monke
     assert 0.4 < np.mean(squares) / np.mean(estimates) < 1.6
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 @pytest.mark.parametrize("centred", [False, True])
 def test_without_noise_it_is_exact(monkeypatch: pytest.MonkeyPatch, centred: bool) -> None:
@@ -117,6 +120,7 @@ def test_the_weight_of_the_mean_is_the_best(dim: int) -> None:
     assert error(best) <= min(error(0.9 * best), error(1.1 * best))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_equal_variances_have_no_direction() -> None:
     points = np.random.default_rng(4).normal(scale=0.2, size=(3000, 3))
@@ -132,6 +136,7 @@ def test_angles() -> None:
     assert subspace_angle(plane, turned) == pytest.approx(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [

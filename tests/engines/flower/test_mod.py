@@ -83,6 +83,7 @@ def test_what_is_refused_leaves_no_state(small_plan: Plan) -> None:
     assert RECORD not in own.state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{"rounds": 3}, {"epsilon": 8.0, "delta": 1e-5}])
 def test_rounds_are_counted_over_runs(small_plan: Plan, limits: dict[str, Any]) -> None:
     members = [Node(100 + i, cpsgd_mod(**limits), adds(np.zeros(DIM, np.float32))) for i in range(4)]
@@ -100,6 +101,7 @@ def remembering(path: Path, run: int = RUN) -> Context:
     return Context(run, 5, {"cpsgd-memory": str(path)}, RecordDict(), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{"rounds": 3}, {"epsilon": 8.0, "delta": 1e-5}])
 def test_a_memory_counts_rounds_though_every_run_begins_with_an_empty_state(
     small_plan: Plan, limits: dict[str, Any], tmp_path: Path
@@ -255,6 +257,7 @@ def test_unknown_limits_are_refused() -> None:
         cpsgd_mod(epsilom=1.0, delta=1e-6)
 
 
+@pytest.mark.slow
 def test_a_client_does_not_wait_for_what_it_does_not_need() -> None:
     """Flower starts a process for every message, and only one of a round's trains."""
     heavy = ("torch", "scipy.stats", "cpsgd.ledger", "cpsgd.engines.flower.strategy")

@@ -66,6 +66,7 @@ def run(strategy: CpsgdStrategy, members: list[Node], rounds: int = 1) -> tuple[
 # ---------------------------------------------------------------------- honest rounds
 
 
+@pytest.mark.slow
 def test_signed_rounds_give_the_mean_and_have_a_stage_more(small_plan: Plan, silos: Silos) -> None:
     strategy = CpsgdStrategy(small_plan, roster=silos.roster)
     # Numbers go to nodes at random, so that the roster's order cannot matter.
@@ -77,6 +78,7 @@ def test_signed_rounds_give_the_mean_and_have_a_stage_more(small_plan: Plan, sil
     assert asked == ["advertise", "share", "mask", "confirm", "unmask"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", range(5))
 def test_who_falls_silent_costs_nobody_else_the_round(small_plan: Plan, silos: Silos, stage: int) -> None:
     members = [silos.node(i) for i in range(CLIENTS)]
@@ -89,6 +91,7 @@ def test_who_falls_silent_costs_nobody_else_the_round(small_plan: Plan, silos: S
     assert list(report.dropped) == [102]
 
 
+@pytest.mark.slow
 def test_the_round_is_for_everybody_on_the_roster_also_if_one_is_not_connected(small_plan: Plan, silos: Silos) -> None:
     strategy = CpsgdStrategy(small_plan, roster=silos.roster, node_timeout=0.1)
     after, _ = run(strategy, [silos.node(i) for i in (0, 1, 3)])

@@ -37,6 +37,7 @@ def expected(silo: int, clip_norm: float) -> np.ndarray:
     return total
 
 
+@pytest.mark.slow
 def test_the_sum_of_the_first_examples_gradients_each_clipped() -> None:
     found = silo_sum(asked(9.0, EXAMPLES), mlp(6, 3, (), seed=0), LOSS, FEATURES[0], LABELS[0])
     assert list(found) == ["0.weight", "0.bias"]
@@ -49,6 +50,7 @@ def test_only_under_the_mod() -> None:
         silo_sum(asked(9.0, 0), mlp(6, 3, (), seed=0), LOSS, FEATURES[0], LABELS[0])
 
 
+@pytest.mark.slow
 def test_silos_learn_from_examples() -> None:
     plan = plan_examples(
         *(4, 21, 4.0, 1e-5), examples=EXAMPLES, rounds=2, participation="every", dropout=0.25, secure=True, bits=14

@@ -12,6 +12,7 @@ from cpsgd.learning.datasets.device import DeviceInfinite, on_device
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [0, 1])
 def test_infinite_samples_are_the_same_bit_for_bit(shift: int) -> None:
     data = replace(infinite_digits(), shift=shift)

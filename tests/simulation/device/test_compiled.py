@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 def test_all_kernels_compile(capability: int, tmp_path: Path) -> None:
     script = Path(__file__).with_name("compile_kernels.py")

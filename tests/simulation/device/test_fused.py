@@ -59,6 +59,7 @@ def test_rotation_back(dim: int, device: torch.device) -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [3, 6, 11, 16, pytest.param(20, marks=pytest.mark.gpu)])
 def test_transform(stages: int, device: torch.device) -> None:
     x = rows_of(2, 1 << stages, device)
@@ -81,6 +82,7 @@ def test_launches_stay_within_cuda_limits(monkeypatch: pytest.MonkeyPatch) -> No
     assert [rows for _, rows in grids] == [65_535, 4_465]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [2, 3, 2**17, 2**24])
 @pytest.mark.parametrize(("dim", "count"), [(5, 3), (600, 2), pytest.param(51_370, 1000, marks=pytest.mark.gpu)])
 def test_rounding(levels: int, dim: int, count: int, device: torch.device) -> None:
@@ -109,6 +111,7 @@ def test_rounding_of_columns_apart(device: torch.device) -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", [1, 31, 33, 129, 500, pytest.param(130_000, marks=pytest.mark.gpu)])
 def test_coins(trials: int, device: torch.device) -> None:
     found = torch.zeros(300, dtype=torch.int64, device=device)
