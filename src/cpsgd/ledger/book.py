@@ -80,7 +80,7 @@ class Ledger:
             LedgerAccessError: It may not be read.
         """
         self.path = Path(path)
-        self._store = storage.Store(self.path, _validate.positive("timeout", timeout, low=-1e-300))
+        self._store = storage.Store(self.path, _validate.non_negative("timeout", timeout))
         self._state = State()
         self._lock = threading.RLock()
         if self.path.exists() and self.path.stat().st_size > 0:
