@@ -146,7 +146,7 @@ class State:
         check_event(self.budgets[population], event)
         if event.run and self.find(population, event.run, event.round) is not None:
             raise ParameterError("its round was reserved before")
-        spent = _validate.positive("spent", body["spent"], low=-1e-300)
+        spent = _validate.non_negative("spent", body["spent"])
         method = name("method", body["method"], empty=False)
         entry = Entry(number, population, event, body["time"], spent, method)
 

@@ -103,7 +103,7 @@ class RoundEvent:
             "participation": Participation.parse(self.participation),
             "colluding": _validate.integer("colluding", self.colluding, low=0, high=MAX_CLIENTS),
             "round": _validate.integer("round", self.round, low=0, high=wire.MAX_ROUND),
-            "overflow": _validate.positive("overflow", self.overflow, low=-1e-300, high=1.0),
+            "overflow": _validate.fraction("overflow", self.overflow),
         }
         for field, value in normal.items():
             object.__setattr__(self, field, value)

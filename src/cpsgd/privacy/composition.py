@@ -65,7 +65,7 @@ def optimal_composition(*, epsilon: float, delta: float, rounds: int, target_del
         >>> round(optimal_composition(epsilon=0.1, delta=1e-9, rounds=100, target_delta=1e-6), 3)
         4.788
     """
-    epsilon = _validate.positive("epsilon", epsilon, low=-1e-300)
+    epsilon = _validate.non_negative("epsilon", epsilon)
     delta = _validate.finite("delta", delta)
     rounds = _validate.integer("rounds", rounds, low=1)
     target_delta = _validate.probability("target_delta", target_delta)

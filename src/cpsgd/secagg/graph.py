@@ -98,7 +98,7 @@ class Risk:
 
 def dropouts(clients: int, dropout: float) -> int:
     """How many clients `dropout` means, rounded up."""
-    _validate.positive("dropout", dropout, low=-1e-300, high=1.0)
+    _validate.fraction("dropout", dropout)
     # The tolerance keeps 0.1 of 1000 from being 101 clients.
     return math.ceil(clients * dropout - 1e-9)
 
