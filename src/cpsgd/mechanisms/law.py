@@ -39,6 +39,27 @@ class Normal:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """A sum without separate noise: every client adds independent small integers whose law is affine in its coordinate.
+
+    With x the client's coordinate over X, clipped to [-1, 1], one of its integers is v with the probability
+    ((1 - x) low[v] + (1 + x) high[v]) / 2. A sum of such integers over clients is log-concave, and it rises with x in
+    the order of likelihood ratios.
+
+    Attributes:
+        low: Masses of the integers 0, 1, ... at x = -1.
+        high: Masses at x = 1.
+        clients: Honest clients in the sum.
+        copies: How many such integers a client adds up per coordinate, independently and with the same x.
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    clients: int
+    copies: int = 1
+
+
+@dataclass(frozen=True)
 class Window:
     """A law on the integers first, ..., first + len(mass) - 1.
 
