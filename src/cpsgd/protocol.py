@@ -66,9 +66,9 @@ class Protocol:
         rotate: Whether vectors are rotated first.
         modulus: Sums are taken modulo this (secure aggregation), or None for plain sums.
         rotation_seed: The announced public seed of the rotation, a 64-bit number. Privacy does not depend on it.
-        replace_one_distance: The largest Euclidean distance of any two clients' vectors once they are clipped, where it
-            is known to be less than 2D; None where nothing but D is known. Nothing enforces it: every guarantee for
-            replace-one neighbours then rests on it, and says so.
+        replace_one_distance: The largest Euclidean distance of any two clients' vectors once they are clipped, zero
+            among them, where it is known to be less than 2D; None where nothing but D is known. Nothing enforces it:
+            every guarantee for replace-one neighbours then rests on it, and says so.
         distance_reason: Why no two vectors are further apart, in a sentence.
 
     Example:
@@ -376,13 +376,20 @@ def check_distance(distance: float | None, reason: str | None, *, clip_norm: flo
     """The replace-one distance that is stated, or None if none is.
 
     Raises:
-        ParameterError: It is not between 0 and 2D, or comes without a reason, or a reason without it.
+        ParameterError: It is not between D and 2D, or comes without a reason, or a reason without it.
     """
     if distance is None:
         if reason is not None:
             raise ParameterError("A distance_reason needs a replace_one_distance; give both or neither.")
         return None
     found = _validate.positive("replace_one_distance", distance)
+    # Zero is sent in place of a vector that is not finite, and to fill a cohort up.
+    if found < clip_norm:
+        raise ParameterError(
+            f"Expected replace_one_distance at least clip_norm={clip_norm:g}, got replace_one_distance={found!r}: zero "
+            "stands for vectors that are broken or missing, and clip_norm is how far one may be from it. Subtract a "
+            "public vector near all of them and lower clip_norm, or state clip_norm."
+        )
     if found > 2.0 * clip_norm:
         raise ParameterError(
             f"Expected replace_one_distance at most 2 clip_norm = {2.0 * clip_norm:g}, which clipping already "

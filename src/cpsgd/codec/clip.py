@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from cpsgd.codec._kernels import kernels
 from cpsgd.errors import NonFiniteError, VectorError
 
-# What float32 arithmetic and `enforce` add to the distance of two grid points, over D in grid units; see `apart`.
-_FLOAT_SLACK = 2.0**-15
+# What float32 arithmetic adds to the distance of two grid points, over D in grid units; see `apart`.
+_FLOAT_SLACK = 2.0**-16
 
 Vector = NDArray[np.float32] | NDArray[np.float64]
 
@@ -68,9 +68,11 @@ def enforce(grid: NDArray[np.float32], *, norm_limit: float, coordinate_limit: f
 def apart(distance: float, *, dim: int, clip_norm: float, unit: float) -> float:
     """The largest distance, in grid points, of the grid points of two vectors that lie this far apart, rounded up.
 
-    The bound is distance · unit + 2√d + 2^-15 D · unit. Putting two vectors on the grid moves them apart by at most √d,
-    `enforce` by as much again, and float32 arithmetic (some hundred roundings per vector, each of 2^-24 of its norm)
-    accounts for the rest. docs/accounting.md, section 9, has the proof.
+    The bound is distance · unit + √d + 2^-16 D · unit. Putting two vectors on the grid moves them apart by at most √d.
+    Clipping, to the norm as well as to the range, is a projection. What `enforce` does to one vector alone brings it
+    nearer to zero, from which the other is D away at most; so a distance below D counts as D. The rest is for float32
+    arithmetic, some hundred roundings per vector, each of 2^-24 of its norm. docs/accounting.md, section 9, has the
+    proof.
 
     Args:
         distance: The vectors' distance once they are clipped to norm D.
@@ -78,5 +80,6 @@ def apart(distance: float, *, dim: int, clip_norm: float, unit: float) -> float:
         clip_norm: D.
         unit: Grid points per unit of the vectors.
     """
+    real = max(distance, clip_norm) * unit
     # The factor covers numbers that vanish in float32, 2^-126 each, and the float64 arithmetic of this line.
-    return (distance * unit + 2.0 * math.sqrt(dim) + _FLOAT_SLACK * clip_norm * unit) * (1.0 + 2.0**-40)
+    return (real + math.sqrt(dim) + _FLOAT_SLACK * clip_norm * unit) * (1.0 + 2.0**-40)
