@@ -1,7 +1,7 @@
 """From a required (ε, δ) to the smallest scale of a mechanism that keeps it.
 
-For given levels and noise privacy is a matter of one number, S = Δ/s with Δ = 2D (replace-one) or D (zero-out): the
-more levels two neighbours can be apart, the less the same noise hides. The certificates turn the requirement into the
+For given levels and noise privacy is a matter of one number, S = Δ/s with Δ = 2D (replace-one, if no smaller distance
+is stated) or D (zero-out): the more levels two neighbours can be apart, the less the same noise hides. The certificates turn the requirement into the
 largest allowed S, hence the smallest s. They are evaluated here in the form that answers this backwards question at
 once; what a plan finally promises comes from `cpsgd.privacy.guarantees` on the finished protocol.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
@@ -43,6 +44,7 @@ class Target:
         dim: d.
         clip_norm: D.
         honest: Clients whose noise counts: neither dropped out nor colluding.
+        replace_one_distance: The largest distance of two clients' vectors, where it is stated to be less than 2D.
     """
 
     epsilon: float
@@ -53,6 +55,12 @@ class Target:
     dim: int
     clip_norm: float
     honest: int
+    replace_one_distance: float | None = None
+
+    @property
+    def distance(self) -> float:
+        """Δ, the largest distance of two neighbours' vectors."""
+        return self.adjacency.distance(self.clip_norm, self.replace_one_distance)
 
     @property
     def counted_rounds(self) -> int:
@@ -99,7 +107,7 @@ class Target:
         """The scale that a Gaussian of slightly smaller variance would need; only ranks candidates."""
         deviation = math.sqrt(self.honest * mechanism.noise_variance)
         allowed = deviation * self.gaussian_mu / (1.0 + _EXCESS / deviation)
-        return self.adjacency.distance(self.clip_norm) / allowed
+        return self.distance / allowed
 
     def smallest_scale(self, mechanism: Mechanism, *, renyi: bool = True) -> float:
         """The smallest s (rounded up) at which a mechanism's rounding and noise meet the requirement.
@@ -113,14 +121,23 @@ class Target:
         law, levels = mechanism.law(self.honest), mechanism.levels
         if isinstance(law, Normal):
             raise ConditionError(f"The scale of {mechanism.name} is not planned.")
-        reach = self.adjacency.distance(self.clip_norm)
         cube = math.sqrt(self.dim) * self.adjacency.distance(0.5 * (levels - 1))
         allowed = self._gaussian_sensitivity(law, levels)
         if renyi and self.counted_rounds == 1 and not self.participation.sampled:
             slope = allowed * allowed / (2.0 * law.variance)
             if renyi_floor(slope, self.delta) < self.epsilon:
                 allowed = max(allowed, self._renyi_sensitivity(law, levels, allowed))
-        return 0.0 if allowed >= cube else reach / allowed * (1.0 + 1e-12)
+        return 0.0 if allowed >= cube else self._scale_at(mechanism, allowed)
+
+    def _scale_at(self, mechanism: Mechanism, allowed: float) -> float:
+        """The smallest s (rounded up) at which neighbours are at most `allowed` apart in units of the law."""
+        scale = self.distance / allowed * (1.0 + 1e-12)
+        size: dict[str, Any] = {"dim": self.dim, "clip_norm": self.clip_norm, "adjacency": self.adjacency}
+        size["replace_one_distance"] = self.replace_one_distance
+        # A distance that is stated grows by the grid's resolution, hence with s; never beyond 2D, so this ends.
+        while (found := mechanism.with_scale(scale).sensitivity(**size)) > allowed:
+            scale *= found / allowed * (1.0 + 1e-12)
+        return scale
 
     def _gaussian_sensitivity(self, law: Law, levels: int) -> float:
         """The largest S with μ₁ S within what the Gaussian trade-off allows, over a few shares of δ for the tails."""

@@ -140,6 +140,7 @@ def guarantee_over_rounds(
         tail=tail,
         alternatives=tuple((name, r if isinstance(r, str) else r[0]) for name, r in found.items() if name != best),
         noise_clients=fewest - colluding,
+        assumption=protocol.assumption(neighbours),
         rounds=count,
         participation=scheme,
     )
@@ -229,7 +230,7 @@ def round_cost(
     """What `count` rounds with this many clients cost, each with a tail of this mass."""
     honest, mechanism = surviving - colluding, protocol.mechanism
     law = mechanism.law(honest)
-    sensitivity = mechanism.sensitivity(dim=protocol.dim, clip_norm=protocol.clip_norm, adjacency=adjacency)
+    sensitivity = protocol.sensitivity(adjacency)
     if isinstance(law, Normal):
         return Rounds(mu=sensitivity / law.deviation * (1.0 + 1e-14), count=count)
     certificate = gaussian_certificate(
