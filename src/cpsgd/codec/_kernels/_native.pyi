@@ -34,6 +34,20 @@ class Rounder:
         out: NDArray[np.uint8],
     ) -> None: ...
 
+class Flipper:
+    def __init__(self, limit: int, coins: int) -> None: ...
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None: ...
+    def packed(
+        self,
+        grid: NDArray[np.float32],
+        keystream: NDArray[np.uint8],
+        radix: int,
+        digits: int,
+        bits: int,
+        last_bits: int,
+        out: NDArray[np.uint8],
+    ) -> None: ...
+
 def pack(
     values: NDArray[np.uint32], radix: int, digits: int, bits: int, last_bits: int, out: NDArray[np.uint8]
 ) -> None: ...
