@@ -82,6 +82,13 @@ struct Kernels {
                                    std::size_t);
   void (*add_packed_32)(const std::uint8_t*, const Grouping&, std::uint32_t* sums, std::size_t);
   void (*add_packed_64)(const std::uint8_t*, const Grouping&, std::uint64_t* sums, std::size_t);
+  // Messages that hold some of the coordinates.
+  std::size_t (*find_below)(const std::uint16_t* words, std::uint16_t bound, std::uint32_t first,
+                            std::uint32_t* positions, std::size_t);
+  void (*add_signs_32)(const std::uint8_t* bits, const std::uint32_t* positions, std::size_t count,
+                       std::uint32_t* sums, std::size_t);
+  void (*add_signs_64)(const std::uint8_t* bits, const std::uint32_t* positions, std::size_t count,
+                       std::uint64_t* sums, std::size_t);
   void (*centre_32)(const std::uint32_t* sums, double centre, double factor, float* out,
                     std::size_t);
   void (*centre_64)(const std::uint64_t* sums, double centre, double factor, float* out,

@@ -5,6 +5,7 @@
 #include "coins.h"
 #include "inversion.h"
 #include "packing.h"
+#include "sampling.h"
 #include "stages.h"
 
 namespace cpsgd {
@@ -124,6 +125,9 @@ extern const Kernels kernels = {
     find_out_of_range,
     add_packed<std::uint32_t>,
     add_packed<std::uint64_t>,
+    find_below,
+    add_signs<std::uint32_t>,
+    add_signs<std::uint64_t>,
     centre<std::uint32_t>,
     centre<std::uint64_t>,
     leave,

@@ -310,6 +310,35 @@ void add_packed(Input<std::uint8_t> payload, std::uint64_t radix, std::size_t di
   });
 }
 
+std::size_t find_below(Input<std::uint8_t> words, std::uint16_t bound, std::uint32_t first,
+                       Array<std::uint32_t> positions) {
+  require(words.shape(0) % 2 == 0 && positions.shape(0) >= words.shape(0) / 2,
+          "positions is too short for the words");
+  require(reinterpret_cast<std::uintptr_t>(words.data()) % 2 == 0,
+          "words are not aligned to 2 bytes");
+  return unlocked([&] {
+    return kernels().find_below(reinterpret_cast<const std::uint16_t*>(words.data()), bound, first,
+                                aligned(positions), words.shape(0) / 2);
+  });
+}
+
+template <typename Sum>
+void add_signs(Input<std::uint8_t> bits, Input<std::uint32_t> positions, Array<Sum> sums) {
+  const std::size_t count = positions.shape(0);
+  require(bits.shape(0) == (count + 7) / 8, "bits has the wrong length");
+  const std::uint32_t* places = aligned(positions);
+  std::uint32_t last = 0;
+  for (std::size_t i = 0; i < count; ++i) last = places[i] > last ? places[i] : last;
+  require(count == 0 || last < sums.shape(0), "a position is out of range");
+  unlocked([&] {
+    if constexpr (sizeof(Sum) == 4) {
+      kernels().add_signs_32(aligned(bits), places, count, aligned(sums), sums.shape(0));
+    } else {
+      kernels().add_signs_64(aligned(bits), places, count, aligned(sums), sums.shape(0));
+    }
+  });
+}
+
 template <typename Sum>
 void centre(Input<Sum> sums, double middle, double factor, Array<float> out) {
   require(sums.shape(0) == out.shape(0), "out has another length than the sums");
@@ -422,6 +451,12 @@ NB_MODULE(_native, m) {
         nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("sums").noconvert());
   m.def("add_packed", &add_packed<std::uint64_t>, nb::arg("payload").noconvert(), nb::arg("radix"),
         nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("sums").noconvert());
+  m.def("find_below", &find_below, nb::arg("words").noconvert(), nb::arg("bound"), nb::arg("first"),
+        nb::arg("positions").noconvert());
+  m.def("add_signs", &add_signs<std::uint32_t>, nb::arg("bits").noconvert(),
+        nb::arg("positions").noconvert(), nb::arg("sums").noconvert());
+  m.def("add_signs", &add_signs<std::uint64_t>, nb::arg("bits").noconvert(),
+        nb::arg("positions").noconvert(), nb::arg("sums").noconvert());
   m.def("centre", &centre<std::uint32_t>, nb::arg("sums").noconvert(), nb::arg("middle"),
         nb::arg("factor"), nb::arg("out").noconvert());
   m.def("centre", &centre<std::uint64_t>, nb::arg("sums").noconvert(), nb::arg("middle"),
