@@ -123,6 +123,9 @@ class Mechanism(ABC):
     sampler_remedy: ClassVar[str] = "add noise"
     """What to do where the resolution of the sampler (`variation`) costs too much of δ."""
 
+    planned: ClassVar[bool] = True
+    """Whether the planner is to consider it where no mechanism is named."""
+
     not_summed: ClassVar[str | None] = None
     """Why clients' integers may not be added up by others (secure aggregation, an all-reduce), and what to use then."""
 

@@ -39,6 +39,7 @@ class Gaussian(Mechanism):
     """
 
     name = "gaussian"
+    planned = False
     title = "Gaussian protocol (floats, the baseline)"
     grid = None
     keystream_bytes = 16

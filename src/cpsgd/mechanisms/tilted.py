@@ -34,7 +34,7 @@ _ONE = 1 << FRACTION_BITS
 # Three float operations, each within 2^-53 of the exact result; one spare.
 _ROUNDING = 1.0 + 4 * 2.0**-53
 # Ranges that are tried, in standard deviations of a rotated coordinate.
-_REACHES = (LEAST_REACH, 2.75, 3.0, 3.25, 3.5, 3.75, 4.0, 4.5, 5.0, 6.0, ENOUGH_REACH)
+_REACHES = (LEAST_REACH, 2.75, *(3.0 + 0.1 * i for i in range(11)), 4.25, 4.5, 5.0, 6.0, ENOUGH_REACH)
 _USUAL_REACH = 4.0
 
 

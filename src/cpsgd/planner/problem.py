@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from cpsgd import _validate, mechanisms
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.mechanisms import Mechanism
 from cpsgd.planner import modulus
 from cpsgd.planner.search import MAX_BITS, Design, Setting, best_design, values_of
 from cpsgd.planner.target import Target
@@ -23,6 +24,9 @@ _LEAST_FACTOR = 1e-2
 # Bits that are always looked at; sums of very many clients, taken modulo a power of two, may want more.
 _USUAL_BITS = 16
 _AS_GOOD_AS_GAUSSIAN = 1.001
+
+BEST = "best"
+"""In place of a mechanism's name: whichever is the most accurate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,8 @@ class Requirements:
             hold that.
         rotate: Whether vectors are rotated first. Without, nothing is clipped and the error is a worst case.
         overflow: With `secure`, the probability allowed per round that any coordinate of its sum wraps around.
-        mechanism: Name of the mechanism (see `cpsgd.mechanisms`) whose parameters are chosen.
+        mechanism: "best" for whichever is the most accurate, or the name of one (see `cpsgd.mechanisms`) whose
+            parameters are to be chosen.
         replace_one_distance: The largest Euclidean distance of any two clients' vectors, where it is known to be less
             than 2D: √2 D for one-hot vectors, for instance. Less noise is then enough. Nothing enforces it, so that the
             guarantee rests on it; needs `distance_reason`, and replace-one neighbours.
@@ -72,9 +77,24 @@ class Requirements:
     secure: bool = False
     rotate: bool = True
     overflow: float = modulus.DEFAULT_OVERFLOW
-    mechanism: str = "binomial"
+    mechanism: str = BEST
     replace_one_distance: float | None = None
     distance_reason: str | None = None
+
+
+def _asked_for(required: Requirements) -> tuple[type[Mechanism], ...]:
+    """The mechanisms to choose among.
+
+    Raises:
+        ParameterError: The one that is named does not exist, or does not go with secure aggregation.
+    """
+    if required.mechanism == BEST:
+        kinds = [kind for kind in mechanisms.MECHANISMS.values() if kind.planned]
+        return tuple(kind for kind in kinds if not required.secure or kind.not_summed is None)
+    kind = mechanisms.by_name(required.mechanism)
+    if required.secure and kind.not_summed is not None:
+        raise ParameterError(kind.not_summed)
+    return (kind,)
 
 
 @dataclass(frozen=True)
@@ -131,7 +151,7 @@ class Problem:
             clip_norm=target.clip_norm,
             rotate=required.rotate,
             overflow=_validate.probability("overflow", required.overflow) if required.secure else None,
-            mechanism=mechanisms.by_name(required.mechanism),
+            mechanisms=_asked_for(required),
         )
         return cls(setting, target, colluding, required.distance_reason)
 
@@ -240,7 +260,8 @@ class Problem:
         """No design at these bits: names the fewest bits, and the fewest clients at these bits, that have one."""
         asked = f"{bits:g} bits" if bits is not None else f"up to {MAX_BITS} bits"
         reason = "every certificate needs more noise than that holds, whatever ε is"
-        fewest = self.setting.mechanism.fewest_values
+        # Mechanisms that leave coordinates out have no fewest bits.
+        fewest = max(2, min(kind.fewest_values for kind in self.setting.mechanisms))
         least = math.log2(fewest)
         if self.setting.overflow is None and bits is not None and values_of(bits) < fewest:
             reason = f"rounding and noise need at least {fewest} values, log2({fewest}) = {least:.4g} bits"

@@ -1,6 +1,6 @@
-"""The best parameters of a mechanism for a number of bits.
+"""The best mechanism, and its best parameters, for a number of bits.
 
-The mechanism names candidates that fill the values a message can hold. Given its levels and noise, the target fixes the
+Every mechanism names candidates that fill the values a message can hold. Given its levels and noise, the target fixes the
 smallest scale s, and with it the expected error. A larger s means more noise than privacy asks for, but also a wider
 range of coordinates; it is chosen where clipping would cost more than that.
 
@@ -27,6 +27,10 @@ from cpsgd.protocol import MAX_RADIX
 # How many of the ranked candidates are certified: fewer with more noise, where the ranking is the better and the
 # certificates the slower.
 _FINALISTS = ((1_000_000, 12), (5_000_000, 3), (math.inf, 1))
+# How many finalists may turn out to have no certificate, before none of them is taken to have one.
+_MOST_REFUSED = 4
+# The ideal scale times this is surely below what any certificate allows.
+_SURELY = 0.99
 # A modulus, or the values of a message, must fit the radix of a message: 2^31 is the largest power of two that does.
 MAX_BITS = MAX_RADIX.bit_length() - 1
 
@@ -42,7 +46,7 @@ class Setting:
         clip_norm: D.
         rotate: Whether vectors are rotated.
         overflow: The overflow probability allowed per round under secure aggregation, None without.
-        mechanism: Whose parameters are searched for.
+        mechanisms: Whose parameters are searched for.
     """
 
     clients: int
@@ -51,7 +55,7 @@ class Setting:
     clip_norm: float
     rotate: bool
     overflow: float | None
-    mechanism: type[Mechanism]
+    mechanisms: tuple[type[Mechanism], ...]
 
     def design(self, mechanism: Mechanism) -> Design:
         """The design with this mechanism: the error it promises and the modulus it needs."""
@@ -106,33 +110,74 @@ def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
         rotate=setting.rotate,
         rough_scale=target.rough_scale,
         fits=fits,
+        bits=bits,
     )
-    ranked: list[tuple[float, Mechanism]] = []
-    for candidate in setting.mechanism.candidates(search):
-        rough = _with_best_scale(setting, candidate, target.rough_scale(candidate), values)
-        if rough is not None:
-            ranked.append((rough.error.total, candidate))
-    ranked.sort(key=lambda pair: pair[0])
-    most = next(count for limit, count in _FINALISTS if target.honest * values < limit)
-    certified = [_certified(setting, target, candidate, values) for _, candidate in ranked[:most]]
-    finalists = [finalist for finalist in certified if finalist is not None]
-    # The slower certificate may allow less noise, by about the same factor for all; the winner may change with it.
-    found: dict[_Finalist, Design] = {}
-    factor = 1.0
-    for _ in range(2):
-        designs = [(_with_best_scale(setting, f.mechanism, factor * f.scale, values), f) for f in finalists]
-        feasible = [(design.error.total, f) for design, f in designs if design is not None]
-        winner = min(feasible, key=lambda pair: pair[0])[1] if feasible else None
-        if winner is None or winner in found:
+    found: list[Design] = []
+    kinds = setting.mechanisms
+    if len(kinds) > 1 and bits >= 1.0:
+        # From one bit on, others are as accurate, and their integers may be added up by anyone.
+        kinds = tuple(kind for kind in kinds if kind.not_summed is None)
+    contenders = [_Contender.of(setting, target, kind, search) for kind in kinds]
+    for contender in sorted(contenders, key=lambda each: each.floor):
+        # No certificate brings it below what the others are proved to reach.
+        if found and min(design.error.total for design in found) <= contender.floor:
             break
-        scale = target.smallest_scale(winner.mechanism)
-        design = _with_best_scale(setting, winner.mechanism, scale, values)
+        design = contender.best(setting, target, values)
         if design is not None:
+            found.append(design)
+    return min(found, key=lambda design: design.error.total, default=None)
+
+
+@dataclass(frozen=True)
+class _Contender:
+    """The candidates of one mechanism, the most promising first, and an error that none of them comes below."""
+
+    floor: float
+    ranked: list[Mechanism]
+
+    @classmethod
+    def of(cls, setting: Setting, target: Target, kind: type[Mechanism], search: Search) -> _Contender:
+        """Ranks the candidates of a mechanism by their rough scales."""
+        floor, ranked = math.inf, []
+        for candidate in kind.candidates(search):
+            rough = _with_best_scale(setting, candidate, target.rough_scale(candidate), search.values)
+            ideal = _with_best_scale(setting, candidate, _SURELY * target.ideal_scale(candidate), search.values)
+            if rough is not None:
+                ranked.append((rough.error.total, candidate))
+            if ideal is not None:
+                floor = min(floor, ideal.error.total)
+        ranked.sort(key=lambda pair: pair[0])
+        return cls(floor, [candidate for _, candidate in ranked])
+
+    def best(self, setting: Setting, target: Target, values: int) -> Design | None:
+        """The best design that is certified."""
+        most = next(count for limit, count in _FINALISTS if target.honest * values < limit)
+        finalists = [_certified(setting, target, candidate, values) for candidate in self.ranked[:most]]
+        # The slower certificates may allow less noise, by about the same factor for all; the winner may change with it.
+        found: dict[_Finalist, Design] = {}
+        refused: set[_Finalist] = set()
+        factor = 1.0
+        while len(found) < 2 and len(refused) < _MOST_REFUSED:
+            left = [f for f in finalists if f not in refused]
+            designs = [(_with_best_scale(setting, f.mechanism, factor * f.scale, values), f) for f in left]
+            feasible = [(design.error.total, f) for design, f in designs if design is not None]
+            winner = min(feasible, key=lambda pair: pair[0])[1] if feasible else None
+            if winner is None or winner in found:
+                break
+            try:
+                scale = target.smallest_scale(winner.mechanism)
+            except ConditionError:
+                refused.add(winner)
+                continue
+            design = _with_best_scale(setting, winner.mechanism, scale, values)
+            if design is None:
+                refused.add(winner)
+                continue
             found[winner] = design
-        if winner.scale == 0.0:
-            break
-        factor = scale / winner.scale
-    return min(found.values(), key=lambda design: design.error.total, default=None)
+            if winner.scale == 0.0:
+                break
+            factor = scale / winner.scale
+        return min(found.values(), key=lambda design: design.error.total, default=None)
 
 
 def values_of(bits: float) -> int:
@@ -151,13 +196,10 @@ class _Finalist:
     scale: float
 
 
-def _certified(setting: Setting, target: Target, candidate: Mechanism, values: int) -> _Finalist | None:
+def _certified(setting: Setting, target: Target, candidate: Mechanism, values: int) -> _Finalist:
     """The smallest scale by the quick certificate; for secure aggregation with less noise until the modulus fits."""
     while True:
-        try:
-            scale = target.smallest_scale(candidate, renyi=False)
-        except ConditionError:
-            return None
+        scale = target.quick_scale(candidate)
         least, _ = setting.useful_scales(candidate)
         needed = setting.needed_modulus(candidate.with_scale(max(scale, least)))
         if needed is None or needed <= _largest_power(values):
