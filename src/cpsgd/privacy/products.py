@@ -21,7 +21,7 @@ from cpsgd.privacy.curves import Family
 from cpsgd.privacy.gaussian import gdp_epsilon
 from cpsgd.privacy.smoothed import Growth, fisher, growth
 
-SHARES = (0.01, 0.1, 0.5)
+SHARES = (0.003, 0.1, 0.5)
 """Shares of δ for the tails, in the order in which they are tried: the first that will do is as good as any."""
 
 # Coordinates at their largest distance that neighbours must be able to differ in.
