@@ -260,7 +260,7 @@ def find_below(words: NDArray[np.uint8], bound: int, first: int, positions: NDAr
 def add_signs(bits: NDArray[np.uint8], positions: NDArray[np.uint32], sums: Sums) -> None:
     """Adds 1 to all sums, and at each position the 1 or -1 that its bit stands for."""
     signs = np.array([-1, 1]).astype(sums.dtype)[np.unpackbits(bits, count=positions.size, bitorder="little")]
-    sums += np.ones((), sums.dtype)
+    sums += sums.dtype.type(1)
     sums[positions] += signs  # unsigned numbers wrap around and back
 
 
