@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip, rotate, wire
-from cpsgd.codec.rounding import Grid
 from cpsgd.errors import EmptyError, ParameterError, VectorError
-from cpsgd.mechanisms.base import Coins
+from cpsgd.mechanisms.base import FairCoins, Rounding
 from cpsgd.mechanisms.law import Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
@@ -109,7 +108,7 @@ class DeviceRound:
         self.count = 0
         chosen = int.from_bytes(os.urandom(7), "little") if seed is None else seed
         self._seed = _validate.integer("seed", chosen, low=0, high=2**64 - 1)
-        self._grid = protocol.mechanism.grid
+        self._grid, self._rounding = protocol.mechanism.grid, protocol.mechanism.device_rounding()
         dtype = torch.float64 if self._grid is None else torch.int64
         self._sums = torch.zeros(protocol.dim, dtype=dtype, device=device)
         # A GPU has its number there, also where none was given.
@@ -129,11 +128,11 @@ class DeviceRound:
             raise ParameterError("The round's mean was released: it takes no more messages.")
         protocol = self.protocol
         vectors = _rows(vectors, protocol.dim, self.device)
-        if self._grid is None:
+        if self._grid is None or self._rounding is None:
             self._sums += _clipped_sum(vectors, protocol.clip_norm)
         else:
             with current(self.device):
-                self._add_rounded(vectors, self._grid)
+                self._add_rounded(vectors, self._grid.unit, self._rounding)
         self.count += len(vectors)
 
     def add_zeros(self, count: int) -> None:
@@ -160,22 +159,16 @@ class DeviceRound:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
         return noise_norm(self.protocol, self.count)
 
-    def _add_rounded(self, vectors: torch.Tensor, grid: Grid) -> None:
+    def _add_rounded(self, vectors: torch.Tensor, unit: float, rounding: Rounding) -> None:
         protocol = self.protocol
         bound = protocol.clip_norm * (1.0 - clip.MARGIN)
         columns: plain.Columns = [(0, vectors)]
         if protocol.rotate:
-            columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, grid.unit)
+            columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, unit)
         else:
-            plain.scale(vectors, bound, grid.unit)
-        self._kernels.round_and_sum(
-            columns,
-            self._sums,
-            key=self._key("rounding"),
-            first=self.count,
-            levels=protocol.mechanism.levels,
-            fraction_bits=grid.fraction_bits,
-        )
+            plain.scale(vectors, bound, unit)
+        key = self._key("rounding")
+        self._kernels.round_and_sum(columns, self._sums, key=key, first=self.count, rounding=rounding)
 
     def _noisy_mean(self) -> torch.Tensor:
         protocol, mechanism = self.protocol, self.protocol.mechanism
@@ -194,7 +187,7 @@ class DeviceRound:
     def _add_noise(self) -> None:
         """Adds the noise of `count` clients to the sums: drawn here if the device can, else by the exact sampler."""
         noise = self.protocol.mechanism.device_noise(self.count)
-        if isinstance(noise, Coins):
+        if isinstance(noise, FairCoins):
             if noise.trials:
                 self._kernels.add_coins(self._sums, key=self._key("coins"), trials=noise.trials)
         elif isinstance(noise, Normal):
