@@ -8,7 +8,7 @@ import numpy as np
 from scipy.stats import binom
 
 from cpsgd import Protocol
-from cpsgd.mechanisms import Binomial, Coins, Mechanism
+from cpsgd.mechanisms import Binomial, Coins, Mechanism, SampledCoins
 from cpsgd.mechanisms.law import Steps
 
 CLIENTS, DIM = 6, 20_000
@@ -46,6 +46,8 @@ PROTOCOLS = {
     "three coins": coins(3, theta=0.07),
     "many coins": coins(70, theta=0.03),
     "widest coin": coins(1, theta=0.4999),
+    "sampled coins": with_mechanism(SampledCoins(rate=0.3, theta=0.3, coordinate_range=1.0)),
+    "few sampled coins": with_mechanism(SampledCoins(rate=0.05, theta=0.5, coordinate_range=1.0)),
 }
 """Rounds of every kind."""
 

@@ -12,7 +12,7 @@ import torch
 
 from cpsgd import Protocol
 from cpsgd.errors import EmptyError, ParameterError, VectorError
-from cpsgd.mechanisms import Binomial, Coins, Mechanism
+from cpsgd.mechanisms import Binomial, Coins, Mechanism, SampledCoins
 from cpsgd.simulation import device as rounds
 from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator
@@ -46,8 +46,9 @@ def test_the_sum_has_the_exact_law(tested: Protocol, device: torch.device) -> No
         Binomial(levels=3, trials=13, coordinate_range=0.05),
         Coins(coins=1, theta=0.12, coordinate_range=0.05),
         Coins(coins=3, theta=0.07, coordinate_range=0.05),
+        SampledCoins(rate=0.05, theta=0.45, coordinate_range=0.05),
     ],
-    ids=["binomial", "one coin", "three coins"],
+    ids=["binomial", "one coin", "three coins", "sampled coins"],
 )
 def test_means_and_variances_equal_the_simulators(mechanism: Mechanism, device: torch.device) -> None:
     # The same vectors through both: errors of both means have mean 0 and one variance. With 4,100 coordinates a mean
@@ -146,6 +147,14 @@ def test_a_large_round_of_coins(count: int, device: torch.device) -> None:
     """The paper's size: errors have the mean and the variance of the law, and plain kernels give the same sums."""
     dim, clients = 51_370, 2_000
     mechanism = Coins(coins=count, theta=0.12 / math.sqrt(count), coordinate_range=3.6 / math.sqrt(dim))
+    check_large_round(Protocol(clients=clients, dim=dim, clip_norm=1.0, mechanism=mechanism), device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rate", [0.05, 0.6])
+def test_a_large_round_of_sampled_coins(rate: float, device: torch.device) -> None:
+    dim, clients = 51_370, 2_000
+    mechanism = SampledCoins(rate=rate, theta=0.45, coordinate_range=3.6 / math.sqrt(dim))
     check_large_round(Protocol(clients=clients, dim=dim, clip_norm=1.0, mechanism=mechanism), device)
 
 
