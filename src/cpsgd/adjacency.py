@@ -42,11 +42,21 @@ class Adjacency(StrEnum):
         """
         return {Adjacency.REPLACE_ONE: 2.0, Adjacency.ZERO_OUT: 1.0}[self]
 
-    def distance(self, clip_norm: float) -> float:
+    def distance(self, clip_norm: float, replace_one_distance: float | None = None) -> float:
         """Largest Euclidean distance of two neighbours' vectors: 2D for replace-one, D for zero-out.
+
+        Args:
+            clip_norm: D.
+            replace_one_distance: A smaller distance that no two clients' vectors exceed, or None. It says nothing of a
+                vector and zero.
 
         Example:
             >>> Adjacency.REPLACE_ONE.distance(1.5), Adjacency.parse("zero-out").distance(1.5)
             (3.0, 1.5)
+            >>> Adjacency.REPLACE_ONE.distance(1.5, 2.0), Adjacency.ZERO_OUT.distance(1.5, 2.0)
+            (2.0, 1.5)
         """
-        return self.reach * clip_norm
+        largest = self.reach * clip_norm
+        if replace_one_distance is None or self is not Adjacency.REPLACE_ONE:
+            return largest
+        return min(largest, replace_one_distance)

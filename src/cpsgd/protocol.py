@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from cpsgd import _validate, mechanisms
+from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline, wire
 from cpsgd.codec.formats import Format
 from cpsgd.errors import ParameterError, VectorError
@@ -44,6 +45,9 @@ _NORM_LIMITS = (1e-20, 1e20)
 _MAX_GRID_NORM = 1e25
 # What a protocol file holds beside the fields of its mechanism.
 _SHARED = ("clients", "dim", "clip_norm", "rotate", "modulus", "rotation_seed")
+# Also there, but only if it was stated: files and fingerprints of 0.1.0, which knew none of it, stay as they are.
+_STATED = ("replace_one_distance", "distance_reason")
+_LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,10 @@ class Protocol:
         rotate: Whether vectors are rotated first.
         modulus: Sums are taken modulo this (secure aggregation), or None for plain sums.
         rotation_seed: The announced public seed of the rotation, a 64-bit number. Privacy does not depend on it.
+        replace_one_distance: The largest Euclidean distance of any two clients' vectors once they are clipped, zero
+            among them, where it is known to be less than 2D; None where nothing but D is known. Nothing enforces it:
+            every guarantee for replace-one neighbours then rests on it, and says so.
+        distance_reason: Why no two vectors are further apart, in a sentence.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=100, clip_norm=1.0, levels=2, trials=14)
@@ -77,6 +85,8 @@ class Protocol:
     rotate: bool = True
     modulus: int | None = None
     rotation_seed: int = 0
+    replace_one_distance: float | None = None
+    distance_reason: str | None = None
 
     def __post_init__(self) -> None:
         low, high = _NORM_LIMITS
@@ -101,6 +111,8 @@ class Protocol:
         if self.modulus is not None:
             # A smaller modulus could not even hold one client's value.
             normal["modulus"] = _validate.integer("modulus", self.modulus, low=self.mechanism.values, high=MAX_RADIX)
+        distance = check_distance(self.replace_one_distance, self.distance_reason, clip_norm=self.clip_norm)
+        normal["replace_one_distance"] = distance
         for name, value in normal.items():
             object.__setattr__(self, name, value)
         if grid is not None and self.clip_norm * grid.unit > _MAX_GRID_NORM:
@@ -185,7 +197,8 @@ class Protocol:
     def to_dict(self) -> dict[str, Any]:
         """The fields, the mechanism's among them, as plain JSON values."""
         shared = {name: getattr(self, name) for name in _SHARED}
-        return {**shared, **self.mechanism.to_fields(self.clip_norm)}
+        stated = {name: value for name in _STATED if (value := getattr(self, name)) is not None}
+        return {**shared, **self.mechanism.to_fields(self.clip_norm), **stated}
 
     def to_json(self) -> str:
         """The fields as a JSON object."""
@@ -200,8 +213,9 @@ class Protocol:
         if missing:
             raise ParameterError(f"Missing protocol fields {missing}.")
         kind = mechanisms.of_file(data)
-        shared = {name: data[name] for name in _SHARED if name in data}
-        own = {name: value for name, value in data.items() if name not in (*_SHARED, "mechanism")}
+        known = (*_SHARED, *_STATED)
+        shared = {name: data[name] for name in known if name in data}
+        own = {name: value for name, value in data.items() if name not in (*known, "mechanism")}
         return cls(**shared, mechanism=kind.of_fields(own, data["clip_norm"]))
 
     @classmethod
@@ -329,6 +343,29 @@ class Protocol:
         """Bits of one message as it is sent, header included; on average, where lengths vary."""
         return 8 * self.message_bytes
 
+    def sensitivity(self, adjacency: Adjacency) -> float:
+        """The largest Euclidean distance of two neighbours in units of the noise's law, rounded up."""
+        return self.mechanism.sensitivity(
+            dim=self.dim,
+            clip_norm=self.clip_norm,
+            adjacency=adjacency,
+            replace_one_distance=self.replace_one_distance,
+        )
+
+    def assumption(self, adjacency: Adjacency) -> str | None:
+        """What a guarantee for these neighbours takes on trust about the vectors; None where it is enforced.
+
+        Example:
+            >>> noise = Gaussian(sigma=0.1)
+            >>> stated = {"replace_one_distance": 2**0.5, "distance_reason": "rows are one-hot"}
+            >>> protocol = Protocol(clients=9, dim=4, clip_norm=1.0, mechanism=noise, rotate=False, **stated)
+            >>> protocol.assumption(Adjacency.REPLACE_ONE)
+            'replace-one distance 1.41421 because rows are one-hot'
+        """
+        if self.replace_one_distance is None or adjacency is not Adjacency.REPLACE_ONE:
+            return None
+        return f"replace-one distance {self.replace_one_distance:.6g} because {self.distance_reason}"
+
     def error_bound(self) -> ErrorBound:
         """The published bound on the expected squared error of the mean, with the theorem it comes from.
 
@@ -348,6 +385,43 @@ class Protocol:
         for vector in vectors:
             expectation.add(vector)
         return expectation.error()
+
+
+def check_distance(distance: float | None, reason: str | None, *, clip_norm: float) -> float | None:
+    """The replace-one distance that is stated, or None if none is.
+
+    Raises:
+        ParameterError: It is not between D and 2D, or comes without a reason, or a reason without it.
+    """
+    if distance is None:
+        if reason is not None:
+            raise ParameterError("A distance_reason needs a replace_one_distance; give both or neither.")
+        return None
+    found = _validate.positive("replace_one_distance", distance)
+    # Zero is sent in place of a vector that is not finite, and to fill a cohort up.
+    if found < clip_norm:
+        raise ParameterError(
+            f"Expected replace_one_distance at least clip_norm={clip_norm:g}, got replace_one_distance={found!r}: zero "
+            "stands for vectors that are broken or missing, and clip_norm is how far one may be from it. Subtract a "
+            "public vector near all of them and lower clip_norm, or state clip_norm."
+        )
+    if found > 2.0 * clip_norm:
+        raise ParameterError(
+            f"Expected replace_one_distance at most 2 clip_norm = {2.0 * clip_norm:g}, which clipping already "
+            f"enforces, got replace_one_distance={found!r}; leave it out."
+        )
+    if not isinstance(reason, str) or not reason.strip():
+        raise ParameterError(
+            f"Expected distance_reason to say why no two vectors are further apart than {found:g}, got "
+            f"{reprlib.repr(reason)}: guarantees rest on it, and whoever reads one must be able to judge it."
+        )
+    # It is shown on terminals, and travels in files and messages.
+    if len(reason) > _LONGEST_REASON or not reason.isprintable():
+        raise ParameterError(
+            f"Expected distance_reason to be one line of at most {_LONGEST_REASON} printable characters, got "
+            f"{len(reason)} characters."
+        )
+    return found
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.paper import theorem
-from cpsgd.privacy import certificate, gaussian, renyi
+from cpsgd.privacy import certificate, gaussian, moments, renyi
 from cpsgd.privacy import guarantee as ask
 from cpsgd.protocol import Protocol
 
@@ -183,7 +183,15 @@ def wrong_certificates() -> list[str]:
     return wrong
 
 
-MOMENTS = [(100, 0.5, 1.0, 2, 1.3), (100, 0.5, 1.0, 2, 30.0), (150, 0.3, 2.6, 6, 8.0), (90, 0.6, 0.4, 2, 60.0)]
+MOMENTS = [
+    (100, 0.5, 1.0, 2, 1.3),
+    (100, 0.5, 1.0, 2, 30.0),
+    (150, 0.3, 2.6, 6, 8.0),
+    (90, 0.6, 0.4, 2, 60.0),
+    (100, 0.4, 3.0, 4, 2.1),
+    (64, 0.5, 2.0, 3, 2.5),
+    (80, 0.5, 1.7, 3, 2.95),
+]
 
 
 def wrong_moments() -> list[str]:
@@ -192,7 +200,7 @@ def wrong_moments() -> list[str]:
     for trials, p, sensitivity, levels, order in MOMENTS:
         law, reach, tail = exact_law(trials, p), min(levels - 1.0, sensitivity), 1e-5
         least = law.kappa(order, *law.central_range(tail), reach)
-        found = renyi.Moments(BinomialLaw(trials, p), dim=1, sensitivity=sensitivity, levels=levels, tail=tail).kappa(
+        found = moments.Moments(BinomialLaw(trials, p), dim=1, sensitivity=sensitivity, levels=levels, tail=tail).kappa(
             order
         )
         if not least <= found <= least * 1.002:

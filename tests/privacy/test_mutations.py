@@ -15,7 +15,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.mechanisms.binomial import Binomial, BinomialLaw
 from cpsgd.mechanisms.law import Array, Law, Window
 from cpsgd.paper import theorem
-from cpsgd.privacy import certificate, renyi
+from cpsgd.privacy import certificate, moments, renyi
 
 from . import checks
 
@@ -89,9 +89,9 @@ def one_end_of_the_interval(patch: pytest.MonkeyPatch) -> None:
 
 def one_direction(patch: pytest.MonkeyPatch) -> None:
     """Only D_α(P_t, Z_0) or only D_α(Z_0, P_t) is bounded: here the smaller of the two."""
-    real = renyi._Side.growth
+    real = moments._Side.growth
     patch.setattr(
-        renyi._Side,
+        moments._Side,
         "growth",
         lambda side, exponent, reach: min(real(side, exponent, reach), real(side, 1.0 - exponent, reach)),
     )
@@ -99,21 +99,21 @@ def one_direction(patch: pytest.MonkeyPatch) -> None:
 
 def one_sign(patch: pytest.MonkeyPatch) -> None:
     """Only positive t are looked at, for skewed coins too."""
-    real = renyi.Moments.__init__
+    real = moments.Moments.__init__
 
-    def spoiled(moments: renyi.Moments, law: Law, **kwargs: Any) -> None:
-        real(moments, law, **kwargs)
-        moments._sides = [min(moments._sides, key=lambda side: side.growth(8.0, moments._reach))]
+    def spoiled(self: moments.Moments, law: Law, **kwargs: Any) -> None:
+        real(self, law, **kwargs)
+        self._sides = [min(self._sides, key=lambda side: side.growth(8.0, self._reach))]
 
-    patch.setattr(renyi.Moments, "__init__", spoiled)
+    patch.setattr(moments.Moments, "__init__", spoiled)
 
 
 def grid_without_curvature(patch: pytest.MonkeyPatch) -> None:
     """The supremum over t is replaced by the value at the largest t."""
     patch.setattr(
-        renyi._Side,
+        moments._Side,
         "growth",
-        lambda side, exponent, reach: renyi._Node(side, exponent, math.ceil(reach) - 1, 1.0).value,
+        lambda side, exponent, reach: moments._Node(side, exponent, math.ceil(reach) - 1, 1.0).value,
     )
 
 

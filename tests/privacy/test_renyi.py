@@ -11,8 +11,9 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.binomial import BinomialLaw
-from cpsgd.privacy import certificate, renyi, renyi_certificate
-from cpsgd.privacy.renyi import Moments, rdp_epsilon, renyi_floor
+from cpsgd.privacy import certificate, moments, renyi, renyi_certificate
+from cpsgd.privacy.moments import Meter, Moments
+from cpsgd.privacy.renyi import rdp_epsilon, renyi_floor
 from cpsgd.protocol import Protocol
 
 from . import checks
@@ -63,7 +64,7 @@ def test_cells_against_mpmath(trials: int, p: float, sign: int, nats: float) -> 
     law = BinomialLaw(trials, p)
     window = law.window(nats)
     low, high, _ = certificate.central_range(window, 1e-5)
-    side = renyi._Side(law, window, low, high, steps, sign, renyi._Meter())
+    side = moments._Side(law, window, low, high, steps, sign, Meter())
     ends = (low - 1, high + steps + 1) if sign == 1 else (low - steps - 1, high + 1)
     base = exact._clamped(0, *ends)
     for z, error, true in zip(side.mass, side.error, base, strict=True):
@@ -82,8 +83,8 @@ def test_cells_against_mpmath(trials: int, p: float, sign: int, nats: float) -> 
 
 @pytest.mark.parametrize("trials", [10**5, 10**6])
 def test_end_cells_are_known_almost_exactly(trials: int) -> None:
-    moments = Moments(BinomialLaw(trials, 0.5), dim=10**6, sensitivity=1.0, levels=2, tail=1e-12)
-    assert all(np.max(side.error) < 1e-9 and np.max(side.inexact[1]) < 1e-9 for side in moments._sides)
+    bounds = Moments(BinomialLaw(trials, 0.5), dim=10**6, sensitivity=1.0, levels=2, tail=1e-12)
+    assert all(np.max(side.error) < 1e-9 and np.max(side.inexact[1]) < 1e-9 for side in bounds._sides)
 
 
 def test_conversion_of_a_gaussian() -> None:
@@ -98,13 +99,13 @@ def test_conversion_agrees_with_dp_accounting(order: float, divergence: float, d
 
 def test_gaussian_limit_agrees_with_dp_accounting() -> None:
     # With much noise and a step small against it, the moments are those of a Gaussian.
-    moments = Moments(BinomialLaw(10**7, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-12)
+    bounds = Moments(BinomialLaw(10**7, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-12)
     event = dp_accounting.GaussianDpEvent(math.sqrt(10**7) / 2)
     orders = [2.0, 10.0, 50.0]
     accountant = rdp_privacy_accountant.RdpAccountant(orders)
     accountant.compose(event)
     for order, rdp in zip(orders, accountant._rdp, strict=True):
-        assert rdp < moments.kappa(order) < rdp * 1.001
+        assert rdp < bounds.kappa(order) < rdp * 1.001
 
 
 @pytest.mark.slow
@@ -140,11 +141,11 @@ def test_floor_is_below() -> None:
 
 
 def test_orders_out_of_range() -> None:
-    moments = Moments(BinomialLaw(500, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-9)
-    assert math.isfinite(moments.kappa(moments.largest_order))
-    for order in (1.0, 1.01 * moments.largest_order, math.nan):
+    bounds = Moments(BinomialLaw(500, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-9)
+    assert math.isfinite(bounds.kappa(bounds.largest_order))
+    for order in (1.0, 1.01 * bounds.largest_order, math.nan):
         with pytest.raises(ParameterError, match="order"):
-            moments.kappa(order)
+            bounds.kappa(order)
 
 
 def test_a_tiny_distance_wants_a_large_order() -> None:
@@ -173,14 +174,14 @@ def test_refusals() -> None:
 def test_what_would_take_long_is_refused(
     trials: int, p: float, dim: int, sensitivity: float, levels: int, delta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work, real = 0, renyi._Node.__init__
+    work, real = 0, moments._Node.__init__
 
-    def counted(node: renyi._Node, side: renyi._Side, exponent: float, r: int, fraction: float) -> None:
+    def counted(node: moments._Node, side: moments._Side, exponent: float, r: int, fraction: float) -> None:
         nonlocal work
         work += len(side.mass)
         real(node, side, exponent, r, fraction)
 
-    monkeypatch.setattr(renyi._Node, "__init__", counted)
+    monkeypatch.setattr(moments._Node, "__init__", counted)
     with pytest.raises(ConditionError, match="the Gaussian certificate is about as good or better"):
         renyi_certificate(BinomialLaw(trials, p), dim=dim, sensitivity=sensitivity, levels=levels, delta=delta)
     # It is noticed early.

@@ -116,12 +116,13 @@ def canaries_of(lattice: RoundLattice, adjacency: Adjacency) -> list[Canary]:
             "one rotated coordinate": lattice.unrotated(one_hot),
             "corner after rotation": lattice.unrotated(corner),
         }
-    length = _LENGTH * lattice.protocol.clip_norm
-    return [
-        # Neighbours two radii apart are opposite each other, those one radius apart a vector and zero.
-        Canary(name, (1.0 - adjacency.reach) * length * direction, length * direction)
-        for name, direction in directions.items()
-    ]
+    clip_norm, stated = lattice.protocol.clip_norm, lattice.protocol.replace_one_distance
+    length = _LENGTH * clip_norm
+    # Neighbours two radii apart are opposite each other, those one radius apart a vector and zero.
+    other = (1.0 - adjacency.reach) * length
+    if stated is not None and adjacency is Adjacency.REPLACE_ONE:
+        other = clip_norm - stated  # this far from the first, which is clipped
+    return [Canary(name, other * direction, length * direction) for name, direction in directions.items()]
 
 
 def resting(lattice: RoundLattice) -> Array:

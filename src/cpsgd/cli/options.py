@@ -127,6 +127,9 @@ class ProtocolChoice:
         clip_norm: D: longer vectors are scaled down to this Euclidean norm. Choose it without looking at the data. 1 if
             not given; an ε asked for by itself needs it.
         mechanism: What a coordinate becomes.
+        replace_one_distance: The largest Euclidean distance of any two clients' vectors, where it is known to be less
+            than 2D; needs --distance-reason. Nothing enforces it: the ε shown rests on it.
+        distance_reason: Why no two vectors are further apart, in a sentence that goes into the protocol.
         rotate: Rotate vectors before rounding; the default.
         seed: Public seed of the rotation; the noise has none and cannot be repeated. 0 if not given.
     """
@@ -135,6 +138,8 @@ class ProtocolChoice:
     # The norm is public. It must not be read off the data: the largest norm belongs to one person and would give them
     # away. So its default is a constant.
     clip_norm: float | None = None
+    replace_one_distance: float | None = None
+    distance_reason: str | None = None
     mechanism: Mechanism = _NO_MECHANISM
     rotate: Annotated[bool | None, Parameter(negative="--no-rotate")] = None
     seed: Annotated[int | None, WHOLE] = None
@@ -142,9 +147,13 @@ class ProtocolChoice:
     @property
     def given(self) -> dict[str, Any]:
         """What was said, by the options as they are written."""
-        said = {"protocol": self.file, "clip_norm": self.clip_norm, **given(self.mechanism)}
+        said = {"protocol": self.file, "clip_norm": self.clip_norm, **self._stated, **given(self.mechanism)}
         said |= {"rotate": self.rotate, "seed": self.seed}
         return {"--" + name.replace("_", "-"): value for name, value in said.items() if value is not None}
+
+    @property
+    def _stated(self) -> dict[str, Any]:
+        return {"replace_one_distance": self.replace_one_distance, "distance_reason": self.distance_reason}
 
     def protocol(self, required: Any = None, *, clients: int | None = None, dim: int | None = None) -> Protocol:
         """The protocol for this many clients and coordinates, needed where there is no file; one from a file stays.
@@ -174,13 +183,14 @@ class ProtocolChoice:
         if "epsilon" in asked:
             if "delta" not in asked:
                 raise ParameterError("Missing --delta: ε says nothing without it. It should be far below 1 / clients.")
-            if others := beside("--clip-norm", "--rotate", "--seed", "--epsilon", "--bits", "--mechanism"):
+            theirs = ("--clip-norm", "--rotate", "--seed", "--epsilon", "--bits", "--mechanism")
+            if others := beside(*theirs, "--replace-one-distance", "--distance-reason"):
                 raise ParameterError(
                     f"With --epsilon the planner chooses {others}; leave it out, or leave out --epsilon."
                 )
             from cpsgd.planner import plan
 
-            asked |= {"clients": clients, "dim": dim, "clip_norm": clip_norm, "rotate": rotate}
+            asked |= {"clients": clients, "dim": dim, "clip_norm": clip_norm, "rotate": rotate, **self._stated}
             planned = plan(**asked, mechanism=self.mechanism.mechanism or DEFAULT)
             return planned.protocol if self.seed is None else replace(planned.protocol, rotation_seed=self.seed)
         if "bits" in asked:
@@ -195,7 +205,7 @@ class ProtocolChoice:
         if not rotate and self.seed is not None:
             raise ParameterError("--seed is the seed of the rotation; leave it out or drop --no-rotate.")
         rotate = rotate and mechanism.grid is not None
-        return Protocol(**size, mechanism=mechanism, rotate=rotate, rotation_seed=self.seed or 0)
+        return Protocol(**size, mechanism=mechanism, rotate=rotate, rotation_seed=self.seed or 0, **self._stated)
 
     def sized(self, size: Any, required: Any = None) -> Protocol:
         """`protocol` for a `Size` from the command line, which a file leaves no room for."""

@@ -118,7 +118,8 @@ def guaranteed(found: Guarantee) -> tuple[dict[str, Any], list[tuple[str, str]]]
     """A guarantee as JSON and for people."""
     text = f"ε = {rounded_up(found.epsilon)} at δ = {found.delta:g}, {found.adjacency} neighbours"
     facts = {"epsilon": found.epsilon, "delta": found.delta, "method": found.method, "guarantee": found.to_dict()}
-    return facts, [("privacy", text), ("proved by", found.citation)]
+    assumed = [] if found.assumption is None else [("assuming", found.assumption)]
+    return facts, [("privacy", text), ("proved by", found.citation), *assumed]
 
 
 def sent(protocol: Protocol) -> dict[str, Any]:

@@ -103,6 +103,8 @@ def guarantee_rows(found: Guarantee) -> list[tuple[str, str]]:
         ("proved by", escape(found.citation)),
         ("noise of", f"{found.noise_clients:,} clients; {found.tail:.2g} of δ pays for the tails"),
     ]
+    if found.assumption is not None:
+        rows.append(("assuming", escape(found.assumption)))
     for index, (method, result) in enumerate(found.alternatives):
         text = result if isinstance(result, str) else f"ε = {rounded_up(result)}"
         rows.append(("otherwise" if index == 0 else "", f"[dim]{escape(f'{method}: {text}')}[/dim]"))

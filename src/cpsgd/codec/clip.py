@@ -2,7 +2,8 @@
 
 `factor` is what a vector is multiplied by to have Euclidean norm at most D. `enforce` is the second look after the
 rotation: whatever float32 arithmetic did on the way, the grid point that rounding starts from has norm at most D, so
-the sensitivity used by the accounting is a fact.
+the sensitivity used by the accounting is a fact. Of vectors that are nearer to each other than 2D, `apart` says how far
+apart their grid points can be.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from numpy.typing import NDArray
 
 from cpsgd.codec._kernels import kernels
 from cpsgd.errors import NonFiniteError, VectorError
+
+# What float32 arithmetic adds to the distance of two grid points, over D in grid units; see `apart`.
+_FLOAT_SLACK = 2.0**-16
 
 Vector = NDArray[np.float32] | NDArray[np.float64]
 
@@ -59,3 +63,23 @@ def enforce(grid: NDArray[np.float32], *, norm_limit: float, coordinate_limit: f
         # A larger margin each time: where the grid is coarse, a little less may round to the same point again.
         kernels.scale(grid, norm_limit / math.sqrt(squared) * (1.0 - margin), grid)
         margin = min(1.0, 2.0 * margin)
+
+
+def apart(distance: float, *, dim: int, clip_norm: float, unit: float) -> float:
+    """The largest distance, in grid points, of the grid points of two vectors that lie this far apart, rounded up.
+
+    The bound is distance · unit + √d + 2^-16 D · unit. Putting two vectors on the grid moves them apart by at most √d.
+    Clipping, to the norm as well as to the range, is a projection. What `enforce` does to one vector alone brings it
+    nearer to zero, from which the other is D away at most; so a distance below D counts as D. The rest is for float32
+    arithmetic, some hundred roundings per vector, each of 2^-24 of its norm. docs/accounting.md, section 9, has the
+    proof.
+
+    Args:
+        distance: The vectors' distance once they are clipped to norm D.
+        dim: d.
+        clip_norm: D.
+        unit: Grid points per unit of the vectors.
+    """
+    real = max(distance, clip_norm) * unit
+    # The factor covers numbers that vanish in float32, 2^-126 each, and the float64 arithmetic of this line.
+    return (real + math.sqrt(dim) + _FLOAT_SLACK * clip_norm * unit) * (1.0 + 2.0**-40)

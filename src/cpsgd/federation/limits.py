@@ -20,7 +20,9 @@ class Limits:
     """A client's own conditions. A server that does not meet them gets nothing.
 
     A protocol without noise is always refused. With `epsilon` and `delta` the client computes the guarantee itself,
-    from the protocol, the number of rounds the server announces and the fewest clients whose sum it will unmask.
+    from the protocol, the number of rounds the server announces and the fewest clients whose sum it will unmask. A
+    replace-one distance that the protocol states is taken for true only where `fingerprint` names that very protocol:
+    somebody then knew the reason. From a server that just says so, 2D counts.
 
     Attributes:
         epsilon: ε that all rounds together may cost at most, or None for no limit; needs `delta`. The first protocol
@@ -92,6 +94,8 @@ class Limits:
             )
         # Also without a limit on ε: this refuses sums of examples whose share the protocol could not tell.
         accounted = protocol if self.examples is None else _example_level(protocol, self.examples)
+        if self.fingerprint is None:
+            accounted = replace(accounted, replace_one_distance=None, distance_reason=None)
         if self.epsilon is None or self.delta is None:
             return
         from cpsgd.privacy.rounds import guarantee_over_rounds

@@ -9,6 +9,7 @@ from typing import Any
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.learning.options import AccountOptions
+from cpsgd.mechanisms import Gaussian
 from cpsgd.paper import bounds
 from cpsgd.planner.planning import Plan
 from cpsgd.protocol import Protocol
@@ -65,7 +66,7 @@ def baselines_of(protocol: Protocol, sigma: float) -> dict[str, Protocol | NoPri
 
 def gaussian_like(protocol: Protocol, sigma: float) -> Protocol:
     """The Gaussian protocol for the same clients and vectors."""
-    return Protocol.gaussian(clients=protocol.clients, dim=protocol.dim, clip_norm=protocol.clip_norm, sigma=sigma)
+    return replace(protocol, mechanism=Gaussian(sigma=sigma), rotate=False, modulus=None, rotation_seed=0)
 
 
 def at_paper_range(protocol: Protocol, delta: float) -> tuple[Protocol, float]:

@@ -279,8 +279,14 @@ class Mechanism(ABC):
     """k: neighbours' integers differ by at most k - 1 before the noise; 0 for floats."""
 
     @abstractmethod
-    def sensitivity(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> float:
-        """S, the largest Euclidean distance of two neighbours in units of the law, rounded up."""
+    def sensitivity(
+        self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
+    ) -> float:
+        """S, the largest Euclidean distance of two neighbours in units of the law, rounded up.
+
+        `replace_one_distance` is a bound on the distance of two clients' vectors that is stated beside D, if any. What
+        the codec's resolution adds to it (`cpsgd.codec.clip.apart`) is for the mechanism to count.
+        """
 
     @property
     @abstractmethod

@@ -114,9 +114,11 @@ class Gaussian(Mechanism):
             raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
         return Normal(self.sigma * math.sqrt(honest) * (1.0 - 2.0**-52))
 
-    def sensitivity(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> float:
-        """2D or D."""
-        return adjacency.distance(clip_norm)
+    def sensitivity(
+        self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
+    ) -> float:
+        """2D or D, or the distance stated: that of real numbers, as all of this protocol's guarantee."""
+        return adjacency.distance(clip_norm, replace_one_distance)
 
     # ------------------------------------------------------------------ planning
 

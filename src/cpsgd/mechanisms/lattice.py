@@ -200,17 +200,26 @@ class Lattice(Mechanism):
         rounding = per_unit * worst_rounding(clip_norm / scale / math.sqrt(dim), self.levels)
         return ExpectedError(noise, rounding, max(0.0, clip_norm - reach) ** 2 + resolution)
 
-    def sensitivity(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> float:
+    def sensitivity(
+        self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
+    ) -> float:
         """S = 2D/s for replace-one and D/s for zero-out, and never more than the cube of coordinates allows.
 
         That is its diagonal, √d (k - 1), half of it for zero-out. Rotation keeps distances and clipping coordinates is
         a projection on a convex set, so neither increases S. The encoder's finite resolution does not either: it
         rounds on a fixed grid of fractions of s, and shrinks a vector whose norm *on that grid* exceeds D/s, so that S
         bounds what is really rounded and sent. Rounding is then exact on the grid.
+
+        Nothing on the grid enforces a distance that is stated for replace-one: there the resolution is added.
         """
         ball = adjacency.distance(clip_norm) * (self.levels - 1) / (2.0 * self.coordinate_range)
         side = adjacency.distance(0.5 * (self.levels - 1))
-        return min(ball, math.sqrt(dim) * side) * _ROUNDING
+        found = min(ball, math.sqrt(dim) * side) * _ROUNDING
+        if replace_one_distance is None or adjacency is not Adjacency.REPLACE_ONE:
+            return found
+        grid = self.grid
+        points = clip.apart(replace_one_distance, dim=dim, clip_norm=clip_norm, unit=grid.unit)
+        return min(found, points * 2.0**-grid.fraction_bits)
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@ What that protects, and why, is in `cpsgd.privacy.examples`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cpsgd import _validate
@@ -39,13 +39,14 @@ def plan_examples(
         examples: E, the most examples of a client.
         participation: "once" or "every".
         others: Further fields of `Requirements`. `clip_norm` is D, what each example's gradient is clipped to, and
-            `adjacency` that of one example.
+            `adjacency` that of one example. A `replace_one_distance` is refused: it is about whole clients.
 
     Returns:
         The plan. Its guarantee is about one example; its protocol's `clip_norm` is that of a client's sum.
 
     Raises:
         InfeasibleError: No protocol does it.
+        ParameterError: The participation is sampled, or a replace-one distance is stated.
 
     Example:
         >>> best = plan_examples(10, 1000, 4.0, 1e-6, examples=5000, rounds=20, participation="every", secure=True)
@@ -56,9 +57,14 @@ def plan_examples(
     required = Requirements(
         clients=clients, dim=dim, epsilon=epsilon, delta=delta, participation=participation, **others
     )
+    if required.replace_one_distance is not None:
+        raise ParameterError(
+            f"replace_one_distance={required.replace_one_distance:g} is about whole clients' vectors, of which an "
+            "example is a part; leave it out."
+        )
     problem = Problem.of(required)
     setting = replace(problem.setting, clip_norm=sum_norm(required.clip_norm, examples))
-    whole = _ExampleProblem(setting, problem.target, problem.colluding, examples)
+    whole = _ExampleProblem(setting, problem.target, problem.colluding, examples=examples)
     try:
         return best_plan(whole, bits=required.bits, max_error=required.max_error)
     except (ConditionError, InfeasibleError, ParameterError) as error:
@@ -69,7 +75,7 @@ def plan_examples(
 class _ExampleProblem(Problem):
     """A problem whose setting is about whole sums and whose target is about one example."""
 
-    examples: int
+    examples: int = field(kw_only=True)
 
     def proved(self, protocol: Protocol) -> Guarantee:
         """The guarantee for one example."""

@@ -130,6 +130,8 @@ def plan(
     rotate: bool = True,
     overflow: float = DEFAULT_OVERFLOW,
     mechanism: str = "binomial",
+    replace_one_distance: float | None = None,
+    distance_reason: str | None = None,
 ) -> Plan:
     """Chooses the parameters of a mechanism (and the modulus) with the smallest expected squared error that keep ε, δ.
 
@@ -167,6 +169,8 @@ def plan(
             rotate=rotate,
             overflow=overflow,
             mechanism=mechanism,
+            replace_one_distance=replace_one_distance,
+            distance_reason=distance_reason,
         )
     )
 

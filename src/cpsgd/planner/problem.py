@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from cpsgd import _validate, mechanisms
 from cpsgd.adjacency import Adjacency
-from cpsgd.errors import InfeasibleError
+from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.planner import modulus
 from cpsgd.planner.search import MAX_BITS, Design, Setting, best_design, values_of
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.rounds import guarantee_over_rounds
-from cpsgd.protocol import Protocol
+from cpsgd.protocol import Protocol, check_distance
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
 _ADJUSTMENTS = 2
@@ -50,6 +50,11 @@ class Requirements:
         rotate: Whether vectors are rotated first. Without, nothing is clipped and the error is a worst case.
         overflow: With `secure`, the probability allowed per round that any coordinate of its sum wraps around.
         mechanism: Name of the mechanism (see `cpsgd.mechanisms`) whose parameters are chosen.
+        replace_one_distance: The largest Euclidean distance of any two clients' vectors, where it is known to be less
+            than 2D: √2 D for one-hot vectors, for instance. Less noise is then enough. Nothing enforces it, so that the
+            guarantee rests on it; needs `distance_reason`, and replace-one neighbours.
+        distance_reason: Why no two vectors are further apart, in a sentence that goes into the protocol and into every
+            guarantee.
     """
 
     clients: int
@@ -68,6 +73,8 @@ class Requirements:
     rotate: bool = True
     overflow: float = modulus.DEFAULT_OVERFLOW
     mechanism: str = "binomial"
+    replace_one_distance: float | None = None
+    distance_reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ class Problem:
     setting: Setting
     target: Target
     colluding: int
+    distance_reason: str | None = None
 
     @classmethod
     def of(cls, required: Requirements) -> Problem:
@@ -98,6 +106,13 @@ class Problem:
                 f"whose noise protects. At most {max(0, surviving - 1)} may collude at this dropout."
             )
         participation.check(adjacency)
+        clip_norm = _validate.positive("clip_norm", required.clip_norm)
+        distance = check_distance(required.replace_one_distance, required.distance_reason, clip_norm=clip_norm)
+        if distance is not None and adjacency is not Adjacency.REPLACE_ONE:
+            raise ParameterError(
+                f"replace_one_distance={distance:g} says nothing of {adjacency} neighbours, a vector and zero; leave it "
+                "out."
+            )
         target = Target(
             epsilon=_validate.positive("epsilon", required.epsilon, high=500.0),
             delta=_validate.probability("delta", required.delta),
@@ -105,8 +120,9 @@ class Problem:
             participation=participation,
             adjacency=adjacency,
             dim=_validate.integer("dim", required.dim, low=1),
-            clip_norm=_validate.positive("clip_norm", required.clip_norm),
+            clip_norm=clip_norm,
             honest=surviving - colluding,
+            replace_one_distance=distance,
         )
         setting = Setting(
             clients=clients,
@@ -117,13 +133,12 @@ class Problem:
             overflow=_validate.probability("overflow", required.overflow) if required.secure else None,
             mechanism=mechanisms.by_name(required.mechanism),
         )
-        return cls(setting, target, colluding)
+        return cls(setting, target, colluding, required.distance_reason)
 
     @property
     def gaussian_squared_error(self) -> float:
         """Error of the Gaussian protocol whose honest survivors' noise alone keeps the target."""
-        sensitivity = self.target.adjacency.distance(self.target.clip_norm)
-        needed = (sensitivity / self.target.gaussian_mu) ** 2  # variance of the honest noise in the sum
+        needed = (self.target.distance / self.target.gaussian_mu) ** 2  # variance of the honest noise in the sum
         return self.target.dim * needed / (self.target.honest * self.setting.surviving)
 
     def designs(self, enough: float) -> dict[float, Design]:
@@ -189,6 +204,8 @@ class Problem:
             mechanism=design.mechanism,
             rotate=self.setting.rotate,
             modulus=design.modulus,
+            replace_one_distance=self.target.replace_one_distance,
+            distance_reason=self.distance_reason,
         )
         return protocol, self.proved(protocol)
 
@@ -262,10 +279,10 @@ class Problem:
     def _scaled(self, clients: int) -> Problem:
         """The same requirements with more clients, of whom the same share drops out."""
         surviving = self.setting.surviving * clients // self.setting.clients
-        return Problem(
-            replace(self.setting, clients=clients, surviving=surviving),
-            replace(self.target, honest=surviving - self.colluding),
-            self.colluding,
+        return replace(
+            self,
+            setting=replace(self.setting, clients=clients, surviving=surviving),
+            target=replace(self.target, honest=surviving - self.colluding),
         )
 
     def _feasible(self, bits: float) -> bool:

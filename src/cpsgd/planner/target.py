@@ -1,7 +1,7 @@
 """From a required (ε, δ) to the smallest scale of a mechanism that keeps it.
 
-For given levels and noise privacy is a matter of one number, S = Δ/s with Δ = 2D (replace-one) or D (zero-out): the
-more levels two neighbours can be apart, the less the same noise hides. The certificates turn the requirement into the
+For given levels and noise privacy is a matter of one number, S = Δ/s with Δ = 2D (replace-one, if no smaller distance
+is stated) or D (zero-out): the more levels two neighbours can be apart, the less the same noise hides. The certificates turn the requirement into the
 largest allowed S, hence the smallest s. They are evaluated here in the form that answers this backwards question at
 once; what a plan finally promises comes from `cpsgd.privacy.guarantees` on the finished protocol.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
@@ -18,11 +19,13 @@ from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.law import Law, Normal
 from cpsgd.privacy import accountant, gaussian
 from cpsgd.privacy.certificate import gaussian_certificate
+from cpsgd.privacy.moments import Meter, Moments
 from cpsgd.privacy.participation import Participation
-from cpsgd.privacy.renyi import MAX_WORK, Moments, rdp_epsilon, renyi_floor
+from cpsgd.privacy.renyi import MAX_WORK, rdp_epsilon, renyi_floor
 from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE
 
-_RENYI_TAIL_SHARE = 1e-3
+# Shares of δ for the tails of Rényi certificates. The larger ones are for few clients: see `cpsgd.privacy.renyi`.
+_RENYI_TAIL_SHARES = (1e-3, 0.03, 0.1, 0.3)
 # Half of what `cpsgd.privacy.guarantees` puts aside at most.
 _SAMPLER_SHARE = 0.05
 _TOLERANCE = 1e-4
@@ -43,6 +46,7 @@ class Target:
         dim: d.
         clip_norm: D.
         honest: Clients whose noise counts: neither dropped out nor colluding.
+        replace_one_distance: The largest distance of two clients' vectors, where it is stated to be less than 2D.
     """
 
     epsilon: float
@@ -53,6 +57,12 @@ class Target:
     dim: int
     clip_norm: float
     honest: int
+    replace_one_distance: float | None = None
+
+    @property
+    def distance(self) -> float:
+        """Δ, the largest distance of two neighbours' vectors."""
+        return self.adjacency.distance(self.clip_norm, self.replace_one_distance)
 
     @property
     def counted_rounds(self) -> int:
@@ -99,7 +109,7 @@ class Target:
         """The scale that a Gaussian of slightly smaller variance would need; only ranks candidates."""
         deviation = math.sqrt(self.honest * mechanism.noise_variance)
         allowed = deviation * self.gaussian_mu / (1.0 + _EXCESS / deviation)
-        return self.adjacency.distance(self.clip_norm) / allowed
+        return self.distance / allowed
 
     def smallest_scale(self, mechanism: Mechanism, *, renyi: bool = True) -> float:
         """The smallest s (rounded up) at which a mechanism's rounding and noise meet the requirement.
@@ -113,14 +123,23 @@ class Target:
         law, levels = mechanism.law(self.honest), mechanism.levels
         if isinstance(law, Normal):
             raise ConditionError(f"The scale of {mechanism.name} is not planned.")
-        reach = self.adjacency.distance(self.clip_norm)
         cube = math.sqrt(self.dim) * self.adjacency.distance(0.5 * (levels - 1))
         allowed = self._gaussian_sensitivity(law, levels)
-        if renyi and self.counted_rounds == 1 and not self.participation.sampled:
-            slope = allowed * allowed / (2.0 * law.variance)
+        if renyi and not self.participation.sampled:
+            slope = self.counted_rounds * allowed * allowed / (2.0 * law.variance)
             if renyi_floor(slope, self.delta) < self.epsilon:
                 allowed = max(allowed, self._renyi_sensitivity(law, levels, allowed))
-        return 0.0 if allowed >= cube else reach / allowed * (1.0 + 1e-12)
+        return 0.0 if allowed >= cube else self._scale_at(mechanism, allowed)
+
+    def _scale_at(self, mechanism: Mechanism, allowed: float) -> float:
+        """The smallest s (rounded up) at which neighbours are at most `allowed` apart in units of the law."""
+        scale = self.distance / allowed * (1.0 + 1e-12)
+        size: dict[str, Any] = {"dim": self.dim, "clip_norm": self.clip_norm, "adjacency": self.adjacency}
+        size["replace_one_distance"] = self.replace_one_distance
+        # A distance that is stated grows by the grid's resolution, hence with s; never beyond 2D, so this ends.
+        while (found := mechanism.with_scale(scale).sensitivity(**size)) > allowed:
+            scale *= found / allowed * (1.0 + 1e-12)
+        return scale
 
     def _gaussian_sensitivity(self, law: Law, levels: int) -> float:
         """The largest S with μ₁ S within what the Gaussian trade-off allows, over a few shares of δ for the tails."""
@@ -141,15 +160,32 @@ class Target:
         return best * (1.0 - 1e-12)
 
     def _renyi_sensitivity(self, law: Law, levels: int, guess: float) -> float:
-        """The largest S the Rényi certificate allows: κ(α) S² + conversion(α, δ) = ε, at the best order α."""
-        most = 2.0 * guess
-        try:
-            moments = Moments(law, dim=self.dim, sensitivity=most, levels=levels, tail=_RENYI_TAIL_SHARE * self.delta)
-        except ConditionError:
-            return 0.0
+        """The largest S that Rényi certificates of all rounds allow, over a few shares of δ for the tails."""
+        # A Gaussian of the same variance allows more than any certificate.
+        most = max(2.0 * guess, math.sqrt(law.variance) * self.gaussian_mu)
+        meter = Meter()
         # A plan has seconds, and this certificate is only worth them where there is little noise.
-        moments.meter.left = MAX_WORK / 2
-        delta = (self.delta - moments.tail_mass) * (1.0 - 1e-12)
+        meter.left = MAX_WORK / 2
+        best, boxes = 0.0, set()
+        for share in _RENYI_TAIL_SHARES:
+            tail = share * self.delta / self.counted_rounds
+            try:
+                moments = Moments(law, dim=self.dim, sensitivity=most, levels=levels, tail=tail, meter=meter)
+            except ConditionError:
+                continue
+            if moments.box in boxes:
+                continue
+            boxes.add(moments.box)
+            found = self._best_order_sensitivity(moments)
+            if found < best:
+                break
+            best = found
+        return min(best, most)
+
+    def _best_order_sensitivity(self, moments: Moments) -> float:
+        """The S for which R κ(α) S² + conversion(α, δ) = ε, at the best order α."""
+        rounds = self.counted_rounds
+        delta = (self.delta - rounds * moments.tail_mass) * (1.0 - 1e-12)
 
         def allowed(log_order: float) -> float:
             order = 1.0 + math.exp(log_order)
@@ -157,7 +193,7 @@ class Target:
                 return 0.0
             room = (self.epsilon - rdp_epsilon(0.0, order, delta)) * (1.0 - 1e-12)
             try:
-                return math.sqrt(room / moments.kappa(order)) if room > 0.0 else 0.0
+                return math.sqrt(room / (rounds * moments.kappa(order))) if room > 0.0 else 0.0
             except ConditionError:
                 return 0.0
 
@@ -172,7 +208,7 @@ class Target:
                 centre, best = (centre - step, left) if left > right else (centre + step, right)
             else:
                 step *= 0.5
-        return min(best, most)
+        return best
 
 
 def _shares(variance: float) -> list[float]:

@@ -77,4 +77,6 @@ def example_protocol(protocol: Protocol, examples: int) -> Protocol:
                 f"The range of coordinates, ±{reach:g}, is too small for the proof: one example's share may fill it. "
                 f"Use at least {1.01 * (bound + moved) / math.sqrt(protocol.dim):.4g}."
             )
-    return replace(protocol, clip_norm=(bound + moved) * (1.0 + 1e-12))
+    # A distance that is stated is that of whole sums, of which one example moves a part.
+    norm = (bound + moved) * (1.0 + 1e-12)
+    return replace(protocol, clip_norm=norm, replace_one_distance=None, distance_reason=None)

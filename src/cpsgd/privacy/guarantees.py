@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,7 @@ class Guarantee:
             resolution.
         alternatives: The other methods with the ε they prove, or the reason why they prove none.
         noise_clients: Number of honest clients whose noise was counted.
+        assumption: What is taken on trust about the vectors (`Protocol.assumption`); None where all is enforced.
     """
 
     epsilon: float
@@ -75,6 +76,7 @@ class Guarantee:
     tail: float
     alternatives: tuple[tuple[str, float | str], ...]
     noise_clients: int
+    assumption: str | None = field(default=None, kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; the alternatives as a list of objects with `method` and `epsilon` or `reason`."""
@@ -86,6 +88,8 @@ class Guarantee:
 
     def __str__(self) -> str:
         rows = [("proved by", self.citation), ("noise of", f"{self.noise_clients:,} clients")]
+        if self.assumption is not None:
+            rows.append(("assuming", self.assumption))
         if self.tail:
             rows.append(("tails", f"{self.tail:.2g} of δ"))
         for method, found in self.alternatives:
@@ -151,6 +155,7 @@ def guarantee(
         tail=tail,
         alternatives=tuple((m, r if isinstance(r, str) else r[0]) for m, r in found.items() if m != best),
         noise_clients=honest,
+        assumption=protocol.assumption(neighbours),
     )
 
 
@@ -165,7 +170,7 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
     """What each method proves for a round with so many honest clients, or why it does not."""
     mechanism, dim = protocol.mechanism, protocol.dim
     law = mechanism.law(honest)
-    sensitivity = mechanism.sensitivity(dim=dim, clip_norm=protocol.clip_norm, adjacency=adjacency)
+    sensitivity = protocol.sensitivity(adjacency)
     # The sampled noise is this close, in total variation, to the law the proofs are about.
     moved = _Moved(honest * dim * mechanism.variation, mechanism.sampler_remedy)
     if isinstance(law, Normal):

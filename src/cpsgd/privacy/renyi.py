@@ -1,82 +1,51 @@
 """The Rényi certificate: better than the Gaussian one where there is little noise.
 
-Let Z_0 be the noise, a log-concave law on the integers, Z_r the same shifted by r, and P_t = (1 - θ) Z_r + θ Z_{r+1}
-for t = r + θ, the law of one coordinate whose value t is rounded stochastically. With D_α the Rényi divergence of
-order α put
+`cpsgd.privacy.moments` bounds the Rényi divergence of a round, of every order α: on all but a tail of its outputs it is
+at most κ(α) S². Divergences of rounds add up, also where a round depends on the results of those before it, and so do
+the tails. One conversion, at the best order, then turns the sum into ε.
 
-    κ(α) = sup over 0 < |t| <= min(k - 1, S) of  max(D_α(P_t, Z_0), D_α(Z_0, P_t)) / t².
-
-Divergences of independent coordinates add up, so a round with neighbours at distance S in lattice units has Rényi
-divergence at most κ(α) S². As in the Gaussian certificate, outputs outside a box are first clamped to its ends (else
-D_α would be infinite) and the probability of leaving the box is added to δ.
-
-The supremum over the continuum of t is a proved bound, not a maximum over a grid. With R = P_t/Z_0 and e = α or
-1 - α let M(t) = Σ Z_0 R^e = e^((α-1) D_α). Between integers R is linear in t, so
-
-    M'' = e (e - 1) Σ Z_0 (R')² R^(e-2),
-
-which is convex in t, since x^(e-2) is convex in x unless 2 < e < 3. So between two nodes M'' is at most K, the larger
-of its two end values, and M lies under the parabola M(t_i) + M'(t_i) h + K h²/2. Its logarithm lies under the tangent
-of the logarithm at M(t_i), and the resulting bound on log M / t² is a quadratic in 1/t, whose maximum is elementary.
-Intervals are halved until the bound is within a small factor of a value that is really attained.
-
-M - 1 is summed as Σ Z_0 (R^e - 1 - e (R - 1)), which is the same since Z_0 and P_t have the same total, has only
-positive terms, and so keeps its relative accuracy however small the divergence is.
+How much of δ pays for the tails is a choice as well. A wide box costs nothing where there is much noise. With few
+clients its ends lie where the noise is least like a Gaussian, or do not fit into the law's support at all, and a narrow
+box that spends a large share of δ is better. Several shares are tried; each is valid. Proofs are in docs/accounting.md.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from scipy.optimize import minimize_scalar
 
 from cpsgd import _validate
-from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.law import Array, Law, Window
-from cpsgd.privacy.certificate import central_range, check_delta, check_parameters, inside
+from cpsgd.errors import ConditionError
+from cpsgd.mechanisms.law import Law
+from cpsgd.privacy.certificate import check_delta
+from cpsgd.privacy.moments import MAX_ORDER, Meter, Moments, TooLongError
 
-# Share of δ that pays for the box. It moves ε by about TAIL_SHARE/(α - 1), and a wider box costs nearly nothing.
-TAIL_SHARE = 1e-3
-MAX_ORDER = 1e6
-# Outputs times unit distances beyond which moments are not computed at all.
-_MAX_SIZE = 2**19
+RENYI_TAIL_SHARES = (1e-3, 3e-3, 0.01, 0.03, 0.06, 0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
+"""Shares of δ that pay for the box. The first moves ε by about a thousandth over α - 1, so no smaller one is needed."""
 MAX_WORK = 7.5e7
 """Outputs times nodes, over all orders, beyond which the certificate is given up: two to three seconds of one core."""
 
-# κ is at most this factor over a value attained by some t.
-_TOLERANCE = 2e-5
 # The search for the best order tries nine or ten. So if the first one takes more than this share of the work, all of
 # them together would take too much.
 _FIRST_SHARE = 1.0 / 6.0
-# Outputs are summed in blocks that fit into a processor's cache (and are too small for malloc to map pages for each),
-# which is twice as fast.
-_BLOCK = 12_000
-_MAX_DEPTH = 12
-# Powers of likelihood ratios stay below e^600.
-_MAX_EXPONENT = 600.0
-# A likelihood ratio R is kept as R - 1, which is good to a relative 2^-53/R.
-_SMALLEST_RATIO = 1e-8
-# Rounding errors of powers are bounded to first order, with 1 % for the rest: errors times orders stay below this.
-_MAX_INEXACT = 1e-3
-# How much deeper than the box the window goes, in nats: the end cells hold all outputs from there on, and what is
-# outside the window is known only up to a bound.
-_DEPTH = 25.0
-_TOO_FAR = "No Rényi certificate: what one client can change is too large for this noise. Add noise."
+# Boxes in a row that bring no gain, after which no narrower one is tried. (ε is not quite a smooth function of them.)
+_PATIENCE = 2
 _UNIT = 2.0**-53
 
 
 @dataclass(frozen=True)
 class RenyiCertificate:
-    """The round is (epsilon, delta)-private, by its Rényi divergence of one order.
+    """The rounds are (epsilon, delta)-private, by their Rényi divergence of one order.
 
     Attributes:
         epsilon: ε, rounded up.
         delta: δ in total, tails included.
         order: α, the order that gave the smallest ε.
-        kappa: Upper bound on κ(α); the clamped round has Rényi divergence at most kappa S².
-        tail_mass: Upper bound on the probability, over all coordinates, of an output outside the box.
+        kappa: Upper bound on κ(α), added up over the rounds; clamped, they have Rényi divergence at most kappa S².
+        tail_mass: Upper bound on the probability, over all coordinates and rounds, of an output outside the box.
     """
 
     epsilon: float
@@ -101,36 +70,110 @@ def renyi_certificate(law: Law, *, dim: int, sensitivity: float, levels: int, de
         >>> f"{certificate.epsilon:.2f}"
         '2.39'
     """
-    check_delta(delta, dim, TAIL_SHARE)
-    moments = Moments(law, dim=dim, sensitivity=sensitivity, levels=levels, tail=TAIL_SHARE * delta)
-    moments.meter.left = _FIRST_SHARE * MAX_WORK
-    remaining = (delta - moments.tail_mass) * (1.0 - 2.0 * _UNIT)
+    return summed_renyi_certificate([(law, 1)], dim=dim, sensitivity=sensitivity, levels=levels, delta=delta)
 
-    def at(x: float) -> RenyiCertificate:
-        order = min(1.0 + math.exp(x), moments.largest_order)
-        kappa = moments.kappa(order)
-        divergence = kappa * sensitivity * sensitivity * (1.0 + 4.0 * _UNIT)
-        return RenyiCertificate(rdp_epsilon(divergence, order, remaining), delta, order, kappa, moments.tail_mass)
 
-    # A Gaussian with this divergence would choose about this order. ε is nearly a parabola in x = log(α - 1) around
-    # the best one. Every order is valid, so the search may stop anywhere.
-    slope = moments.kappa(2.0) * sensitivity * sensitivity / 2.0
-    limit = math.log(moments.largest_order - 1.0)
-    best = min(limit, 0.5 * math.log(math.log(1.0 / remaining) / slope))
-    tried = {best: at(best)}
-    moments.meter.left += (1.0 - _FIRST_SHARE) * MAX_WORK
-    step = 0.5
-    while step > 0.1:
-        for x in (best - step, best + step):
-            if x <= limit and x not in tried:
-                tried[x] = at(x)
-        nearest = min(tried, key=lambda x: tried[x].epsilon)
-        step, best = (step / 2.0, best) if nearest == best else (step, nearest)
-    below, above = tried.get(best - 2.0 * step), tried.get(best + 2.0 * step)
-    if below and above and (bend := below.epsilon + above.epsilon - 2.0 * tried[best].epsilon) > 0.0:
-        vertex = best + step * (below.epsilon - above.epsilon) / bend
-        tried[vertex] = at(vertex)
-    return min(tried.values(), key=lambda certificate: certificate.epsilon)
+def summed_renyi_certificate(
+    rounds: Sequence[tuple[Law, int]], *, dim: int, sensitivity: float, levels: int, delta: float
+) -> RenyiCertificate:
+    """The same for many rounds, given as laws of the noise and how many rounds have each.
+
+    Raises:
+        ConditionError: As for one round.
+        ParameterError: As for one round.
+
+    Example:
+        >>> from cpsgd.mechanisms.binomial import BinomialLaw
+        >>> forty = [(BinomialLaw(64, 0.5), 40)]
+        >>> certificate = summed_renyi_certificate(forty, dim=1, sensitivity=2.0, levels=3, delta=1e-5)
+        >>> 20.0 < certificate.epsilon < 20.5
+        True
+    """
+    count = sum(_validate.integer("count", count, low=1) for _, count in rounds)
+    check_delta(delta, dim, RENYI_TAIL_SHARES[0] / count)
+    meter = Meter()
+    meter.left = _FIRST_SHARE * MAX_WORK
+    best: RenyiCertificate | None = None
+    refusal = ConditionError("There are no rounds.")
+    boxes: list[tuple[int, int]] = []
+    failures = 0
+    for share in RENYI_TAIL_SHARES:
+        tail = share * delta / count
+        try:
+            moments = [
+                (Moments(law, dim=dim, sensitivity=sensitivity, levels=levels, tail=tail, meter=meter), many)
+                for law, many in rounds
+            ]
+            found = [moment.box for moment, _ in moments]
+            if found == boxes:
+                continue
+            boxes = found
+            orders = _Orders(moments, sensitivity, delta)
+            if best is None:
+                first = orders.at(orders.guess())
+                meter.left += (1.0 - _FIRST_SHARE) * MAX_WORK
+                best = orders.best(first)
+                # The other boxes must not take much longer than this one.
+                meter.left = min(meter.left, _FIRST_SHARE * MAX_WORK)
+            elif (other := orders.at(best.order)).epsilon < best.epsilon:
+                best, failures = orders.best(other), 0
+            else:
+                failures += 1
+        except TooLongError:
+            if best is None:
+                raise
+            break
+        except ConditionError as reason:
+            refusal = reason  # larger shares have narrower boxes, which may fit
+        if failures == _PATIENCE:
+            break
+    if best is None:
+        raise refusal
+    return best
+
+
+class _Orders:
+    """ε of the rounds, in certain boxes, by their divergence of one order or another."""
+
+    def __init__(self, rounds: Sequence[tuple[Moments, int]], sensitivity: float, delta: float) -> None:
+        self._rounds, self._delta = rounds, delta
+        self._square = sensitivity * sensitivity * (1.0 + 4.0 * _UNIT)
+        self._tail = math.fsum(count * moments.tail_mass for moments, count in rounds) * (1.0 + 4.0 * _UNIT)
+        self._largest = min(moments.largest_order for moments, _ in rounds)
+
+    def at(self, order: float) -> RenyiCertificate:
+        """By this order, or the largest that can be computed."""
+        order = min(order, self._largest)
+        kappa = math.fsum(count * moments.kappa(order) for moments, count in self._rounds) * (1.0 + 4.0 * _UNIT)
+        remaining = (self._delta - self._tail) * (1.0 - 2.0 * _UNIT)
+        epsilon = rdp_epsilon(kappa * self._square, order, remaining)
+        return RenyiCertificate(epsilon, self._delta, order, kappa, self._tail)
+
+    def guess(self) -> float:
+        """The order that a Gaussian with this divergence would choose."""
+        slope = 0.5 * self._square * math.fsum(count * moments.kappa(2.0) for moments, count in self._rounds)
+        return 1.0 + math.sqrt(math.log(1.0 / (self._delta - self._tail)) / slope)
+
+    def best(self, start: RenyiCertificate) -> RenyiCertificate:
+        """The smallest ε around an order, of which ε is nearly a parabola in x = log(α - 1).
+
+        Every order is valid, so the search may stop anywhere.
+        """
+        limit = math.log(self._largest - 1.0)
+        best = math.log(start.order - 1.0)
+        tried = {best: start}
+        step = 0.5
+        while step > 0.1:
+            for x in (best - step, best + step):
+                if x <= limit and x not in tried:
+                    tried[x] = self.at(1.0 + math.exp(x))
+            nearest = min(tried, key=lambda x: tried[x].epsilon)
+            step, best = (step / 2.0, best) if nearest == best else (step, nearest)
+        below, above = tried.get(best - 2.0 * step), tried.get(best + 2.0 * step)
+        if below and above and (bend := below.epsilon + above.epsilon - 2.0 * tried[best].epsilon) > 0.0:
+            vertex = best + step * (below.epsilon - above.epsilon) / bend
+            tried[vertex] = self.at(1.0 + math.exp(vertex))
+        return min(tried.values(), key=lambda certificate: certificate.epsilon)
 
 
 def rdp_epsilon(divergence: float, order: float, delta: float) -> float:
@@ -157,218 +200,3 @@ def renyi_floor(slope: float, delta: float) -> float:
 
     best = minimize_scalar(at, bounds=(-12.0, math.log(MAX_ORDER)), method="bounded", options={"xatol": 1e-4})
     return float(best.fun)
-
-
-class Moments:
-    """Bounds on κ(α) of one round.
-
-    Attributes:
-        tail_mass: Upper bound on the probability, over all coordinates, of an output outside the box.
-        largest_order: Powers of likelihood ratios overflow or lose their digits for larger orders, which promise
-            nothing useful.
-        meter: `kappa` raises `ConditionError` when this runs out. It is unlimited at first.
-    """
-
-    def __init__(self, law: Law, *, dim: int, sensitivity: float, levels: int, tail: float) -> None:
-        steps = check_parameters(dim, sensitivity, levels, tail)
-        self._reach = min(float(levels - 1), sensitivity)
-        nats = math.log(2.0 * dim / tail)
-        # The box is about as wide as Bernstein's inequality says. This is known before anything is computed.
-        points = 2.0 * (math.sqrt(2.0 * law.variance * nats) + nats) + steps
-        if min(points, law.highest - law.lowest) * steps > _MAX_SIZE:
-            raise _too_long(points, f"{steps} distances")
-        window = law.window(nats + _DEPTH, margin=2 * steps + 2)
-        low, high, mass = central_range(window, tail / dim)
-        self.tail_mass = dim * mass * (1.0 + 2.0 * _UNIT)
-        if not inside(law, low - steps, high + steps):
-            raise ConditionError(
-                f"No Rényi certificate for {law}: all but {tail:.3g} of the noise in {dim} coordinates lies in "
-                f"[{low}, {high}], and that range, widened by {steps}, must stay inside the law's support. More noise "
-                "or a larger δ would do."
-            )
-        if low - steps - 2 < window.first or high + steps + 2 > window.last:
-            raise ConditionError("No Rényi certificate: the noise is too small against the number of levels.")
-        symmetric = low + high == law.mirror
-        self.meter = _Meter()
-        self._sides = [
-            _Side(law, window, low, high, steps, sign, self.meter) for sign in ([1] if symmetric else [1, -1])
-        ]
-        self.largest_order = min(MAX_ORDER, *(side.largest_order for side in self._sides))
-        if self.largest_order <= 3.0:
-            raise ConditionError(_TOO_FAR)
-
-    def kappa(self, order: float) -> float:
-        """Upper bound on κ(α), α = `order` > 1."""
-        if _validate.positive("order", order, low=1.0) > self.largest_order:
-            raise ParameterError(f"Expected order <= {self.largest_order:g}, got order={order!r}.")
-        if 2.0 < order < 3.0:
-            # There M'' is not convex. But (α - 1) D_α, a logarithm of moments, is convex in α.
-            chord = (3.0 - order) * self.kappa(2.0) + (order - 2.0) * 2.0 * self.kappa(3.0)
-            return chord / (order - 1.0) * (1.0 + 1e-12)
-        largest = max(side.growth(exponent, self._reach) for side in self._sides for exponent in (order, 1.0 - order))
-        return largest / (order - 1.0) * (1.0 + 1e-12)
-
-
-class _Meter:
-    """How much work, in outputs times nodes, may still be done."""
-
-    def __init__(self) -> None:
-        self.left = math.inf
-
-    def spend(self, outputs: int) -> None:
-        """Counts one node."""
-        self.left -= outputs
-        if self.left < 0.0:
-            raise _too_long(outputs, "the many distances and orders that matter")
-
-
-class _Side:
-    """Z_0 and its shifts by ±r, r = 0, ..., T, for positive or negative t.
-
-    For t > 0 all are clamped to [low - 1, high + T + 1], for t < 0 to [low - T - 1, high + 1]: what both neighbours
-    leave outside then is P(Z < low) + P(Z > high) at most.
-
-    Attributes:
-        mass: Z_0, each within the factor 1 ± `error`. The end cells hold everything beyond the box, what is outside
-            the window included, for which there is only an upper bound; that makes their `error` larger.
-        excess: Z_r/Z_0 - 1 for every r; Z_r/Z_0 is within the factor 1 ± `inexact`[r].
-        largest_order: No larger order keeps powers of Z_r/Z_0 finite and their errors small.
-    """
-
-    def __init__(self, law: Law, window: Window, low: int, high: int, steps: int, sign: int, meter: _Meter) -> None:
-        first, last = (low, high + steps) if sign > 0 else (low - steps, high)
-        self._meter = meter
-        self.mass = np.empty(last - first + 3)
-        self.mass[1:-1] = window.mass[first - window.first : last + 1 - window.first]
-        outside = np.array([window.outside_below, window.outside_above])
-
-        def ends(shift: int) -> Array:
-            """Upper bounds on the end cells of Z_r, `shift` = ±r, but for `window.error`."""
-            below, above = window.below[first - 1 - shift - window.first], window.above[last - shift - window.first]
-            return np.array([below + window.outside_below, above + window.outside_above])
-
-        self.mass[[0, -1]] = ends(0)
-        self.error = np.full_like(self.mass, 2.0 * window.error)
-        self.error[[0, -1]] += outside / ends(0)
-        self.excess = [np.zeros_like(self.mass)]
-        self.inexact = [np.zeros_like(self.mass)]
-        points = np.arange(first, last + 1, dtype=np.float64)
-        for r in range(steps):
-            step, roundings = law.step(points - sign * r, sign)
-            before, now = self.excess[r], np.empty_like(self.mass)
-            now[1:-1] = before[1:-1] + (1.0 + before[1:-1]) * step
-            now[[0, -1]] = ends(sign * (r + 1)) / ends(0) - 1.0
-            if now.min() < _SMALLEST_RATIO - 1.0:
-                raise ConditionError(_TOO_FAR)
-            # The ratio's own error; adding up costs at most 4/R + 5 units more.
-            error = 4.0 * _UNIT / (1.0 + now)
-            error[1:-1] += _UNIT * (5.0 + roundings)
-            error[[0, -1]] += 3.0 * window.error + 1.01 * outside * (1.0 / ends(0) + 1.0 / ends(sign * (r + 1)))
-            self.excess.append(now)
-            self.inexact.append(self.inexact[r] + error)
-        # The likelihood ratio is monotone in the output and in the shift.
-        largest_log = float(np.max(np.abs(np.log1p(self.excess[steps][[0, -1]]))))
-        largest_error = max(float(np.max(self.error)), float(np.max(self.inexact[steps])))
-        self.largest_order = min(_MAX_EXPONENT / largest_log - 3.0, _MAX_INEXACT / largest_error)
-
-    def growth(self, exponent: float, reach: float) -> float:
-        """Upper bound on sup over 0 < t <= reach of log M(t) / t²."""
-        attained = 0.0
-        intervals: list[tuple[_Node, _Node, int]] = []
-        for r in range(math.ceil(reach)):
-            left, right = self._node(exponent, r, 0.0), self._node(exponent, r, min(1.0, reach - r))
-            intervals.append((left, right, 0))
-            attained = max(attained, left.value, right.value)
-        bound = 0.0
-        while intervals:
-            left, right, depth = intervals.pop()
-            here = left.bound(right)
-            if here > max(bound, attained * (1.0 + _TOLERANCE)) and depth < _MAX_DEPTH:
-                middle = self._node(exponent, left.r, 0.5 * (left.fraction + right.fraction))
-                attained = max(attained, middle.value)
-                intervals += [(left, middle, depth + 1), (middle, right, depth + 1)]
-            else:
-                bound = max(bound, here)
-        return bound
-
-    def _node(self, exponent: float, r: int, fraction: float) -> _Node:
-        self._meter.spend(len(self.mass))
-        return _Node(self, exponent, r, fraction)
-
-
-class _Node:
-    """M, M' and M'' at t = r + fraction, r an integer, each with a bound on its rounding error."""
-
-    def __init__(self, side: _Side, exponent: float, r: int, fraction: float) -> None:
-        self.r, self.fraction = r, fraction
-        sums = np.zeros(6)
-        for start in range(0, len(side.mass), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            arrays = (side.mass, side.error, side.excess[r], side.excess[r + 1], side.inexact[r + 1])
-            sums += _sums(exponent, fraction, *(array[block] for array in arrays))
-        # M - 1 >= 0, M' and M''
-        self.moment = max(0.0, float(sums[0]))
-        self.derivative = exponent * float(sums[1])
-        self.curvature = exponent * (exponent - 1.0) * float(sums[2])
-        e = abs(exponent)
-        self.moment_error = 1.01 * float(sums[3])
-        self.derivative_error = 1.01 * e * float(sums[4])
-        self.curvature_error = 1.01 * e * (e + 1.0) * float(sums[5])
-        t = r + fraction
-        self.value = math.log1p(self.moment) / (t * t) if t > 0.0 else 0.5 * self.curvature
-
-    def bound(self, right: _Node) -> float:
-        """Upper bound on sup of log M(t) / t² between this node and the one to the right."""
-        curvature = max(self.curvature + self.curvature_error, right.curvature + right.curvature_error)
-        base = 1.0 + self.moment
-        start, stop = self.r + self.fraction, right.r + right.fraction
-        if start == 0.0:  # M = 1 and M' = 0 exactly
-            return 0.5 * curvature * (1.0 + 1e-12)
-        # log M <= a + b h + c h² with t = start + h, divided by t²: a quadratic in s = 1/t.
-        a = math.log1p(self.moment) + self.moment_error / base
-        b = (self.derivative + self.derivative_error) / base
-        c = 0.5 * curvature / base
-        lead, linear = a - b * start + c * start * start, b - 2.0 * c * start
-        candidates = [1.0 / start, 1.0 / stop]
-        if lead < 0.0 and candidates[1] < (vertex := -linear / (2.0 * lead)) < candidates[0]:
-            candidates.append(vertex)
-        return max((lead * s + linear) * s + c for s in candidates) * (1.0 + 1e-12)
-
-
-def _sums(
-    exponent: float, fraction: float, mass: Array, mass_error: Array, near: Array, far: Array, inexact: Array
-) -> list[float]:
-    """The sums behind M - 1, M' and M'', and behind their rounding errors."""
-    slope = far - near
-    excess = near + fraction * slope
-    log = np.log1p(excess)
-    power = np.expm1(exponent * log)
-    first = np.expm1((exponent - 1.0) * log)
-    second = np.exp((exponent - 2.0) * log) * slope
-    term = power - exponent * excess
-    values = [_dot(mass, term), _dot(mass, slope * first), _dot(mass, second * slope)]
-    # What rounding does to them, to first order: of the mass, of the ratio R and its slope (`inexact`), of log1p,
-    # expm1 and exp (assumed good to two units), of sums and products.
-    size_of_log = np.abs(log)
-    e, inexact = abs(exponent), inexact + 8.0 * _UNIT * (1.0 + size_of_log)
-    ratio, ratios = 1.0 + excess, 2.0 + near + far
-    first, slope, second = np.abs(first), np.abs(slope), np.abs(second)
-    size = e * (inexact * ratio * first + 8.0 * _UNIT * (size_of_log * (1.0 + power) + np.abs(excess)))
-    size += 8.0 * _UNIT * np.abs(power) + mass_error * np.abs(term)
-    moment_error = _dot(mass, size)
-    size = mass_error * slope * first + inexact * (ratios * first + (e + 2.0) * slope * (2.0 + first))
-    derivative_error = _dot(mass, size)
-    size = second * (((e + 4.0) * inexact + mass_error) * slope + 2.0 * inexact * ratios)
-    return [*values, moment_error, derivative_error, _dot(mass, size)]
-
-
-def _too_long(outputs: float, distances: str) -> ConditionError:
-    return ConditionError(
-        f"The Rényi certificate is not computed for about {outputs:.0f} outputs at {distances}: it would take more "
-        "than a few seconds, and with that much noise the Gaussian certificate is about as good or better."
-    )
-
-
-def _dot(first: Array, second: Array) -> float:
-    """The sum of products, on one thread: BLAS starts several, which costs more than it gains here."""
-    return float(np.einsum("i,i->", first, second))

@@ -13,12 +13,13 @@ import numpy as np
 from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.law import Normal
+from cpsgd.mechanisms.law import Law, Normal
 from cpsgd.privacy import composition
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Rounds, composed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.guarantees import CITATIONS, Guarantee, guarantee
 from cpsgd.privacy.participation import Participation
+from cpsgd.privacy.renyi import renyi_floor, summed_renyi_certificate
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -34,6 +35,10 @@ TAIL_SHARES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)
 """Shares of δ for the certificates' tails that are tried without sampling."""
 # Shares of δ that a published route spends on the rounds themselves; composition gets the rest.
 _PUBLISHED_SHARES = (0.9, 0.5, 0.1, 0.01, 1e-3)
+# Rényi certificates of rounds with more different numbers of clients are not computed.
+_MOST_RENYI_SIZES = 4
+# Shares of δ that may pay for the noise sampler's resolution over all rounds.
+_SAMPLER_SHARES = (1e-6, 0.1)
 # Rounds are sorted into at most this many sizes, each rounded down: fewer certificates, never less privacy.
 _MOST_SIZES = 32
 
@@ -44,6 +49,7 @@ _COMPOSED = {
     "Kumar, Manurangsi 2022) or Rényi (Mironov, Talwar, Zhang 2019)",
     "fixed-size": "sampling without replacement by dp_accounting (Wang, Balle, Kasiviswanathan 2019, Theorem 27)",
 }
+_SUMMED = "Rényi divergences of rounds add up (Mironov 2017, Proposition 1)"
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,10 @@ def guarantee_over_rounds(
         method: _attempt(lambda: (*_composed(protocol, delta, sizes, scheme, neighbours, colluding, shares), citation)),
         _PER_ROUND: _attempt(lambda: _per_round(protocol, delta, count, scheme, neighbours, fewest, colluding)),
     }
+    if not exact and scheme.scheme == "every":
+        known = found[method]
+        below = math.inf if isinstance(known, str) else known[0]
+        found["renyi-certificate"] = _attempt(lambda: _renyi(protocol, delta, sizes, neighbours, colluding, below))
     proved = {name: result for name, result in found.items() if not isinstance(result, str)}
     if not proved:
         raise ConditionError(str(found[method]))
@@ -140,6 +150,7 @@ def guarantee_over_rounds(
         tail=tail,
         alternatives=tuple((name, r if isinstance(r, str) else r[0]) for name, r in found.items() if name != best),
         noise_clients=fewest - colluding,
+        assumption=protocol.assumption(neighbours),
         rounds=count,
         participation=scheme,
     )
@@ -217,6 +228,37 @@ def _composed(
     return best
 
 
+def _renyi(
+    protocol: Protocol, delta: float, sizes: Counter[int], adjacency: Adjacency, colluding: int, below: float
+) -> tuple[float, float, str]:
+    """ε by the Rényi certificates of all rounds, added up; not computed where it could not come below this."""
+    if len(sizes) > _MOST_RENYI_SIZES:
+        raise ConditionError(f"is computed for rounds of up to {_MOST_RENYI_SIZES} different numbers of clients")
+    mechanism, dim = protocol.mechanism, protocol.dim
+    sensitivity = mechanism.sensitivity(dim=dim, clip_norm=protocol.clip_norm, adjacency=adjacency)
+    laws = [(mechanism.law(size - colluding), count) for size, count in sizes.items()]
+    rounds = [(law, count) for law, count in laws if isinstance(law, Law)]
+    slope = sum(count * sensitivity**2 / (2.0 * law.variance) for law, count in rounds)
+    if (floor := renyi_floor(slope, delta)) >= below:
+        raise ConditionError(f"could not come below {math.floor(1e4 * floor) / 1e4:g}, so not computed")
+    # Both neighbours' laws are, over all rounds, this close in total variation to the ones the certificates are about.
+    moved = dim * mechanism.variation * sum(count * (size - colluding) for size, count in sizes.items())
+    spent = 2.0 * moved
+    for share in _SAMPLER_SHARES if moved else (0.0,):
+        if spent > _SAMPLER_SHARES[-1] * delta:
+            break
+        certificate = summed_renyi_certificate(
+            rounds, dim=dim, sensitivity=sensitivity, levels=mechanism.levels, delta=delta * (1.0 - share)
+        )
+        if certificate.epsilon > LARGEST_EPSILON:
+            raise ConditionError(f"ε would be over {LARGEST_EPSILON:g}; run fewer rounds or add noise")
+        spent = moved * (1.0 + math.exp(certificate.epsilon)) * (1.0 + 1e-12)
+        if spent <= share * delta * (1.0 - 1e-9):
+            citation = f"{CITATIONS['renyi-certificate']}; {_SUMMED}"
+            return certificate.epsilon, certificate.tail_mass + spent, citation
+    raise ConditionError(f"the noise sampler's resolution would cost {spent:.2g} of δ; {mechanism.sampler_remedy}")
+
+
 def round_cost(
     protocol: Protocol,
     adjacency: Adjacency,
@@ -229,7 +271,7 @@ def round_cost(
     """What `count` rounds with this many clients cost, each with a tail of this mass."""
     honest, mechanism = surviving - colluding, protocol.mechanism
     law = mechanism.law(honest)
-    sensitivity = mechanism.sensitivity(dim=protocol.dim, clip_norm=protocol.clip_norm, adjacency=adjacency)
+    sensitivity = protocol.sensitivity(adjacency)
     if isinstance(law, Normal):
         return Rounds(mu=sensitivity / law.deviation * (1.0 + 1e-14), count=count)
     certificate = gaussian_certificate(

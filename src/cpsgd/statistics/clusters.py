@@ -4,10 +4,12 @@ Every client holds one point x in a public ball. In each round the server sends 
 with a vector that is zero but for the block of the centre nearest to it. There it writes its point and a one: the sums
 of the blocks are the sums and the sizes of the clusters, which is all that Lloyd's algorithm asks of the data.
 
-**Point against count.** In units of the radius, the block is (x, b) and its norm at most D = √(1 + b²). A round adds
-noise of a variance proportional to D² to each coordinate. The new centre, sum / size, is then off by (up to the size)
-the noise of the sum and c times the noise of the size, c the centre itself: in squares D²(d + ‖c‖²/b²). At ‖c‖ = 1, the
-worst, this is smallest at b = d^(-1/4), where it is (√d + 1)².
+**Point against count.** In units of the radius, the block is (x, b) and its norm at most D = √(1 + b²). The new centre,
+sum / size, is off by (up to the size) the noise of the sum and c times the noise of the size, c the centre itself: in
+squares V(d + ‖c‖²/b²), V the variance in a coordinate. Where messages are of few bits V is proportional to D², the
+square of what they must hold. At ‖c‖ = 1, the worst, the error is then smallest at b = d^(-1/4), where it is (√d + 1)².
+Where privacy decides, V is proportional to the square of the largest distance of two vectors. That is 2 for every
+b <= 1 (`Blocks.distance`), so that b = 1 would be best, and b = d^(-1/4) is at most 21 % above it. We take the latter.
 
 **Where it begins.** No starting centre comes from the data. They are random points of the public ball, far from each
 other, and such a start is often a bad one. So the first half of the rounds runs with twice as many centres as were
@@ -44,6 +46,7 @@ _STANDS_OUT = 4.0
 _EXPLAINED = 2.0
 # A centre that nobody is near is put this share of the way from another to the next one.
 _SPLIT = 0.25
+_REASON = "each vector is made here from a point x of the unit ball, one block (x, b) with b <= 1 and zeros"
 # Server-side work on a handful of weighted points, where being thorough costs nothing.
 _RESTARTS, _ITERATIONS, _CANDIDATES = 20, 20, 50
 
@@ -102,6 +105,15 @@ class Blocks:
     def clip_norm(self) -> float:
         """D = √(1 + b²), which no client in the ball exceeds."""
         return float(np.hypot(1.0, self.one))
+
+    @property
+    def distance(self) -> float:
+        """The largest distance of two clients' vectors: 2, and what float32 adds to it.
+
+        In one block the counts are equal, and two points of the ball are at most 2 apart. In two blocks the squared
+        distance is ‖x‖² + ‖x'‖² + 2b² <= 2 + 2b² <= 4. Points and b are each off by 2^-24 of themselves.
+        """
+        return 2.0 * (1.0 + 2.0**-22)
 
     def write(self, points: Points, centres: Matrix) -> Points:
         """The clients' vectors: each point and a one in the block of the nearest centre."""
@@ -178,7 +190,16 @@ def kmeans(
     blocks = Blocks(clusters * _SEEDS_PER_CLUSTER if search else clusters, dim)
     start = _scattered(blocks.clusters, dim, generator) if initial is None else _public(initial, radius, clusters, dim)
     planned = plan(
-        clients, blocks.length, epsilon, delta, blocks.clip_norm, bits=bits, rounds=rounds, participation="every"
+        clients,
+        blocks.length,
+        epsilon,
+        delta,
+        blocks.clip_norm,
+        bits=bits,
+        rounds=rounds,
+        participation="every",
+        replace_one_distance=blocks.distance,
+        distance_reason=_REASON,
     )
     _check_budget(planned, blocks, clients, clusters)
     state = _Centres.at(start)

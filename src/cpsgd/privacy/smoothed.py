@@ -1,0 +1,356 @@
+"""The smoothed Gaussian certificate: many coordinates together are more Gaussian than one.
+
+The Gaussian certificate asks of every single coordinate that it be as private as a Gaussian, at its worst threshold.
+But a round has many coordinates, and their product is far smoother. Let G(w) be the pair N(√w, 1), N(0, 1), and write
+(A, B) ≼_η G(w) if H_s(A, B) <= H_s(G(w)) + η for all s > 0, and the same for (B, A). If
+
+    pair ⊗ G(w) ≼_η G(w + κ(w) t²)    for all pairs that a coordinate can have at a distance t, and all w >= w₀,
+
+then a product of coordinates at distances t_j is ≼ G(w_d), w_j = w_{j-1} + κ(w_{j-1}) t_j², with η for each: give the
+adversary G(w₀) for free and swap coordinates for Gaussians one at a time. The round is √w_d-GDP up to a tail, as with
+the Gaussian certificate, and rounds are simply more coordinates.
+
+**One integral.** Let e be the pair's excess (`cpsgd.privacy.curves`) and ẽ(x) = e(exp x). Then
+
+    H_exp(c)(pair ⊗ G(w)) - H_exp(c)(G(w)) = ∫ ẽ(x) φ((x - c)/√w + √w/2) dx/√w,
+
+a Gaussian average of positive numbers, and, since ∂/∂v H_exp(c)(G(v)) = φ(√v/2 - c/√v)/(2√v), the pair is within
+G(w + Δ) if, for all c,
+
+    R(c) = 2 ∫ ẽ(x) exp(x c/w - x²/(2w) - x/2) dx  <=  J(c) = ∫_w^(w+Δ) √(w/v) exp((c²/2)(1/w - 1/v) - (v-w)/8) dv.
+
+Nothing cancels, so distances however small are compared to full relative accuracy. log R is convex in c and log J
+convex in c², which bounds both between the values of c that are computed. docs/accounting.md, section 6, has the proofs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpsgd import _validate
+from cpsgd.errors import ConditionError
+from cpsgd.mechanisms.law import Array
+from cpsgd.privacy.certificate import GaussianCertificate
+from cpsgd.privacy.curves import Curve, Family
+
+# Distances of the scaled first curve grow by this factor; the chord of t² is within 0.03 % of it.
+_RATIO = 1.03
+# The smallest distance is so small that the kernel of R is constant, to this much, where the curve matters.
+_FLAT = 0.1
+# Values of w grow by this factor. c/√w runs from -W to W, W one of these, over so many values times W.
+_GROWTH, _THRESHOLDS = 1.2, 7.0
+_WIDTHS = (6.0, 7.0, 8.0, 9.0, 10.0, 12.0, 14.0, 17.0, 20.0, 25.0, 30.0)
+_LARGEST_EXPONENT = 600.0
+_FASTEST, _FLAT_RATE = 3.0, 1e-3
+# Nothing is gained by a start below this share of w.
+_LEAST_START = 3e-4
+# Parts of the interval of v that J is bounded on.
+_PARTS, _NARROW = 12, 0.05
+# Edges between two distances are so close that R/t² changes by less than this.
+_PIECE, _MOST_PIECES = 2e-3, 12
+_TRIES = 400
+_SAFE = 1.0 + 1e-8
+
+
+@dataclass(frozen=True, eq=False)
+class Growth:
+    """How w grows as coordinates are swapped for Gaussians: what a family's certificates follow from.
+
+    Attributes:
+        starts: Values of w, rising; the first is what the adversary is given.
+        rates: κ at each, falling; each holds up to the next, the last one from there on.
+        overshoot: Σt² that is lost because a coordinate may step over a value of w.
+    """
+
+    starts: Array
+    rates: Array
+    overshoot: float
+
+    def reached(self, budget: float) -> float:
+        """Upper bound on w when the squared distances add up to `budget`."""
+        left = budget * (1.0 + 1e-12) + self.overshoot
+        for w, following, rate in zip(self.starts, [*self.starts[1:], math.inf], self.rates, strict=True):
+            if left <= (following - w) / rate * (1.0 - 1e-12):
+                return float(w + left * rate) * (1.0 + 1e-12)
+            left -= (following - w) / rate * (1.0 - 1e-12)
+        raise AssertionError("the last rate has no end")
+
+    def affordable(self, w: float) -> float:
+        """The largest Σt², rounded down, after which w is at most this; 0 where even the start is more."""
+        spent = 0.0
+        for start, following, rate in zip(self.starts, [*self.starts[1:], math.inf], self.rates, strict=True):
+            spent += max(0.0, min(w, following) - start) / rate
+        return max(0.0, spent * (1.0 - 1e-9) - self.overshoot)
+
+
+def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
+    """κ(w) for w up to about `around`, from a start that is worth its price.
+
+    Args:
+        families: The pairs that a coordinate can have.
+        around: The w that the whole product will have, roughly.
+        tail: Mass per coordinate that may be spent on thresholds far out, beside what the family leaves out.
+
+    Raises:
+        ConditionError: Pairs are too far apart to be smoothed.
+    """
+    curves = [_Curves(family) for family in families]
+    reach = max(family.reach for family in families)
+    w, factor, values, rates = around, _GROWTH, [], []
+    while True:
+        try:
+            rate = max(each.rate(w, tail) for each in curves)
+        except _TooRough:
+            break
+        # Where κ hardly changes, steps may be longer.
+        if rates:
+            factor = min(_FASTEST, factor * factor) if rate < rates[-1] * (1.0 + _FLAT_RATE) else _GROWTH
+        values.append(w)
+        rates.append(rate)
+        if w < _LEAST_START * around:
+            break
+        w /= factor
+    if not values:
+        raise ConditionError(
+            "No smoothed certificate: what one client can change in a coordinate is too large against the whole."
+        )
+    starts, found = np.array(values[::-1]), np.minimum.accumulate(np.array(rates[::-1]))
+    # A step from below a node uses the rate before it for up to κ t² beyond it.
+    overshoot = reach * reach * float(np.sum(found[:-1] / found[1:] - 1.0)) * (1.0 + 1e-12)
+    return Growth(starts, found, overshoot)
+
+
+def smoothed_certificate(families: Sequence[Family], *, dim: int, sensitivity: float, tail: float) -> GaussianCertificate:
+    """The certificate of a product of `dim` coordinates whose distances have Euclidean norm at most `sensitivity`.
+
+    Args:
+        families: The pairs that a coordinate can have; their own tail counts for each coordinate.
+        dim: Coordinates in all: those of a round, times rounds.
+        sensitivity: √Σt².
+        tail: Further mass, for all coordinates together, that may be spent on thresholds far out.
+
+    Raises:
+        ConditionError: The pairs are too far apart to be smoothed.
+    """
+    _validate.integer("dim", dim, low=1)
+    budget = _validate.positive("sensitivity", sensitivity) ** 2
+    around = budget * max(fisher(family) for family in families)
+    found = growth(families, around=around, tail=tail / dim)
+    mu = math.sqrt(found.reached(budget)) * (1.0 + 1e-15)
+    mass = (dim * max(family.tail for family in families) + tail) * (1.0 + 2.0**-51)
+    return GaussianCertificate(mu=mu, unit_mu=mu / sensitivity * (1.0 + 2.0**-52), tail_mass=mass)
+
+
+def fisher(family: Family) -> float:
+    """κ of a small distance at a large w, roughly: 2 ∫ e(s) ds / t² of the first curve."""
+    first = family.first
+    s = np.exp(first.log_ratios)
+    area = float(np.sum(0.5 * (first.excess[1:] + first.excess[:-1]) * np.diff(s)))
+    return 2.0 * area / first.distance**2
+
+
+class _TooRough(Exception):
+    """W is too small for these pairs."""
+
+
+class _Curves:
+    """All curves of a family, at all distances that are needed."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.first = family.first
+        self.spread = float(np.max(np.abs(self.first.log_ratios)))
+        self._rough_rate = fisher(family)
+
+    def rate(self, w: float, tail: float) -> float:
+        """Upper bound on κ(w)."""
+        largest = self.family.others[-1] if self.family.others else self.first
+        farthest = float(np.max(np.abs(largest.log_ratios)))
+        for widest in _WIDTHS:
+            # Far enough out, what is smoothed is under the tail; from there on it only falls.
+            end = widest * math.sqrt(w)
+            if end < farthest + w or farthest * end / w > _LARGEST_EXPONENT:
+                continue
+            moments = _moments([largest], w, end, 2)[0]
+            log_density = -0.5 * (widest - 0.5 * math.sqrt(w)) ** 2
+            if math.log(float(np.max(moments))) + log_density <= math.log(tail * math.sqrt(w)):
+                return self._rate(w, end, round(_THRESHOLDS * widest))
+        raise _TooRough
+
+    def _rate(self, w: float, end: float, thresholds: int) -> float:
+        curves = self._nodes(w, end)
+        c = np.linspace(-end, end, thresholds)
+        moments = _moments(curves, w, end, thresholds)
+        distances = np.array([curve.distance for curve in curves])
+        edges, bounds = _between(distances, moments, self._rough_rate * (end / w) ** 2)
+        smallest = np.full((1, thresholds), self._smallest(w, end, curves[0].distance))
+        log_bounds = np.log(np.vstack([smallest, bounds]))
+        squares = np.square(np.append(0.0, edges))
+        rate = self._rough_rate
+        for _ in range(_TRIES):
+            found = _needed(log_bounds, c, w, rate * squares)
+            if found <= rate:
+                self._rough_rate = rate
+                return rate * _SAFE
+            # J/Δ rises with κ where c is large, so what is needed falls: small steps at first.
+            rate = min(found, 1.01 * rate) * (1.0 + 1e-6)
+            if rate * squares[-1] > 100.0 * w:
+                break
+        raise _TooRough
+
+    def _nodes(self, w: float, end: float) -> list[Curve]:
+        """The first curve, scaled down to where it is narrow against √w, and the others."""
+        first, reach = self.first, self.family.reach
+        smallest = _FLAT / ((end / w + 1.5) * self.spread)
+        most = min(1.0, reach / first.distance)
+        count = max(1, math.ceil(math.log(most / min(most, smallest)) / math.log(_RATIO)))
+        curves = [_scaled(first, float(most * _RATIO**-i)) for i in range(count, -1, -1)]
+        return curves + [curve for curve in self.family.others if curve.distance <= reach]
+
+    def _smallest(self, w: float, end: float, distance: float) -> float:
+        """Upper bound on R/t² for all t up to the smallest distance and all c up to `end`.
+
+        With t = λ t₁ it is 2/t₁² ∫ e(1 + u) k(λ u) du, and with b = c/w - 3/2 the kernel is k(v) <= (1 + v)^b <=
+        1 + b v + v² (|b| + 1)² exp(1.4 (|b| + 2)|v|)/2 for |v| <= ½.
+        """
+        first = self.first
+        u = np.expm1(first.log_ratios)
+        scale, steep = distance / first.distance, end / w + 1.5
+        largest = scale * float(np.max(np.abs(u)))
+        if largest > 0.5:
+            raise _TooRough
+        cells, middle = 0.5 * (first.excess[1:] + first.excess[:-1]) * np.diff(u), 0.5 * (u[1:] + u[:-1])
+        farther = np.maximum(np.abs(u[1:]), np.abs(u[:-1]))
+        # The mean of u in a cell of a linear e is off its middle by at most a sixth of the fall.
+        mean = float(cells @ middle)
+        spread = float(np.sum(np.abs(np.diff(first.excess)) * np.diff(u) ** 2)) / 12.0
+        bend = 0.5 * (scale * (steep + 1.0)) ** 2 * math.exp(1.4 * (steep + 2.0) * largest)
+        total = float(cells.sum()) + scale * steep * (abs(mean) + spread) + bend * float(cells @ (farther * farther))
+        return 2.0 / first.distance**2 * total * _SAFE
+
+
+def _scaled(curve: Curve, scale: float) -> Curve:
+    """The curve of the mixture (1 - λ) B + λ A: e_λ(1 + v) = λ e(1 + v/λ)."""
+    if scale == 1.0:
+        return curve
+    moved = np.log1p(scale * np.expm1(curve.log_ratios))
+    return Curve(scale * curve.distance, moved, scale * curve.excess * (1.0 + 1e-15))
+
+
+def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> Array:
+    """Upper bounds on R(c), one row per curve, for so many values of c from -end to end.
+
+    The measure ẽ(x) exp(-x²/(2w) - x/2) dx of each cell is moved to the cell's ends with its mean kept, which only
+    increases the integral of exp(x c/w), convex in x.
+    """
+    # Shorter curves end in cells of no width.
+    longest = max(len(curve.excess) for curve in curves)
+    x, e = np.empty((2, len(curves), longest))
+    for i, curve in enumerate(curves):
+        size = len(curve.excess)
+        x[i, :size], x[i, size:] = curve.log_ratios, curve.log_ratios[-1]
+        e[i, :size], e[i, size:] = curve.excess, curve.excess[-1]
+    mass = _masses(x, e, w)
+    term, factor = 2.0 * mass * np.exp(-end / w * x), np.exp(2.0 * end / (thresholds - 1) / w * x)
+    found = np.empty((len(curves), thresholds))
+    for k in range(thresholds):
+        np.einsum("ij->i", term, out=found[:, k])
+        term *= factor
+    return found * _SAFE
+
+
+def _masses(x: Array, e: Array, w: float) -> Array:
+    """The measure of the cells at their ends.
+
+    In a cell ẽ is linear in s, hence under ē + δ ξ with ξ from -1 to 1, up to the share h/7 of its fall; the exponent,
+    concave in x, lies under its tangent y ξ in the middle. With E_j the averages of ξ^j exp(y ξ) the two ends get
+    (h/2) (ē E₀ ± (ē E₁ + δ E₂) + δ E₁).
+    """
+    width, middle = np.diff(x), 0.5 * (x[:, 1:] + x[:, :-1])
+    bent = np.maximum(0.0, e[:, :-1] - e[:, 1:]) * width / 7.0
+    mean, half = 0.5 * (e[:, 1:] + e[:, :-1]) + bent, 0.5 * (e[:, 1:] - e[:, :-1])
+    y = -(middle / w + 0.5) * 0.5 * width
+    if float(np.max(np.abs(y))) > 1.0:
+        raise _TooRough
+    z = y * y
+    even = 1.0 + z * (1 / 6 + z * (1 / 120 + z * (1 / 5040 + z * (1 / 362880 + z / 39916800))))
+    odd = y * (1 / 3 + z * (1 / 30 + z * (1 / 840 + z * (1 / 45360 + z * (1 / 3991680 + z / 518918400)))))
+    square = 1 / 3 + z * (1 / 10 + z * (1 / 168 + z * (1 / 6480 + z * (1 / 443520 + z / 47174400))))
+    scale = 0.5 * width * np.exp(-middle * (0.5 * middle / w + 0.5))
+    both, apart = mean * even + half * odd, mean * odd + half * square
+    mass = np.zeros_like(x)
+    mass[:, 1:] += scale * (both + apart)
+    mass[:, :-1] += scale * (both - apart)
+    return mass
+
+
+def _between(distances: Array, moments: Array, change: float) -> tuple[Array, Array]:
+    """Bounds on R(c)/t² between neighbouring distances, and between further edges where it changes with t.
+
+    Between two distances R lies under its chord a + b t, and (a + b t)/t² is largest at an edge or at 1/t = -b/(2a).
+
+    Args:
+        distances: Where R is known.
+        moments: R, one row per distance.
+        change: R/t² at the largest c grows by about this times t², relatively.
+    """
+    steps = np.diff(np.square(distances)) * change / _PIECE
+    pieces = np.clip(np.ceil(steps), 1, _MOST_PIECES).astype(np.int64)
+    row = np.repeat(np.arange(len(pieces)), pieces)
+    place = (np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) / pieces[row]
+    start, width = distances[:-1][row], np.diff(distances)[row]
+    edges = np.append(start + width * place, distances[-1])
+    b = np.diff(moments, axis=0) / np.diff(distances)[:, None]
+    a = (moments[:-1] - b * distances[:-1, None])[row]
+    b = b[row]
+    near, far = 1.0 / edges[:-1, None], 1.0 / edges[1:, None]
+    vertex = np.clip(-0.5 * b / np.minimum(a, -1e-300), far, near)
+    largest = np.maximum(np.maximum((a * near + b) * near, (a * far + b) * far), (a * vertex + b) * vertex)
+    return edges, largest * (1.0 + 1e-11)
+
+
+def _needed(log_bounds: Array, thresholds: Array, w: float, widths: Array) -> float:
+    """The smallest κ with R/t² <= κ J/Δ for all c and all t, given bounds on log R/t² between neighbouring edges.
+
+    `widths` are the Δ at the edges. J/Δ, an average of a function of v that rises and then falls, is smallest at an
+    edge. It is an average of exp(A + B c²): on each part of [w, w + Δ] the mean of the exponent is bounded below, since
+    1/v lies under its chord and log v under its tangent.
+    """
+    c0, c1 = thresholds[:-1], thresholds[1:]
+    # Between two thresholds log R lies under its chord, and log J, convex in c², over its tangent in between.
+    y = 0.5 * (c0 * c0 + c1 * c1)
+    value, bend = np.empty((2, len(widths), len(y)))
+    narrow = int(np.searchsorted(widths * (thresholds[-1] / w) ** 2, _NARROW))
+    # Both are the same for c and -c.
+    half = (len(y) + 1) // 2
+    value[:narrow, :half], bend[:narrow, :half] = _average(w, widths[:narrow], y[:half], 1)
+    value[narrow:, :half], bend[narrow:, :half] = _average(w, widths[narrow:], y[:half], _PARTS)
+    value[:, half:], bend[:, half:] = value[:, len(y) // 2 - 1 :: -1], bend[:, len(y) // 2 - 1 :: -1]
+    rise = (log_bounds[:, 1:] - log_bounds[:, :-1]) / (c1 - c0)
+    found = -math.inf
+    for edge in (slice(0, -1), slice(1, None)):
+        low, curve = value[edge], bend[edge]
+        vertex = np.clip(rise / (2.0 * np.maximum(curve, 1e-300)), c0, c1)
+        for c in (c0, c1, vertex):
+            here = log_bounds[:, :-1] + rise * (c - c0) - low - curve * (c * c - y)
+            found = max(found, float(np.max(here)))
+    return math.exp(min(found, 600.0)) * (1.0 + 1e-11)
+
+
+def _average(w: float, widths: Array, y: Array, parts: int) -> tuple[Array, Array]:
+    """Lower bounds on log J/Δ at c² = y, and its slope there: one row per width Δ."""
+    edges = w + widths[:, None] * np.arange(parts + 1) / parts
+    low, high, middle = edges[:, :-1], edges[:, 1:], 0.5 * (edges[:, :-1] + edges[:, 1:])
+    constant = -0.5 * np.log(middle / w) - (middle - w) / 8.0
+    quadratic = 0.25 * ((low - w) / (w * low) + (high - w) / (w * high))
+    if parts == 1:
+        return constant + quadratic * y, np.broadcast_to(quadratic, (len(widths), len(y)))
+    terms = constant[:, None, :] + quadratic[:, None, :] * y[None, :, None]
+    top = np.max(terms, axis=2)
+    weights = np.exp(terms - top[:, :, None])
+    total = np.einsum("icp->ic", weights)
+    return top + np.log(total / parts), np.einsum("icp,ip->ic", weights, quadratic) / total
