@@ -4,7 +4,7 @@ Its kernels are written twice: in plain PyTorch (`device_plain.py`), for any dev
 (`device_fused.py`), for GPUs. The two give the same integers, bit for bit.
 
 The law of the mean is that of `RoundSimulator`, and so of single messages: every client's vector is really clipped,
-rotated and rounded, the noise of the sum is drawn once. Three things differ.
+rotated and rounded, the noise of the sum is drawn once, where rounding is not itself the noise. Three things differ.
 
 * Random numbers come from a counter (Philox), not from a cipher: fine for experiments, but a simulation whose numbers
   can be predicted protects nobody.
