@@ -288,6 +288,10 @@ class Mechanism(ABC):
         the codec's resolution adds to it (`cpsgd.codec.clip.apart`) is for the mechanism to count.
         """
 
+    @abstractmethod
+    def reach(self, adjacency: Adjacency) -> float:
+        """The largest distance of two neighbours in one coordinate, in units of the law."""
+
     @property
     @abstractmethod
     def variation(self) -> float:

@@ -120,6 +120,10 @@ class Gaussian(Mechanism):
         """2D or D, or the distance stated: that of real numbers, as all of this protocol's guarantee."""
         return adjacency.distance(clip_norm, replace_one_distance)
 
+    def reach(self, adjacency: Adjacency) -> float:
+        """Without bound but the norm's."""
+        return math.inf
+
     # ------------------------------------------------------------------ planning
 
     @classmethod

@@ -221,6 +221,10 @@ class Lattice(Mechanism):
         points = clip.apart(replace_one_distance, dim=dim, clip_norm=clip_norm, unit=grid.unit)
         return min(found, points * 2.0**-grid.fraction_bits)
 
+    def reach(self, adjacency: Adjacency) -> float:
+        """From the lowest level to the highest, or from the middle to one of them."""
+        return adjacency.distance(0.5 * (self.levels - 1))
+
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
         """Two levels, and the paper's X^max."""

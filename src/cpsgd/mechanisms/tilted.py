@@ -182,14 +182,25 @@ class Tilted(Mechanism):
             raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
         return self.steps(honest)
 
-    def sensitivity(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> float:
+    def sensitivity(
+        self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
+    ) -> float:
         """2D/X for replace-one and D/X for zero-out, and never more than the cube of coordinates allows.
 
         In units of X. Rotation keeps distances, and clipping coordinates is a projection on a convex set. The grid does
-        not increase it either: a vector whose norm on the grid exceeds D is shrunk.
+        not increase it either: a vector whose norm on the grid exceeds D is shrunk. Nothing on the grid enforces a
+        distance that is stated for replace-one: there the resolution is added.
         """
         ball = adjacency.distance(clip_norm) / self.coordinate_range
-        return min(ball, math.sqrt(dim) * adjacency.distance(1.0)) * _ROUNDING
+        found = min(ball, math.sqrt(dim) * adjacency.distance(1.0)) * _ROUNDING
+        if replace_one_distance is None or adjacency is not Adjacency.REPLACE_ONE:
+            return found
+        points = clip.apart(replace_one_distance, dim=dim, clip_norm=clip_norm, unit=self.grid.unit)
+        return min(found, points / self.grid.limit * _ROUNDING)
+
+    def reach(self, adjacency: Adjacency) -> float:
+        """2 for replace-one and 1 for zero-out, in units of X."""
+        return adjacency.distance(1.0)
 
     # ------------------------------------------------------------------ planning
 

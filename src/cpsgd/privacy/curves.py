@@ -313,7 +313,7 @@ class _Tails:
     """Sums of the masses of a pair beyond each point, from the far end on, so that small ones are accurate."""
 
     def __init__(self, pair: _Pair) -> None:
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             ratio = pair.first / np.maximum(pair.second, 1e-320)
         # Rises, but for roundings.
         self.ratio = np.maximum.accumulate(ratio)

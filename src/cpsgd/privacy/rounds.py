@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +14,14 @@ import numpy as np
 from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.law import Law, Normal
+from cpsgd.mechanisms.law import Law, Normal, Steps
 from cpsgd.privacy import composition
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Rounds, composed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
+from cpsgd.privacy.gaussian import gdp_epsilon
 from cpsgd.privacy.guarantees import CITATIONS, Guarantee, guarantee
 from cpsgd.privacy.participation import Participation
+from cpsgd.privacy.products import smoothed_certificate, smoothed_epsilon
 from cpsgd.privacy.renyi import renyi_floor, summed_renyi_certificate
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ TAIL_SHARES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)
 _PUBLISHED_SHARES = (0.9, 0.5, 0.1, 0.01, 1e-3)
 # Rényi certificates of rounds with more different numbers of clients are not computed.
 _MOST_RENYI_SIZES = 4
+# The smoothed certificate is worth its time where it may be better by more than this.
+_GAIN = 1.002
 # Shares of δ that may pay for the noise sampler's resolution over all rounds.
 _SAMPLER_SHARES = (1e-6, 0.1)
 # Rounds are sorted into at most this many sizes, each rounded down: fewer certificates, never less privacy.
@@ -49,6 +54,7 @@ _COMPOSED = {
     "Kumar, Manurangsi 2022) or Rényi (Mironov, Talwar, Zhang 2019)",
     "fixed-size": "sampling without replacement by dp_accounting (Wang, Balle, Kasiviswanathan 2019, Theorem 27)",
 }
+_PRODUCT = "rounds are more coordinates of one product"
 _SUMMED = "Rényi divergences of rounds add up (Mironov 2017, Proposition 1)"
 
 
@@ -121,21 +127,26 @@ def guarantee_over_rounds(
         raise ConditionError(
             f"A round ended with {fewest} clients of whom {colluding} may collude: it protects nobody; refuse it."
         )
-    exact = isinstance(protocol.mechanism.law(fewest - colluding), Normal)
-    method = "gaussian-analytic" if exact else "gaussian-certificate"
-    citation = f"{CITATIONS[method]}; {_COMPOSED[scheme.scheme]}"
-    shares = [0.0] if exact else [SAMPLED_TAIL_SHARE] if scheme.rate < 1.0 else TAIL_SHARES
-    found = {
-        method: _attempt(lambda: (*_composed(protocol, delta, sizes, scheme, neighbours, colluding, shares), citation)),
-        _PER_ROUND: _attempt(lambda: _per_round(protocol, delta, count, scheme, neighbours, fewest, colluding)),
-    }
+    law = protocol.mechanism.law(fewest - colluding)
+    exact, steps = isinstance(law, Normal), isinstance(law, Steps)
+    method = "gaussian-analytic" if exact else "smoothed-certificate" if steps else "gaussian-certificate"
+    found: dict[str, Result] = {}
+    if not (steps and scheme.scheme == "every"):
+        citation = f"{CITATIONS[method]}; {_COMPOSED[scheme.scheme]}"
+        shares = [0.0] if exact else [SAMPLED_TAIL_SHARE] if scheme.rate < 1.0 else TAIL_SHARES
+        found[method] = _attempt(
+            lambda: (*_composed(protocol, delta, sizes, scheme, neighbours, colluding, shares), citation)
+        )
+    if not steps:
+        found[_PER_ROUND] = _attempt(lambda: _per_round(protocol, delta, count, scheme, neighbours, fewest, colluding))
     if not exact and scheme.scheme == "every":
-        known = found[method]
-        below = math.inf if isinstance(known, str) else known[0]
-        found["renyi-certificate"] = _attempt(lambda: _renyi(protocol, delta, sizes, neighbours, colluding, below))
+        for name, prove in (("smoothed-certificate", _smoothed), ("renyi-certificate", _renyi)):
+            below = min((result[0] for result in found.values() if not isinstance(result, str)), default=math.inf)
+            if not (steps and name == "renyi-certificate"):
+                found[name] = _attempt(partial(prove, protocol, delta, sizes, neighbours, colluding, below))
     proved = {name: result for name, result in found.items() if not isinstance(result, str)}
     if not proved:
-        raise ConditionError(str(found[method]))
+        raise ConditionError(str(next(iter(found.values()))))
     best = min(proved, key=lambda name: proved[name][0])
     epsilon, tail, citation = proved[best]
     if protocol.mechanism.published is not None:
@@ -228,6 +239,39 @@ def _composed(
     return best
 
 
+def _smoothed(
+    protocol: Protocol, delta: float, sizes: Counter[int], adjacency: Adjacency, colluding: int, below: float
+) -> tuple[float, float, str]:
+    """ε by the smoothed certificate of all rounds' coordinates together, each as if it had the fewest clients."""
+    mechanism, dim, rounds, honest = protocol.mechanism, protocol.dim, sizes.total(), min(sizes) - colluding
+    law, sensitivity = mechanism.law(honest), protocol.sensitivity(adjacency)
+    assert not isinstance(law, Normal)
+    if isinstance(law, Law):
+        floor = gdp_epsilon(sensitivity * math.sqrt(rounds / law.variance), delta) * _GAIN
+        if floor >= below:
+            raise ConditionError(f"could not come below {math.floor(1e4 * floor) / 1e4:g}, so not computed")
+    moved = dim * mechanism.variation * rounds * max(sizes)
+    spent = 2.0 * moved
+    for share in _SAMPLER_SHARES if moved else (0.0,):
+        if spent > _SAMPLER_SHARES[-1] * delta:
+            break
+        epsilon, certificate = smoothed_epsilon(
+            law,
+            dim=dim,
+            sensitivity=sensitivity,
+            reach=mechanism.reach(adjacency),
+            delta=delta * (1.0 - share),
+            rounds=rounds,
+        )
+        if epsilon > LARGEST_EPSILON:
+            raise ConditionError(f"ε would be over {LARGEST_EPSILON:g}; run fewer rounds or add noise")
+        spent = moved * (1.0 + math.exp(epsilon)) * (1.0 + 1e-12)
+        if spent <= share * delta * (1.0 - 1e-9) or not moved:
+            citation = f"{CITATIONS['smoothed-certificate']}; {_PRODUCT}"
+            return epsilon, certificate.tail_mass + spent, citation
+    raise ConditionError(f"the noise sampler's resolution would cost {spent:.2g} of δ; {mechanism.sampler_remedy}")
+
+
 def _renyi(
     protocol: Protocol, delta: float, sizes: Counter[int], adjacency: Adjacency, colluding: int, below: float
 ) -> tuple[float, float, str]:
@@ -235,7 +279,7 @@ def _renyi(
     if len(sizes) > _MOST_RENYI_SIZES:
         raise ConditionError(f"is computed for rounds of up to {_MOST_RENYI_SIZES} different numbers of clients")
     mechanism, dim = protocol.mechanism, protocol.dim
-    sensitivity = mechanism.sensitivity(dim=dim, clip_norm=protocol.clip_norm, adjacency=adjacency)
+    sensitivity = protocol.sensitivity(adjacency)
     laws = [(mechanism.law(size - colluding), count) for size, count in sizes.items()]
     rounds = [(law, count) for law, count in laws if isinstance(law, Law)]
     slope = sum(count * sensitivity**2 / (2.0 * law.variance) for law, count in rounds)
@@ -274,6 +318,17 @@ def round_cost(
     sensitivity = protocol.sensitivity(adjacency)
     if isinstance(law, Normal):
         return Rounds(mu=sensitivity / law.deviation * (1.0 + 1e-14), count=count)
+    if isinstance(law, Steps):
+        # What is proved are hockey-stick divergences of pairs, up to the tail. Poisson sampling needs no more; the bound
+        # for fixed-size sampling does.
+        if scheme.scheme == "fixed-size" and scheme.rate < 1.0:
+            raise ConditionError(
+                f"Nothing is proved for {mechanism.name} under fixed-size sampling; use Poisson sampling, or binomial."
+            )
+        found = smoothed_certificate(
+            law, dim=protocol.dim, sensitivity=sensitivity, reach=mechanism.reach(adjacency), tail=tail
+        )
+        return Rounds(found.mu, count, found.tail_mass)
     certificate = gaussian_certificate(
         law,
         dim=protocol.dim,

@@ -31,10 +31,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpsgd import _validate
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Array
-from cpsgd.privacy.certificate import GaussianCertificate
 from cpsgd.privacy.curves import Curve, Family
 
 # Distances of the scaled first curve grow by this factor; the chord of t² is within 0.03 % of it.
@@ -48,8 +46,8 @@ _LARGEST_EXPONENT = 600.0
 _FASTEST, _FLAT_RATE = 3.0, 1e-3
 # Nothing is gained by a start below this share of w.
 _LEAST_START = 3e-4
-# Parts of the interval of v that J is bounded on.
-_PARTS, _NARROW = 12, 0.05
+# Parts of the interval of v that J is bounded on: more of them where Δ (c/w)² is over these limits.
+_PARTS = ((0.05, 1), (0.5, 4), (math.inf, 12))
 # Edges between two distances are so close that R/t² changes by less than this.
 _PIECE, _MOST_PIECES = 2e-3, 12
 _TRIES = 400
@@ -122,27 +120,6 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
     # A step from below a node uses the rate before it for up to κ t² beyond it.
     overshoot = reach * reach * float(np.sum(found[:-1] / found[1:] - 1.0)) * (1.0 + 1e-12)
     return Growth(starts, found, overshoot)
-
-
-def smoothed_certificate(families: Sequence[Family], *, dim: int, sensitivity: float, tail: float) -> GaussianCertificate:
-    """The certificate of a product of `dim` coordinates whose distances have Euclidean norm at most `sensitivity`.
-
-    Args:
-        families: The pairs that a coordinate can have; their own tail counts for each coordinate.
-        dim: Coordinates in all: those of a round, times rounds.
-        sensitivity: √Σt².
-        tail: Further mass, for all coordinates together, that may be spent on thresholds far out.
-
-    Raises:
-        ConditionError: The pairs are too far apart to be smoothed.
-    """
-    _validate.integer("dim", dim, low=1)
-    budget = _validate.positive("sensitivity", sensitivity) ** 2
-    around = budget * max(fisher(family) for family in families)
-    found = growth(families, around=around, tail=tail / dim)
-    mu = math.sqrt(found.reached(budget)) * (1.0 + 1e-15)
-    mass = (dim * max(family.tail for family in families) + tail) * (1.0 + 2.0**-51)
-    return GaussianCertificate(mu=mu, unit_mu=mu / sensitivity * (1.0 + 2.0**-52), tail_mass=mass)
 
 
 def fisher(family: Family) -> float:
@@ -324,11 +301,12 @@ def _needed(log_bounds: Array, thresholds: Array, w: float, widths: Array) -> fl
     # Between two thresholds log R lies under its chord, and log J, convex in c², over its tangent in between.
     y = 0.5 * (c0 * c0 + c1 * c1)
     value, bend = np.empty((2, len(widths), len(y)))
-    narrow = int(np.searchsorted(widths * (thresholds[-1] / w) ** 2, _NARROW))
     # Both are the same for c and -c.
-    half = (len(y) + 1) // 2
-    value[:narrow, :half], bend[:narrow, :half] = _average(w, widths[:narrow], y[:half], 1)
-    value[narrow:, :half], bend[narrow:, :half] = _average(w, widths[narrow:], y[:half], _PARTS)
+    half, start = (len(y) + 1) // 2, 0
+    for limit, parts in _PARTS:
+        stop = int(np.searchsorted(widths * (thresholds[-1] / w) ** 2, limit))
+        value[start:stop, :half], bend[start:stop, :half] = _average(w, widths[start:stop], y[:half], parts)
+        start = stop
     value[:, half:], bend[:, half:] = value[:, len(y) // 2 - 1 :: -1], bend[:, len(y) // 2 - 1 :: -1]
     rise = (log_bounds[:, 1:] - log_bounds[:, :-1]) / (c1 - c0)
     found = -math.inf
