@@ -67,6 +67,35 @@ class FairCoins:
 
 
 @dataclass(frozen=True)
+class Rounding:
+    """How a device's kernels turn a point g of the grid into an integer.
+
+    g is clipped to ±`limit`. A draw is ⌊(g + offset + u) / 2^F⌋, u uniform on 0, ..., 2^F - 1: one of the two
+    neighbouring levels. It is a coin, 0 or 1, where F = 16 and limit <= offset = 2^15; coins may be counted or sampled.
+
+    Attributes:
+        limit: The largest |g|.
+        offset: What is added to g, at least `limit`.
+        fraction_bits: F, at most 16.
+        coins: So many coins are tossed and the integer is the number of heads; None for a single draw.
+        rate: Of 2^16: with this probability a coin is tossed, 2 for heads and 0 for tails, otherwise the integer is 1.
+            None where every coordinate is included.
+    """
+
+    limit: int
+    offset: int
+    fraction_bits: int
+    coins: int | None = None
+    rate: int | None = None
+
+    @property
+    def largest(self) -> int:
+        """The largest integer."""
+        draw = (self.limit + self.offset + (1 << self.fraction_bits) - 1) >> self.fraction_bits
+        return draw * (self.coins or 1) * (1 if self.rate is None else 2)
+
+
+@dataclass(frozen=True)
 class Deviation:
     """A bound on how far a sum of messages lies from its centre, in integers.
 
@@ -202,8 +231,12 @@ class Mechanism(ABC):
     def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64] | NDArray[np.float64]:
         """What the noise of `count` clients adds to their sum, drawn in one go."""
 
+    @abstractmethod
+    def device_rounding(self) -> Rounding | None:
+        """What `rounding_part` does, for a device's own kernels; None where floats are sent as they are."""
+
     def device_noise(self, count: int) -> FairCoins | Normal | None:
-        """The same as a law that a device draws by itself; None where `sum_noise` is to draw it."""
+        """What `sum_noise` draws as a law that a device draws by itself; None where `sum_noise` is to draw it."""
         return None
 
     # ------------------------------------------------------------------ error

@@ -17,7 +17,7 @@ from typing import Any, Self
 from cpsgd import _validate
 from cpsgd.codec.formats import Integers
 from cpsgd.codec.rounding import Flipper
-from cpsgd.mechanisms.base import Search
+from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted
@@ -77,6 +77,10 @@ class Coins(Tilted):
     def kernel(self) -> Flipper:
         """Flips the coins."""
         return Flipper(int(self.grid.limit), self.coins)
+
+    def device_rounding(self) -> Rounding:
+        """Tosses as many on a device."""
+        return Rounding(int(self.grid.limit), 1 << (FRACTION_BITS - 1), FRACTION_BITS, coins=self.coins)
 
     def format(self, clip_norm: float, modulus: int | None) -> Integers:
         """Packed integers; bits, for one coin."""

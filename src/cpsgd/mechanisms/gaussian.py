@@ -89,6 +89,9 @@ class Gaussian(Mechanism):
         normal = np.random.Generator(np.random.PCG64(entropy)).standard_normal(dim)
         return self.sigma * math.sqrt(count) * normal
 
+    def device_rounding(self) -> None:
+        """Floats are not rounded."""
+
     def device_noise(self, count: int) -> Normal:
         """A device draws it by itself."""
         return Normal(self.sigma * math.sqrt(count))

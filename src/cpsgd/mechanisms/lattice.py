@@ -21,7 +21,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.codec import clip
 from cpsgd.codec.formats import Integers
 from cpsgd.codec.rounding import KEYSTREAM_BYTES, MAX_LEVELS, Grid, Rounder, Table
-from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Search
+from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Rounding, Search
 from cpsgd.paper import bounds
 from cpsgd.randomness import Keystream
 
@@ -108,6 +108,11 @@ class Lattice(Mechanism):
         """Rounds, and adds noise by counting coins or by inversion."""
         table = self.noise_table()
         return Rounder(self.levels, self.grid.fraction_bits, self.largest_noise, table.high, table.low, table.base)
+
+    def device_rounding(self) -> Rounding:
+        """To one of k levels."""
+        limit = int(self.grid.limit)
+        return Rounding(limit, limit, self.grid.fraction_bits)
 
     def format(self, clip_norm: float, modulus: int | None) -> Integers:
         """Packed integers."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from cpsgd.codec.formats import Sampled
 from cpsgd.codec.rounding import Flipper
-from cpsgd.mechanisms.base import Search
+from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted, sixteenth_bits
@@ -91,6 +91,10 @@ class SampledCoins(Tilted):
     def kernel(self) -> _WholeKernel:
         """All integers, those that are left out among them; the choice is from the keystream, too."""
         return _WholeKernel(Flipper(int(self.grid.limit), 1), self._below)
+
+    def device_rounding(self) -> Rounding:
+        """As `kernel`."""
+        return Rounding(int(self.grid.limit), _ONE // 2, FRACTION_BITS, rate=self._below)
 
     def packer(self) -> tuple[Flipper, int]:
         """Flips the coins of coordinates that were chosen."""

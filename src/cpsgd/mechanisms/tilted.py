@@ -24,7 +24,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.codec import clip
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Search
+from cpsgd.mechanisms.base import Deviation, ExpectedError, FairCoins, Mechanism, Search
 from cpsgd.mechanisms.lattice import ENOUGH_REACH, LEAST_REACH, RANGES, gaussian_clipping
 from cpsgd.mechanisms.law import Steps
 from cpsgd.randomness import Keystream
@@ -117,6 +117,10 @@ class Tilted(Mechanism):
     def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
         """None beside the rounding."""
         return np.zeros(dim, dtype=np.int64)
+
+    def device_noise(self, count: int) -> FairCoins:
+        """None beside the rounding."""
+        return FairCoins(0)
 
     @property
     def noise_variance(self) -> float:

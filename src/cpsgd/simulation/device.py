@@ -4,7 +4,7 @@ Its kernels are written twice: in plain PyTorch (`device_plain.py`), for any dev
 (`device_fused.py`), for GPUs. The two give the same integers, bit for bit.
 
 The law of the mean is that of `RoundSimulator`, and so of single messages: every client's vector is really clipped,
-rotated and rounded, the noise of the sum is drawn once. Three things differ.
+rotated and rounded, the noise of the sum is drawn once, where rounding is not itself the noise. Three things differ.
 
 * Random numbers come from a counter (Philox), not from a cipher: fine for experiments, but a simulation whose numbers
   can be predicted protects nobody.
@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip, rotate, wire
-from cpsgd.codec.rounding import Grid
 from cpsgd.errors import EmptyError, ParameterError, VectorError
-from cpsgd.mechanisms.base import FairCoins, Mechanism
+from cpsgd.mechanisms.base import FairCoins, Rounding
 from cpsgd.mechanisms.law import Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
@@ -97,8 +96,7 @@ class DeviceRound:
             kernels: `device_plain` or `device_fused`; the fastest that run there by default.
 
         Raises:
-            ParameterError: The protocol has more coordinates than a device computes with, or a mechanism that a device
-                does not simulate.
+            ParameterError: The protocol has more coordinates than a device computes with.
         """
         self.protocol = protocol
         if protocol.dim > _MAX_DIM:
@@ -110,9 +108,7 @@ class DeviceRound:
         self.count = 0
         chosen = int.from_bytes(os.urandom(7), "little") if seed is None else seed
         self._seed = _validate.integer("seed", chosen, low=0, high=2**64 - 1)
-        self._grid = protocol.mechanism.grid
-        if self._grid is not None:
-            _check_levels(protocol.mechanism, self._grid)
+        self._grid, self._rounding = protocol.mechanism.grid, protocol.mechanism.device_rounding()
         dtype = torch.float64 if self._grid is None else torch.int64
         self._sums = torch.zeros(protocol.dim, dtype=dtype, device=device)
         # A GPU has its number there, also where none was given.
@@ -132,11 +128,11 @@ class DeviceRound:
             raise ParameterError("The round's mean was released: it takes no more messages.")
         protocol = self.protocol
         vectors = _rows(vectors, protocol.dim, self.device)
-        if self._grid is None:
+        if self._grid is None or self._rounding is None:
             self._sums += _clipped_sum(vectors, protocol.clip_norm)
         else:
             with current(self.device):
-                self._add_rounded(vectors, self._grid)
+                self._add_rounded(vectors, self._grid.unit, self._rounding)
         self.count += len(vectors)
 
     def add_zeros(self, count: int) -> None:
@@ -163,22 +159,16 @@ class DeviceRound:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
         return noise_norm(self.protocol, self.count)
 
-    def _add_rounded(self, vectors: torch.Tensor, grid: Grid) -> None:
+    def _add_rounded(self, vectors: torch.Tensor, unit: float, rounding: Rounding) -> None:
         protocol = self.protocol
         bound = protocol.clip_norm * (1.0 - clip.MARGIN)
         columns: plain.Columns = [(0, vectors)]
         if protocol.rotate:
-            columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, grid.unit)
+            columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, unit)
         else:
-            plain.scale(vectors, bound, grid.unit)
-        self._kernels.round_and_sum(
-            columns,
-            self._sums,
-            key=self._key("rounding"),
-            first=self.count,
-            levels=protocol.mechanism.levels,
-            fraction_bits=grid.fraction_bits,
-        )
+            plain.scale(vectors, bound, unit)
+        key = self._key("rounding")
+        self._kernels.round_and_sum(columns, self._sums, key=key, first=self.count, rounding=rounding)
 
     def _noisy_mean(self) -> torch.Tensor:
         protocol, mechanism = self.protocol, self.protocol.mechanism
@@ -251,13 +241,6 @@ class DeviceFloatMean:
     def noise_norm(self) -> float:
         """Zero: there is no noise."""
         return 0.0
-
-
-def _check_levels(mechanism: Mechanism, grid: Grid) -> None:
-    """Refuses what a device's kernels do not round: anything but evenly spaced levels that reach the range's ends."""
-    span = (mechanism.levels - 1) << grid.fraction_bits
-    if mechanism.rounding_part().values != mechanism.levels or 2.0 * grid.limit != span:
-        raise ParameterError(f"A device does not simulate {mechanism.name}; use the CPU (RoundSimulator).")
 
 
 def _rows(vectors: torch.Tensor, dim: int, device: torch.device) -> torch.Tensor:
