@@ -16,7 +16,7 @@ from scipy import stats
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import MECHANISMS, Binomial, Gaussian, Mechanism, Skellam
+from cpsgd.mechanisms import MECHANISMS, Binomial, DiscreteGaussian, Gaussian, Mechanism, Skellam
 from cpsgd.mechanisms.law import Law, Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
@@ -28,6 +28,10 @@ EXAMPLES: dict[str, list[Mechanism]] = {
     ],
     "gaussian": [Gaussian(sigma=0.7)],
     "skellam": [Skellam(levels=4, variance=5.0, coordinate_range=0.5)],
+    "discrete-gaussian": [
+        DiscreteGaussian(levels=4, sigma_squared=5.0, coordinate_range=0.5),
+        DiscreteGaussian(levels=3, sigma_squared=0.4, coordinate_range=0.5),  # sums by convolution
+    ],
 }
 """Every mechanism by its name, in each of its kinds."""
 
