@@ -28,17 +28,22 @@ import math
 from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
 from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
+from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import WORKING_BITS, Table
 from cpsgd.errors import ConditionError
-from cpsgd.mechanisms import lattice
+from cpsgd.mechanisms import lattice, published
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
 from cpsgd.mechanisms.symmetric import MAX_SIZE, Symmetric
 from cpsgd.randomness import Keystream
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
 
 # From here on the noise's variance is v to all digits: 1 - 8π²v e^(-2π²v) + ... of it.
 _FINE = 4.0
@@ -65,6 +70,7 @@ class DiscreteGaussian(Symmetric):
     name = "discrete-gaussian"
     title = "rounding and discrete Gaussian noise"
     noise_name = "discrete Gaussian"
+    published: ClassVar[tuple[str, str] | None] = published.DISCRETE_GAUSSIAN
     size_field = "sigma_squared"
     least_size = 2.0**-6
 
@@ -109,6 +115,17 @@ class DiscreteGaussian(Symmetric):
         """The sum of so many clients' noise, as it is sent."""
         self.check_noise()
         return DiscreteGaussianLaw(honest, self.sigma_squared, self._limit)
+
+    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
+        """By the authors' concentrated differential privacy."""
+        return published.discrete_gaussian_epsilon(
+            norm=protocol.clip_norm / self.scale,
+            sigma_squared=self.sigma_squared,
+            clients=honest,
+            dim=protocol.dim,
+            delta=delta,
+            adjacency=adjacency,
+        )
 
 
 def integer_variance(variance: float) -> float:

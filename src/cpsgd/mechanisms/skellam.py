@@ -1,7 +1,8 @@
 """Stochastic rounding to k levels plus Skellam noise, the difference of two Poisson variables of equal mean.
 
 Skellam noise is closed under sums: n clients with variance v each add Skellam noise of variance n v. (Agarwal, Kairouz,
-Liu: "The Skellam Mechanism for Differentially Private Federated Learning", NeurIPS 2021. The accounting here is ours.)
+Liu: "The Skellam Mechanism for Differentially Private Federated Learning", NeurIPS 2021. The guarantee is ours, theirs
+is shown beside it.)
 
 Masses are f(j) = e^-v I_j(v), I_j the modified Bessel function. Everything follows from the recurrence
 I_{j-1}(v) = I_{j+1}(v) + (2j/v) I_j(v), run downwards: all its terms are positive, so that relative errors only add up,
@@ -16,15 +17,20 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import WORKING_BITS, Table
-from cpsgd.mechanisms import lattice
+from cpsgd.mechanisms import lattice, published
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
 from cpsgd.mechanisms.symmetric import DEFAULT_TRUNCATION, MAX_SIZE, Symmetric
 from cpsgd.randomness import Keystream
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
 
 # E exp(λ Z) = exp(v (cosh λ - 1)), and cosh λ - 1 <= _STEEPNESS λ²/2 up to λ = _STEEPEST.
 _STEEPEST = 0.5
@@ -44,6 +50,7 @@ class Skellam(Symmetric):
     name = "skellam"
     title = "rounding and Skellam noise"
     noise_name = "Skellam"
+    published: ClassVar[tuple[str, str] | None] = published.SKELLAM
     size_field = "variance"
     least_size = 2.0**-20
 
@@ -84,6 +91,17 @@ class Skellam(Symmetric):
         """Skellam noise of variance v · honest, as it is sent."""
         self.check_noise()
         return SkellamLaw(honest, self.variance, self._limit)
+
+    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
+        """By the authors' Rényi bound."""
+        return published.skellam_epsilon(
+            norm=protocol.clip_norm / self.scale,
+            variance=self.variance,
+            clients=honest,
+            dim=protocol.dim,
+            delta=delta,
+            adjacency=adjacency,
+        )
 
 
 def truncation(variance: float, limit: int) -> float:
