@@ -25,6 +25,9 @@ MAX_LEVELS = 2**24
 Rounder = kernels.Rounder
 """The kernel that rounds grid points at random to levels, and adds noise."""
 
+Flipper = kernels.Flipper
+"""The kernel that flips biased coins for grid points: heads with probability ½ + g/2^16."""
+
 # Coordinates worked on at a time, so that wide temporaries stay in the cache.
 _BLOCK = 1 << 16
 

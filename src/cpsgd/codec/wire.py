@@ -1,4 +1,4 @@
-"""The message format: a header of 64 bytes, then the payload. Specified in docs/wire-format.md, with test vectors."""
+"""The message formats: a header of 64 bytes, then the payload. Specified in docs/wire-format.md, with test vectors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from cpsgd.errors import (
 
 MAGIC = b"cpsg"
 VERSION = 1
-# magic, version, reserved, radix, fingerprint, round, message id, dimension; then the checksum.
+"""Of messages whose length follows from radix and dimension."""
+VARIABLE = 2
+"""Of messages whose header says the payload's length instead of the radix. The payload is of bits: radix 2."""
+# magic, version, reserved, radix or payload bytes, fingerprint, round, message id, dimension; then the checksum.
 _FIELDS = struct.Struct("<4sHHI16sQ16sQ")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
@@ -41,13 +44,22 @@ class Message:
     message_id: bytes
     dim: int
     payload: NDArray[np.uint8]
+    version: int
 
 
 def write_header(
-    buffer: NDArray[np.uint8], *, radix: int, fingerprint: bytes, round: int, message_id: bytes, dim: int
+    buffer: NDArray[np.uint8],
+    *,
+    radix: int,
+    fingerprint: bytes,
+    round: int,
+    message_id: bytes,
+    dim: int,
+    version: int = VERSION,
 ) -> None:
     """Completes a message whose payload already stands in `buffer` behind room for the header."""
-    _FIELDS.pack_into(buffer.data, 0, MAGIC, VERSION, 0, radix, fingerprint, round, message_id, dim)
+    third = radix if version == VERSION else buffer.size - HEADER_BYTES
+    _FIELDS.pack_into(buffer.data, 0, MAGIC, version, 0, third, fingerprint, round, message_id, dim)
     _CHECKSUM.pack_into(buffer.data, _FIELDS.size, checksum(buffer[: _FIELDS.size], buffer[HEADER_BYTES:]))
 
 
@@ -60,18 +72,20 @@ def read(data: bytes | bytearray | memoryview, *, max_dim: int = DEFAULT_MAX_DIM
     buffer = np.frombuffer(data, dtype=np.uint8)
     if buffer.size < HEADER_BYTES:
         raise TruncatedError(f"A message has at least {HEADER_BYTES} bytes, got {buffer.size}.")
-    magic, version, reserved, radix, fingerprint, round, message_id, dim = _FIELDS.unpack_from(buffer.data)
+    magic, version, reserved, third, fingerprint, round, message_id, dim = _FIELDS.unpack_from(buffer.data)
     if magic != MAGIC:
         raise MagicError("Not a cpsgd message: the first four bytes are not 'cpsg'.")
-    if version != VERSION or reserved != 0:
+    if version not in (VERSION, VARIABLE) or reserved != 0:
         raise VersionError(
-            f"Message version {version}.{reserved} is not readable here; this release reads {VERSION}.0."
+            f"Message version {version}.{reserved} is not readable here; this release reads {VERSION}.0 and "
+            f"{VARIABLE}.0."
         )
     if not 1 <= dim <= max_dim:
         raise DimensionError(f"The message announces {dim} coordinates; between 1 and {max_dim} are accepted.")
+    radix = third if version == VERSION else 2
     if radix == 1:
         raise ValueRangeError("A radix of 1 holds no information.")
-    expected = HEADER_BYTES + pack.payload_bytes(dim, radix)
+    expected = HEADER_BYTES + (pack.payload_bytes(dim, radix) if version == VERSION else third)
     if buffer.size < expected:
         raise TruncatedError(f"The message should have {expected} bytes, got {buffer.size}.")
     if buffer.size > expected:
@@ -79,7 +93,7 @@ def read(data: bytes | bytearray | memoryview, *, max_dim: int = DEFAULT_MAX_DIM
     found = checksum(buffer[: _FIELDS.size], buffer[HEADER_BYTES:])
     if _CHECKSUM.unpack_from(buffer.data, _FIELDS.size)[0] != found:
         raise ChecksumError("The checksum does not match: the message was damaged on the way. Ask for it again.")
-    return Message(radix, fingerprint, round, message_id, dim, buffer[HEADER_BYTES:])
+    return Message(radix, fingerprint, round, message_id, dim, buffer[HEADER_BYTES:], version)
 
 
 def checksum(*parts: bytes | bytearray | memoryview | NDArray[np.uint8]) -> int:

@@ -10,8 +10,10 @@ from cpsgd.mechanisms.base import ErrorBound as ErrorBound
 from cpsgd.mechanisms.base import ExpectedError as ExpectedError
 from cpsgd.mechanisms.base import Mechanism as Mechanism
 from cpsgd.mechanisms.binomial import Binomial as Binomial
+from cpsgd.mechanisms.coins import Coins as Coins
 from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussian as DiscreteGaussian
 from cpsgd.mechanisms.gaussian import Gaussian as Gaussian
+from cpsgd.mechanisms.sampled_coins import SampledCoins as SampledCoins
 from cpsgd.mechanisms.skellam import Skellam as Skellam
 
 MECHANISMS: dict[str, type[Mechanism]] = {
@@ -21,6 +23,8 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         Gaussian,
         Skellam,
         DiscreteGaussian,
+        Coins,
+        SampledCoins,
     )
 }
 """All mechanisms, by name."""

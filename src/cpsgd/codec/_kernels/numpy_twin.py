@@ -155,6 +155,37 @@ class Rounder:
         return (reached + self._base).astype(np.uint32)
 
 
+class Flipper:
+    """Biased coins: each shows heads with probability 1/2 + g/2^16, g a grid point within ±limit."""
+
+    def __init__(self, limit: int, coins: int) -> None:
+        """Fixes the parameters."""
+        self._limit, self._coins = limit, coins
+
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
+        """Heads among the coins of each grid point: planes of 16 bits per coin, compared with 2^15 + g."""
+        below = grid_points(grid, float(self._limit)).astype(np.int32) + 2**15
+        planes = keystream[: 2 * self._coins * grid.size].view("<u2").reshape(self._coins, grid.size)
+        values[:] = 0
+        for plane in planes:
+            values += plane < below
+
+    def packed(
+        self,
+        grid: NDArray[np.float32],
+        keystream: NDArray[np.uint8],
+        radix: int,
+        digits: int,
+        bits: int,
+        last_bits: int,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """The same, packed."""
+        values = np.empty(grid.size, dtype=np.uint32)
+        self.values(grid, keystream, values)
+        pack(values, radix, digits, bits, last_bits, out)
+
+
 def _coins(trials: int, keystream: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
     """Binomial(m, 1/2): ones among the high halves of the words, then among planes of 32 coins."""
     left = max(0, trials - 16)
@@ -217,6 +248,20 @@ def add_packed(payload: NDArray[np.uint8], radix: int, digits: int, bits: int, l
     values = np.empty(sums.size, dtype=np.uint32)
     unpack(payload, radix, digits, bits, last_bits, values)
     sums += values
+
+
+def find_below(words: NDArray[np.uint8], bound: int, first: int, positions: NDArray[np.uint32]) -> int:
+    """Writes first + the positions of the 16-bit words below the bound, and says how many there are."""
+    found = np.flatnonzero(words.view("<u2") < bound)
+    positions[: found.size] = first + found
+    return found.size
+
+
+def add_signs(bits: NDArray[np.uint8], positions: NDArray[np.uint32], sums: Sums) -> None:
+    """Adds 1 to all sums, and at each position the 1 or -1 that its bit stands for."""
+    signs = np.array([-1, 1]).astype(sums.dtype)[np.unpackbits(bits, count=positions.size, bitorder="little")]
+    sums += np.ones((), sums.dtype)
+    sums[positions] += signs  # unsigned numbers wrap around and back
 
 
 def centre(sums: Sums, middle: float, factor: float, out: NDArray[np.float32]) -> None:
