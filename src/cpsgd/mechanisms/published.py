@@ -146,8 +146,11 @@ def _one_more(coins: int, odds: float, others: int, their_odds: float) -> Array:
 
 
 def _divergences(first: Array, second: Array) -> Array:
-    """D_α at all `ORDERS`; infinite where powers overflow."""
-    ratio = np.log(first / second)
-    with np.errstate(over="ignore"):
+    """D_α at all `ORDERS`; infinite where floating point cannot hold what it takes."""
+    possible = (first > 0.0) | (second > 0.0)
+    first, second = first[possible], second[possible]
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        ratio = np.log(first / second)
         # Σ q (e^(α r) - 1) keeps the digits of small divergences.
-        return np.array([math.log1p(float(np.expm1(a * ratio) @ second)) / (a - 1.0) for a in ORDERS])
+        excess = np.array([np.sum(np.expm1(a * ratio) * second) for a in ORDERS])
+    return np.where(np.isfinite(excess), np.log1p(np.where(np.isfinite(excess), excess, 0.0)), np.inf) / (ORDERS - 1.0)
