@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from scipy.optimize import brentq, minimize_scalar
 
 from cpsgd.adjacency import Adjacency
+from cpsgd.codec.rounding import MAX_LEVELS
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import Binomial, Coins, by_name, published
 from cpsgd.mechanisms.discrete_gaussian import integer_variance
@@ -159,7 +160,7 @@ def _cpsgd(problem: PublishedProblem) -> float | None:
         values = (values - 1) // problem.clients + 1
     best: float | None = None
     levels = 2
-    while levels < values:
+    while levels < min(values, MAX_LEVELS):
         try:
             found = _cpsgd_error(problem, levels, values - levels)
             best = found if best is None else min(best, found)
