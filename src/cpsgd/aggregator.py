@@ -98,13 +98,8 @@ class Aggregator:
                 sends, or was accepted before. The subclass says which; nothing was changed.
         """
         # A copy of what the caller could still change while it is being checked and added.
-        parsed = wire.read(message if isinstance(message, bytes) else bytes(message), max_dim=self._max_dim)
-        if parsed.version != self._format.version:
-            raise VersionError(
-                f"The message has version {parsed.version}, and this protocol's have version {self._format.version}: "
-                "it was made with another protocol, or by a release that does not know this one. Encode it with this "
-                "aggregator's protocol."
-            )
+        data = message if isinstance(message, bytes) else bytes(message)
+        parsed = wire.read(data, max_dim=self._max_dim, version=self._format.version)
         if parsed.fingerprint != self._fingerprint or parsed.radix != self._format.radix:
             raise FingerprintError("The message was made with other protocol parameters than this aggregator's.")
         if parsed.dim != self.protocol.dim:

@@ -41,26 +41,30 @@ class _Stages:
     format: Format
     kernel: Kernel
     keystream_bytes: int
+    block: int
     packer: Kernel
     packer_bytes: int
+    packer_block: int
     fingerprint: bytes
-
-    def block(self, dim: int, width: int) -> int:
-        """Coordinates whose keystream of `width` bytes each is drawn at a time."""
-        block_bytes = min(max(dim, _SMALLEST_BLOCK), _LARGEST_BLOCK)
-        return max(1, block_bytes // width // self.format.step) * self.format.step
 
 
 @lru_cache(maxsize=64)
 def _stages(protocol: Protocol) -> _Stages:
-    mechanism = protocol.mechanism
+    mechanism, form = protocol.mechanism, protocol.format
+    block_bytes = min(max(protocol.dim, _SMALLEST_BLOCK), _LARGEST_BLOCK)
+
+    def block(width: int) -> int:
+        return max(1, block_bytes // width // form.step) * form.step
+
     packer, packer_bytes = mechanism.packer()
     return _Stages(
-        format=protocol.format,
+        format=form,
         kernel=mechanism.kernel(),
         keystream_bytes=mechanism.keystream_bytes,
+        block=block(mechanism.keystream_bytes),
         packer=packer,
         packer_bytes=packer_bytes,
+        packer_block=block(packer_bytes),
         fingerprint=protocol.fingerprint,
     )
 
@@ -136,8 +140,7 @@ def _write_payload(
     if chosen is not None:
         points = points[chosen]
     stages = _stages(protocol)
-    width = stages.packer_bytes
-    block = stages.block(protocol.dim, width)
+    width, block = stages.packer_bytes, stages.packer_block
     buffer = stream.buffer(min(block, points.size) * width)
     block_bytes = stages.format.payload_bytes(block)
     for number, start in enumerate(range(0, points.size, block)):
@@ -157,13 +160,12 @@ def integers(
     points = to_grid(protocol, as_vector(vector, protocol.dim), round)
     stages = _stages(protocol)
     stream = Keystream() if keystream is None else keystream
-    block = stages.block(protocol.dim, stages.keystream_bytes)
-    buffer = stream.buffer(min(block, points.size) * stages.keystream_bytes)
+    buffer = stream.buffer(min(stages.block, points.size) * stages.keystream_bytes)
     values = np.empty(protocol.dim, dtype=np.uint32)
-    for start in range(0, points.size, block):
-        part = points[start : start + block]
+    for start in range(0, points.size, stages.block):
+        part = points[start : start + stages.block]
         words = stream.fill(buffer, part.size * stages.keystream_bytes)
-        stages.kernel.values(part, words, values[start : start + block])
+        stages.kernel.values(part, words, values[start : start + stages.block])
     return values
 
 

@@ -12,8 +12,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.mechanisms import MECHANISMS
+from cpsgd.mechanisms.law import Array
 from cpsgd.planner import plan
 from cpsgd.planner.problem import Problem, Requirements
 from cpsgd.planner.published import PublishedProblem, published_error
@@ -36,9 +39,9 @@ _BITS = {
     ),
     True: (*(0.5 * half for half in range(8, 25)), 13.0, 14.0, 16.0, 18.0, 20.0, 24.0),
 }
-_PUBLISHED_BITS = (1.0, math.log2(3), *(float(bits) for bits in range(2, 29)))
-# Where the picture ends.
-_HIGHEST = 12.0
+_PUBLISHED_BITS = (1.0, math.log2(3), *(0.5 * half for half in range(4, 57)))
+# Where the picture ends. Its axis has log(ratio - 0.9), which spreads what lies near 1.
+_LOWEST, _HIGHEST, _ORIGIN = 0.985, 12.0, 0.9
 _LEAST_BITS, _MOST_BITS = 0.018, 36.0
 
 # Colours of Okabe and Ito, which colour-blind eyes tell apart, and a mark of its own for each.
@@ -177,7 +180,7 @@ def write(folder: Path, points: Sequence[RivalPoint]) -> list[Path]:
 def draw(points: Sequence[RivalPoint], path: Path) -> Path:
     """A column of panels per scene: without secure aggregation above, with it below."""
     scenes = list(dict.fromkeys(Scene(p.clients, p.dim, p.epsilon, p.delta) for p in points))
-    figure = plotting.new_figure(1.6 + 3.5 * len(scenes), 7.6)
+    figure = plotting.new_figure(1.6 + 3.4 * len(scenes), 7.8)
     panels = figure.subplots(2, len(scenes), sharex=True, sharey=True, squeeze=False)
     for column, scene in enumerate(scenes):
         for row, secure in enumerate((False, True)):
@@ -189,17 +192,20 @@ def draw(points: Sequence[RivalPoint], path: Path) -> Path:
                 axes,
                 title=title if row == 0 else "",
                 xlabel="bits per coordinate" if row else "",
-                ylabel=("secure aggregation" if secure else "messages added up by a server") if column == 0 else None,
+                ylabel="error ÷ Gaussian's (stretched near 1)" if column == 0 else None,
             )
-    handles = {
-        label: line for axes in panels.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    order = sorted(handles, key=lambda label: label in _published_labels())
+            how = "with secure aggregation" if secure else "without secure aggregation"
+            axes.text(0.03, 0.95, how, transform=axes.transAxes, va="top", fontsize=11, color=plotting.MUTED)
+    labels = [axes.get_legend_handles_labels() for axes in panels.flat]
+    handles = {label: line for lines, names in labels for line, label in zip(lines, names, strict=True)}
+    ours = [label for name in (*_STYLES, *MECHANISMS) if (label := MECHANISMS[name].title) in handles]
+    order = list(dict.fromkeys([*ours, *handles]))
     figure.legend(
         [handles[label] for label in order],
         order,
         loc="outside lower center",
-        ncols=3,
+        ncols=2,
+        columnspacing=6.0,
         frameon=False,
         fontsize=11,
         labelcolor=plotting.INK,
@@ -216,19 +222,15 @@ def draw(points: Sequence[RivalPoint], path: Path) -> Path:
     return plotting.save(figure, path)
 
 
-def _published_labels() -> set[str]:
-    return {f"{name}, published" for name in _PUBLISHED_NAMES.values()}
-
-
 def _panel(axes: Axes, points: Sequence[RivalPoint]) -> None:
     axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set_yscale("function", functions=(_stretch, lambda height: np.exp(height) + _ORIGIN))
     axes.minorticks_off()
     axes.set_xlim(_LEAST_BITS, _MOST_BITS)
-    axes.set_ylim(0.93, _HIGHEST)
+    axes.set_ylim(_LOWEST, _HIGHEST)
     ticks = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 4, 8, 16, 32)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    heights = (1, 1.2, 1.5, 2, 3, 5, 10)
+    heights = (1, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10)
     axes.set_yticks(heights, [f"{height:g}" for height in heights])
     axes.axhline(1.0, color=plotting.INK, linewidth=1.0, zorder=1)
     axes.plot([32.0], [1.0], "*", color=plotting.INK, markersize=11, zorder=5, label="exact Gaussian, 32-bit floats")
@@ -238,6 +240,10 @@ def _panel(axes: Axes, points: Sequence[RivalPoint]) -> None:
             if curve:
                 x, y = [p.bits for p in curve], [p.ratio for p in curve]
                 axes.plot(x, y, **_line(name, accounting))
+
+
+def _stretch(ratio: Array) -> Array:
+    return np.asarray(np.log(np.maximum(ratio, _ORIGIN + 1e-6) - _ORIGIN))
 
 
 def _line(name: str, accounting: str) -> dict[str, Any]:

@@ -144,6 +144,7 @@ class SecureParameters:
             failure: As in `choose`.
             surviving: As in `choose`; `Plan.surviving` keeps the plan's guarantee.
         """
+        protocol.check_integers()
         modulus = protocol.modulus
         if modulus is None or modulus.bit_count() != 1:
             raise ParameterError(
