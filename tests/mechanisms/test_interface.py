@@ -16,7 +16,16 @@ from scipy import stats
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import MECHANISMS, Binomial, Coins, Gaussian, Mechanism, SampledCoins, Skellam
+from cpsgd.mechanisms import (
+    MECHANISMS,
+    Binomial,
+    Coins,
+    DiscreteGaussian,
+    Gaussian,
+    Mechanism,
+    SampledCoins,
+    Skellam,
+)
 from cpsgd.mechanisms.base import FairCoins
 from cpsgd.mechanisms.law import Law, Normal, Steps
 from cpsgd.protocol import Protocol
@@ -29,6 +38,10 @@ EXAMPLES: dict[str, list[Mechanism]] = {
     ],
     "gaussian": [Gaussian(sigma=0.7)],
     "skellam": [Skellam(levels=4, variance=5.0, coordinate_range=0.5)],
+    "discrete-gaussian": [
+        DiscreteGaussian(levels=4, sigma_squared=5.0, coordinate_range=0.5),
+        DiscreteGaussian(levels=3, sigma_squared=0.4, coordinate_range=0.5),  # sums by convolution
+    ],
     "coins": [
         Coins(coins=1, theta=0.2, coordinate_range=0.5),
         Coins(coins=7, theta=0.05, coordinate_range=0.4),
