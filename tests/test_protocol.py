@@ -84,10 +84,16 @@ def test_the_fingerprint_sees_every_field() -> None:
         "modulus": 100,
         "rotation_seed": 1,
     }
+    stated = {"replace_one_distance", "distance_reason"}
     shared = {field.name for field in dataclasses.fields(Protocol)} - {"mechanism"}
-    assert set(changes) == shared | {field.name for field in dataclasses.fields(Binomial)}
+    assert set(changes) | stated == shared | {field.name for field in dataclasses.fields(Binomial)}
     assert set(changes) | {"sigma"} == build(**BASE).to_dict().keys()
     protocols = [build(**BASE), *(build(**{**BASE, name: value}) for name, value in changes.items())]
+    # One cannot be without the other.
+    for distance, reason in ((1.5, "one"), (1.5, "two"), (math.nextafter(1.5, 2.0), "one")):
+        protocols.append(
+            dataclasses.replace(build(**BASE), replace_one_distance=distance, distance_reason=reason),
+        )
     protocols += [Protocol.gaussian(clients=10, dim=100, clip_norm=1.0, sigma=s) for s in (1.0, 2.0)]
     assert len({p.fingerprint for p in protocols}) == len(protocols)
 

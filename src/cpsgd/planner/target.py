@@ -1,9 +1,10 @@
 """From a required (ε, δ) to the smallest scale of a mechanism that keeps it.
 
 For given levels and noise privacy is a matter of one number, S = Δ/s with Δ = 2D (replace-one, if no smaller distance
-is stated) or D (zero-out): the more levels two neighbours can be apart, the less the same noise hides. The certificates turn the requirement into the
-largest allowed S, hence the smallest s. They are evaluated here in the form that answers this backwards question at
-once; what a plan finally promises comes from `cpsgd.privacy.guarantees` on the finished protocol.
+is stated) or D (zero-out): the more levels two neighbours can be apart, the less the same noise hides. The
+certificates turn the requirement into the largest allowed S, hence the smallest s. They are evaluated here in the form
+that answers this backwards question at once; what a plan finally promises comes from `cpsgd.privacy.guarantees` on the
+finished protocol.
 """
 
 from __future__ import annotations
