@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,6 +124,8 @@ def test_the_weight_of_the_mean_is_the_best(dim: int) -> None:
     assert error(best) <= min(error(0.9 * best), error(1.1 * best))
 
 
+# Of the search for the farthest pair.
+OPTIONS: Any = {"xatol": 1e-10, "fatol": 1e-14, "maxiter": 20_000, "maxfev": 20_000}
 WEIGHTS = [0.0, 0.05, 0.3, 0.5, 0.66, 0.84, 1.0, 1.3, 2**0.5, 1.5, 3.0]
 
 
@@ -154,9 +157,6 @@ def test_no_two_vectors_are_further_apart_than_stated(dim: int, weight: float) -
     squares = u**4 + v**4 - 2 * inner**2 + weight**2 * (u**2 + v**2 - 2 * inner)
     assert math.sqrt(squares.max()) <= layout.distance
     assert layout.distance * (1.0 - 1e-6) < best <= layout.distance <= 2.0 * layout.clip_norm
-
-
-OPTIONS = {"xatol": 1e-10, "fatol": 1e-14, "maxiter": 20_000, "maxfev": 20_000}
 
 
 @pytest.mark.parametrize("dim", [1, 2, 5, 30])
