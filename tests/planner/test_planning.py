@@ -14,6 +14,7 @@ from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.mechanisms import Binomial, Mechanism
 from cpsgd.mechanisms.binomial import MAX_COINS
 from cpsgd.planner import Plan, plan, planning, problem
+from cpsgd.planner.examples import plan_examples
 from cpsgd.planner.modulus import overflow_probability
 from cpsgd.planner.search import Design, Setting, best_design
 from cpsgd.planner.target import Target
@@ -392,3 +393,72 @@ def test_clipping_everything_away_is_no_plan() -> None:
 def test_little_noise_and_a_small_epsilon(clients: int, epsilon: float) -> None:
     # The Rényi certificate ends at an order below the one that would be best here.
     assert plan(clients, 44, epsilon, 1e-6).guarantee.epsilon <= epsilon
+
+
+# ---------------------------------------------------------------------- a stated replace-one distance
+
+ONE_HOT = {"replace_one_distance": math.sqrt(2.0), "distance_reason": "rows are one-hot"}
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {**REFERENCE, "bits": 4},
+        {**SMALL, "bits": 6, "rounds": 10},
+        {**SMALL, "bits": 5, "dropout": 0.1, "colluding": 7},
+        {**SMALL, "bits": 14, "secure": True},
+        {**SMALL, "bits": 8, "rotate": False},
+        {**SMALL, "bits": 6, "mechanism": "skellam"},
+        {"clients": 2_000, "dim": 1, "epsilon": 1.0, "delta": 1e-6, "bits": 8, "clip_norm": 1.0},
+    ],
+)
+def test_one_hot_vectors_need_half_the_noise(wishes: dict[str, Any]) -> None:
+    usual, found = plan(**wishes), plan(**wishes, **ONE_HOT)
+    assert found.protocol.replace_one_distance == math.sqrt(2.0)
+    assert found.guarantee.epsilon <= wishes["epsilon"]
+    assert found.guarantee.assumption == "replace-one distance 1.41421 because rows are one-hot"
+    assert usual.guarantee.assumption is None
+    assert usual.gaussian_squared_error / found.gaussian_squared_error == pytest.approx(2.0, rel=1e-12)
+    if wishes.get("rotate", True):
+        assert usual.error.total / found.error.total == pytest.approx(2.0, abs=0.03)
+    again = guarantee_over_rounds(
+        found.protocol,
+        wishes["delta"],
+        rounds=wishes.get("rounds", 1),
+        surviving=found.surviving,
+        colluding=found.colluding,
+    )
+    assert again.epsilon == found.guarantee.epsilon
+    # Without the statement the same protocol is not as private.
+    bare = replace(found.protocol, replace_one_distance=None, distance_reason=None)
+    assert guarantee(bare, wishes["delta"]).epsilon > guarantee(found.protocol, wishes["delta"]).epsilon
+
+
+def test_a_distance_never_costs_anything() -> None:
+    """Where the grid is so coarse that the distance could not be told from 2D, 2D is used."""
+    wishes: dict[str, Any] = {"clients": 3, "dim": 2**22, "epsilon": 0.3, "delta": 1e-6, "bits": 8}
+    usual = plan(**wishes)
+    for distance in (1.9, 1.999, 2.0):
+        found = plan(**wishes, replace_one_distance=distance, distance_reason="why")
+        assert found.error.total <= usual.error.total * (1.0 + 1e-9)
+        assert found.guarantee.epsilon <= 0.3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"distance_reason": None}, "distance_reason to say why"),
+        ({"replace_one_distance": None}, "give both or neither"),
+        ({"replace_one_distance": 2.5}, "at most 2 clip_norm"),
+        ({"replace_one_distance": 0.5}, "at least clip_norm"),
+        ({"adjacency": "zero-out"}, "says nothing of zero-out neighbours, .*; leave it out"),
+    ],
+)
+def test_distances_that_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        plan(**{**SMALL, "bits": 4, **ONE_HOT, **changes})
+
+
+def test_examples_have_no_distance_of_their_own() -> None:
+    with pytest.raises(ParameterError, match="about whole clients' vectors"):
+        plan_examples(10, 100, 4.0, 1e-6, examples=50, **ONE_HOT)

@@ -130,8 +130,8 @@ class Problem:
         distance = check_distance(required.replace_one_distance, required.distance_reason, clip_norm=clip_norm)
         if distance is not None and adjacency is not Adjacency.REPLACE_ONE:
             raise ParameterError(
-                f"replace_one_distance={distance:g} says nothing of {adjacency} neighbours, a vector and zero; leave it "
-                "out."
+                f"replace_one_distance={distance:g} says nothing of {adjacency} neighbours, a vector and zero; leave "
+                "it out."
             )
         target = Target(
             epsilon=_validate.positive("epsilon", required.epsilon, high=500.0),
