@@ -21,7 +21,7 @@ from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.moments import Meter, Moments
 from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.renyi import MAX_WORK, rdp_epsilon, renyi_floor
-from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE
+from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE, counted_tail
 
 # Shares of δ for the tails of Rényi certificates. The larger ones are for few clients: see `cpsgd.privacy.renyi`.
 _RENYI_TAIL_SHARES = (1e-3, 0.03, 0.1, 0.3)
@@ -121,7 +121,7 @@ class Target:
         if renyi and not self.participation.sampled:
             slope = self.counted_rounds * allowed * allowed / (2.0 * law.variance)
             if renyi_floor(slope, self.delta) < self.epsilon:
-                allowed = max(allowed, self._renyi_sensitivity(law, levels, allowed))
+                allowed = max(allowed, self._renyi_sensitivity(law, levels))
         return 0.0 if allowed >= cube else reach / allowed * (1.0 + 1e-12)
 
     def _gaussian_sensitivity(self, law: Law, levels: int) -> float:
@@ -136,16 +136,15 @@ class Target:
             # μ₁ depends on S only through the unit steps between neighbours, and on those only a little: bounding S by
             # what a Gaussian of the same variance allows is safe and close.
             most = mu * deviation * 1.0001
-            certificate = gaussian_certificate(
-                law, dim=self.dim, sensitivity=most, levels=levels, tail=self.delta * share / self.counted_rounds
-            )
+            tail = self.delta * share / self.counted_rounds / counted_tail(self.participation)
+            certificate = gaussian_certificate(law, dim=self.dim, sensitivity=most, levels=levels, tail=min(0.5, tail))
             best = max(best, min(most, mu / certificate.unit_mu))
         return best * (1.0 - 1e-12)
 
-    def _renyi_sensitivity(self, law: Law, levels: int, guess: float) -> float:
+    def _renyi_sensitivity(self, law: Law, levels: int) -> float:
         """The largest S that Rényi certificates of all rounds allow, over a few shares of δ for the tails."""
         # A Gaussian of the same variance allows more than any certificate.
-        most = max(2.0 * guess, math.sqrt(law.variance) * self.gaussian_mu)
+        most = math.sqrt(law.variance) * self.gaussian_mu * 1.0001
         meter = Meter()
         # A plan has seconds, and this certificate is only worth them where there is little noise.
         meter.left = MAX_WORK / 2
