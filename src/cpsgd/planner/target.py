@@ -145,9 +145,8 @@ class Target:
         """The largest S that Rényi certificates of all rounds allow, over a few shares of δ for the tails."""
         # A Gaussian of the same variance allows more than any certificate.
         most = math.sqrt(law.variance) * self.gaussian_mu * 1.0001
-        meter = Meter()
         # A plan has seconds, and this certificate is only worth them where there is little noise.
-        meter.left = MAX_WORK / 2
+        meter = Meter(MAX_WORK / 2)
         best, boxes = 0.0, set()
         for share in _RENYI_TAIL_SHARES:
             tail = share * self.delta / self.counted_rounds

@@ -91,7 +91,7 @@ def sampled_profile(kinds: Sequence[Kind], points: int) -> Callable[[float], flo
     Example:
         >>> delta = sampled_profile([Kind(mu=1.0, rate=0.01, count=1000)], FINE_POINTS)
         >>> f"{delta(1.5):.3g}"
-        ''
+        '0.000844'
     """
     return _Composition(kinds, points).delta
 
