@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,47 +99,46 @@ def sampled_profile(kinds: Sequence[Kind], points: int) -> Callable[[float], flo
 
 @dataclass(frozen=True)
 class _Losses:
-    """Masses of the first law of a pair, at loss[i] and at -loss[i]; the second law's are e^-loss times as large.
+    """Masses of the first law of a pair at its losses.
 
     Attributes:
-        loss: Non-negative and rising, each too small by at most `short`.
-        above: Masses at the losses.
-        below: Masses at their negatives.
+        loss: Each too small by at most `short`.
+        mass: Their masses.
         infinite: Mass without a finite loss.
         short: See `loss`.
     """
 
     loss: Array
-    above: Array
-    below: Array
+    mass: Array
     infinite: float
     short: float
 
+    @cached_property
+    def _log_mass(self) -> Array:
+        with np.errstate(divide="ignore"):
+            return np.log(self.mass)
+
     def log_moment(self, power: float) -> float:
         """Upper bound on log Σ mass e^(power loss), `power` >= 0, infinite losses left out."""
-        return _log_sum(self.above, power * self.loss, self.below, -power * self.loss) + power * self.short
+        exponents = self._log_mass + power * self.loss
+        largest = float(exponents.max())
+        size = abs(largest) + power * float(self.loss.max()) + power * self.short
+        return (
+            largest + math.log(float(np.sum(np.exp(exponents - largest)))) + power * self.short + 1e-13 * (1.0 + size)
+        )
+
+    def tilted(self, power: float) -> tuple[Array, float]:
+        """The masses times e^(power loss), divided by e^c, and c, for which their sum is about 1."""
+        scale = self.log_moment(power)
+        return np.exp(self._log_mass + power * self.loss - scale), scale
 
     def mean(self, power: float) -> float:
         """Of the losses, their masses tilted by e^(power loss)."""
-        above, below, _ = self.tilted(power)
-        return float(np.sum((above - below) * self.loss))
+        return float(np.sum(self.tilted(power)[0] * self.loss))
 
     def variance(self, power: float) -> float:
         """The same for the variance."""
-        above, below, _ = self.tilted(power)
-        return float(np.sum((above + below) * self.loss**2)) - self.mean(power) ** 2
-
-    def tilted(self, power: float) -> tuple[Array, Array, float]:
-        """The masses times e^(power loss), divided by e^c, and c, for which their sum is about 1."""
-        scale = _log_sum(self.above, power * self.loss, self.below, -power * self.loss)
-        return self.above * np.exp(power * self.loss - scale), self.below * np.exp(-power * self.loss - scale), scale
-
-
-def _log_sum(above: Array, up: Array, below: Array, down: Array) -> float:
-    """The logarithm of Σ above e^up + Σ below e^down, rounded up."""
-    largest = max(float(up.max()), float(down.max()))
-    total = float(np.sum(above * np.exp(up - largest)) + np.sum(below * np.exp(down - largest)))
-    return largest + math.log(total) + 1e-13 * (1.0 + abs(largest))
+        return float(np.sum(self.tilted(power)[0] * (self.loss - self.mean(power)) ** 2))
 
 
 def _pair(kind: Kind, x: Array, loss: Array) -> _Losses:
@@ -166,7 +166,8 @@ def _pair(kind: Kind, x: Array, loss: Array) -> _Losses:
     below[1:] += mass - upper
     below[-1] += second[-1]
     above[0] += (1.0 - rate) * float(erf(mu / math.sqrt(8.0))) + 4.0 * inexact
-    return _Losses(loss, above, below, float(first[-1]) * (1.0 + inexact), short)
+    infinite = float(first[-1]) * (1.0 + inexact)
+    return _Losses(np.concatenate([loss, -loss]), np.concatenate([above, below]), infinite, short)
 
 
 def _loss(kind: Kind, x: Array) -> Array:
@@ -239,7 +240,7 @@ class _Cut:
         found = math.exp(min(0.0, renyi + 1e-13 * (2.0 + abs(renyi) + power * epsilon))) + self.infinite
         if self._sums is None or not self._sums.suits(epsilon):
             self._sums = self._new_sums(epsilon, power, chernoff)
-        return min(1.0, found, sum(self._sums.delta(epsilon)))
+        return min(1.0, found, sum(self._sums.delta(epsilon)) if self._sums is not None else 1.0)
 
     def _log_moment(self, power: float) -> float:
         return math.fsum(count * losses.log_moment(power) for losses, count in self._rough)
@@ -256,8 +257,8 @@ class _Cut:
             low, high = (middle, high) if self._mean(math.exp(middle)) < epsilon else (low, middle)
         return math.exp(low)
 
-    def _new_sums(self, epsilon: float, power: float, chernoff: float) -> _Sums:
-        """Sums tilted towards ε, in a window that ends where the tail is negligible against that at ε."""
+    def _new_sums(self, epsilon: float, power: float, chernoff: float) -> _Sums | None:
+        """Sums tilted towards ε, in a window that ends where the tail is negligible against that at ε, if it ends."""
         low, high = math.log(power), _LOG_POWERS[1]
         while high - low > 0.01:
             middle = 0.5 * (low + high)
@@ -265,10 +266,12 @@ class _Cut:
             deep = self._log_moment(math.exp(middle)) - math.exp(middle) * top <= chernoff - _DEPTH
             low, high = (low, middle) if deep and top > epsilon else (middle, high)
         larger = math.exp(high)
-        largest = math.fsum(count * float(losses.loss[-1]) for losses, count in self._rough)
+        largest = math.fsum(count * float(losses.loss.max()) for losses, count in self._rough)
         # Where no tail is negligible the window holds all sums, and where no sum is as large as ε, any window does.
         top = self._mean(larger) if high < _LOG_POWERS[1] else 1.01 * largest
         top = max(top, epsilon + 1e-6)
+        if top > _LARGEST_LOSS:
+            return None
         # The sums that are taken for others are those further below ε than the window is long.
         variance = math.fsum(count * losses.variance(power) for losses, count in self._rough)
         length = max(2.2 * (top - epsilon), 9.0 * math.sqrt(max(0.0, variance)))
@@ -301,11 +304,10 @@ class _Sums:
         roundings = _FFT_ERROR * math.log2(points)
         for kind in kinds:
             losses = self._grid(kind, level)
-            above, below, scale = losses.tilted(power)
-            steps = np.arange(len(losses.loss))
+            tilted, scale = losses.tilted(power)
+            steps = np.arange(len(losses.loss) // 2)
             masses = np.zeros(points)
-            np.add.at(masses, steps % points, above)
-            np.add.at(masses, -steps % points, below)
+            np.add.at(masses, np.concatenate([steps, -steps]) % points, tilted)
             norm = _norm(masses)
             spectrum *= _power(np.fft.rfft(masses), kind.count)
             largest += kind.count * int(steps[-1])
@@ -313,7 +315,7 @@ class _Sums:
             self._shift += kind.count * losses.short
             self._infinite += kind.count * losses.infinite
             tail += kind.count * losses.log_moment(top_power)
-            inexact += kind.count * _UNIT * (8.0 + 4.0 * (power * float(losses.loss[-1]) + abs(scale)))
+            inexact += kind.count * _UNIT * (1e4 + 4.0 * (power * float(losses.loss.max()) + abs(scale)))
             growth += kind.count * (max(0.0, math.log(float(masses.sum()))) + roundings * math.sqrt(points) * norm)
             norms += kind.count * norm
         self._sums = np.maximum(np.fft.irfft(spectrum, points).astype(np.float64), 0.0)
@@ -343,9 +345,9 @@ class _Sums:
     def delta(self, epsilon: float) -> tuple[float, float]:
         """δ at this ε, and what has to be added to it for rounding errors and cut-off sums."""
         epsilon -= self._shift + 8.0 * _UNIT * (epsilon + self._last * self._interval)
-        first = max(math.floor(epsilon / self._interval) + 1, self._last - self._points + 1)
-        if self._scale - self._power * self._interval * first > 700.0:
-            return 1.0, 0.0  # nothing is known here, and numbers would overflow
+        first = math.floor(epsilon / self._interval) + 1
+        if first <= self._last - self._points or self._scale - self._power * self._interval * first > 700.0:
+            return 1.0, 0.0  # below the window, or so far below the tilt that numbers would overflow
         steps = np.arange(first, self._last + 1)
         loss = self._interval * steps
         weights = np.exp(self._scale - self._power * loss) * -np.expm1(epsilon - loss)
