@@ -24,7 +24,7 @@ from cpsgd.privacy.moments import Meter, Moments
 from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.products import SHARES, smoothed_certificate, smoothed_sensitivity
 from cpsgd.privacy.renyi import MAX_WORK, rdp_epsilon, renyi_floor
-from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE
+from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE, counted_tail
 
 # Shares of δ for the tails of Rényi certificates. The larger ones are for few clients: see `cpsgd.privacy.renyi`.
 _RENYI_TAIL_SHARES = (1e-3, 0.03, 0.1, 0.3)
@@ -164,7 +164,7 @@ class Target:
                     reason = error
             slope = self.counted_rounds * allowed * allowed / (2.0 * law.variance)
             if renyi_floor(slope, self.delta) < self.epsilon:
-                allowed = max(allowed, self._renyi_sensitivity(law, levels, max(allowed, 0.5 * ideal)))
+                allowed = max(allowed, self._renyi_sensitivity(law, levels))
         if allowed == 0.0:
             raise reason or ConditionError(f"No certificate exists for {law}.")
         return self._scale_for(mechanism, allowed)
@@ -178,7 +178,9 @@ class Target:
         """The smallest scale, within a little, that the smoothed certificate proves to be enough."""
         sampled = self.participation.rate < 1.0
         rounds = 1 if sampled else self.counted_rounds
-        tail = SAMPLED_TAIL_SHARE * self.delta / self.counted_rounds if sampled else SHARES[0] * self.delta
+        tail = SHARES[0] * self.delta
+        if sampled:
+            tail = SAMPLED_TAIL_SHARE * self.delta / self.counted_rounds / counted_tail(self.participation)
         mu = self._sampled_mu if sampled else gaussian.gdp_mu(self.epsilon, self.delta * (1.0 - 1.01 * SHARES[0]))
         scale, enough = self.rough_scale(mechanism), math.inf
         for _ in range(_STEPS_TRIES):
@@ -251,19 +253,17 @@ class Target:
             # μ₁ depends on S only through the unit steps between neighbours, and on those only a little: bounding S by
             # what a Gaussian of the same variance allows is safe and close.
             most = mu * deviation * 1.0001
-            certificate = gaussian_certificate(
-                law, dim=self.dim, sensitivity=most, levels=levels, tail=self.delta * share / self.counted_rounds
-            )
+            tail = self.delta * share / self.counted_rounds / counted_tail(self.participation)
+            certificate = gaussian_certificate(law, dim=self.dim, sensitivity=most, levels=levels, tail=min(0.5, tail))
             best = max(best, min(most, mu / certificate.unit_mu))
         return best * (1.0 - 1e-12)
 
-    def _renyi_sensitivity(self, law: Law, levels: int, guess: float) -> float:
+    def _renyi_sensitivity(self, law: Law, levels: int) -> float:
         """The largest S that Rényi certificates of all rounds allow, over a few shares of δ for the tails."""
         # A Gaussian of the same variance allows more than any certificate.
-        most = max(2.0 * guess, math.sqrt(law.variance) * self.gaussian_mu)
-        meter = Meter()
+        most = math.sqrt(law.variance) * self.gaussian_mu * 1.0001
         # A plan has seconds, and this certificate is only worth them where there is little noise.
-        meter.left = MAX_WORK / 2
+        meter = Meter(MAX_WORK / 2)
         best, boxes = 0.0, set()
         for share in _RENYI_TAIL_SHARES:
             tail = share * self.delta / self.counted_rounds
