@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class Expectation:
     """The sums behind the expected squared error, one vector at a time; `add` may be called from several threads.
 
-    Noise: d s² v/n, v the variance of a client's noise. Rounding: s² Σ f(1-f)/n², f the fractional parts of the
-    clients' lattice points. Clipping: the squared distance of the mean of the clients' grid points, rotated back, from
-    the mean of their vectors. Memory is 16 bytes per coordinate, whatever the number of vectors.
+    Noise: d s² v/n, v the variance of a client's noise. Rounding: s² Σ v_ij/n², v_ij the variance of rounding at the
+    clients' grid points, by default f(1-f) with f the fractional part of a lattice point. Clipping: the squared
+    distance of the mean of the clients' grid points, rotated back, from the mean of their vectors. Memory is 16 bytes
+    per coordinate, whatever the number of vectors.
     """
 
     def __init__(self, protocol: Protocol, round: int) -> None:
@@ -33,7 +34,7 @@ class Expectation:
         self._true_sum = np.zeros(protocol.dim)
         # In grid units and still rotated, where there are a grid and a rotation.
         self._sent_sum = np.zeros(protocol.dim)
-        self._fractions = 0.0
+        self._rounding = 0.0
         self._lock = Lock()
 
     def add(self, vector: ArrayLike) -> None:
@@ -44,15 +45,16 @@ class Expectation:
         """
         checked = pipeline.as_vector(vector, self.protocol.dim)
         sent = pipeline.to_grid(self.protocol, checked, self.round)
-        grid, fractions = self.protocol.mechanism.grid, 0.0
+        mechanism, rounding = self.protocol.mechanism, 0.0
+        grid = mechanism.grid
         if grid is not None:
             np.rint(np.clip(sent, -grid.limit, grid.limit, out=sent), out=sent)
-            fractions = grid.fraction_variance(sent)
+            rounding = mechanism.rounding_variance(sent)
         with self._lock:
             self.count += 1
             self._true_sum += checked
             self._sent_sum += sent
-            self._fractions += fractions
+            self._rounding += rounding
 
     def mean(self) -> NDArray[np.float64]:
         """The mean of the vectors.
@@ -80,6 +82,6 @@ class Expectation:
         bias = mean - sent
         return ExpectedError(
             noise=protocol.dim * mechanism.scale**2 * mechanism.noise_variance / count,
-            rounding=mechanism.scale**2 * self._fractions / count**2,
+            rounding=mechanism.scale**2 * self._rounding / count**2,
             clipping=float(bias @ bias),
         )

@@ -10,6 +10,7 @@ from cpsgd.mechanisms.base import ErrorBound as ErrorBound
 from cpsgd.mechanisms.base import ExpectedError as ExpectedError
 from cpsgd.mechanisms.base import Mechanism as Mechanism
 from cpsgd.mechanisms.binomial import Binomial as Binomial
+from cpsgd.mechanisms.coins import Coins as Coins
 from cpsgd.mechanisms.gaussian import Gaussian as Gaussian
 from cpsgd.mechanisms.skellam import Skellam as Skellam
 
@@ -19,6 +20,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         Binomial,
         Gaussian,
         Skellam,
+        Coins,
     )
 }
 """All mechanisms, by name."""

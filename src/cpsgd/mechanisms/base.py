@@ -24,7 +24,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.codec.formats import Format
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.law import Law, Normal
+from cpsgd.mechanisms.law import Law, Normal, Steps
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ExpectedError:
 
 
 @dataclass(frozen=True)
-class Coins:
+class FairCoins:
     """Noise that a device's own kernels can draw: the number of heads among so many fair coins."""
 
     trials: int
@@ -168,8 +168,15 @@ class Mechanism(ABC):
     # ------------------------------------------------------------------ simulation: rounding and noise apart
 
     @abstractmethod
-    def without_noise(self) -> Self:
-        """The same rounding without noise, hence without privacy."""
+    def without_noise(self) -> Mechanism:
+        """Rounding to the same range without noise, hence without privacy: what the noise is measured against."""
+
+    def rounding_part(self) -> Mechanism:
+        """What each client is simulated by; `sum_noise` is the rest of the sum.
+
+        Rounding without noise; the mechanism itself, where the rounding is the noise.
+        """
+        return self.without_noise()
 
     @property
     @abstractmethod
@@ -180,7 +187,7 @@ class Mechanism(ABC):
     def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64] | NDArray[np.float64]:
         """What the noise of `count` clients adds to their sum, drawn in one go."""
 
-    def device_noise(self, count: int) -> Coins | Normal | None:
+    def device_noise(self, count: int) -> FairCoins | Normal | None:
         """The same as a law that a device draws by itself; None where `sum_noise` is to draw it."""
         return None
 
@@ -189,12 +196,17 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def noise_variance(self) -> float:
-        """Variance of one client's noise, in squared integers."""
+        """Variance of one client's noise, in squared integers: what is there whatever the coordinate is."""
 
     @property
     @abstractmethod
     def largest_rounding_variance(self) -> float:
-        """The largest variance of one coordinate's rounding, in squared integers."""
+        """The largest variance of one coordinate's rounding, in squared integers: what is there beyond the noise."""
+
+    def rounding_variance(self, points: NDArray[np.float32]) -> float:
+        """The variance of rounding, added up over a vector of grid points within the limit, in squared integers."""
+        assert self.grid is not None  # floats are not rounded
+        return self.grid.fraction_variance(points)
 
     @abstractmethod
     def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
@@ -211,8 +223,8 @@ class Mechanism(ABC):
     # ------------------------------------------------------------------ privacy
 
     @abstractmethod
-    def law(self, honest: int) -> Law | Normal:
-        """The law of the noise in one coordinate of a sum, from `honest` clients.
+    def law(self, honest: int) -> Law | Normal | Steps:
+        """The law of the noise in one coordinate of a sum, from `honest` clients; of the sum, where rounding is noise.
 
         Raises:
             ConditionError: There is no noise.

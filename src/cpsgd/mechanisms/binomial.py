@@ -24,7 +24,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, WINDOW_BITS, WORKING_BITS, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice
-from cpsgd.mechanisms.base import Coins, ErrorBound, Search
+from cpsgd.mechanisms.base import ErrorBound, FairCoins, Search
 from cpsgd.mechanisms.lattice import Lattice
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
 from cpsgd.paper import bounds, theorem
@@ -123,10 +123,10 @@ class Binomial(Lattice):
             left -= trials
         return noise
 
-    def device_noise(self, count: int) -> Coins | None:
+    def device_noise(self, count: int) -> FairCoins | None:
         """Fair coins, unless there are too many."""
         trials = count * self.trials
-        return Coins(trials) if self.p == 0.5 and trials <= _MAX_DEVICE_COINS else None
+        return FairCoins(trials) if self.p == 0.5 and trials <= _MAX_DEVICE_COINS else None
 
     def law(self, honest: int) -> BinomialLaw:
         """Binomial(m · honest, p)."""

@@ -31,10 +31,10 @@ RANGES = (1e-20, 1e20)
 # Four float operations, each within 2^-53 of the exact result; one spare.
 _ROUNDING = 1.0 + 5 * 2.0**-53
 # Beyond this many standard deviations of a rotated coordinate clipping costs nothing worth a wider range.
-_ENOUGH_REACH = 7.0
+ENOUGH_REACH = 7.0
 # X is at least this many standard deviations of a rotated coordinate, which bounds the bias: clipping takes at most
 # 0.2 % of D². Without a bound, where the noise is larger than any vector, clipping everything to nothing would "win".
-_LEAST_REACH = 2.5
+LEAST_REACH = 2.5
 # Coordinates beyond this many standard deviations carry less than 1e-30 of the energy.
 _FARTHEST = 12.0
 # With more cells than this per standard deviation f is uniform to many digits and E[f(1-f)] is 1/6.
@@ -236,7 +236,7 @@ class Lattice(Mechanism):
     def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
         """From ranges of a few standard deviations of a rotated coordinate; unrotated, nothing may be clipped."""
         half = 0.5 * (self.levels - 1)
-        least, enough = (min(1.0, r / math.sqrt(dim)) if rotate else 1.0 for r in (_LEAST_REACH, _ENOUGH_REACH))
+        least, enough = (min(1.0, r / math.sqrt(dim)) if rotate else 1.0 for r in (LEAST_REACH, ENOUGH_REACH))
         return clip_norm * least / half, clip_norm * enough / half
 
 

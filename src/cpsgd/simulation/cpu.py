@@ -65,8 +65,8 @@ class RoundSimulator:
         self._threads = _validate.integer("threads", threads, low=1)
         self._floats = protocol.mechanism.grid is None
         self._sums: Sums = np.zeros(protocol.dim, dtype=np.float64 if self._floats else np.uint64)
-        self._quiet = protocol.mechanism if self._floats else protocol.mechanism.without_noise()
-        self._rounder = self._quiet.kernel()
+        self._rounding = protocol.mechanism if self._floats else protocol.mechanism.rounding_part()
+        self._rounder = self._rounding.kernel()
         self._mean: NDArray[np.float32] | None = None
 
     def add(self, vectors: NDArray[np.float32]) -> None:
@@ -121,9 +121,9 @@ class RoundSimulator:
         sums = np.zeros(protocol.dim, dtype=np.uint64)
         # 32-bit sums are twice as fast to add to; they are emptied before they could overflow.
         small = np.zeros(protocol.dim, dtype=np.uint32)
-        room = (2**32 - 1) // (self._quiet.values - 1)
+        room = (2**32 - 1) // (self._rounding.values - 1)
         values = np.empty(protocol.dim, dtype=np.uint32)
-        size = self._quiet.keystream_bytes * protocol.dim
+        size = self._rounding.keystream_bytes * protocol.dim
         buffer = Keystream.buffer(size)
         held = 0
         for start in starts:

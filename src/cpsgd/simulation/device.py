@@ -31,7 +31,7 @@ from cpsgd._torch import torch
 from cpsgd.codec import clip, rotate, wire
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import EmptyError, ParameterError, VectorError
-from cpsgd.mechanisms.base import Coins
+from cpsgd.mechanisms.base import FairCoins
 from cpsgd.mechanisms.law import Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
@@ -194,7 +194,7 @@ class DeviceRound:
     def _add_noise(self) -> None:
         """Adds the noise of `count` clients to the sums: drawn here if the device can, else by the exact sampler."""
         noise = self.protocol.mechanism.device_noise(self.count)
-        if isinstance(noise, Coins):
+        if isinstance(noise, FairCoins):
             if noise.trials:
                 self._kernels.add_coins(self._sums, key=self._key("coins"), trials=noise.trials)
         elif isinstance(noise, Normal):

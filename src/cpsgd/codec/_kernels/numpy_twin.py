@@ -155,6 +155,37 @@ class Rounder:
         return (reached + self._base).astype(np.uint32)
 
 
+class Flipper:
+    """Biased coins: each shows heads with probability 1/2 + g/2^16, g a grid point within ±limit."""
+
+    def __init__(self, limit: int, coins: int) -> None:
+        """Fixes the parameters."""
+        self._limit, self._coins = limit, coins
+
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
+        """Heads among the coins of each grid point: planes of 16 bits per coin, compared with 2^15 + g."""
+        below = grid_points(grid, float(self._limit)).astype(np.int32) + 2**15
+        planes = keystream[: 2 * self._coins * grid.size].view("<u2").reshape(self._coins, grid.size)
+        values[:] = 0
+        for plane in planes:
+            values += plane < below
+
+    def packed(
+        self,
+        grid: NDArray[np.float32],
+        keystream: NDArray[np.uint8],
+        radix: int,
+        digits: int,
+        bits: int,
+        last_bits: int,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """The same, packed."""
+        values = np.empty(grid.size, dtype=np.uint32)
+        self.values(grid, keystream, values)
+        pack(values, radix, digits, bits, last_bits, out)
+
+
 def _coins(trials: int, keystream: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
     """Binomial(m, 1/2): ones among the high halves of the words, then among planes of 32 coins."""
     left = max(0, trials - 16)

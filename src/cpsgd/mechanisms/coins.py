@@ -1,0 +1,136 @@
+"""Biased coins: the rounding is the noise, and one bit per coordinate is enough.
+
+A coordinate x, clipped to ±X, becomes the number of heads among m coins that each show heads with probability
+½ + θ x/X. The estimate (X/θ)(heads/(n m) - ½) is unbiased. With one coin this is stochastic rounding to two levels
+whose range is wider than the coordinate's: no coordinate is ever certain of its level, and so nothing need be added.
+(Chen, Ozgur, Kairouz: "The Poisson binomial mechanism", ICML 2022, has the law; the accounting here is ours.)
+
+A coin compares 16 bits of keystream with 2^15 + g, g the coordinate's grid point: exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from cpsgd import _validate
+from cpsgd.codec.formats import Integers
+from cpsgd.codec.rounding import Flipper
+from cpsgd.mechanisms.base import Search
+from cpsgd.mechanisms.binomial import Binomial
+from cpsgd.mechanisms.law import Steps
+from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted
+
+MAX_COINS = 4096
+# More coins than these bring nothing that other mechanisms do not do faster: every coin takes two bytes of keystream.
+_MOST_PLANNED = 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coins(Tilted):
+    """The number of heads among m biased coins.
+
+    Attributes:
+        coins: m, biased coins per coordinate.
+        theta: θ, how far a coordinate at the end of its range moves the odds from even; a multiple of 2^-16.
+        coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
+    """
+
+    name = "coins"
+    title = "biased coins"
+    fewest_values = 2
+    # At ½ a coordinate at the end of its range would be certain.
+    most_theta = 0.5 - 2.0**-FRACTION_BITS
+
+    coins: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coins", _validate.integer("coins", self.coins, low=1, high=MAX_COINS))
+        super().__post_init__()
+
+    @property
+    def gain(self) -> float:
+        """M: every coin moves the mean."""
+        return float(self.coins)
+
+    @property
+    def variances(self) -> tuple[float, float]:
+        """m/4 and m: a coin has (½ + x̄)(½ - x̄)."""
+        return 0.25 * self.coins, float(self.coins)
+
+    @property
+    def proxy(self) -> float:
+        """m/4: so many centred Bernoulli variables (Hoeffding)."""
+        return 0.25 * self.coins
+
+    def steps(self, honest: int) -> Steps:
+        """Sums of coins with odds between ½ - θ and ½ + θ."""
+        low, high = 0.5 - self.theta, 0.5 + self.theta
+        return Steps(low=(high, low), high=(low, high), clients=honest, copies=self.coins)
+
+    @property
+    def keystream_bytes(self) -> int:
+        """Two per coin."""
+        return 2 * self.coins
+
+    def kernel(self) -> Flipper:
+        """Flips the coins."""
+        return Flipper(int(self.grid.limit), self.coins)
+
+    def format(self, clip_norm: float, modulus: int | None) -> Integers:
+        """Packed integers; bits, for one coin."""
+        return Integers(modulus or self.values, self.values)
+
+    @property
+    def values(self) -> int:
+        """From no heads to all."""
+        return self.coins + 1
+
+    @property
+    def centre(self) -> float:
+        """Half of the coins."""
+        return 0.5 * self.coins
+
+    def without_noise(self) -> Binomial:
+        """As many values, spread over the range as levels: rounding alone, where nothing is kept uncertain."""
+        return Binomial(levels=self.values, trials=0, coordinate_range=self.coordinate_range)
+
+    # ------------------------------------------------------------------ planning
+
+    @classmethod
+    def candidates(cls, search: Search) -> Iterator[Self]:
+        """For each range as many coins as the values and the modulus allow."""
+        most = min(search.values - 1, _MOST_PLANNED)
+        if most < 1:
+            return
+        for reach in cls.ranges(search):
+            start = cls(coins=most, theta=0.125, coordinate_range=reach)
+            low, high = 1, most
+            if search.fits(start.at_rough_scale(search)):
+                low = most
+            while high - low > 1:
+                middle = (low + high) // 2
+                fits = search.fits(replace(start, coins=middle).at_rough_scale(search))
+                low, high = (middle, high) if fits else (low, middle)
+            yield replace(start, coins=low).at_rough_scale(search)
+
+    def quieter(self, factor: float) -> Self | None:
+        """The same with fewer coins, which must be tilted more."""
+        if self.coins == 1:
+            return None
+        fewer = max(1, min(self.coins - 1, int(self.coins * factor)))
+        return replace(self, coins=fewer).with_scale(self.scale)
+
+    # ------------------------------------------------------------------ as data
+
+    @classmethod
+    def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
+        """One coin, a little tilted."""
+        reach = cls.usual_range(dim=dim, clip_norm=clip_norm, rotate=rotate)
+        return {"coins": 1, "theta": 0.125, "coordinate_range": reach}
+
+    def describe(self) -> str:
+        """Coins, tilt and range."""
+        coins = "1 coin" if self.coins == 1 else f"{self.coins:,} coins"
+        return f"{coins} of bias up to {self.theta:.4g} in ±{self.coordinate_range:.4g}"

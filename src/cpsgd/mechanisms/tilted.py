@@ -1,0 +1,237 @@
+"""Rounding that is the noise: integers whose law is affine in the coordinate and never certain.
+
+A coordinate x, clipped to ±X, tilts the odds of a few small integers: with x̄ = θ x/X, |x̄| <= θ, a client's integer has
+mean centre + γ x̄ and variance a - b x̄². A subclass says what the integers are and so what γ (`gain`), a and b are.
+There is no noise beside them. In the words of the interface the *noise* is the variance that is there whatever the
+coordinate is, a - b θ², and *rounding* the rest, b (θ² - x̄²).
+
+Coordinates lie on a grid of 2^16 points per unit of x̄, so that every probability is a multiple of 2^-16 and sampling is
+exact. The norm is enforced on that grid, as everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.adjacency import Adjacency
+from cpsgd.codec import clip
+from cpsgd.codec.rounding import Grid
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Search
+from cpsgd.mechanisms.lattice import ENOUGH_REACH, LEAST_REACH, RANGES, gaussian_clipping
+from cpsgd.mechanisms.law import Steps
+from cpsgd.randomness import Keystream
+
+FRACTION_BITS = 16
+_ONE = 1 << FRACTION_BITS
+# Three float operations, each within 2^-53 of the exact result; one spare.
+_ROUNDING = 1.0 + 4 * 2.0**-53
+# Ranges that are tried, in standard deviations of a rotated coordinate.
+_REACHES = (LEAST_REACH, 2.75, 3.0, 3.25, 3.5, 3.75, 4.0, 4.5, 5.0, 6.0, ENOUGH_REACH)
+_USUAL_REACH = 4.0
+
+
+def sixteenth_bits(name: str, value: object, *, most: float) -> float:
+    """A number in (0, most], rounded down to a multiple of 2^-16.
+
+    Raises:
+        ParameterError: It is not in there, or less than 2^-16.
+    """
+    found = _validate.finite(name, value)
+    if not 2.0**-FRACTION_BITS <= found <= most:
+        raise ParameterError(
+            f"Expected {name} in [2^-{FRACTION_BITS}, {most:.6g}], got {name}={found!r}; "
+            f"it is a multiple of 2^-{FRACTION_BITS}, which is what {FRACTION_BITS} random bits can be compared with."
+        )
+    return math.floor(found * _ONE) / _ONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tilted(Mechanism):
+    """Integers whose odds a coordinate tilts.
+
+    Attributes:
+        theta: θ, how far a coordinate at the end of its range moves the odds from even; a multiple of 2^-16.
+        coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
+    """
+
+    is_noisy = True
+    levels = 2
+    variation = 0.0
+    most_theta: ClassVar[float] = 0.5
+
+    theta: float
+    coordinate_range: float
+
+    def __post_init__(self) -> None:
+        low, high = RANGES
+        object.__setattr__(self, "theta", sixteenth_bits("theta", self.theta, most=self.most_theta))
+        reach = _validate.positive("coordinate_range", self.coordinate_range, low=low, high=high)
+        object.__setattr__(self, "coordinate_range", reach)
+
+    # ------------------------------------------------------------------ the integers of a client
+
+    @property
+    @abstractmethod
+    def gain(self) -> float:
+        """γ: the mean of a client's integer moves by γ θ x/X."""
+
+    @property
+    @abstractmethod
+    def variances(self) -> tuple[float, float]:
+        """A and b: the variance of a client's integer is a - b (θ x/X)²."""
+
+    @property
+    @abstractmethod
+    def proxy(self) -> float:
+        """V, such that a client's centred integer Z has E exp(λ Z) <= exp(λ² V/2), whatever its coordinate is."""
+
+    @abstractmethod
+    def steps(self, honest: int) -> Steps:
+        """The law of a sum over so many clients."""
+
+    # ------------------------------------------------------------------ what follows from it
+
+    @property
+    def grid(self) -> Grid:
+        """θ 2^16 points in X."""
+        limit = self.theta * _ONE
+        return Grid(limit / self.coordinate_range, limit, FRACTION_BITS)
+
+    @property
+    def scale(self) -> float:
+        """S = X / (θ γ)."""
+        return self.coordinate_range / (self.theta * self.gain)
+
+    def rounding_part(self) -> Self:
+        """The mechanism itself: its noise cannot be drawn apart."""
+        return self
+
+    def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
+        """None beside the rounding."""
+        return np.zeros(dim, dtype=np.int64)
+
+    @property
+    def noise_variance(self) -> float:
+        """A - b θ², the variance at the ends of the range."""
+        most, fall = self.variances
+        return most - fall * self.theta**2
+
+    @property
+    def largest_rounding_variance(self) -> float:
+        """B θ²: zero coordinates have the variance a."""
+        return self.variances[1] * self.theta**2
+
+    def rounding_variance(self, points: NDArray[np.float32]) -> float:
+        """B Σ (θ² - x̄²)."""
+        limit = self.grid.limit
+        # Squares of integers up to 2^15: exact, and so are sums of a few millions of them.
+        squares = float(np.sum(np.square(points, dtype=np.float64)))
+        return self.variances[1] * (points.size * limit * limit - squares) / _ONE**2
+
+    def deviations(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> list[Deviation]:
+        """Bounds from the vectors and the integers' own spread; docs/planning.md has the proof for the vectors."""
+        spread = clients * self.proxy
+        # Vectors are rounded to the grid, and a float32 transform is off by less than 2^-18 D per coordinate.
+        slack = clients * (self.gain / _ONE + 2.0**-18 * clip_norm / self.scale)
+        largest = clients * min(clip_norm, self.coordinate_range) / self.scale
+        found = [Deviation(largest + slack, spread, math.inf)]
+        if rotate:
+            block = 2.0 ** math.floor(math.log2(dim))
+            vectors = (clients * clip_norm / self.scale) ** 2 / block
+            found.append(Deviation(slack, vectors + spread, math.inf))
+        return found
+
+    def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
+        """What the mean will be off by.
+
+        * noise and rounding together: (s²/n) Σ_j (a - b θ² E[x_j²]/X²), x_j the clipped coordinate. A rotated vector of
+          norm D has coordinates close to N(0, D²/d); without rotation the worst vector of norm D has the largest
+          coordinate there is;
+        * clipping: as for rounding to levels (`Lattice.predicted_error`), that all clients hold the same vector; and
+          the codec's resolution, the margin of the norm and the grid.
+        """
+        per_unit = dim * self.scale**2 / clients
+        reach = self.coordinate_range
+        resolution = (clip.MARGIN * clip_norm) ** 2 + dim / self.grid.unit**2 / 12.0
+        deviation = clip_norm / math.sqrt(dim)
+        if rotate and reach < clip_norm:
+            square = deviation**2 * _clipped_square(reach / deviation)
+            clipped = clip_norm * clip_norm * gaussian_clipping(reach / deviation)
+        else:
+            # No coordinate of a vector of norm D exceeds D, whatever the rotation.
+            square = min(clip_norm, reach) ** 2 / dim
+            clipped = max(0.0, clip_norm - reach) ** 2
+        rounding = per_unit * self.largest_rounding_variance * (1.0 - square / reach**2)
+        return ExpectedError(per_unit * self.noise_variance, rounding, clipped + resolution)
+
+    def law(self, honest: int) -> Steps:
+        """The law of a sum over `honest` clients."""
+        if honest == 0:
+            raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
+        return self.steps(honest)
+
+    def sensitivity(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> float:
+        """2D/X for replace-one and D/X for zero-out, and never more than the cube of coordinates allows.
+
+        In units of X. Rotation keeps distances, and clipping coordinates is a projection on a convex set. The grid does
+        not increase it either: a vector whose norm on the grid exceeds D is shrunk.
+        """
+        ball = adjacency.distance(clip_norm) / self.coordinate_range
+        return min(ball, math.sqrt(dim) * adjacency.distance(1.0)) * _ROUNDING
+
+    # ------------------------------------------------------------------ planning
+
+    def with_scale(self, scale: float) -> Self:
+        """The same with θ = X/(s γ), to the nearest multiple of 2^-16; X makes up for the difference.
+
+        Where θ would be too large X shrinks with the scale.
+        """
+        if scale == self.scale:
+            return self
+        wanted = self.coordinate_range / (scale * self.gain) * _ONE
+        theta = min(max(1.0, float(round(wanted))), math.floor(self.most_theta * _ONE)) / _ONE
+        return replace(self, theta=theta, coordinate_range=scale * (theta * self.gain))
+
+    def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
+        """With the largest θ, from ranges of a few standard deviations of a rotated coordinate; or unclipped."""
+        most = self.most_theta * self.gain
+        least, enough = (min(1.0, r / math.sqrt(dim)) if rotate else 1.0 for r in (LEAST_REACH, ENOUGH_REACH))
+        return clip_norm * least / most, clip_norm * enough / most
+
+    @staticmethod
+    def usual_range(*, dim: int, clip_norm: float, rotate: bool) -> float:
+        """Four standard deviations of a rotated coordinate; D without rotation."""
+        return clip_norm * min(1.0, _USUAL_REACH / math.sqrt(dim)) if rotate else clip_norm
+
+    @staticmethod
+    def ranges(search: Search) -> list[float]:
+        """The X worth trying: a few standard deviations of a rotated coordinate; D without rotation."""
+        root = math.sqrt(search.dim)
+        reaches = {min(reach, root) for reach in _REACHES} if search.rotate else {root}
+        return [search.clip_norm * reach / root for reach in sorted(reaches)]
+
+    def at_rough_scale(self, search: Search) -> Self:
+        """The same at the scale that it will need, roughly.
+
+        That scale is S/√(a - b θ²) for a constant S, and θ = X/(γ s): solved for θ.
+        """
+        most, fall = self.variances
+        constant = search.rough_scale(self) * math.sqrt(self.noise_variance)
+        tilt = self.coordinate_range / (self.gain * constant)
+        theta = tilt * math.sqrt(most / (1.0 + fall * tilt * tilt))
+        return self.with_scale(self.coordinate_range / (self.gain * theta))
+
+
+def _clipped_square(reach: float) -> float:
+    """E[min(g², reach²)] of a standard normal g: 1 - 2 [(1 - x²) Φ(-x) + x φ(x)] at x = reach."""
+    tail = 0.5 * math.erfc(reach / math.sqrt(2.0))
+    density = math.exp(-0.5 * reach * reach) / math.sqrt(2.0 * math.pi)
+    return 1.0 - 2.0 * ((1.0 - reach * reach) * tail + reach * density)
