@@ -25,6 +25,7 @@ from cpsgd.codec.formats import Format
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.mechanisms.sums import Deviation as Deviation
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
@@ -64,21 +65,6 @@ class FairCoins:
     """Noise that a device's own kernels can draw: the number of heads among so many fair coins."""
 
     trials: int
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """A bound on how far a sum of messages lies from its centre, in integers.
-
-    Attributes:
-        offset: The largest possible part that is bounded as it is.
-        proxy: V, such that the rest X has E exp(λ X) <= exp(λ² V/2) for |λ| <= `steepest`.
-        steepest: The largest λ of that bound.
-    """
-
-    offset: float
-    proxy: float
-    steepest: float
 
 
 @dataclass(frozen=True)
@@ -162,8 +148,13 @@ class Mechanism(ABC):
         """S, what one unit of the integers is worth in the vector's units."""
 
     @abstractmethod
-    def deviations(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> list[Deviation]:
-        """Bounds on the distance of one coordinate of a sum from its centre; each of them holds."""
+    def deviations(
+        self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
+    ) -> list[Deviation]:
+        """Bounds on the distance of one coordinate of a sum from its centre; each of them holds.
+
+        `mean_norm` bounds the norm of the mean of the vectors, clipped to `clip_norm`.
+        """
 
     # ------------------------------------------------------------------ simulation: rounding and noise apart
 

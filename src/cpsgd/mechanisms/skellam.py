@@ -107,6 +107,10 @@ class Skellam(Lattice):
         """E exp(λ Z) = exp(v (cosh λ - 1)); leaving out large |Z| only lowers E cosh(λ Z)."""
         return _STEEPNESS * self.variance, _STEEPEST
 
+    def noise_cumulant(self, slope: float) -> float:
+        """The exact v (cosh λ - 1) = 2 v sinh²(λ/2); leaving out large |Z| only lowers it."""
+        return 2.0 * self.variance * math.sinh(0.5 * slope) ** 2 if slope < 700.0 else math.inf
+
     def noise_table(self) -> Table:
         """Thresholds of the law between -W and W."""
         return table(self.variance, self._limit) if self.variance else COINS

@@ -129,6 +129,7 @@ def plan(
     secure: bool = False,
     rotate: bool = True,
     overflow: float = DEFAULT_OVERFLOW,
+    mean_norm: float | None = None,
     mechanism: str = "binomial",
 ) -> Plan:
     """Chooses the parameters of a mechanism (and the modulus) with the smallest expected squared error that keep ε, δ.
@@ -166,6 +167,7 @@ def plan(
             secure=secure,
             rotate=rotate,
             overflow=overflow,
+            mean_norm=mean_norm,
             mechanism=mechanism,
         )
     )
