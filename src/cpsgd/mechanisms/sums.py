@@ -18,8 +18,9 @@ from cpsgd.codec import clip
 
 Array = NDArray[np.float64]
 
-# Where a tail is summed up: so many places up to the largest coordinate, and reaches tried at each.
-_PLACES, _REACHES = 128, 64
+# Where a tail is summed up: so many places where it is more than e^-NATS, and reaches tried at each.
+_PLACES, _REACHES, _NATS = 128, 64, 60.0
+_LEAST_WIDTH = 1e-200
 # Beyond this many deviations nothing is left of a tail, whatever the number of clients.
 _FARTHEST = 40.0
 # Below this slope the closed form of `rounding_cumulant` loses digits, and λ²/8 is as good.
@@ -116,7 +117,10 @@ class MeanCoordinate:
         """From the tail: E exp(λ |y|) <= 1 + Σ (exp(λ z') - exp(λ z)) P(|y| > z) over neighbouring places z < z'."""
         places, tails = self._tails
         ends = slope * places
-        terms = ends[1:] + np.log(-np.expm1(ends[:-1] - ends[1:])) + tails if slope else np.full(1, -math.inf)
+        widths = np.diff(ends)
+        if float(widths.min()) < _LEAST_WIDTH:
+            return slope * self.largest
+        terms = ends[1:] + np.log(-np.expm1(-widths)) + tails
         return float(np.logaddexp.reduce(terms, initial=0.0)) + slope * self._shrinking
 
     @cached_property
@@ -134,7 +138,11 @@ class MeanCoordinate:
         missed = math.log(2.0 * self.clients) - 0.5 * (beyond / deviation) ** 2
         missed[beyond >= self.clip_norm] = -math.inf
         share, rest = _line(reach, beyond)
-        places = np.linspace(0.0, self.largest, _PLACES + 1)
+        # Close to each other where the tail is worth something.
+        typical = deviation * math.sqrt(2.0 * (_NATS + math.log(2.0 * self.clients)))
+        steep, shift = map(float, _line(reach, typical))
+        worth = min(steep * mean_deviation * math.sqrt(2.0 * _NATS) + shift, 0.75 * self.largest)
+        places = np.r_[np.linspace(0.0, worth, _PLACES), np.geomspace(worth, self.largest, _PLACES // 4)[1:]]
         over = np.maximum(places[:-1, None] - rest, 0.0) / share
         tails = np.logaddexp(missed, math.log(2.0) - 0.5 * (over / mean_deviation) ** 2)
         return places, np.minimum(tails.min(axis=1), 0.0)
