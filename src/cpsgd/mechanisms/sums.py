@@ -142,7 +142,7 @@ class MeanCoordinate:
         typical = deviation * math.sqrt(2.0 * (_NATS + math.log(2.0 * self.clients)))
         steep, shift = map(float, _line(reach, typical))
         worth = min(steep * mean_deviation * math.sqrt(2.0 * _NATS) + shift, 0.75 * self.largest)
-        places = np.r_[np.linspace(0.0, worth, _PLACES), np.geomspace(worth, self.largest, _PLACES // 4)[1:]]
+        places = np.r_[np.linspace(0.0, worth, _PLACES), np.geomspace(worth, self.largest, _PLACES // 2)[1:]]
         over = np.maximum(places[:-1, None] - rest, 0.0) / share
         tails = np.logaddexp(missed, math.log(2.0) - 0.5 * (over / mean_deviation) ** 2)
         return places, np.minimum(tails.min(axis=1), 0.0)
