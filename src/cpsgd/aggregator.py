@@ -98,19 +98,21 @@ class Aggregator:
                 sends, or was accepted before. The subclass says which; nothing was changed.
         """
         # A copy of what the caller could still change while it is being checked and added.
-        parsed = wire.read(message if isinstance(message, bytes) else bytes(message), max_dim=self._max_dim)
+        data = message if isinstance(message, bytes) else bytes(message)
+        parsed = wire.read(data, max_dim=self._max_dim, version=self._format.version)
         if parsed.fingerprint != self._fingerprint or parsed.radix != self._format.radix:
             raise FingerprintError("The message was made with other protocol parameters than this aggregator's.")
         if parsed.dim != self.protocol.dim:
             raise DimensionError(f"The message has {parsed.dim} coordinates, the protocol {self.protocol.dim}.")
         if parsed.round != self.round:
             raise RoundError(f"The message was made for round {parsed.round}, this is round {self.round}.")
-        self._format.check(parsed.payload, parsed.dim)
+        chosen = self._format.chosen(parsed.message_id, parsed.dim)
+        self._format.check(parsed.payload, parsed.dim if chosen is None else chosen.size)
         with self._lock:
             if parsed.message_id in self._ids:
                 raise DuplicateError("A message with this id was accepted before.")
             self._sums = self._format.widened(self._sums, self.count + 1)
-            self._format.add(parsed.payload, self._sums)
+            self._format.add(parsed.payload, self._sums, chosen)
             self._ids.add(parsed.message_id)
 
     def merge(self, other: Aggregator) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -97,6 +96,8 @@ class Protocol:
         grid = self.mechanism.grid
         if grid is None and (self.rotate or self.modulus is not None):
             raise ParameterError(f"The {self.mechanism.name} protocol sends floats: it has no rotation or modulus.")
+        if self.modulus is not None and self.mechanism.not_summed is not None:
+            raise ParameterError(self.mechanism.not_summed)
         if self.modulus is not None:
             # A smaller modulus could not even hold one client's value.
             normal["modulus"] = _validate.integer("modulus", self.modulus, low=self.mechanism.values, high=MAX_RADIX)
@@ -232,8 +233,9 @@ class Protocol:
             round: Number of the round, from 0; fixes the rotation and is checked by the aggregator.
 
         Returns:
-            The message, `message_bytes` long. Each call draws fresh noise from the operating system's generator: send
-            one message for a vector and a round, since the noise of several would average out.
+            The message, `message_bytes` long (on average, where lengths vary). Each call draws fresh noise from the
+            operating system's generator: send one message for a vector and a round, since the noise of several would
+            average out.
 
         Raises:
             NonFiniteError: A coordinate is NaN or infinite.
@@ -273,11 +275,16 @@ class Protocol:
     # ------------------------------------------------------------------ promises
 
     def check_integers(self) -> None:
-        """Refuses a protocol that sends floats, for transports that add up integers.
+        """Refuses a protocol that sends floats, or leaves coordinates out, for transports that add up integers.
 
         Raises:
             ParameterError: It does.
         """
+        self._check_grid()
+        if self.mechanism.not_summed is not None:
+            raise ParameterError(self.mechanism.not_summed)
+
+    def _check_grid(self) -> None:
         if self.mechanism.grid is None:
             raise ParameterError(
                 f"The {self.name} protocol sends floats: it has no integers to add up. Use one of the others."
@@ -285,8 +292,8 @@ class Protocol:
 
     @property
     def scale(self) -> float:
-        """S = 2 X^max / (k - 1), the distance of two levels."""
-        self.check_integers()
+        """S, what one unit of the integers is worth; 2 X^max / (k - 1), the distance of two levels."""
+        self._check_grid()
         return self.mechanism.scale
 
     @property
@@ -301,17 +308,25 @@ class Protocol:
 
     @property
     def bits_per_coordinate(self) -> float:
-        """log2 of the radix, what the paper counts (k + m values without a modulus); 32 for floats."""
-        return math.log2(self.radix) if self.radix else 32.0
+        """log2 of the radix, what the paper counts (k + m values without a modulus); 32 for floats.
+
+        The share of coordinates that a message holds, where it holds bits of some.
+        """
+        return self.format.bits
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of one message as it is sent, header included."""
+        """Bytes of one message as it is sent, header included; on average, where lengths vary."""
+        return wire.HEADER_BYTES + self.format.average_bytes(self.dim)
+
+    @property
+    def longest_message_bytes(self) -> int:
+        """Bytes that no message exceeds, header included."""
         return wire.HEADER_BYTES + self.format.payload_bytes(self.dim)
 
     @property
     def bits_per_client(self) -> int:
-        """Bits of one message as it is sent, header included."""
+        """Bits of one message as it is sent, header included; on average, where lengths vary."""
         return 8 * self.message_bytes
 
     def error_bound(self) -> ErrorBound:

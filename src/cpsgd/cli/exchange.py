@@ -187,10 +187,10 @@ def _start(protocol: Protocol, round: int, state: Path | None) -> Aggregator:
 def _read(path: Path, protocol: Protocol) -> bytes:
     """A message's bytes; never more than a message of this protocol has, whatever the file holds."""
     with path.open("rb") as file:
-        message = file.read(protocol.message_bytes + 1)
-    if len(message) > protocol.message_bytes:
+        message = file.read(protocol.longest_message_bytes + 1)
+    if len(message) > protocol.longest_message_bytes:
         raise TrailingBytesError(
-            f"The file is longer than the {protocol.message_bytes} bytes of this protocol's messages: it was made with "
-            "other parameters, or something was added."
+            f"The file is longer than the {protocol.longest_message_bytes} bytes of this protocol's messages: it was "
+            "made with other parameters, or something was added."
         )
     return message

@@ -1,7 +1,12 @@
-"""What a message's payload holds and how payloads are summed: packed integers, or floats for the baseline."""
+"""What a message's payload holds and how payloads are summed: packed integers, or floats for the baseline.
+
+A payload holds all coordinates, or those that the message's id chooses (`Sampled`).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,12 +15,22 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec import pack
+from cpsgd.codec import pack, wire
 from cpsgd.codec._kernels import kernels
 from cpsgd.errors import ValueRangeError
+from cpsgd.randomness import Keystream
 
 Sums = NDArray[Any]
 """Sums of payloads: uint32 until they outgrow it, then uint64; float64 for floats."""
+
+Chosen = NDArray[np.uint32] | None
+"""Positions of the coordinates that a message holds; None where it holds all."""
+
+PURPOSE = b"cpsgd sampled coordinates v1"
+"""Names the expansion of a message's id; another expansion would need another name."""
+_WORDS = 1 << 16
+# Coordinates chosen at a time, so that their words stay in the cache.
+_BLOCK = 1 << 14
 
 
 class Kernel(Protocol):
@@ -51,10 +66,17 @@ class Format(ABC):
     Attributes:
         radix: How many values a packed coordinate can take; 0 for floats. The header of a message says it.
         saved: The type of sums in a saved state.
+        version: The version of the message format that carries it.
     """
 
     radix: int
     saved: str
+    version = wire.VERSION
+
+    @property
+    @abstractmethod
+    def bits(self) -> float:
+        """Bits per coordinate, without the waste of packing; an average where it varies."""
 
     @property
     @abstractmethod
@@ -63,7 +85,15 @@ class Format(ABC):
 
     @abstractmethod
     def payload_bytes(self, dim: int) -> int:
-        """Bytes of a payload."""
+        """Bytes of a payload of so many coordinates."""
+
+    def average_bytes(self, dim: int) -> int:
+        """Bytes of the payload of a vector, on average and rounded up."""
+        return self.payload_bytes(dim)
+
+    def chosen(self, message_id: bytes, dim: int) -> Chosen:
+        """Which of a vector's coordinates the payload of the message with this id holds: all, unless said otherwise."""
+        return None
 
     @abstractmethod
     def write(
@@ -88,8 +118,8 @@ class Format(ABC):
         """The sums, with room for those of `count` messages."""
 
     @abstractmethod
-    def add(self, payload: NDArray[np.uint8], sums: Sums) -> None:
-        """Adds a payload that was checked to sums with room for it."""
+    def add(self, payload: NDArray[np.uint8], sums: Sums, chosen: Chosen = None) -> None:
+        """Adds a payload of the chosen coordinates, which was checked, to sums with room for it."""
 
     @abstractmethod
     def check_sums(self, sums: Sums, count: int) -> None:
@@ -116,6 +146,11 @@ class Integers(Format):
     @cached_property
     def _grouping(self) -> pack.Grouping:
         return pack.grouping(self.radix)
+
+    @property
+    def bits(self) -> float:
+        """What the paper counts."""
+        return math.log2(self.radix)
 
     @property
     def step(self) -> int:
@@ -146,13 +181,60 @@ class Integers(Format):
             return sums.astype(np.uint64)
         return sums
 
-    def add(self, payload: NDArray[np.uint8], sums: Sums) -> None:
+    def add(self, payload: NDArray[np.uint8], sums: Sums, chosen: Chosen = None) -> None:
         """Unpacks and adds."""
         kernels.add_packed(payload, *self._grouping.arguments(sums.size), sums)
 
     def check_sums(self, sums: Sums, count: int) -> None:
         """Refuses sums over the largest possible one."""
         if int(sums.max()) > count * (self.values - 1):
+            raise ValueRangeError("The saved state holds a sum that its messages cannot have.")
+
+
+@dataclass(frozen=True)
+class Sampled(Integers):
+    """Bits of some coordinates: those whose 16-bit word of a stream expanded from the message's id is below a limit.
+
+    A bit means -1 or 1 and a coordinate that is left out 0. Sums are of these numbers plus 1, hence of 0, 1 and 2.
+
+    Attributes:
+        below: The limit, the share of coordinates times 2^16.
+    """
+
+    below: int
+    version = wire.VARIABLE
+
+    @property
+    def bits(self) -> float:
+        """One for each coordinate that is held."""
+        return self.below / _WORDS
+
+    def average_bytes(self, dim: int) -> int:
+        """A last byte is half empty on average."""
+        return math.ceil(dim * self.below / _WORDS / 8 + 7 / 16)
+
+    def chosen(self, message_id: bytes, dim: int) -> NDArray[np.uint32]:
+        """Expands the id: AES-128 in counter mode under the first half of SHA-256(purpose ‖ id), in 16-bit words."""
+        stream = Keystream(hashlib.sha256(PURPOSE + message_id).digest()[:16])
+        buffer, found = stream.buffer(2 * _BLOCK), np.empty(_BLOCK, dtype=np.uint32)
+        parts = []
+        for start in range(0, dim, _BLOCK):
+            words = stream.fill(buffer, 2 * min(_BLOCK, dim - start))
+            parts.append(found[: kernels.find_below(words, self.below, start, found)].copy())
+        return np.concatenate(parts)
+
+    def widened(self, sums: Sums, count: int) -> Sums:
+        """The sums in 64 bits, where those of `count` messages need them: each adds up to 2."""
+        return sums.astype(np.uint64) if sums.dtype == np.uint32 and 2 * count >= 2**32 else sums
+
+    def add(self, payload: NDArray[np.uint8], sums: Sums, chosen: Chosen = None) -> None:
+        """Adds 1 everywhere, and a bit's 1 or -1 where there is one."""
+        assert chosen is not None
+        kernels.add_signs(payload, chosen, sums)
+
+    def check_sums(self, sums: Sums, count: int) -> None:
+        """Refuses sums over the largest possible one."""
+        if int(sums.max()) > 2 * count:
             raise ValueRangeError("The saved state holds a sum that its messages cannot have.")
 
 
@@ -169,6 +251,11 @@ class Floats(Format):
     meaning: str
     radix = 0
     saved = "<f8"
+
+    @property
+    def bits(self) -> float:
+        """Those of float32."""
+        return 32.0
 
     @property
     def step(self) -> int:
@@ -201,7 +288,7 @@ class Floats(Format):
         """The sums themselves."""
         return sums
 
-    def add(self, payload: NDArray[np.uint8], sums: Sums) -> None:
+    def add(self, payload: NDArray[np.uint8], sums: Sums, chosen: Chosen = None) -> None:
         """Adds."""
         sums += payload.view("<f4")
 

@@ -20,7 +20,7 @@ from cpsgd import _validate
 from cpsgd.codec import clip, rotate, wire
 from cpsgd.codec._kernels import kernels
 from cpsgd.codec.clip import Vector
-from cpsgd.codec.formats import Format, Kernel, Sums
+from cpsgd.codec.formats import Chosen, Format, Kernel, Sums
 from cpsgd.errors import VectorError
 from cpsgd.randomness import Keystream
 
@@ -42,6 +42,9 @@ class _Stages:
     kernel: Kernel
     keystream_bytes: int
     block: int
+    packer: Kernel
+    packer_bytes: int
+    packer_block: int
     fingerprint: bytes
 
 
@@ -49,11 +52,19 @@ class _Stages:
 def _stages(protocol: Protocol) -> _Stages:
     mechanism, form = protocol.mechanism, protocol.format
     block_bytes = min(max(protocol.dim, _SMALLEST_BLOCK), _LARGEST_BLOCK)
+
+    def block(width: int) -> int:
+        return max(1, block_bytes // width // form.step) * form.step
+
+    packer, packer_bytes = mechanism.packer()
     return _Stages(
         format=form,
         kernel=mechanism.kernel(),
         keystream_bytes=mechanism.keystream_bytes,
-        block=max(1, block_bytes // mechanism.keystream_bytes // form.step) * form.step,
+        block=block(mechanism.keystream_bytes),
+        packer=packer,
+        packer_bytes=packer_bytes,
+        packer_block=block(packer_bytes),
         fingerprint=protocol.fingerprint,
     )
 
@@ -104,31 +115,38 @@ def encode(protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystre
     checked = as_vector(vector, protocol.dim)
     stages = _stages(protocol)
     stream = Keystream() if keystream is None else keystream
-    message = np.empty(protocol.message_bytes, dtype=np.uint8)
-    _write_payload(protocol, checked, round, stream, message[wire.HEADER_BYTES :])
+    message_id = os.urandom(16)
+    chosen = stages.format.chosen(message_id, protocol.dim)
+    held = protocol.dim if chosen is None else chosen.size
+    message = np.empty(wire.HEADER_BYTES + stages.format.payload_bytes(held), dtype=np.uint8)
+    _write_payload(protocol, checked, round, stream, chosen, message[wire.HEADER_BYTES :])
     wire.write_header(
         message,
         radix=stages.format.radix,
         fingerprint=stages.fingerprint,
         round=round,
-        message_id=os.urandom(16),
+        message_id=message_id,
         dim=protocol.dim,
+        version=stages.format.version,
     )
     return message.tobytes()
 
 
 def _write_payload(
-    protocol: Protocol, vector: Vector, round: int, stream: Keystream, payload: NDArray[np.uint8]
+    protocol: Protocol, vector: Vector, round: int, stream: Keystream, chosen: Chosen, payload: NDArray[np.uint8]
 ) -> None:
     """Block by block. Apart, so that the scratch vector is gone when the message is copied."""
     points = to_grid(protocol, vector, round)
+    if chosen is not None:
+        points = points[chosen]
     stages = _stages(protocol)
-    buffer = stream.buffer(min(stages.block, points.size) * stages.keystream_bytes)
-    block_bytes = stages.format.payload_bytes(stages.block)
-    for number, start in enumerate(range(0, points.size, stages.block)):
-        part = points[start : start + stages.block]
-        words = stream.fill(buffer, part.size * stages.keystream_bytes)
-        stages.format.write(stages.kernel, part, words, payload[number * block_bytes : (number + 1) * block_bytes])
+    width, block = stages.packer_bytes, stages.packer_block
+    buffer = stream.buffer(min(block, points.size) * width)
+    block_bytes = stages.format.payload_bytes(block)
+    for number, start in enumerate(range(0, points.size, block)):
+        part = points[start : start + block]
+        words = stream.fill(buffer, part.size * width)
+        stages.format.write(stages.packer, part, words, payload[number * block_bytes : (number + 1) * block_bytes])
 
 
 def integers(

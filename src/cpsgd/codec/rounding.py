@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec._kernels import kernels, numpy_twin
+from cpsgd.codec._kernels import kernels
 
 MAX_LEVELS = 2**24
 Rounder = kernels.Rounder
 """The kernel that rounds grid points at random to levels, and adds noise."""
 
-Flipper = numpy_twin.Flipper
+Flipper = kernels.Flipper
 """The kernel that flips biased coins for grid points: heads with probability ½ + g/2^16."""
 
 # Coordinates worked on at a time, so that wide temporaries stay in the cache.

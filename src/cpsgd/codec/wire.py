@@ -1,4 +1,4 @@
-"""The message format: a header of 64 bytes, then the payload. Specified in docs/wire-format.md, with test vectors."""
+"""The message formats: a header of 64 bytes, then the payload. Specified in docs/wire-format.md, with test vectors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from cpsgd.errors import (
 
 MAGIC = b"cpsg"
 VERSION = 1
-# magic, version, reserved, radix, fingerprint, round, message id, dimension; then the checksum.
+"""Of messages whose length follows from radix and dimension."""
+VARIABLE = 2
+"""Of messages whose header says the payload's length instead of the radix. The payload is of bits: radix 2."""
+# magic, version, reserved, radix or payload bytes, fingerprint, round, message id, dimension; then the checksum.
 _FIELDS = struct.Struct("<4sHHI16sQ16sQ")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
@@ -41,18 +44,34 @@ class Message:
     message_id: bytes
     dim: int
     payload: NDArray[np.uint8]
+    version: int
 
 
 def write_header(
-    buffer: NDArray[np.uint8], *, radix: int, fingerprint: bytes, round: int, message_id: bytes, dim: int
+    buffer: NDArray[np.uint8],
+    *,
+    radix: int,
+    fingerprint: bytes,
+    round: int,
+    message_id: bytes,
+    dim: int,
+    version: int = VERSION,
 ) -> None:
     """Completes a message whose payload already stands in `buffer` behind room for the header."""
-    _FIELDS.pack_into(buffer.data, 0, MAGIC, VERSION, 0, radix, fingerprint, round, message_id, dim)
+    third = radix if version == VERSION else buffer.size - HEADER_BYTES
+    _FIELDS.pack_into(buffer.data, 0, MAGIC, version, 0, third, fingerprint, round, message_id, dim)
     _CHECKSUM.pack_into(buffer.data, _FIELDS.size, checksum(buffer[: _FIELDS.size], buffer[HEADER_BYTES:]))
 
 
-def read(data: bytes | bytearray | memoryview, *, max_dim: int = DEFAULT_MAX_DIM) -> Message:
+def read(
+    data: bytes | bytearray | memoryview, *, max_dim: int = DEFAULT_MAX_DIM, version: int | None = None
+) -> Message:
     """Checks the frame of a message from outside. Allocates nothing: the payload is a view of `data`.
+
+    Args:
+        data: The message.
+        max_dim: The most coordinates that it may announce.
+        version: The version that it must have; by default any that there is.
 
     Raises:
         WireError: One of its subclasses, for the first thing that is wrong.
@@ -60,26 +79,31 @@ def read(data: bytes | bytearray | memoryview, *, max_dim: int = DEFAULT_MAX_DIM
     buffer = np.frombuffer(data, dtype=np.uint8)
     if buffer.size < HEADER_BYTES:
         raise TruncatedError(f"A message has at least {HEADER_BYTES} bytes, got {buffer.size}.")
-    magic, version, reserved, radix, fingerprint, round, message_id, dim = _FIELDS.unpack_from(buffer.data)
+    magic, found, reserved, third, fingerprint, round, message_id, dim = _FIELDS.unpack_from(buffer.data)
     if magic != MAGIC:
         raise MagicError("Not a cpsgd message: the first four bytes are not 'cpsg'.")
-    if version != VERSION or reserved != 0:
+    if found not in (VERSION, VARIABLE) or reserved != 0:
         raise VersionError(
-            f"Message version {version}.{reserved} is not readable here; this release reads {VERSION}.0."
+            f"Message version {found}.{reserved} is not readable here; this release reads {VERSION}.0 and {VARIABLE}.0."
+        )
+    if version not in (None, found):
+        raise VersionError(
+            f"The message has version {found}, and this protocol's messages have version {version}: it was made with "
+            "another protocol, or by a release that does not know this one. Encode it with the same protocol."
         )
     if not 1 <= dim <= max_dim:
         raise DimensionError(f"The message announces {dim} coordinates; between 1 and {max_dim} are accepted.")
+    radix = third if found == VERSION else 2
     if radix == 1:
         raise ValueRangeError("A radix of 1 holds no information.")
-    expected = HEADER_BYTES + pack.payload_bytes(dim, radix)
+    expected = HEADER_BYTES + (pack.payload_bytes(dim, radix) if found == VERSION else third)
     if buffer.size < expected:
         raise TruncatedError(f"The message should have {expected} bytes, got {buffer.size}.")
     if buffer.size > expected:
         raise TrailingBytesError(f"The message should have {expected} bytes, got {buffer.size}.")
-    found = checksum(buffer[: _FIELDS.size], buffer[HEADER_BYTES:])
-    if _CHECKSUM.unpack_from(buffer.data, _FIELDS.size)[0] != found:
+    if _CHECKSUM.unpack_from(buffer.data, _FIELDS.size)[0] != checksum(buffer[: _FIELDS.size], buffer[HEADER_BYTES:]):
         raise ChecksumError("The checksum does not match: the message was damaged on the way. Ask for it again.")
-    return Message(radix, fingerprint, round, message_id, dim, buffer[HEADER_BYTES:])
+    return Message(radix, fingerprint, round, message_id, dim, buffer[HEADER_BYTES:], found)
 
 
 def checksum(*parts: bytes | bytearray | memoryview | NDArray[np.uint8]) -> int:

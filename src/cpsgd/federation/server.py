@@ -350,7 +350,7 @@ class _PlainSum:
         self._aggregator = Aggregator(terms.plan.protocol, round)
         self.stage = Stage.UPLOAD
         self.outgoing = dict.fromkeys(range(nodes), b"")
-        self.reply_limit = terms.plan.protocol.message_bytes
+        self.reply_limit = terms.plan.protocol.longest_message_bytes
 
     @property
     def survivors(self) -> int:

@@ -80,6 +80,7 @@ class Search:
         rotate: Whether vectors are rotated.
         rough_scale: The scale that a candidate will need for the (ε, δ) asked for, roughly.
         fits: Whether sums of a candidate, at its rough scale, fit the modulus (always, where there is none).
+        bits: Bits per coordinate, which may be less than one; None where the values say it all.
     """
 
     values: int
@@ -90,6 +91,7 @@ class Search:
     rotate: bool
     rough_scale: Callable[[Mechanism], float]
     fits: Callable[[Mechanism], bool]
+    bits: float | None = None
 
 
 class Mechanism(ABC):
@@ -106,6 +108,9 @@ class Mechanism(ABC):
 
     sampler_remedy: ClassVar[str] = "add noise"
     """What to do where the resolution of the sampler (`variation`) costs too much of δ."""
+
+    not_summed: ClassVar[str | None] = None
+    """Why clients' integers may not be added up by others (secure aggregation, an all-reduce), and what to use then."""
 
     fewest_values: ClassVar[int] = 3
     """The fewest values of a private message."""
@@ -125,6 +130,13 @@ class Mechanism(ABC):
     @abstractmethod
     def kernel(self) -> Any:
         """The kernel for one client's coordinates: a `cpsgd.codec.formats.Kernel`, or `FloatKernel` for floats."""
+
+    def packer(self) -> tuple[Any, int]:
+        """The kernel that writes payloads, and its bytes of private randomness per coordinate that is written.
+
+        `kernel` and `keystream_bytes`, unless messages leave coordinates out.
+        """
+        return self.kernel(), self.keystream_bytes
 
     # ------------------------------------------------------------------ messages and their sums
 

@@ -154,6 +154,7 @@ class SecureParameters:
             failure: As in `choose`.
             surviving: As in `choose`; `Plan.surviving` keeps the plan's guarantee.
         """
+        protocol.check_integers()
         modulus = protocol.modulus
         if modulus is None:
             raise ParameterError("Expected a protocol with a modulus, got none; plan(..., secure=True) chooses one.")

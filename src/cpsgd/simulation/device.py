@@ -31,7 +31,7 @@ from cpsgd._torch import torch
 from cpsgd.codec import clip, rotate, wire
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import EmptyError, ParameterError, VectorError
-from cpsgd.mechanisms.base import FairCoins
+from cpsgd.mechanisms.base import FairCoins, Mechanism
 from cpsgd.mechanisms.law import Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
@@ -97,7 +97,8 @@ class DeviceRound:
             kernels: `device_plain` or `device_fused`; the fastest that run there by default.
 
         Raises:
-            ParameterError: The protocol has more coordinates than a device computes with.
+            ParameterError: The protocol has more coordinates than a device computes with, or a mechanism that a device
+                does not simulate.
         """
         self.protocol = protocol
         if protocol.dim > _MAX_DIM:
@@ -110,6 +111,8 @@ class DeviceRound:
         chosen = int.from_bytes(os.urandom(7), "little") if seed is None else seed
         self._seed = _validate.integer("seed", chosen, low=0, high=2**64 - 1)
         self._grid = protocol.mechanism.grid
+        if self._grid is not None:
+            _check_levels(protocol.mechanism, self._grid)
         dtype = torch.float64 if self._grid is None else torch.int64
         self._sums = torch.zeros(protocol.dim, dtype=dtype, device=device)
         # A GPU has its number there, also where none was given.
@@ -248,6 +251,13 @@ class DeviceFloatMean:
     def noise_norm(self) -> float:
         """Zero: there is no noise."""
         return 0.0
+
+
+def _check_levels(mechanism: Mechanism, grid: Grid) -> None:
+    """Refuses what a device's kernels do not round: anything but evenly spaced levels that reach the range's ends."""
+    span = (mechanism.levels - 1) << grid.fraction_bits
+    if mechanism.rounding_part().values != mechanism.levels or 2.0 * grid.limit != span:
+        raise ParameterError(f"A device does not simulate {mechanism.name}; use the CPU (RoundSimulator).")
 
 
 def _rows(vectors: torch.Tensor, dim: int, device: torch.device) -> torch.Tensor:

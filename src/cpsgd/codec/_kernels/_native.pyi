@@ -34,6 +34,20 @@ class Rounder:
         out: NDArray[np.uint8],
     ) -> None: ...
 
+class Flipper:
+    def __init__(self, limit: int, coins: int) -> None: ...
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None: ...
+    def packed(
+        self,
+        grid: NDArray[np.float32],
+        keystream: NDArray[np.uint8],
+        radix: int,
+        digits: int,
+        bits: int,
+        last_bits: int,
+        out: NDArray[np.uint8],
+    ) -> None: ...
+
 def pack(
     values: NDArray[np.uint32], radix: int, digits: int, bits: int, last_bits: int, out: NDArray[np.uint8]
 ) -> None: ...
@@ -50,6 +64,10 @@ def add_packed(
     bits: int,
     last_bits: int,
     sums: NDArray[np.uint32] | NDArray[np.uint64],
+) -> None: ...
+def find_below(words: NDArray[np.uint8], bound: int, first: int, positions: NDArray[np.uint32]) -> int: ...
+def add_signs(
+    bits: NDArray[np.uint8], positions: NDArray[np.uint32], sums: NDArray[np.uint32] | NDArray[np.uint64]
 ) -> None: ...
 def centre(
     sums: NDArray[np.uint32] | NDArray[np.uint64], middle: float, factor: float, out: NDArray[np.float32]

@@ -48,6 +48,12 @@ struct Noise {
   Thresholds table;
 };
 
+// Biased coins for grid points within ±limit: so many per coordinate.
+struct Coins {
+  float limit;
+  std::uint32_t count;
+};
+
 struct Kernels {
   double (*norm_squared_float)(const float*, std::size_t);
   double (*norm_squared_double)(const double*, std::size_t);
@@ -64,6 +70,11 @@ struct Kernels {
                       std::uint32_t* values, std::size_t);
   void (*encode_block)(const float*, const std::uint32_t* words, const Lattice&, const Noise&,
                        const Grouping&, std::uint8_t* out, std::size_t);
+  // The same with coins: their number of heads.
+  void (*flip_block)(const float*, const std::uint16_t* words, const Coins&, std::uint32_t* values,
+                     std::size_t);
+  void (*encode_flips)(const float*, const std::uint16_t* words, const Coins&, const Grouping&,
+                       std::uint8_t* out, std::size_t);
   void (*pack)(const std::uint32_t* values, const Grouping&, std::uint8_t* out, std::size_t);
   void (*unpack)(const std::uint8_t*, const Grouping&, std::uint32_t* values, std::size_t);
   // Position of the first value that is not below `limit`, or n.
@@ -71,6 +82,13 @@ struct Kernels {
                                    std::size_t);
   void (*add_packed_32)(const std::uint8_t*, const Grouping&, std::uint32_t* sums, std::size_t);
   void (*add_packed_64)(const std::uint8_t*, const Grouping&, std::uint64_t* sums, std::size_t);
+  // Messages that hold some of the coordinates.
+  std::size_t (*find_below)(const std::uint16_t* words, std::uint16_t bound, std::uint32_t first,
+                            std::uint32_t* positions, std::size_t);
+  void (*add_signs_32)(const std::uint8_t* bits, const std::uint32_t* positions, std::size_t count,
+                       std::uint32_t* sums, std::size_t);
+  void (*add_signs_64)(const std::uint8_t* bits, const std::uint32_t* positions, std::size_t count,
+                       std::uint64_t* sums, std::size_t);
   void (*centre_32)(const std::uint32_t* sums, double centre, double factor, float* out,
                     std::size_t);
   void (*centre_64)(const std::uint64_t* sums, double centre, double factor, float* out,

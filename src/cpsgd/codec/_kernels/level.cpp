@@ -2,8 +2,10 @@
 // CPSGD_LEVEL names.
 #include "kernels.h"
 
+#include "coins.h"
 #include "inversion.h"
 #include "packing.h"
+#include "sampling.h"
 #include "stages.h"
 
 namespace cpsgd {
@@ -38,6 +40,25 @@ static void encode_block(const float* y, const std::uint32_t* words, const Latti
   std::uint32_t values[kTile];
   for_each_tile(n, grouping, [&](std::size_t start, std::size_t count, std::size_t byte) {
     noisy_values(y, words, lattice, noise, start, count, n, values);
+    pack_tile(values, count, grouping, out + byte);
+  });
+}
+
+static void flip_block(const float* y, const std::uint16_t* words, const Coins& coins,
+                       std::uint32_t* values, std::size_t n) {
+  for (std::size_t start = 0; start < n; start += kTile) {
+    count_heads(y + start, words + start, n, coins, values + start, std::min(kTile, n - start));
+  }
+}
+
+static void encode_flips(const float* y, const std::uint16_t* words, const Coins& coins,
+                         const Grouping& grouping, std::uint8_t* out, std::size_t n) {
+  if (coins.count == 1 && grouping.radix == 2) {
+    return pack_heads(y, words, coins, out, n);
+  }
+  std::uint32_t values[kTile];
+  for_each_tile(n, grouping, [&](std::size_t start, std::size_t count, std::size_t byte) {
+    count_heads(y + start, words + start, n, coins, values, count);
     pack_tile(values, count, grouping, out + byte);
   });
 }
@@ -97,11 +118,16 @@ extern const Kernels kernels = {
     rotate_backward,
     round_block,
     encode_block,
+    flip_block,
+    encode_flips,
     pack,
     unpack,
     find_out_of_range,
     add_packed<std::uint32_t>,
     add_packed<std::uint64_t>,
+    find_below,
+    add_signs<std::uint32_t>,
+    add_signs<std::uint64_t>,
     centre<std::uint32_t>,
     centre<std::uint64_t>,
     leave,

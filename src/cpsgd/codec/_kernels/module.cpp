@@ -20,6 +20,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 namespace {
 
+using cpsgd::Coins;
 using cpsgd::Grouping;
 using cpsgd::Kernels;
 using cpsgd::Lattice;
@@ -216,6 +217,46 @@ class Rounder {
   Noise noise_;
 };
 
+// Biased coins and (given a grouping) packing of their heads, with fixed parameters.
+class Flipper {
+ public:
+  Flipper(std::uint32_t limit, std::uint32_t coins) : coins_{static_cast<float>(limit), coins} {
+    require(limit >= 1 && limit <= (1u << 15), "limit is out of range");
+    require(coins >= 1 && coins <= 4096, "the number of coins is out of range");
+  }
+
+  void values(const Input<float>& grid, const Input<std::uint8_t>& keystream,
+              Array<std::uint32_t> values) const {
+    require(values.shape(0) == grid.shape(0), "values has another length than the vector");
+    const std::uint16_t* words = block_words(keystream, grid.shape(0));
+    unlocked([&] {
+      kernels().flip_block(aligned(grid), words, coins_, aligned(values), grid.shape(0));
+    });
+  }
+
+  void packed(const Input<float>& grid, const Input<std::uint8_t>& keystream, std::uint64_t radix,
+              std::size_t digits, int bits, int last_bits, Array<std::uint8_t> out) const {
+    const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+    require(out.shape(0) == packed_bytes(grid.shape(0), grouping), "out has the wrong length");
+    require(coins_.count < radix, "the radix is too small for the values");
+    const std::uint16_t* words = block_words(keystream, grid.shape(0));
+    unlocked([&] {
+      kernels().encode_flips(aligned(grid), words, coins_, grouping, aligned(out), grid.shape(0));
+    });
+  }
+
+ private:
+  // The keystream of a block as 16-bit words, checked for length and alignment.
+  const std::uint16_t* block_words(const Input<std::uint8_t>& keystream, std::size_t n) const {
+    require(keystream.shape(0) / coins_.count / 2 >= n, "keystream is too short for the block");
+    require(reinterpret_cast<std::uintptr_t>(keystream.data()) % 2 == 0,
+            "keystream is not aligned to 2 bytes");
+    return reinterpret_cast<const std::uint16_t*>(keystream.data());
+  }
+
+  Coins coins_;
+};
+
 template <typename T>
 double norm_squared(Input<T> x) {
   const T* data = aligned(x);
@@ -265,6 +306,35 @@ void add_packed(Input<std::uint8_t> payload, std::uint64_t radix, std::size_t di
       kernels().add_packed_32(aligned(payload), grouping, aligned(sums), sums.shape(0));
     } else {
       kernels().add_packed_64(aligned(payload), grouping, aligned(sums), sums.shape(0));
+    }
+  });
+}
+
+std::size_t find_below(Input<std::uint8_t> words, std::uint16_t bound, std::uint32_t first,
+                       Array<std::uint32_t> positions) {
+  require(words.shape(0) % 2 == 0 && positions.shape(0) >= words.shape(0) / 2,
+          "positions is too short for the words");
+  require(reinterpret_cast<std::uintptr_t>(words.data()) % 2 == 0,
+          "words are not aligned to 2 bytes");
+  return unlocked([&] {
+    return kernels().find_below(reinterpret_cast<const std::uint16_t*>(words.data()), bound, first,
+                                aligned(positions), words.shape(0) / 2);
+  });
+}
+
+template <typename Sum>
+void add_signs(Input<std::uint8_t> bits, Input<std::uint32_t> positions, Array<Sum> sums) {
+  const std::size_t count = positions.shape(0);
+  require(bits.shape(0) == (count + 7) / 8, "bits has the wrong length");
+  const std::uint32_t* places = aligned(positions);
+  std::uint32_t last = 0;
+  for (std::size_t i = 0; i < count; ++i) last = places[i] > last ? places[i] : last;
+  require(count == 0 || last < sums.shape(0), "a position is out of range");
+  unlocked([&] {
+    if constexpr (sizeof(Sum) == 4) {
+      kernels().add_signs_32(aligned(bits), places, count, aligned(sums), sums.shape(0));
+    } else {
+      kernels().add_signs_64(aligned(bits), places, count, aligned(sums), sums.shape(0));
     }
   });
 }
@@ -334,6 +404,14 @@ NB_MODULE(_native, m) {
            nb::arg("keystream").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
            nb::arg("last_bits"), nb::arg("out").noconvert());
 
+  nb::class_<Flipper>(m, "Flipper")
+      .def(nb::init<std::uint32_t, std::uint32_t>(), nb::arg("limit"), nb::arg("coins"))
+      .def("values", &Flipper::values, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("values").noconvert())
+      .def("packed", &Flipper::packed, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+           nb::arg("last_bits"), nb::arg("out").noconvert());
+
   m.def(
       "pack",
       [](Input<std::uint32_t> values, std::uint64_t radix, std::size_t digits, int bits,
@@ -373,6 +451,12 @@ NB_MODULE(_native, m) {
         nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("sums").noconvert());
   m.def("add_packed", &add_packed<std::uint64_t>, nb::arg("payload").noconvert(), nb::arg("radix"),
         nb::arg("digits"), nb::arg("bits"), nb::arg("last_bits"), nb::arg("sums").noconvert());
+  m.def("find_below", &find_below, nb::arg("words").noconvert(), nb::arg("bound"), nb::arg("first"),
+        nb::arg("positions").noconvert());
+  m.def("add_signs", &add_signs<std::uint32_t>, nb::arg("bits").noconvert(),
+        nb::arg("positions").noconvert(), nb::arg("sums").noconvert());
+  m.def("add_signs", &add_signs<std::uint64_t>, nb::arg("bits").noconvert(),
+        nb::arg("positions").noconvert(), nb::arg("sums").noconvert());
   m.def("centre", &centre<std::uint32_t>, nb::arg("sums").noconvert(), nb::arg("middle"),
         nb::arg("factor"), nb::arg("out").noconvert());
   m.def("centre", &centre<std::uint64_t>, nb::arg("sums").noconvert(), nb::arg("middle"),

@@ -250,6 +250,22 @@ def add_packed(payload: NDArray[np.uint8], radix: int, digits: int, bits: int, l
     sums += values
 
 
+def find_below(words: NDArray[np.uint8], bound: int, first: int, positions: NDArray[np.uint32]) -> int:
+    """Writes first + the positions of the 16-bit words below the bound, and says how many there are."""
+    found = np.flatnonzero(words.view("<u2") < bound)
+    positions[: found.size] = first + found
+    return found.size
+
+
+def add_signs(bits: NDArray[np.uint8], positions: NDArray[np.uint32], sums: Sums) -> None:
+    """Adds 1 to all sums, and at each position the 1 or -1 that its bit stands for."""
+    bit = np.unpackbits(bits, count=positions.size, bitorder="little")
+    sums += sums.dtype.type(1)
+    # Never below zero on the way: what was there, then 2 more or nothing.
+    sums[positions] -= sums.dtype.type(1)
+    sums[positions] += bit + bit
+
+
 def centre(sums: Sums, middle: float, factor: float, out: NDArray[np.float32]) -> None:
     """(sums - middle) · factor, in float64."""
     out[:] = (sums.astype(np.float64) - middle) * factor
