@@ -20,6 +20,8 @@ Array = NDArray[np.float64]
 
 # Where a tail is summed up: so many places where it is more than e^-NATS, and reaches tried at each.
 _PLACES, _REACHES, _NATS = 128, 64, 60.0
+# Of which these are tried for what is within.
+_EVERY = 4
 _LEAST_WIDTH = 1e-200
 # Beyond this many deviations nothing is left of a tail, whatever the number of clients.
 _FARTHEST = 40.0
@@ -35,13 +37,19 @@ class Deviation:
         offset: The largest possible part that is bounded as it is.
         proxy: V, such that the rest Z has E exp(λ Z) <= exp(λ² V/2 + cumulant(|λ|)) for |λ| <= `steepest`.
         steepest: The largest |λ| of that bound.
-        cumulant: What is not sub-Gaussian, or bounded better than that; None for nothing. A convex function.
+        cumulant: What is not sub-Gaussian, or bounded better than that; None for nothing.
     """
 
     offset: float
     proxy: float
     steepest: float = math.inf
     cumulant: Callable[[float], float] | None = None
+
+    def at(self, slope: float) -> float:
+        """λ² V/2 + cumulant(λ) for a λ >= 0, infinite beyond the steepest."""
+        if slope > self.steepest:
+            return math.inf
+        return 0.5 * self.proxy * slope * slope + (self.cumulant(slope) if self.cumulant is not None else 0.0)
 
 
 def rounding_cumulant(slope: float) -> float:
@@ -114,18 +122,27 @@ class MeanCoordinate:
         return shrunk * self.coordinate_range
 
     def _layered(self, slope: float) -> float:
-        """From the tail: E exp(λ |y|) <= 1 + Σ (exp(λ z') - exp(λ z)) P(|y| > z) over neighbouring places z < z'."""
-        places, tails = self._tails
-        ends = slope * places
+        """Coordinates that are all within ±T, and from the tail of y what is left; at the best of a few T.
+
+        E exp(λ y) <= exp(λ b + (λ a σ)²/2) + P' + Σ (exp(λ z') - exp(λ z)) min(P(|y| > z), P') over neighbouring places
+        z < z', where σ is the deviation of the unclipped mean's coordinate and P' the probability that some client's
+        coordinate is beyond ±T.
+        """
+        layers = self._layers
+        ends = slope * layers.places
         widths = np.diff(ends)
         if float(widths.min()) < _LEAST_WIDTH:
             return slope * self.largest
-        terms = ends[1:] + np.log(-np.expm1(-widths)) + tails
-        return float(np.logaddexp.reduce(terms, initial=0.0)) + slope * self._shrinking
+        within = slope * layers.rest + 0.5 * (slope * layers.share * layers.deviation) ** 2
+        steps = ends[1:] + np.log(-np.expm1(-widths))
+        few = slice(None, None, _EVERY)
+        beyond = np.minimum(layers.tails, layers.missed[few, None])
+        outside = np.logaddexp(np.logaddexp.reduce(steps + beyond, axis=1), layers.missed[few])
+        return float(np.logaddexp(within[few], outside).min()) + slope * self._shrinking
 
     @cached_property
-    def _tails(self) -> tuple[Array, Array]:
-        """Places z, and logarithms of bounds on P(|y| > z), y without the shrinking.
+    def _layers(self) -> _Layers:
+        """What `_layered` sums up, y without the shrinking.
 
         If no client's coordinate is beyond ±T, then |y| <= a |x| + b, x the coordinate of the unclipped mean. That is
         so with probability 1 - 2n exp(-T²/(2τ²)), and x is sub-Gaussian with deviation τ ν/D.
@@ -145,7 +162,19 @@ class MeanCoordinate:
         places = np.r_[np.linspace(0.0, worth, _PLACES), np.geomspace(worth, self.largest, _PLACES // 2)[1:]]
         over = np.maximum(places[:-1, None] - rest, 0.0) / share
         tails = np.logaddexp(missed, math.log(2.0) - 0.5 * (over / mean_deviation) ** 2)
-        return places, np.minimum(tails.min(axis=1), 0.0)
+        return _Layers(places, np.minimum(tails.min(axis=1), 0.0), mean_deviation, share, rest, np.minimum(missed, 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Layers:
+    """Places z and log P(|y| > z) but for the last; σ; for each T a, b and log P'."""
+
+    places: Array
+    tails: Array
+    deviation: float
+    share: Array
+    rest: Array
+    missed: Array
 
 
 def _line(reach: float, beyond: Array | float) -> tuple[Array, Array]:

@@ -106,7 +106,7 @@ def _tail(half: float, deviation: Deviation, dim: int) -> float:
     if reach <= 0.0:
         return 1.0
     if deviation.cumulant is not None:
-        best = _smallest(lambda slope: _cumulant(deviation, slope) - slope * reach, deviation)
+        best = _smallest(lambda slope: deviation.at(slope) - slope * reach, deviation)
         exponent = min(best * (1.0 - 1e-12), 0.0)
     elif deviation.proxy == 0.0:
         return 0.0
@@ -120,17 +120,12 @@ def _tail(half: float, deviation: Deviation, dim: int) -> float:
 def _reach(deviation: Deviation, nats: float) -> float:
     """The smallest t with Λ(λ) - λ t <= -nats for some λ."""
     if deviation.cumulant is not None:
-        return _smallest(lambda slope: (_cumulant(deviation, slope) + nats) / slope, deviation)
+        return _smallest(lambda slope: (deviation.at(slope) + nats) / slope, deviation)
     # λ t - λ² V/2 = nats at the best λ, √(2 nats/V), or at the largest.
     reach = math.sqrt(2.0 * nats * deviation.proxy)
     if reach > deviation.steepest * deviation.proxy:
         reach = nats / deviation.steepest + 0.5 * deviation.steepest * deviation.proxy
     return reach
-
-
-def _cumulant(deviation: Deviation, slope: float) -> float:
-    assert deviation.cumulant is not None
-    return 0.5 * deviation.proxy * slope * slope + deviation.cumulant(slope)
 
 
 def _smallest(objective: Callable[[float], float], deviation: Deviation) -> float:
@@ -140,7 +135,7 @@ def _smallest(objective: Callable[[float], float], deviation: Deviation) -> floa
         return objective(min(math.exp(place), deviation.steepest))
 
     # About where a Gaussian of the same variance has its best λ.
-    variance = 2.0 * _cumulant(deviation, _PROBE) / _PROBE**2
+    variance = 2.0 * deviation.at(_PROBE) / _PROBE**2
     high = math.log(_TYPICAL_NATS / variance) * 0.5 if variance > 0.0 else 0.0
     low = high - 1.0
     at_low, at_high = at(low), at(high)
