@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -10,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpsgd.codec import pack
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.mechanisms import Binomial, Mechanism
 from cpsgd.mechanisms.binomial import MAX_COINS
 from cpsgd.planner import Plan, plan, planning, problem
 from cpsgd.planner.examples import plan_examples
-from cpsgd.planner.modulus import overflow_probability
+from cpsgd.planner.modulus import overflow_probability, smallest_modulus
 from cpsgd.planner.search import Design, Setting, best_design
 from cpsgd.planner.target import Target
 from cpsgd.privacy.gaussian import analytic_sigma
@@ -175,15 +177,14 @@ def test_more_privacy_costs_accuracy_and_more_clients_buy_it() -> None:
     assert plan(**SMALL, bits=4, dropout=0.1).error.total > base
 
 
-def test_the_modulus_is_the_smallest_power_of_two_and_its_overflow_is_bounded() -> None:
-    found = plan(**SMALL, bits=12, secure=True, overflow=1e-7)
+def test_the_modulus_is_the_smallest_and_its_overflow_is_bounded() -> None:
+    found = plan(**SMALL, bits=11.7, secure=True, overflow=1e-7)
     protocol = found.protocol
     assert protocol.modulus is not None
-    assert protocol.modulus.bit_count() == 1
-    assert protocol.modulus <= 2**12
+    assert 2**11 < protocol.modulus <= 2**11.7
     assert found.overflow_probability <= 1e-7
     shape = {name: getattr(protocol, name) for name in ("clients", "dim", "clip_norm", "rotate")}
-    assert overflow_probability(protocol.modulus // 2, protocol.mechanism, **shape) > 1e-7
+    assert overflow_probability(protocol.modulus - 1, protocol.mechanism, **shape) > 1e-7
     # Far fewer bits than sums of full range would take.
     assert protocol.modulus < 500 * (binomial(found).levels + binomial(found).trials - 1)
 
@@ -192,7 +193,8 @@ def test_the_modulus_is_the_smallest_power_of_two_and_its_overflow_is_bounded() 
 def test_sums_of_very_many_clients_get_the_modulus_they_need() -> None:
     found = plan(clients=1_000_000, dim=1, epsilon=1.0, delta=1e-9, secure=True)
     assert found.ratio <= 1.1
-    assert found.protocol.modulus == 2**found.bits > 2**16
+    assert found.protocol.modulus is not None
+    assert 2**16 < found.protocol.modulus <= 2**found.bits
     assert found.overflow_probability <= 1e-9
     # With 16 bits everything would have to be so coarse that the noise drowns it.
     assert next(point for point in found.frontier if point.bits == 16).ratio > 1e6
@@ -253,10 +255,64 @@ def test_bits_that_are_of_no_use_are_not_chosen() -> None:
     assert best.bits == math.ceil(best.protocol.bits_per_coordinate)
 
 
-def test_a_fraction_of_a_bit_is_of_no_use_to_a_modulus() -> None:
-    whole, more = (plan(**SMALL, bits=bits, secure=True).protocol for bits in (10, 10.9))
-    assert whole == more
-    assert whole.modulus == 2**10
+def test_a_fraction_of_a_bit_is_of_use_to_a_modulus() -> None:
+    found = [plan(**SMALL, bits=bits, secure=True) for bits in (10, 10.5, 10.9)]
+    for before, after in itertools.pairwise(found):
+        assert (after.protocol.modulus or 0) > (before.protocol.modulus or 0)
+        assert after.ratio < before.ratio
+    for one in found:
+        assert one.protocol.bits_per_coordinate <= one.bits
+
+
+def test_a_power_of_two_is_taken_where_messages_are_as_short() -> None:
+    found = plan(**SMALL, bits=12, secure=True)
+    protocol = found.protocol
+    assert protocol.modulus == 2**12
+    assert next(point for point in found.frontier if point.bits == 12).modulus == 2**12
+    shape = {name: getattr(protocol, name) for name in ("clients", "dim", "clip_norm", "rotate")}
+    needed = smallest_modulus(protocol.mechanism, **shape)
+    assert needed < 2**12
+    assert pack.payload_bytes(protocol.dim, needed) == pack.payload_bytes(protocol.dim, 2**12)
+    # Where that would be more bits than asked for, or longer messages, the smallest modulus stays.
+    for bits in (11.999, 11.8):
+        assert (plan(**SMALL, bits=bits, secure=True).protocol.modulus or 0) <= 2**bits
+
+
+REFUSED = {
+    "0": {"mean_norm": 0.0},
+    "negative": {"mean_norm": -1.0},
+    "nan": {"mean_norm": math.nan},
+    "text": {"mean_norm": "0.5"},
+    "above D": {"mean_norm": 1.0001},
+    "not secure": {"mean_norm": 0.5, "secure": False},
+}
+
+
+@pytest.mark.parametrize("wishes", REFUSED.values(), ids=REFUSED.keys())
+def test_a_mean_norm_that_cannot_be_is_refused(wishes: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match="mean_norm"):
+        plan(**SMALL, **{"secure": True, **wishes})
+
+
+def test_a_mean_norm_above_the_clip_norm_names_the_remedy() -> None:
+    with pytest.raises(ParameterError, match=r"at most clip_norm=1, got mean_norm=2: .*Leave mean_norm out"):
+        plan(**SMALL, secure=True, mean_norm=2.0)
+
+
+def test_a_mean_norm_saves_bits_and_leaves_privacy_alone() -> None:
+    whole = plan(**REFERENCE, bits=13, secure=True)
+    same = plan(**REFERENCE, bits=13, secure=True, mean_norm=1.0)
+    short = plan(**REFERENCE, bits=13, secure=True, mean_norm=0.1)
+    assert same.protocol == whole.protocol
+    assert short.ratio < whole.ratio
+    assert short.guarantee == guarantee_over_rounds(short.protocol, REFERENCE["delta"], rounds=1)
+    assert (short.protocol.modulus or 0) <= 2**13
+    # Without the promise sums of that protocol may wrap around, and the bound says so.
+    shape = {"clients": REFERENCE["clients"], "dim": REFERENCE["dim"], "clip_norm": 1.0}
+    mechanism, modulus = short.protocol.mechanism, short.protocol.modulus
+    assert modulus is not None
+    assert overflow_probability(modulus, mechanism, **shape, mean_norm=0.1) == short.overflow_probability <= 1e-9
+    assert overflow_probability(modulus, mechanism, **shape) > 1e-9
 
 
 def test_too_few_bits_for_the_modulus_are_paid_for_with_noise() -> None:

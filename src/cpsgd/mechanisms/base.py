@@ -25,6 +25,7 @@ from cpsgd.codec.formats import Format
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.mechanisms.sums import Deviation as Deviation
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
@@ -93,21 +94,6 @@ class Rounding:
         """The largest integer."""
         draw = (self.limit + self.offset + (1 << self.fraction_bits) - 1) >> self.fraction_bits
         return draw * (self.coins or 1) * (1 if self.rate is None else 2)
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """A bound on how far a sum of messages lies from its centre, in integers.
-
-    Attributes:
-        offset: The largest possible part that is bounded as it is.
-        proxy: V, such that the rest X has E exp(λ X) <= exp(λ² V/2) for |λ| <= `steepest`.
-        steepest: The largest λ of that bound.
-    """
-
-    offset: float
-    proxy: float
-    steepest: float
 
 
 @dataclass(frozen=True)
@@ -206,8 +192,13 @@ class Mechanism(ABC):
         """S, what one unit of the integers is worth in the vector's units."""
 
     @abstractmethod
-    def deviations(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> list[Deviation]:
-        """Bounds on the distance of one coordinate of a sum from its centre; each of them holds."""
+    def deviations(
+        self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
+    ) -> list[Deviation]:
+        """Bounds on the distance of one coordinate of a sum from its centre; each of them holds.
+
+        `mean_norm` bounds the norm of the mean of the vectors, clipped to `clip_norm`.
+        """
 
     # ------------------------------------------------------------------ simulation: rounding and noise apart
 

@@ -66,11 +66,6 @@ class Coins(Tilted):
         """m/4 and m: a coin has (½ + x̄)(½ - x̄)."""
         return 0.25 * self.coins, float(self.coins)
 
-    @property
-    def proxy(self) -> float:
-        """m/4: so many centred Bernoulli variables (Hoeffding)."""
-        return 0.25 * self.coins
-
     def steps(self, honest: int) -> Steps:
         """Sums of coins with odds between ½ - θ and ½ + θ."""
         low, high = 0.5 - self.theta, 0.5 + self.theta

@@ -75,7 +75,9 @@ class Gaussian(Mechanism):
         """float32, within what an honest client can send."""
         return Floats(clip_norm + _REACH * self.sigma, "D + 40 σ")
 
-    def deviations(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> list[Deviation]:
+    def deviations(
+        self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
+    ) -> list[Deviation]:
         """Sums of floats do not wrap around."""
         return []
 

@@ -73,11 +73,6 @@ class SampledCoins(Tilted):
         """R and 4 r²: the square is 1 with probability r, the mean 2 r θ x/X."""
         return self.rate, 4.0 * self.rate**2
 
-    @property
-    def proxy(self) -> float:
-        """1: centred variables on an interval of length 2 (Hoeffding)."""
-        return 1.0
-
     def steps(self, honest: int) -> Steps:
         """Sums of -1, 0 and 1."""
         left_out, less, more = 1.0 - self.rate, self.rate * (0.5 - self.theta), self.rate * (0.5 + self.theta)

@@ -66,6 +66,10 @@ class Skellam(Symmetric):
         """E exp(λ Z) = exp(v (cosh λ - 1)); leaving out large |Z| only lowers E cosh(λ Z)."""
         return _STEEPNESS * self.variance, _STEEPEST
 
+    def noise_cumulant(self, slope: float) -> float:
+        """The exact v (cosh λ - 1) = 2 v sinh²(λ/2); leaving out large |Z| only lowers it."""
+        return 2.0 * self.variance * math.sinh(0.5 * slope) ** 2 if slope < 700.0 else math.inf
+
     @staticmethod
     def truncation(variance: float, limit: int) -> float:
         """Chernoff's bound."""

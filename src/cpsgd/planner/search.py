@@ -4,7 +4,7 @@ Every mechanism names candidates that fill the values a message can hold. Given 
 smallest scale s, and with it the expected error. A larger s means more noise than privacy asks for, but also a wider
 range of coordinates; it is chosen where clipping would cost more than that.
 
-With secure aggregation the modulus, a power of two, must fit the bits. What is needed grows with the noise (and with it
+With secure aggregation the modulus must fit the bits. What is needed grows with the noise (and with it
 goes a smaller s, so that the vectors take more levels). Where not even the least noise fits, s is widened.
 
 Candidates are ranked with s as a Gaussian of slightly smaller variance would need it; the best few are then certified.
@@ -31,7 +31,7 @@ _FINALISTS = ((1_000_000, 12), (5_000_000, 3), (math.inf, 1))
 _MOST_REFUSED = 4
 # The ideal scale times this is surely below what any certificate allows.
 _SURELY = 0.99
-# A modulus, or the values of a message, must fit the radix of a message: 2^31 is the largest power of two that does.
+# A modulus, or the values of a message, must fit the radix of a message, which is below 2^32.
 MAX_BITS = MAX_RADIX.bit_length() - 1
 
 
@@ -47,6 +47,7 @@ class Setting:
         rotate: Whether vectors are rotated.
         overflow: The overflow probability allowed per round under secure aggregation, None without.
         mechanisms: Whose parameters are searched for.
+        mean_norm: Bound on the norm of the mean, for the modulus alone; None for none but D.
     """
 
     clients: int
@@ -56,15 +57,17 @@ class Setting:
     rotate: bool
     overflow: float | None
     mechanisms: tuple[type[Mechanism], ...]
+    mean_norm: float | None = None
 
     def design(self, mechanism: Mechanism) -> Design:
         """The design with this mechanism: the error it promises and the modulus it needs."""
-        error = mechanism.predicted_error(
+        return Design(mechanism, self.needed_modulus(mechanism), self.error(mechanism))
+
+    def error(self, mechanism: Mechanism) -> ExpectedError:
+        """What a mechanism promises."""
+        return mechanism.predicted_error(
             clients=self.surviving, dim=self.dim, clip_norm=self.clip_norm, rotate=self.rotate
         )
-        needed = self.needed_modulus(mechanism)
-        # Secure aggregation counts modulo a power of two; packed, it takes no more room than the smaller modulus.
-        return Design(mechanism, None if needed is None else 1 << (needed - 1).bit_length(), error)
 
     def needed_modulus(self, mechanism: Mechanism) -> int | None:
         """The smallest modulus for a mechanism, None without secure aggregation."""
@@ -76,6 +79,7 @@ class Setting:
             dim=self.dim,
             clip_norm=self.clip_norm,
             rotate=self.rotate,
+            mean_norm=self.mean_norm,
             overflow=self.overflow,
         )
 
@@ -86,7 +90,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Design:
-    """A mechanism that keeps the target, and the error it promises. The modulus is a power of two, or None."""
+    """A mechanism that keeps the target, the smallest modulus for it (or None), and the error it promises."""
 
     mechanism: Mechanism
     modulus: int | None
@@ -99,7 +103,7 @@ def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
 
     def fits(candidate: Mechanism) -> bool:
         needed = setting.needed_modulus(candidate.with_scale(target.rough_scale(candidate)))
-        return needed is None or needed <= _largest_power(values)
+        return needed is None or needed <= values
 
     search = Search(
         values=values,
@@ -185,11 +189,6 @@ def values_of(bits: float) -> int:
     return math.floor(math.exp2(bits) * (1.0 + 1e-12))
 
 
-def _largest_power(values: int) -> int:
-    """The largest power of two up to `values`."""
-    return 1 << (values.bit_length() - 1)
-
-
 @dataclass(frozen=True)
 class _Finalist:
     mechanism: Mechanism
@@ -202,10 +201,10 @@ def _certified(setting: Setting, target: Target, candidate: Mechanism, values: i
         scale = target.quick_scale(candidate)
         least, _ = setting.useful_scales(candidate)
         needed = setting.needed_modulus(candidate.with_scale(max(scale, least)))
-        if needed is None or needed <= _largest_power(values):
+        if needed is None or needed <= values:
             return _Finalist(candidate, scale)
         # The rough scale was a little too optimistic. The modulus grows like the noise's deviation.
-        quieter = candidate.quieter((_largest_power(values) / needed) ** 2)
+        quieter = candidate.quieter((values / needed) ** 2)
         if quieter is None:
             return _Finalist(candidate, scale)
         candidate = quieter
@@ -218,6 +217,9 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
     def at(scale: float) -> Design:
         return setting.design(candidate.with_scale(scale))
 
+    def error_at(scale: float) -> float:
+        return setting.error(candidate.with_scale(scale)).total
+
     if smallest_scale >= widest:
         scale = smallest_scale
     elif not setting.rotate:
@@ -225,13 +227,13 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
     else:
         low = max(smallest_scale, least)
         found = minimize_scalar(
-            lambda x: math.log(at(math.exp(x)).error.total),
+            lambda x: math.log(error_at(math.exp(x))),
             bounds=(math.log(low), math.log(widest)),
             method="bounded",
             options={"xatol": 1e-3},
         )
         # The bounded search never tries the ends themselves.
-        scale = min([low, math.exp(float(found.x)), widest], key=lambda s: at(s).error.total)
+        scale = min([low, math.exp(float(found.x)), widest], key=error_at)
     if setting.overflow is None:
         return at(scale)
     # A wider scale makes the vectors small against the noise, until only the noise has to fit.

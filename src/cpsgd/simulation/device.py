@@ -176,7 +176,7 @@ class DeviceRound:
         # As `cpsgd.codec.pipeline.decode`: the mean of what was added is taken off, in float64.
         middle, sums = self.count * mechanism.centre, self._sums
         if protocol.modulus is not None:
-            lowest = math.floor(middle) - protocol.modulus // 2
+            lowest = math.ceil(middle - 0.5 * protocol.modulus)
             sums = torch.remainder(sums - lowest, protocol.modulus)
             middle -= lowest
         mean = ((sums.to(torch.float64) - middle) * (mechanism.scale / self.count)).to(torch.float32)
