@@ -12,6 +12,7 @@ from cpsgd.mechanisms.base import Mechanism as Mechanism
 from cpsgd.mechanisms.binomial import Binomial as Binomial
 from cpsgd.mechanisms.coins import Coins as Coins
 from cpsgd.mechanisms.gaussian import Gaussian as Gaussian
+from cpsgd.mechanisms.lazy_coins import LazyCoins as LazyCoins
 from cpsgd.mechanisms.sampled_coins import SampledCoins as SampledCoins
 from cpsgd.mechanisms.skellam import Skellam as Skellam
 
@@ -23,6 +24,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         Skellam,
         Coins,
         SampledCoins,
+        LazyCoins,
     )
 }
 """All mechanisms, by name."""

@@ -54,7 +54,7 @@ class SampledCoins(Tilted):
     not_summed = (
         "The sampled-coins protocol is not for secure aggregation or other transports that add up integers: a client "
         "leaves out coordinates of its own choice, and nobody could tell which from a sum. A choice common to all "
-        "would be no noise but an error. Use coins: one bit per coordinate, and a small modulus."
+        "would be no noise but an error. Use coins, or lazy-coins, which have the same law and may be added up."
     )
 
     rate: float
