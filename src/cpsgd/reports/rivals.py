@@ -203,6 +203,8 @@ def draw(points: Sequence[RivalPoint], path: Path) -> Path:
     figure.legend(
         [handles[label] for label in order],
         order,
+        title="solid: accounted by this package; dashed: designed and accounted by their authors",
+        title_fontsize=11,
         loc="outside lower center",
         ncols=2,
         columnspacing=6.0,
