@@ -14,6 +14,7 @@ from scipy.stats import chisquare
 
 from cpsgd import Protocol
 from cpsgd.errors import EmptyError, ParameterError, VectorError
+from cpsgd.mechanisms import Coins, Mechanism, SampledCoins
 from cpsgd.simulation import device as rounds
 from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator
@@ -38,6 +39,21 @@ def test_the_sum_has_the_exact_law(changes: dict[str, Any], device: torch.device
     assert observed[~keep].sum() == 0.0
     keep &= expected > 5
     assert chisquare(observed[keep], expected[keep] * observed[keep].sum() / expected[keep].sum()).pvalue > 1e-7
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        Coins(coins=1, theta=0.2, coordinate_range=0.1),
+        Coins(coins=3, theta=0.5 - 2**-16, coordinate_range=0.1),
+        SampledCoins(rate=0.1, theta=0.5, coordinate_range=0.1),
+    ],
+    ids=str,
+)
+def test_what_the_kernels_do_not_round_is_refused(mechanism: Mechanism, device: torch.device) -> None:
+    of = Protocol(clients=3, dim=10, clip_norm=1.0, mechanism=mechanism)
+    with pytest.raises(ParameterError, match=r"does not simulate .*; use the CPU"):
+        DeviceRound(of, 0, seed=1, device=device)
 
 
 def test_means_and_variances_equal_the_simulators(device: torch.device) -> None:
