@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _FINE = 4.0
 # A sum is taken for a discrete Gaussian where it is as close to one; windows up to these are convolved otherwise.
 _CLOSE, _QUICK = 2.0**-34, 8_000
-_CLOSE_ENOUGH, _MOST_CONVOLVED = 1e-6, 40_000
+_CLOSE_ENOUGH, _MOST_CONVOLVED = 1e-7, 40_000
 # Masses and what is left out of a convolution, relative to the largest and to the result.
 _SMALLEST_MASS, _LOST_NATS, _MOST_LOST = 1e-280, 40.0, 1e-15
 _DIGITS = 150
@@ -101,14 +101,15 @@ class DiscreteGaussian(Symmetric):
 
         Unlike a client's own, these draws have the digits of the law's window.
         """
-        noise = np.zeros(dim, dtype=np.int64)
-        most = max(1, math.floor(MAX_SIZE / self.sigma_squared)) if self.sigma_squared else count
-        while count and self.sigma_squared:
-            window = self.law(min(count, most)).window(_DRAWN_NATS)
-            weights = [int(math.ldexp(mass, 1000)) >> (1000 - WORKING_BITS) for mass in window.mass]
-            noise += lattice.draw(Table.of_weights(0, weights), len(weights) - 1, dim, keystream).astype(np.int64)
-            noise += window.first
-            count -= min(count, most)
+        noise = np.full(dim, count * self._limit, dtype=np.int64)
+        most = max(1, math.floor(MAX_SIZE / self.sigma_squared)) if self.is_noisy else 1
+        left = count if self.is_noisy else 0
+        while left > 0:
+            part = min(left, most)
+            thresholds = sum_table(self.sigma_squared, part)
+            reach = len(thresholds.high) // 2
+            noise += lattice.draw(thresholds, 2 * reach, dim, keystream).astype(np.int64) - reach
+            left -= part
         return noise
 
     def law(self, honest: int) -> DiscreteGaussianLaw:
@@ -156,6 +157,13 @@ def table(variance: float, limit: int) -> Table:
         context.prec = _DIGITS
         weights = [int(mass * (1 << WORKING_BITS)) for mass in _masses(variance, limit + 1)]
     return Table.of_weights(0, weights[:0:-1] + weights)
+
+
+@lru_cache(maxsize=16)
+def sum_table(variance: float, clients: int) -> Table:
+    """The thresholds of the outcomes 0, 1, ... of a sum, of which the middle one means 0, with a window's digits."""
+    masses = DiscreteGaussianLaw(clients, variance, 0).window(_DRAWN_NATS).mass
+    return Table.of_weights(0, [int(math.ldexp(mass, 1000)) >> (1000 - WORKING_BITS) for mass in masses])
 
 
 # ---------------------------------------------------------------------- the law

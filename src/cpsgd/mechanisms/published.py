@@ -43,7 +43,7 @@ POISSON_BINOMIAL = (
     'Aggregation", ICML 2022',
 )
 
-ORDERS = np.array([*range(2, 129), *(int(128 * 1.1**i) for i in range(1, 50))], dtype=np.float64)
+ORDERS = np.array([*range(2, 129), *(int(128 * 1.1**i) for i in range(1, 95))], dtype=np.float64)
 """The orders α that are tried."""
 
 BETA = math.exp(-0.5)
