@@ -26,8 +26,8 @@ def halved_sensitivity(patch: pytest.MonkeyPatch) -> None:
     """D instead of 2D between neighbours."""
     real = Binomial.sensitivity
 
-    def spoiled(mechanism: Binomial, *, dim: int, clip_norm: float, adjacency: Adjacency) -> float:
-        return real(mechanism, dim=dim, clip_norm=clip_norm, adjacency=Adjacency.ZERO_OUT)
+    def spoiled(mechanism: Binomial, **vectors: Any) -> float:
+        return real(mechanism, **{**vectors, "adjacency": Adjacency.ZERO_OUT})
 
     patch.setattr(Binomial, "sensitivity", spoiled)
 
