@@ -319,8 +319,8 @@ def round_cost(
     if isinstance(law, Normal):
         return Rounds(mu=sensitivity / law.deviation * (1.0 + 1e-14), count=count)
     if isinstance(law, Steps):
-        # What is proved are hockey-stick divergences of pairs, up to the tail. Poisson sampling needs no more; the bound
-        # for fixed-size sampling does.
+        # What is proved are hockey-stick divergences of pairs, up to the tail. Poisson sampling needs no more; the
+        # bound for fixed-size sampling does.
         if scheme.scheme == "fixed-size" and scheme.rate < 1.0:
             raise ConditionError(
                 f"Nothing is proved for {mechanism.name} under fixed-size sampling; use Poisson sampling, or binomial."

@@ -20,7 +20,8 @@ G(w + Δ) if, for all c,
     R(c) = 2 ∫ ẽ(x) exp(x c/w - x²/(2w) - x/2) dx  <=  J(c) = ∫_w^(w+Δ) √(w/v) exp((c²/2)(1/w - 1/v) - (v-w)/8) dv.
 
 Nothing cancels, so distances however small are compared to full relative accuracy. log R is convex in c and log J
-convex in c², which bounds both between the values of c that are computed. docs/accounting.md, section 6, has the proofs.
+convex in c², which bounds both between the values of c that are computed. The proofs are in docs/accounting.md,
+section 6.
 """
 
 from __future__ import annotations
@@ -98,11 +99,13 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
     """
     curves = [_Curves(family) for family in families]
     reach = max(family.reach for family in families)
-    w, factor, values, rates = around, _GROWTH, [], []
+    w, factor = around, _GROWTH
+    values: list[float] = []
+    rates: list[float] = []
     while True:
         try:
             rate = max(each.rate(w, tail) for each in curves)
-        except _TooRough:
+        except _TooRoughError:
             break
         # Where κ hardly changes, steps may be longer.
         if rates:
@@ -117,9 +120,20 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
             "No smoothed certificate: what one client can change in a coordinate is too large against the whole."
         )
     starts, found = np.array(values[::-1]), np.minimum.accumulate(np.array(rates[::-1]))
-    # A step from below a node uses the rate before it for up to κ t² beyond it.
-    overshoot = reach * reach * float(np.sum(found[:-1] / found[1:] - 1.0)) * (1.0 + 1e-12)
-    return Growth(starts, found, overshoot)
+    return Growth(starts, found, _overshoot(starts, found, reach))
+
+
+def _overshoot(starts: Array, rates: Array, reach: float) -> float:
+    """Σt² that coordinates may gain by steps from below a value of w, with the rate there, to beyond it.
+
+    A step from between the i-th value and the next ends less than κ_i T² - (w_n - w_{i+1}) beyond the n-th, where every
+    unit of w should have taken 1/κ_n of Σt² and took only 1/κ_{n-1}. Each value is stepped over once.
+    """
+    lost = 0.0
+    for n in range(1, len(starts)):
+        beyond = float(np.max(rates[:n] * reach * reach - (starts[n] - starts[1 : n + 1])))
+        lost += max(0.0, beyond) * float(1.0 / rates[n] - 1.0 / rates[n - 1])
+    return lost * (1.0 + 1e-12)
 
 
 def fisher(family: Family) -> float:
@@ -130,7 +144,7 @@ def fisher(family: Family) -> float:
     return 2.0 * area / first.distance**2
 
 
-class _TooRough(Exception):
+class _TooRoughError(Exception):
     """W is too small for these pairs."""
 
 
@@ -147,16 +161,18 @@ class _Curves:
         """Upper bound on κ(w)."""
         largest = self.family.others[-1] if self.family.others else self.first
         farthest = float(np.max(np.abs(largest.log_ratios)))
+        # The logarithm of the smallest number below, apart from a cell's width and a scale.
+        smallest = 0.5 * farthest * farthest / w + 1.5 * farthest - math.log(tail)
         for widest in _WIDTHS:
             # Far enough out, what is smoothed is under the tail; from there on it only falls.
             end = widest * math.sqrt(w)
-            if end < farthest + w or farthest * end / w > _LARGEST_EXPONENT:
+            if end < farthest + w or max(farthest * end / w, smallest) > _LARGEST_EXPONENT:
                 continue
-            moments = _moments([largest], w, end, 2)[0]
+            moments = _moments([largest], w, end, 3)[0]
             log_density = -0.5 * (widest - 0.5 * math.sqrt(w)) ** 2
             if math.log(float(np.max(moments))) + log_density <= math.log(tail * math.sqrt(w)):
-                return self._rate(w, end, round(_THRESHOLDS * widest))
-        raise _TooRough
+                return self._rate(w, end, 2 * round(0.5 * _THRESHOLDS * widest) + 1)
+        raise _TooRoughError
 
     def _rate(self, w: float, end: float, thresholds: int) -> float:
         curves = self._nodes(w, end)
@@ -177,7 +193,7 @@ class _Curves:
             rate = min(found, 1.01 * rate) * (1.0 + 1e-6)
             if rate * squares[-1] > 100.0 * w:
                 break
-        raise _TooRough
+        raise _TooRoughError
 
     def _nodes(self, w: float, end: float) -> list[Curve]:
         """The first curve, scaled down to where it is narrow against √w, and the others."""
@@ -186,7 +202,7 @@ class _Curves:
         most = min(1.0, reach / first.distance)
         count = max(1, math.ceil(math.log(most / min(most, smallest)) / math.log(_RATIO)))
         curves = [_scaled(first, float(most * _RATIO**-i)) for i in range(count, -1, -1)]
-        return curves + [curve for curve in self.family.others if curve.distance <= reach]
+        return [*curves, *self.family.others]
 
     def _smallest(self, w: float, end: float, distance: float) -> float:
         """Upper bound on R/t² for all t up to the smallest distance and all c up to `end`.
@@ -199,7 +215,7 @@ class _Curves:
         scale, steep = distance / first.distance, end / w + 1.5
         largest = scale * float(np.max(np.abs(u)))
         if largest > 0.5:
-            raise _TooRough
+            raise _TooRoughError
         cells, middle = 0.5 * (first.excess[1:] + first.excess[:-1]) * np.diff(u), 0.5 * (u[1:] + u[:-1])
         farther = np.maximum(np.abs(u[1:]), np.abs(u[:-1]))
         # The mean of u in a cell of a linear e is off its middle by at most a sixth of the fall.
@@ -219,7 +235,7 @@ def _scaled(curve: Curve, scale: float) -> Curve:
 
 
 def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> Array:
-    """Upper bounds on R(c), one row per curve, for so many values of c from -end to end.
+    """Upper bounds on R(c), one row per curve, for so many values of c, an odd number, from -end to end.
 
     The measure ẽ(x) exp(-x²/(2w) - x/2) dx of each cell is moved to the cell's ends with its mean kept, which only
     increases the integral of exp(x c/w), convex in x.
@@ -232,11 +248,13 @@ def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> 
         x[i, :size], x[i, size:] = curve.log_ratios, curve.log_ratios[-1]
         e[i, :size], e[i, size:] = curve.excess, curve.excess[-1]
     mass = _masses(x, e, w)
-    term, factor = 2.0 * mass * np.exp(-end / w * x), np.exp(2.0 * end / (thresholds - 1) / w * x)
-    found = np.empty((len(curves), thresholds))
-    for k in range(thresholds):
-        np.einsum("ij->i", term, out=found[:, k])
-        term *= factor
+    found, middle = np.empty((len(curves), thresholds)), thresholds // 2
+    # From c = 0 on to either side, so that nothing that grows has vanished before.
+    for sign in (1, -1):
+        term, factor = 2.0 * mass, np.exp(sign * end / middle / w * x)
+        for k in range(middle + 1):
+            np.einsum("ij->i", term, out=found[:, middle + sign * k])
+            term *= factor
     return found * _SAFE
 
 
@@ -252,7 +270,7 @@ def _masses(x: Array, e: Array, w: float) -> Array:
     mean, half = 0.5 * (e[:, 1:] + e[:, :-1]) + bent, 0.5 * (e[:, 1:] - e[:, :-1])
     y = -(middle / w + 0.5) * 0.5 * width
     if float(np.max(np.abs(y))) > 1.0:
-        raise _TooRough
+        raise _TooRoughError
     z = y * y
     even = 1.0 + z * (1 / 6 + z * (1 / 120 + z * (1 / 5040 + z * (1 / 362880 + z / 39916800))))
     odd = y * (1 / 3 + z * (1 / 30 + z * (1 / 840 + z * (1 / 45360 + z * (1 / 3991680 + z / 518918400)))))
