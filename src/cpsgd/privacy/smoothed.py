@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -60,34 +61,59 @@ class Growth:
     """How w grows as coordinates are swapped for Gaussians: what a family's certificates follow from.
 
     Attributes:
-        starts: Values of w, rising; the first is what the adversary is given.
+        starts: Values of w, rising. Any of them will do as what the adversary is given; the best is taken.
         rates: κ at each, falling; each holds up to the next, the last one from there on.
-        overshoot: Σt² that is lost because a coordinate may step over a value of w.
+        reach: The largest distance in a coordinate.
     """
 
     starts: Array
     rates: Array
-    overshoot: float
+    reach: float
 
     def reached(self, budget: float) -> float:
         """Upper bound on w when the squared distances add up to `budget`."""
-        left = budget * (1.0 + 1e-12) + self.overshoot
-        for w, following, rate in zip(self.starts, [*self.starts[1:], math.inf], self.rates, strict=True):
-            if left <= (following - w) / rate * (1.0 - 1e-12):
-                return float(w + left * rate) * (1.0 + 1e-12)
-            left -= (following - w) / rate * (1.0 - 1e-12)
-        raise AssertionError("the last rate has no end")
+        return min(self._reached(first, budget) for first in range(len(self.starts)))
 
     def affordable(self, w: float) -> float:
         """The largest Σt², rounded down, after which w is at most this; 0 where even the start is more."""
-        spent = 0.0
-        for start, following, rate in zip(self.starts, [*self.starts[1:], math.inf], self.rates, strict=True):
-            spent += max(0.0, min(w, following) - start) / rate
-        return max(0.0, spent * (1.0 - 1e-9) - self.overshoot)
+        return max(self._affordable(first, w) for first in range(len(self.starts)))
+
+    def _reached(self, first: int, budget: float) -> float:
+        left = (budget + self._overshoots[first]) * (1.0 + 1e-12)
+        for w, following, rate in self._steps[first:]:
+            enough = (following - w) / rate * (1.0 - 1e-12)
+            if left <= enough:
+                return (w + left * rate) * (1.0 + 1e-12)
+            left -= enough
+        raise AssertionError("the last rate has no end")
+
+    def _affordable(self, first: int, w: float) -> float:
+        spent = math.fsum(max(0.0, min(w, following) - start) / rate for start, following, rate in self._steps[first:])
+        return max(0.0, spent * (1.0 - 1e-9) - self._overshoots[first])
+
+    @cached_property
+    def _steps(self) -> list[tuple[float, float, float]]:
+        starts = [float(w) for w in self.starts]
+        return list(zip(starts, [*starts[1:], math.inf], [float(rate) for rate in self.rates], strict=True))
+
+    @cached_property
+    def _overshoots(self) -> list[float]:
+        """Σt² that coordinates may gain by a step from below a value of w to beyond it, for each start.
+
+        A step from between the i-th value and the next ends less than κ_i T² - (w_n - w_{i+1}) beyond the n-th, where a
+        unit of w should take 1/κ_n of Σt² and took only 1/κ_{n-1}, or even less. Each value is stepped over once.
+        """
+        found = np.zeros(len(self.starts))
+        for n in range(1, len(self.starts)):
+            beyond = self.rates[:n] * self.reach**2 - (self.starts[n] - self.starts[1 : n + 1])
+            # From a later start there are fewer places to come from.
+            most = np.maximum.accumulate(np.maximum(beyond, 0.0)[::-1])[::-1]
+            found[:n] += most * (1.0 / self.rates[n] - 1.0 / self.rates[n - 1])
+        return [float(lost) for lost in found * (1.0 + 1e-12)]
 
 
 def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
-    """κ(w) for w up to about `around`, from a start that is worth its price.
+    """κ(w) for w up to about `around`.
 
     Args:
         families: The pairs that a coordinate can have.
@@ -120,20 +146,7 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
             "No smoothed certificate: what one client can change in a coordinate is too large against the whole."
         )
     starts, found = np.array(values[::-1]), np.minimum.accumulate(np.array(rates[::-1]))
-    return Growth(starts, found, _overshoot(starts, found, reach))
-
-
-def _overshoot(starts: Array, rates: Array, reach: float) -> float:
-    """Σt² that coordinates may gain by steps from below a value of w, with the rate there, to beyond it.
-
-    A step from between the i-th value and the next ends less than κ_i T² - (w_n - w_{i+1}) beyond the n-th, where every
-    unit of w should have taken 1/κ_n of Σt² and took only 1/κ_{n-1}. Each value is stepped over once.
-    """
-    lost = 0.0
-    for n in range(1, len(starts)):
-        beyond = float(np.max(rates[:n] * reach * reach - (starts[n] - starts[1 : n + 1])))
-        lost += max(0.0, beyond) * float(1.0 / rates[n] - 1.0 / rates[n - 1])
-    return lost * (1.0 + 1e-12)
+    return Growth(starts, found, reach)
 
 
 def fisher(family: Family) -> float:
