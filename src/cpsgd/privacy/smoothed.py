@@ -52,7 +52,8 @@ _LEAST_START = 3e-4
 _PARTS = ((0.05, 1), (0.5, 4), (math.inf, 12))
 # Edges between two distances are so close that R/t² changes by less than this.
 _PIECE, _MOST_PIECES = 2e-3, 12
-_TRIES = 400
+# κ is found to this where small steps do not lead to it.
+_PRECISION = 0.005
 _SAFE = 1.0 + 1e-8
 
 
@@ -130,7 +131,10 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
     rates: list[float] = []
     while True:
         try:
-            rate = max(each.rate(w, tail) for each in curves)
+            rate = 0.0
+            # The costliest first: what is enough for it will mostly do for the others.
+            for each in sorted(curves, key=lambda each: each.last_rate, reverse=True):
+                rate = max(rate, each.rate(w, tail, rate))
         except _TooRoughError:
             break
         # Where κ hardly changes, steps may be longer.
@@ -168,10 +172,10 @@ class _Curves:
         self.family = family
         self.first = family.first
         self.spread = float(np.max(np.abs(self.first.log_ratios)))
-        self._rough_rate = fisher(family)
+        self.last_rate = fisher(family)
 
-    def rate(self, w: float, tail: float) -> float:
-        """Upper bound on κ(w)."""
+    def rate(self, w: float, tail: float, least: float) -> float:
+        """Upper bound on κ(w); `least` if that is one."""
         largest = self.family.others[-1] if self.family.others else self.first
         farthest = float(np.max(np.abs(largest.log_ratios)))
         # The logarithm of the smallest number below, apart from a cell's width and a scale.
@@ -184,29 +188,31 @@ class _Curves:
             moments = _moments([largest], w, end, 3)[0]
             log_density = -0.5 * (widest - 0.5 * math.sqrt(w)) ** 2
             if math.log(float(np.max(moments))) + log_density <= math.log(tail * math.sqrt(w)):
-                return self._rate(w, end, 2 * round(0.5 * _THRESHOLDS * widest) + 1)
+                return self._rate(w, end, 2 * round(0.5 * _THRESHOLDS * widest) + 1, least)
         raise _TooRoughError
 
-    def _rate(self, w: float, end: float, thresholds: int) -> float:
+    def _rate(self, w: float, end: float, thresholds: int, least: float) -> float:
         curves = self._nodes(w, end)
         c = np.linspace(-end, end, thresholds)
         moments = _moments(curves, w, end, thresholds)
         distances = np.array([curve.distance for curve in curves])
-        edges, bounds = _between(distances, moments, self._rough_rate * (end / w) ** 2)
+        edges, bounds = _between(distances, moments, self.last_rate * (end / w) ** 2)
         smallest = np.full((1, thresholds), self._smallest(w, end, curves[0].distance))
         log_bounds = np.log(np.vstack([smallest, bounds]))
         squares = np.square(np.append(0.0, edges))
-        rate = self._rough_rate
-        for _ in range(_TRIES):
-            found = _needed(log_bounds, c, w, rate * squares)
-            if found <= rate:
-                self._rough_rate = rate
-                return rate * _SAFE
-            # J/Δ rises with κ where c is large, so what is needed falls: small steps at first.
-            rate = min(found, 1.01 * rate) * (1.0 + 1e-6)
-            if rate * squares[-1] > 100.0 * w:
-                break
-        raise _TooRoughError
+        low, rate, step = 0.0, max(self.last_rate, least), 0.01
+        # J/Δ rises with κ where c is large, so what is needed falls: small steps at first.
+        while not (found := _needed(log_bounds, c, w, rate * squares)) <= rate:
+            # It grows by a little more each time, so that this ends.
+            low, rate, step = rate, min(found, (1.0 + step) * rate) * (1.0 + 1e-4 * step), 1.5 * step
+            if not rate * squares[-1] <= 100.0 * w:
+                raise _TooRoughError
+        while low > 0.0 and rate > (1.0 + _PRECISION) * low:
+            middle = math.sqrt(low * rate)
+            enough = _needed(log_bounds, c, w, middle * squares) <= middle
+            low, rate = (low, middle) if enough else (middle, rate)
+        self.last_rate = rate
+        return rate * _SAFE
 
     def _nodes(self, w: float, end: float) -> list[Curve]:
         """The first curve, scaled down to where it is narrow against √w, and the others."""
