@@ -321,8 +321,8 @@ def _envelope(mixtures: list[list[tuple[float, _Pair]]], t: float, deviation: fl
                 )
             more = x[-1] + width * np.arange(1.0, 9.0)
             x, e = np.concatenate([x, more]), np.concatenate([e, excess(sign * more)])
-        # What lies beyond the first point under the tail is left out.
-        last = int(np.argmax(e <= tail * np.minimum(1.0, np.exp(sign * x))))
+        # What lies beyond the first point under the tail is left out, but not the centre.
+        last = max(int(np.argmax(e <= tail * np.minimum(1.0, np.exp(sign * x)))), round(1.0 / _FINE))
         sides.append((sign * x[: last + 1], e[: last + 1]))
     (right, above), (left, below) = sides
     return Curve(t, np.concatenate([left[:0:-1], right]), np.concatenate([below[:0:-1], above]))
