@@ -1,4 +1,4 @@
-"""What rounds of different kinds cost together. docs/accounting.md, section 8, has the proofs.
+"""What rounds of different kinds cost together. docs/accounting.md, section 9, has the proofs.
 
 Fix one client (or example) of the population. What it contributes to is a sequence of rounds, each of them μ-GDP but
 for its tails:

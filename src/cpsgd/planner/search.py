@@ -1,7 +1,7 @@
 """The best mechanism, and its best parameters, for a number of bits.
 
-Every mechanism names candidates that fill the values a message can hold. Given its levels and noise, the target fixes the
-smallest scale s, and with it the expected error. A larger s means more noise than privacy asks for, but also a wider
+Every mechanism names candidates that fill the values a message can hold. Given its levels and noise, the target fixes
+the smallest scale s, and with it the expected error. A larger s means more noise than privacy asks for, but also a wider
 range of coordinates; it is chosen where clipping would cost more than that.
 
 With secure aggregation the modulus must fit the bits. What is needed grows with the noise (and with it

@@ -161,11 +161,10 @@ def of_steps(steps: Steps, *, reach: float, tail: float) -> list[Family]:
         ConditionError: There are no others, or the steps do not hide enough.
     """
     others = steps.clients - 1
-    if steps.low != steps.high[::-1]:
-        raise ConditionError("Steps whose two extremes are not mirror images are not accounted for.")
+    low, high = np.array(steps.low), np.array(steps.high)
+    _check_steps(low, high, reach)
     if others < 1:
         raise ConditionError("No smoothed certificate: nobody else's step is in the sum. More clients would do.")
-    low, high = np.array(steps.low), np.array(steps.high)
     mean = float(np.arange(len(high)) @ high)
     variance = others * float(np.arange(len(high)) ** 2 @ high - mean * mean)
     edges = _edges(others, math.sqrt(variance))
@@ -195,6 +194,24 @@ def of_steps(steps: Steps, *, reach: float, tail: float) -> list[Family]:
     groups = [mixtures[start : start + size] for start in range(0, len(mixtures), size)]
     found = [_envelope(group, 2.0, deviation, tail, f"steps of {steps.clients} clients") for group in groups]
     return [Family(curve, (), reach, tail + worst_lost) for curve in found]
+
+
+def _check_steps(low: Array, high: Array, reach: float) -> None:
+    """Refuses steps of which the tests might not be thresholds: the proofs, and the curves, need that they are.
+
+    Raises:
+        ConditionError: The extremes are not mirror images, not log-concave or not in the order of likelihood ratios.
+    """
+    slack = 1.0 - 8.0 * _UNIT
+    mirrored = len(low) >= 2 and np.array_equal(low, high[::-1]) and abs(float(high.sum()) - 1.0) <= 8.0 * _UNIT
+    # Of laws with zeros at their ends only.
+    concave = np.all(high[1:-1] ** 2 >= high[:-2] * high[2:] * slack) and np.all(high[np.argmax(high > 0.0) :] > 0.0)
+    ordered = np.all(high[1:] * low[:-1] >= high[:-1] * low[1:] * slack)
+    if not (mirrored and concave and ordered and np.all(high >= 0.0) and 0.0 < reach <= 2.0):
+        raise ConditionError(
+            "Steps are accounted for whose extremes are log-concave laws, mirror images of each other, the likelihood "
+            f"ratio of which rises, and distances up to 2; got low={low}, high={high}, reach={reach:g}."
+        )
 
 
 def _edges(others: int, deviation: float) -> NDArray[np.int64]:
@@ -236,12 +253,14 @@ class _Power:
 
 
 def _power(step: Array, count: int, cut: float) -> _Power:
-    """The law of `count` independent steps."""
-    found, square = _Power(np.ones(1), 0, 0.0, 0.0), _Power(step, 0, _UNIT, 0.0)
+    """The law of `count` independent steps, but for at most `cut`. A step's masses are within 8 roundings."""
+    found, square = _Power(np.ones(1), 0, 0.0, 0.0), _Power(step, 0, 8.0 * _UNIT, 0.0)
+    # What a square loses is lost as often as it is used.
+    each = 0.25 * cut / max(count, 1)
     while count:
         if count & 1:
-            found = found.plus(square, cut * 1e-3)
-        square = square.plus(square, cut * 1e-3) if count > 1 else square
+            found = found.plus(square, each)
+        square = square.plus(square, each) if count > 1 else square
         count >>= 1
     return found
 
@@ -257,10 +276,10 @@ def _common(low: Array, high: Array, free: int, cut: float) -> tuple[list[tuple[
     if free == 0:
         return [(1.0, _Power(np.ones(1), 0, 0.0, 0.0))], 0.0
     shared = np.minimum(low, high)
-    mass = float(shared.sum())
+    mass, rest = float(shared.sum()), float(np.maximum(high - low, 0.0).sum())
     if mass < 1e-6:
         return [(1.0, _Power(np.ones(1), 0, 0.0, 0.0))], 0.0
-    counts = _power(np.array([max(0.0, 1.0 - mass), mass]), free, cut * 1e-3)
+    counts = _power(np.array([rest, mass]), free, cut)
     below = np.cumsum(counts.mass)
     places = sorted({int(np.searchsorted(below, share)) for share in (1e-6, 0.05, 0.5)})
     starts = [counts.first, *(counts.first + place for place in places if place > 0)]
@@ -268,7 +287,7 @@ def _common(low: Array, high: Array, free: int, cut: float) -> tuple[list[tuple[
     for i, start in enumerate(starts):
         stop = starts[i + 1] if i + 1 < len(starts) else counts.first + len(counts.mass)
         weight = float(counts.mass[start - counts.first : stop - counts.first].sum()) * (1.0 + counts.error + 1e-13)
-        found.append((weight, _power(shared / mass, start, cut * 1e-3)))
+        found.append((weight, _power(shared / mass, start, cut)))
     return found, counts.lost
 
 
@@ -302,8 +321,8 @@ def _envelope(mixtures: list[list[tuple[float, _Pair]]], t: float, deviation: fl
                 )
             more = x[-1] + width * np.arange(1.0, 9.0)
             x, e = np.concatenate([x, more]), np.concatenate([e, excess(sign * more)])
-        # What lies beyond the first point under the tail is left out.
-        last = int(np.argmax(e <= tail * np.minimum(1.0, np.exp(sign * x))))
+        # What lies beyond the first point under the tail is left out, but not the centre.
+        last = max(int(np.argmax(e <= tail * np.minimum(1.0, np.exp(sign * x)))), round(1.0 / _FINE))
         sides.append((sign * x[: last + 1], e[: last + 1]))
     (right, above), (left, below) = sides
     return Curve(t, np.concatenate([left[:0:-1], right]), np.concatenate([below[:0:-1], above]))
@@ -319,15 +338,16 @@ class _Tails:
         self.ratio = np.maximum.accumulate(ratio)
         self.above = _sums(pair.first[::-1])[::-1], _sums(pair.second[::-1])[::-1]
         self.below = _sums(pair.first), _sums(pair.second)
-        self.error = 2.0 * pair.error + 4.0 * len(ratio) * _UNIT
+        self.error = 4.0 * pair.error + 4.0 * len(ratio) * _UNIT
 
     def excess(self, log_ratios: Array) -> Array:
         """Upper bounds on e(s): a sum of A - s B over the points where it is positive, or of s B - A."""
         s = np.exp(log_ratios)
-        # Points from `place` on have a ratio over s.
-        place = np.searchsorted(self.ratio, s, side="right")
+        # Points from `place` on have a ratio over s, or might have but for roundings.
+        place = np.searchsorted(self.ratio, s * (1.0 - 0.75 * self.error), side="right")
         first, second = self.above
         upper = first[place] * (1.0 + self.error) - s * second[place] * (1.0 - self.error)
+        place = np.searchsorted(self.ratio, s * (1.0 + 0.75 * self.error), side="right")
         first, second = self.below
         lower = s * second[place] * (1.0 + self.error) - first[place] * (1.0 - self.error)
         return np.maximum(np.where(log_ratios >= 0.0, upper, lower), 0.0)

@@ -22,7 +22,7 @@ Every number is rounded up. Masses go to points of a grid, each to the two point
 it ("connecting the dots", Doroshenko et al. 2022), which raises the curve; what is not known exactly goes to the upper
 one. Sums are computed by FFT, of masses tilted by e^(λ l) towards the ε asked for: its rounding errors, bounded in the
 Euclidean norm, are then small against δ however small that is. Where there are too many rounds for that, the pair's
-Rényi divergences are left. docs/accounting.md, section 9, has the proofs.
+Rényi divergences are left. docs/accounting.md, section 12, has the proofs.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ G(w + Δ) if, for all c,
     R(c) = 2 ∫ ẽ(x) exp(x c/w - x²/(2w) - x/2) dx  <=  J(c) = ∫_w^(w+Δ) √(w/v) exp((c²/2)(1/w - 1/v) - (v-w)/8) dv.
 
 Nothing cancels, so distances however small are compared to full relative accuracy. log R is convex in c and log J
-convex in c², which bounds both between the values of c that are computed. docs/accounting.md, section 6, has the proofs.
+convex in c², which bounds both between the values of c that are computed. The proofs are in docs/accounting.md,
+section 6.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,50 +60,60 @@ _SAFE = 1.0 + 1e-8
 class Growth:
     """How w grows as coordinates are swapped for Gaussians: what a family's certificates follow from.
 
-    Any of the `starts` may be the w₀ that the adversary is given: a low one costs little, but rates are high there.
-
     Attributes:
-        starts: Values of w, rising.
+        starts: Values of w, rising. Any of them will do as what the adversary is given; the best is taken.
         rates: κ at each, falling; each holds up to the next, the last one from there on.
-        overshoots: Σt² that is lost from one start to the next, because a coordinate may step over the latter with the
-            rate of the former.
+        reach: The largest distance in a coordinate.
     """
 
     starts: Array
     rates: Array
-    overshoots: Array
+    reach: float
 
     def reached(self, budget: float) -> float:
         """Upper bound on w when the squared distances add up to `budget`."""
-        return min(self._reached_from(first, budget) for first in range(len(self.starts)))
-
-    def _reached_from(self, first: int, budget: float) -> float:
-        left = budget * (1.0 + 1e-12)
-        for i in range(first, len(self.starts) - 1):
-            gap = (self.starts[i + 1] - self.starts[i]) / self.rates[i] * (1.0 - 1e-12)
-            if left <= gap:
-                return float(self.starts[i] + left * self.rates[i]) * (1.0 + 1e-12)
-            left += self.overshoots[i] - gap
-        return float(self.starts[-1] + left * self.rates[-1]) * (1.0 + 1e-12)
+        return min(self._reached(first, budget) for first in range(len(self.starts)))
 
     def affordable(self, w: float) -> float:
         """The largest Σt², rounded down, after which w is at most this; 0 where even the start is more."""
-        found = 0.0
-        for first in range(len(self.starts)):
-            spent = 0.0
-            for i in range(first, len(self.starts)):
-                last = i + 1 == len(self.starts) or self.starts[i + 1] >= w
-                end = w if last else self.starts[i + 1]
-                spent += max(0.0, end - self.starts[i]) / self.rates[i]
-                if last:
-                    break
-                spent -= self.overshoots[i]
-            found = max(found, spent * (1.0 - 1e-9))
-        return found
+        return max(self._affordable(first, w) for first in range(len(self.starts)))
+
+    def _reached(self, first: int, budget: float) -> float:
+        left = (budget + self._overshoots[first]) * (1.0 + 1e-12)
+        for w, following, rate in self._steps[first:]:
+            enough = (following - w) / rate * (1.0 - 1e-12)
+            if left <= enough:
+                return (w + left * rate) * (1.0 + 1e-12)
+            left -= enough
+        raise AssertionError("the last rate has no end")
+
+    def _affordable(self, first: int, w: float) -> float:
+        spent = math.fsum(max(0.0, min(w, following) - start) / rate for start, following, rate in self._steps[first:])
+        return max(0.0, spent * (1.0 - 1e-9) - self._overshoots[first])
+
+    @cached_property
+    def _steps(self) -> list[tuple[float, float, float]]:
+        starts = [float(w) for w in self.starts]
+        return list(zip(starts, [*starts[1:], math.inf], [float(rate) for rate in self.rates], strict=True))
+
+    @cached_property
+    def _overshoots(self) -> list[float]:
+        """Σt² that coordinates may gain by a step from below a value of w to beyond it, for each start.
+
+        A step from between the i-th value and the next ends less than κ_i T² - (w_n - w_{i+1}) beyond the n-th, where a
+        unit of w should take 1/κ_n of Σt² and took only 1/κ_{n-1}, or even less. Each value is stepped over once.
+        """
+        found = np.zeros(len(self.starts))
+        for n in range(1, len(self.starts)):
+            beyond = self.rates[:n] * self.reach**2 - (self.starts[n] - self.starts[1 : n + 1])
+            # From a later start there are fewer places to come from.
+            most = np.maximum.accumulate(np.maximum(beyond, 0.0)[::-1])[::-1]
+            found[:n] += most * (1.0 / self.rates[n] - 1.0 / self.rates[n - 1])
+        return [float(lost) for lost in found * (1.0 + 1e-12)]
 
 
 def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
-    """κ(w) for w up to about `around`, from a start that is worth its price.
+    """κ(w) for w up to about `around`.
 
     Args:
         families: The pairs that a coordinate can have.
@@ -113,11 +125,16 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
     """
     curves = [_Curves(family) for family in families]
     reach = max(family.reach for family in families)
-    w, factor, values, rates = around, _GROWTH, [], []
+    w, factor = around, _GROWTH
+    values: list[float] = []
+    rates: list[float] = []
     while True:
         try:
-            rate = max(each.rate(w, tail) for each in curves)
-        except _TooRough:
+            rate = 0.0
+            # The costliest first: what is enough for it will mostly do for the others.
+            for each in sorted(curves, key=lambda each: each.last_rate, reverse=True):
+                rate = max(rate, each.rate(w, tail, rate))
+        except _TooRoughErrorError:
             break
         # Where κ hardly changes, steps may be longer.
         if rates:
@@ -132,9 +149,7 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
             "No smoothed certificate: what one client can change in a coordinate is too large against the whole."
         )
     starts, found = np.array(values[::-1]), np.minimum.accumulate(np.array(rates[::-1]))
-    # A step from below a node uses the rate before it for up to κ t² beyond it.
-    overshoots = reach * reach * (found[:-1] / found[1:] - 1.0) * (1.0 + 1e-9)
-    return Growth(starts, found, overshoots)
+    return Growth(starts, found, reach)
 
 
 def fisher(family: Family) -> float:
@@ -145,7 +160,7 @@ def fisher(family: Family) -> float:
     return 2.0 * area / first.distance**2
 
 
-class _TooRough(Exception):
+class _TooRoughError(Exception):
     """W is too small for these pairs."""
 
 
@@ -156,26 +171,26 @@ class _Curves:
         self.family = family
         self.first = family.first
         self.spread = float(np.max(np.abs(self.first.log_ratios)))
-        self._rough_rate = fisher(family)
+        self.last_rate = fisher(family)
 
-    def rate(self, w: float, tail: float) -> float:
-        """Upper bound on κ(w)."""
+    def rate(self, w: float, tail: float, least: float) -> float:
+        """Upper bound on κ(w); `least` if that is one."""
         largest = self.family.others[-1] if self.family.others else self.first
         farthest = float(np.max(np.abs(largest.log_ratios)))
+        # The logarithm of the smallest number below, apart from a cell's width and a scale.
+        smallest = 0.5 * farthest * farthest / w + 1.5 * farthest - math.log(tail)
         for widest in _WIDTHS:
             # Far enough out, what is smoothed is under the tail; from there on it only falls.
             end = widest * math.sqrt(w)
-            if end < farthest + w:
+            if end < farthest + w or max(farthest * end / w, smallest) > _LARGEST_EXPONENT:
                 continue
-            if farthest * (end / w + 0.5) > _LARGEST_EXPONENT:
-                break
-            moments = _moments([largest], w, end, 2)[0]
+            moments = _moments([largest], w, end, 3)[0]
             log_density = -0.5 * (widest - 0.5 * math.sqrt(w)) ** 2
             if math.log(float(np.max(moments))) + log_density <= math.log(tail * math.sqrt(w)):
-                return self._rate(w, end, round(_THRESHOLDS * widest))
-        raise _TooRough
+                return self._rate(w, end, 2 * round(0.5 * _THRESHOLDS * widest) + 1, least)
+        raise _TooRoughError
 
-    def _rate(self, w: float, end: float, thresholds: int) -> float:
+    def _rate(self, w: float, end: float, thresholds: int, least: float) -> float:
         curves = self._nodes(w, end)
         test = _Test(
             w=w,
@@ -185,14 +200,14 @@ class _Curves:
             smallest=self._smallest(w, end, curves[0].distance),
         )
         # The gap falls at least about as fast as log κ rises; false positions find where it closes.
-        x, low, high = math.log(self._rough_rate), None, None
+        x, low, high = math.log(max(self.last_rate, least)), None, None
         for _ in range(_TRIES):
             gap = test.gap(math.exp(x))
             if gap > 0.0:
                 low = x, gap
             else:
                 high = x, gap
-                if gap > -_PRECISION:
+                if gap > -_PRECISION or math.exp(x) <= least:
                     break
             if low is not None and high is not None:
                 if high[0] - low[0] < 0.1 * _PRECISION:
@@ -204,9 +219,9 @@ class _Curves:
             if math.exp(x) * test.distances[-1] ** 2 > _LARGEST_STEP * w:
                 break
         if high is None:
-            raise _TooRough
-        self._rough_rate = math.exp(high[0])
-        return self._rough_rate * _SAFE
+            raise _TooRoughError
+        self.last_rate = math.exp(high[0])
+        return self.last_rate * _SAFE
 
     def _nodes(self, w: float, end: float) -> list[Curve]:
         """The first curve, scaled down to where it is narrow against √w, and the others.
@@ -215,14 +230,14 @@ class _Curves:
         """
         first, reach = self.first, self.family.reach
         smallest = _FLAT / ((end / w + 1.5) * self.spread)
-        narrow = math.sqrt(_NARROW / self._rough_rate) * w / end / first.distance
+        narrow = math.sqrt(_NARROW / self.last_rate) * w / end / first.distance
         scale = min(1.0, reach / first.distance)
         scales = [scale]
         while scale > smallest or len(scales) < 2:
             scale /= _RATIO if scale > narrow else _NARROW_RATIO
             scales.append(scale)
         curves = [_scaled(first, scale) for scale in reversed(scales)]
-        return curves + [curve for curve in self.family.others if curve.distance <= reach]
+        return [*curves, *self.family.others]
 
     def _smallest(self, w: float, end: float, distance: float) -> float:
         """Upper bound on R/t² for all t up to the smallest distance and all c up to `end`.
@@ -235,7 +250,7 @@ class _Curves:
         scale, steep = distance / first.distance, end / w + 1.5
         largest = scale * float(np.max(np.abs(u)))
         if largest > 0.5:
-            raise _TooRough
+            raise _TooRoughError
         cells, middle = 0.5 * (first.excess[1:] + first.excess[:-1]) * np.diff(u), 0.5 * (u[1:] + u[:-1])
         farther = np.maximum(np.abs(u[1:]), np.abs(u[:-1]))
         # The mean of u in a cell of a linear e is off its middle by at most a sixth of the fall.
@@ -255,7 +270,7 @@ def _scaled(curve: Curve, scale: float) -> Curve:
 
 
 def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> Array:
-    """Upper bounds on R(c), one row per curve, for so many values of c from -end to end.
+    """Upper bounds on R(c), one row per curve, for so many values of c, an odd number, from -end to end.
 
     The measure ẽ(x) exp(-x²/(2w) - x/2) dx of each cell is moved to the cell's ends with its mean kept, which only
     increases the integral of exp(x c/w), convex in x.
@@ -268,11 +283,13 @@ def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> 
         x[i, :size], x[i, size:] = curve.log_ratios, curve.log_ratios[-1]
         e[i, :size], e[i, size:] = curve.excess, curve.excess[-1]
     mass = _masses(x, e, w)
-    term, factor = 2.0 * mass * np.exp(-end / w * x), np.exp(2.0 * end / (thresholds - 1) / w * x)
-    found = np.empty((len(curves), thresholds))
-    for k in range(thresholds):
-        np.einsum("ij->i", term, out=found[:, k])
-        term *= factor
+    found, middle = np.empty((len(curves), thresholds)), thresholds // 2
+    # From c = 0 on to either side, so that nothing that grows has vanished before.
+    for sign in (1, -1):
+        term, factor = 2.0 * mass, np.exp(sign * end / middle / w * x)
+        for k in range(middle + 1):
+            np.einsum("ij->i", term, out=found[:, middle + sign * k])
+            term *= factor
     return found * _SAFE
 
 
@@ -288,7 +305,7 @@ def _masses(x: Array, e: Array, w: float) -> Array:
     mean, half = 0.5 * (e[:, 1:] + e[:, :-1]) + bent, 0.5 * (e[:, 1:] - e[:, :-1])
     y = -(middle / w + 0.5) * 0.5 * width
     if float(np.max(np.abs(y))) > _WIDEST_CELL:
-        raise _TooRough
+        raise _TooRoughError
     even, odd, square = _powers(y)
     scale = 0.5 * width * np.exp(-middle * (0.5 * middle / w + 0.5))
     both, apart = mean * even + half * odd, mean * odd + half * square
@@ -402,8 +419,8 @@ def _average(w: float, widths: Array, y0: Array, y1: Array, parts: int) -> tuple
 
     J/Δ is an average over v of exp g(v), g(v) = -½ log(v/w) + (c²/2)(1/w - 1/v) - (v - w)/8. Where c² >= v/2, g is
     concave and lies over its chord on each part. Elsewhere the average of exp g is at least exp of the average of g,
-    which is bounded below, since 1/v lies under its chord and log v under its tangent. Either way the bound is an average
-    of exponentials of functions affine in c².
+    which is bounded below, since 1/v lies under its chord and log v under its tangent. Either way the bound is an
+    average of exponentials of functions affine in c².
     """
     y = 0.5 * (y0 + y1)
     v = w + widths[:, None] * np.arange(parts + 1) / parts
