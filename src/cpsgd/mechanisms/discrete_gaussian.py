@@ -52,6 +52,8 @@ _CLOSE, _QUICK = 2.0**-34, 8_000
 _CLOSE_ENOUGH, _MOST_CONVOLVED = 1e-7, 40_000
 # Masses and what is left out of a convolution, relative to the largest and to the result.
 _SMALLEST_MASS, _LOST_NATS, _MOST_LOST = 1e-280, 40.0, 1e-15
+# Longer sums of products would be split among threads, which takes longer on a busy machine.
+_PIECE = 4096
 _DIGITS = 150
 _UNIT = 2.0**-53
 # Outcomes of a sum beyond this many nats are not drawn.
@@ -233,9 +235,8 @@ class DiscreteGaussianLaw(Law):
                     f"The masses of {self} are not computed: too many clients with too little noise each. Account for "
                     "fewer clients, which is only a loss, or add noise."
                 )
-            # A few more are computed than asked for, so that the next question is likely to be answered already.
-            step = 2 ** max(0, count.bit_length() - 4)
-            masses, error = convolved(self.each, self.parts, (count // step + 1) * step)
+            # More are computed than asked for, so that the next question is likely to be answered already.
+            masses, error = convolved(self.each, self.parts, 1 << (count + 1).bit_length())
             masses = masses[: count + 1]
             return masses[1:] / masses[:-1], error
         # The exponents have three roundings each, and add up to less than 700 where masses are used.
@@ -302,7 +303,11 @@ def _sum(x: Array, x_error: float, y: Array, y_error: float, reach: int) -> tupl
     wide = np.zeros(2 * a + reach + 1)
     places = np.abs(np.arange(-a, a + reach + 1))
     wide[places <= b] = y[places[places <= b]]
-    found = np.convolve(wide, np.concatenate([x[:0:-1], x]), mode="valid")
+    both = np.concatenate([x[:0:-1], x])
+    found = np.zeros(reach + 1)
+    for start in range(0, both.size, _PIECE):
+        piece = both[start : start + _PIECE]
+        found += np.correlate(wide[start : start + reach + piece.size], piece, mode="valid")
     found = found[: np.count_nonzero(found > _SMALLEST_MASS * found[0])]
     z = np.arange(1, len(found))
     lost = 2.0 * (_lost(x, y, z, found) + _lost(y, x, z, found)) * (1.0 + 1e-6)
