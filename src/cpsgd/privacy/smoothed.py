@@ -134,7 +134,7 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
             # The costliest first: what is enough for it will mostly do for the others.
             for each in sorted(curves, key=lambda each: each.last_rate, reverse=True):
                 rate = max(rate, each.rate(w, tail, rate))
-        except _TooRoughErrorError:
+        except _TooRoughError:
             break
         # Where κ hardly changes, steps may be longer.
         if rates:
@@ -350,7 +350,8 @@ class _Test:
         b = np.diff(moments, axis=0) / np.diff(distances)[:, None]
         a = moments[:-1] - b * distances[:-1, None]
         near, far = 1.0 / distances[:-1, None], 1.0 / distances[1:, None]
-        vertex = np.clip(-0.5 * b / np.minimum(a, -1e-300), far, near)
+        with np.errstate(over="ignore"):
+            vertex = np.clip(-0.5 * b / np.minimum(a, -1e-300), far, near)
         largest = np.maximum(np.maximum((a * near + b) * near, (a * far + b) * far), (a * vertex + b) * vertex)
         self._log_largest = np.log(largest * (1.0 + 1e-11))
 
