@@ -47,9 +47,9 @@ _FLAT = 0.12
 _GROWTH, _THRESHOLDS = 1.2, 5.0
 _WIDTHS = (6.0, 7.0, 8.0, 9.0, 10.0, 12.0, 14.0, 17.0, 20.0, 25.0, 30.0)
 _LARGEST_EXPONENT = 300.0
-_FASTEST, _FLAT_RATE = 3.0, 1e-3
-# Nothing is gained by a start below this share of w.
-_LEAST_START = 3e-4
+_FASTEST, _LOSS = 3.0, 2e-4
+# A start is lowered while more than this share of w may be gained.
+_WORTHWHILE = 4e-4
 # Parts of the interval of v that J is bounded on: more of them where Δ (c/w)² is over these limits.
 _PARTS = ((_NARROW, 1), (0.5, 2), (math.inf, 6))
 _TRIES, _PRECISION, _LARGEST_STEP, _WIDEST_CELL = 60, 1e-4, 1e3, 20.0
@@ -136,12 +136,14 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
                 rate = max(rate, each.rate(w, tail, rate))
         except _TooRoughError:
             break
-        # Where κ hardly changes, steps may be longer.
+        # Where κ hardly changes, or little of the way is left, steps may be longer.
         if rates:
-            factor = min(_FASTEST, factor * factor) if rate < rates[-1] * (1.0 + _FLAT_RATE) else _GROWTH
+            loss = (rate / rates[-1] - 1.0) * w / around
+            factor = min(_FASTEST, factor**1.5) if loss < _LOSS else max(_GROWTH, math.sqrt(factor))
         values.append(w)
         rates.append(rate)
-        if w < _LEAST_START * around:
+        # From a lower start at most this much of w would be gained.
+        if w * rates[0] / rate < _WORTHWHILE * around:
             break
         w /= factor
     if not values:
@@ -172,6 +174,8 @@ class _Curves:
         self.first = family.first
         self.spread = float(np.max(np.abs(self.first.log_ratios)))
         self.last_rate = fisher(family)
+        # Which of the widths was the last one needed: for the next, smaller w it is that or more.
+        self._width = 0
 
     def rate(self, w: float, tail: float, least: float) -> float:
         """Upper bound on κ(w); `least` if that is one."""
@@ -179,7 +183,8 @@ class _Curves:
         farthest = float(np.max(np.abs(largest.log_ratios)))
         # The logarithm of the smallest number below, apart from a cell's width and a scale.
         smallest = 0.5 * farthest * farthest / w + 1.5 * farthest - math.log(tail)
-        for widest in _WIDTHS:
+        for place in range(max(0, self._width - 1), len(_WIDTHS)):
+            widest, self._width = _WIDTHS[place], place
             # Far enough out, what is smoothed is under the tail; from there on it only falls.
             end = widest * math.sqrt(w)
             if end < farthest + w or max(farthest * end / w, smallest) > _LARGEST_EXPONENT:
