@@ -130,7 +130,8 @@ def guarantee_over_rounds(
         method: _attempt(lambda: (*_composed(protocol, delta, sizes, scheme, neighbours, colluding, shares), citation)),
         _PER_ROUND: _attempt(lambda: _per_round(protocol, delta, count, scheme, neighbours, fewest, colluding)),
     }
-    if not exact and scheme.scheme == "every":
+    if not exact:
+        # For sampled rounds, too: given who was drawn, a client is in some of the rounds only.
         known = found[method]
         below = math.inf if isinstance(known, str) else known[0]
         found["renyi-certificate"] = _attempt(lambda: _renyi(protocol, delta, sizes, neighbours, colluding, below))
