@@ -1,4 +1,4 @@
-"""A round on a GPU, stage by stage beside its floor, and how it grows with clients and dimension.
+"""A round on a GPU, stage by stage beside its floor, by mechanism, and how it grows with clients and dimension.
 
 Floors are the bytes a stage must move over the copy bandwidth measured here. Run on a machine with an NVIDIA GPU.
 """
@@ -22,10 +22,21 @@ from cpsgd.learning.datasets import load
 from cpsgd.learning.datasets.device import fused_kernels, on_device
 from cpsgd.learning.gradients import dense_layers, write_dense_gradients
 from cpsgd.learning.models import mlp
+from cpsgd.mechanisms import Binomial, Coins, Mechanism, SampledCoins
 from cpsgd.simulation.device import DeviceRound, kernels_for
 
 DEVICE = torch.device("cuda", 0)
-COHORT, LEVELS, TRIALS = 10_000, 3, 13
+COHORT, DIM, LEVELS, TRIALS = 10_000, 51_370, 3, 13
+REACH = 3.6 / math.sqrt(DIM)
+MECHANISMS: dict[str, Mechanism] = {
+    "4 bits, binomial": Binomial(levels=LEVELS, trials=TRIALS, coordinate_range=0.02),
+    "1 bit, coins": Coins(coins=1, theta=0.12, coordinate_range=REACH),
+    "2 bits, coins": Coins(coins=3, theta=0.07, coordinate_range=REACH),
+    "4 bits, coins": Coins(coins=15, theta=0.03, coordinate_range=REACH),
+    "8 bits, coins": Coins(coins=255, theta=0.0078, coordinate_range=REACH),
+    "0.05 bit, sampled": SampledCoins(rate=0.05, theta=0.45, coordinate_range=REACH),
+}
+"""About what the planner picks for ε = 2."""
 GIGA = 1e9
 
 
@@ -61,9 +72,8 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
     clients = permuted(np.arange(COHORT), 25_000_000, 1)
     batch = source.batch(clients)
     rows = torch.empty(COHORT, -(-dim // 32) * 32, device=DEVICE)[:, :dim]
-    protocol = Protocol.rotated_binomial(
-        clients=COHORT, dim=dim, clip_norm=1.0, levels=LEVELS, trials=TRIALS, coordinate_range=0.02
-    )
+    assert dim == DIM
+    protocol = Protocol(clients=COHORT, dim=dim, clip_norm=1.0, mechanism=MECHANISMS["4 bits, binomial"])
     kernels = kernels_for(DEVICE)
     signs = torch.from_numpy(rotate.signs(dim, 0, 0).copy()).to(DEVICE)
     sums = torch.zeros(dim, dtype=torch.int64, device=DEVICE)
@@ -83,15 +93,15 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
         round_.count = 1
         round_.mean()
 
+    def rounding(mechanism: Mechanism) -> float:
+        description = mechanism.device_rounding()
+        return milliseconds(lambda: kernels.round_and_sum(columns, sums, key=3, first=0, rounding=description))
+
     found = [
         ("samples", milliseconds(lambda: source.batch(clients)), COHORT * 784 * (1 + 4 + 4 + 4)),
         ("gradients", milliseconds(gradients), matrix),
         ("clip and rotate", milliseconds(lambda: kernels.scale_and_rotate(rows, signs, 1.0, unit)), 2 * matrix),
-        (
-            "round and sum",
-            milliseconds(lambda: kernels.round_and_sum(columns, sums, key=3, first=0, levels=LEVELS, fraction_bits=16)),
-            matrix,
-        ),
+        *((f"sum: {name}", rounding(mechanism), matrix) for name, mechanism in MECHANISMS.items()),
         ("noise of the sum", milliseconds(lambda: kernels.add_coins(sums, key=3, trials=COHORT * TRIALS)), 16 * dim),
         ("decode", milliseconds(finish), 16 * dim),
     ]
@@ -99,6 +109,22 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
         {"stage": name, "milliseconds": time, "floor": moved / bandwidth, "ratio": time / (moved / bandwidth)}
         for name, time, moved in found
     ]
+
+
+def whole_rounds() -> list[dict[str, Any]]:
+    """A round of the paper's size for each mechanism, from vectors on the device to their mean."""
+    rows = torch.randn(COHORT, -(-DIM // 32) * 32, device=DEVICE)[:, :DIM]
+    found = []
+    for name, mechanism in MECHANISMS.items():
+        protocol = Protocol(clients=COHORT, dim=DIM, clip_norm=1.0, mechanism=mechanism)
+
+        def work(protocol: Protocol = protocol) -> None:
+            round_ = DeviceRound(protocol, 0, seed=1, device=DEVICE)
+            round_.add(rows)
+            round_.mean()
+
+        found.append({"mechanism": name, "milliseconds": milliseconds(work)})
+    return found
 
 
 def scaling() -> list[dict[str, Any]]:
@@ -146,15 +172,19 @@ def main() -> None:
         "torch": torch.__version__,
         "copy GB/s": bandwidth * 1e3 / GIGA,
         "stages": stages(bandwidth),
+        "rounds": whole_rounds(),
         "scaling": scaling(),
     }
     if json_only:
         print(json.dumps(report, indent=2))
         return
     print(f"{report['device']}, PyTorch {report['torch']}; a copy moves {report['copy GB/s']:,.0f} GB/s")
-    print(f"\nA round of {COHORT:,} clients and 51,370 coordinates (k = {LEVELS}, m = {TRIALS}):")
+    print(f"\nA round of {COHORT:,} clients and {DIM:,} coordinates (k = {LEVELS}, m = {TRIALS}):")
     for row in report["stages"]:
-        print(f"  {row['stage']:<18} {row['milliseconds']:7.3f} ms   floor {row['floor']:7.4f}   {row['ratio']:6.1f}×")
+        print(f"  {row['stage']:<22} {row['milliseconds']:7.3f} ms   floor {row['floor']:7.4f}   {row['ratio']:6.1f}×")
+    print("\nThe same round without samples and gradients, by mechanism:")
+    for row in report["rounds"]:
+        print(f"  {row['mechanism']:<22} {row['milliseconds']:7.3f} ms")
     print("\nRounds of other sizes:")
     for row in report["scaling"]:
         print(

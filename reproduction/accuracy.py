@@ -1,8 +1,8 @@
-"""The paper's Figure 2: accuracy against communication and rounds, for several (k, m) and baselines.
+"""The paper's Figure 2: accuracy against communication and rounds, for several numbers of bits and baselines.
 
-For every ε and number of bits the planner picks k, m and X, or the paper's own theorem and range do; training runs with
-each, from the same first weights and cohorts. A line follows one training, or the mean of several with different seeds:
-bytes sent by all clients so far, and accuracy on the test set.
+For every ε and number of bits the planner picks a mechanism and its parameters, or the paper's own theorem and range
+do; training runs with each, from the same first weights and cohorts. A line follows one training, or the mean of
+several with different seeds: bytes sent by all clients so far, and accuracy on the test set.
 
     python reproduction/accuracy.py --out DIR
 """
@@ -15,7 +15,7 @@ import json as json_module
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from cyclopts import Parameter
@@ -32,6 +32,7 @@ from cpsgd.reports.numbers import power
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from cpsgd.learning import RoundMetrics
 
@@ -43,7 +44,9 @@ BITS: dict[Accounting, tuple[float, ...]] = {"ours": (2.0, 3.0, 4.0, 8.0), "pape
 PICTURE, NUMBERS, TABLE, SUMMARY, RUNS = "accuracy.png", "accuracy.json", "accuracy.csv", "summary.csv", "runs"
 
 _WHICH = ("panel_epsilon", "method", "epsilon", "k", "m", "bits_per_coordinate")
-_PROOFS: dict[Accounting, str] = {"ours": "k, m and X by our accounting", "paper": "k, m and X by the paper's theorem"}
+_ENDS = ("accuracy_mean", "accuracy_min", "accuracy_max", "below_gaussian", "standard_error", "seconds", "parameters")
+_PROOFS: dict[Accounting, str] = {"ours": "planned by our accounting", "paper": "k, m and X by the paper's theorem"}
+_GAUSSIAN = "gaussian"
 
 Progress = Callable[[str, int, "RoundMetrics"], None]
 """Called with a training's name, its rounds in all and each round's figures."""
@@ -54,15 +57,16 @@ class Line:
     """One way of training.
 
     Attributes:
-        method: "binomial", "gaussian" or "no privacy".
+        method: Name of the mechanism, or "no privacy".
         epsilon: ε that is proved for it, of several seeds the largest; None without privacy.
         levels: k; None for floats.
-        trials: m; None for floats.
+        trials: m, coins per coordinate; None where there are no such.
         bits_per_coordinate: What a client sends for a parameter.
         rounds: Rounds done at each evaluation.
         megabytes: Sent by all clients until then.
         accuracy: On the test set, then; a row a seed.
         seconds: That the training took; one for each seed.
+        parameters: The mechanism's own, in words.
     """
 
     method: str
@@ -74,6 +78,22 @@ class Line:
     megabytes: tuple[float, ...]
     accuracy: tuple[tuple[float, ...], ...]
     seconds: tuple[float, ...]
+    parameters: str = ""
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """Accuracy after the last round; one for each seed."""
+        return tuple(values[-1] for values in self.accuracy)
+
+    @property
+    def label(self) -> str:
+        """What the picture calls it."""
+        bits = f"{self.bits_per_coordinate:.3g} bit{'s' if self.bits_per_coordinate > 1.0 else ''}"
+        if self.method == _GAUSSIAN:
+            return f"Gaussian noise: {bits}"
+        if self.method == "binomial":
+            return f"k = {self.levels}, m = {self.trials}: {bits}"
+        return f"{self.method.replace('-', ' ')}: {bits}"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -166,16 +186,18 @@ def compute(
                 "evaluate_every for all seeds, or another folder."
             )
         protocol = experiment.protocol if which == PRIVATE else None
+        mechanism = None if protocol is None else protocol.mechanism
         return Line(
-            method="binomial" if which == PRIVATE else which,
+            method=which if mechanism is None else mechanism.name,
             epsilon=max(spent, default=None),
-            levels=None if protocol is None else protocol.mechanism.levels,
-            trials=None if protocol is None else getattr(protocol.mechanism, "trials", None),
+            levels=None if mechanism is None else mechanism.levels,
+            trials=getattr(mechanism, "trials", getattr(mechanism, "coins", None)),
             bits_per_coordinate=32.0 if protocol is None else protocol.bits_per_coordinate,
             rounds=tuple(metrics.round + 1 for metrics in histories[0]),
             megabytes=tuple(metrics.bytes_total / 1e6 for metrics in histories[0]),
             accuracy=tuple(tuple(metrics.accuracy or 0.0 for metrics in history) for history in histories),
             seconds=tuple(seconds),
+            parameters="" if mechanism is None else mechanism.describe(),
         )
 
     if settings.explicit:
@@ -214,7 +236,7 @@ def compute(
                 train(planned[epsilon, b], PRIVATE, f"ε = {epsilon:g}, {b:g} bits", f"epsilon-{epsilon:g}-bits-{b:g}")
                 for b in bits
             ),
-            train(gaussian[epsilon], "gaussian", f"ε = {epsilon:g}, gaussian", f"epsilon-{epsilon:g}-gaussian"),
+            train(gaussian[epsilon], _GAUSSIAN, f"ε = {epsilon:g}, gaussian", f"epsilon-{epsilon:g}-gaussian"),
         )
         for epsilon in epsilons
     }
@@ -229,22 +251,22 @@ def write_figure(
     epsilons: Sequence[float] = EPSILONS,
     bits: Sequence[float] | None = None,
     seeds: Sequence[int] = (0,),
+    draw: bool = True,
     progress: Progress = lambda name, rounds, metrics: None,
 ) -> AccuracyFigure:
     """Trains and draws: `accuracy.png`, the numbers behind it (`accuracy.json`, `accuracy.csv`), and `summary.csv`."""
-    plotting.new_figure(1.0, 1.0)  # raises where nothing could be drawn, before a long run
-    return _write(
-        out,
-        compute(
-            settings,
-            accounting=accounting,
-            epsilons=epsilons,
-            bits=bits or BITS[accounting],
-            seeds=seeds,
-            runs=out / RUNS,
-            progress=progress,
-        ),
+    if draw:
+        plotting.new_figure(1.0, 1.0)  # raises where nothing could be drawn, before a long run
+    found = compute(
+        settings,
+        accounting=accounting,
+        epsilons=epsilons,
+        bits=bits or BITS[accounting],
+        seeds=seeds,
+        runs=out / RUNS,
+        progress=progress,
     )
+    return _write(out, found, draw=draw)
 
 
 def drawn_again(out: Path) -> AccuracyFigure:
@@ -255,14 +277,25 @@ def drawn_again(out: Path) -> AccuracyFigure:
     """
     path = out / NUMBERS
     try:
-        return _write(out, AccuracyFigure.from_dict(json_module.loads(path.read_text(encoding="utf-8"))))
+        return _write(out, AccuracyFigure.from_dict(json_module.loads(path.read_text(encoding="utf-8"))), draw=True)
     except FileNotFoundError:
         raise DataError(f"There is no {path} to draw from.") from None
     except (KeyError, TypeError, ValueError, AttributeError):
         raise DataError(f"{path} does not hold the numbers of this figure.") from None
 
 
-def _write(out: Path, data: AccuracyFigure) -> AccuracyFigure:
+def _write(out: Path, data: AccuracyFigure, *, draw: bool) -> AccuracyFigure:
+    files = tuple(out / name for name in (*((PICTURE,) if draw else ()), NUMBERS, TABLE, SUMMARY))
+    written = replace(data, files=files)
+    (out / NUMBERS).write_text(json_module.dumps(written.to_dict(), indent=2) + "\n", encoding="utf-8")
+    (out / TABLE).write_text(_table(data), encoding="utf-8")
+    (out / SUMMARY).write_text(_summary(data), encoding="utf-8")
+    if draw:
+        plotting.save(_picture(data), out / PICTURE)
+    return written
+
+
+def _picture(data: AccuracyFigure) -> Figure:
     settings = data.settings
     figure = plotting.new_figure(5.4 * len(data.panels), 8.4)
     grid = figure.subplots(2, len(data.panels), sharey=True, squeeze=False)
@@ -284,12 +317,7 @@ def _write(out: Path, data: AccuracyFigure) -> AccuracyFigure:
         fontsize=12,
         color=plotting.INK,
     )
-    picture = plotting.save(figure, out / PICTURE)
-    written = replace(data, files=(picture, out / NUMBERS, out / TABLE, out / SUMMARY))
-    (out / NUMBERS).write_text(json_module.dumps(written.to_dict(), indent=2) + "\n", encoding="utf-8")
-    (out / TABLE).write_text(_table(data), encoding="utf-8")
-    (out / SUMMARY).write_text(_summary(data), encoding="utf-8")
-    return written
+    return figure
 
 
 def _table(data: AccuracyFigure) -> str:
@@ -305,14 +333,28 @@ def _table(data: AccuracyFigure) -> str:
 
 
 def _summary(data: AccuracyFigure) -> str:
-    """A row for each line: accuracy at the end, and seconds per training."""
+    """A row for each line: accuracy at the end, how far it is below Gaussian noise, and seconds per training."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow([*_WHICH, "seeds", "accuracy_mean", "accuracy_min", "accuracy_max", "seconds"])
+    rows.writerow([*_WHICH, "seeds", *_ENDS])
+    gaussian = {
+        f"{epsilon:g}": line for epsilon, lines in data.panels.items() for line in lines if line.method == _GAUSSIAN
+    }
     for which, line in _lines(data):
-        last = [values[-1] for values in line.accuracy]
-        rows.writerow([*which, len(last), fmean(last), min(last), max(last), fmean(line.seconds)])
+        ends = line.ends
+        below = _below(line, gaussian[which[0]]) if which[0] in gaussian else (None, None)
+        seconds = fmean(line.seconds)
+        rows.writerow([*which, len(ends), fmean(ends), min(ends), max(ends), *below, seconds, line.parameters])
     return text.getvalue()
+
+
+def _below(line: Line, gaussian: Line) -> tuple[float, float | None]:
+    """How far a line ends below another, seed by seed: the mean, and its standard error where there are several seeds.
+
+    Trainings of one seed have their first weights and cohorts in common.
+    """
+    gaps = [other - own for own, other in zip(line.ends, gaussian.ends, strict=True)]
+    return fmean(gaps), stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else None
 
 
 def _lines(data: AccuracyFigure) -> list[tuple[list[Any], Line]]:
@@ -325,14 +367,12 @@ def _lines(data: AccuracyFigure) -> list[tuple[list[Any], Line]]:
 
 
 def _panel(axes: Axes, lines: Sequence[Line], baseline: Line, against: str) -> None:
-    planned = [line for line in lines if line.method == "binomial"]
+    planned = [line for line in lines if line.method != _GAUSSIAN]
     for index, line in enumerate(planned):
-        colour = plotting.SEQUENCE[index % len(plotting.SEQUENCE)]
-        label = f"k = {line.levels}, m = {line.trials}: {line.bits_per_coordinate:.3g} bits"
-        _draw(axes, line, against, colour, label)
+        _draw(axes, line, against, plotting.SEQUENCE[index % len(plotting.SEQUENCE)], line.label)
     for line in lines:
-        if line.method == "gaussian":
-            _draw(axes, line, against, plotting.MUTED, "Gaussian noise: 32 bits")
+        if line.method == _GAUSSIAN:
+            _draw(axes, line, against, plotting.MUTED, line.label)
     _draw(axes, baseline, against, plotting.INK, "no privacy: 32 bits")
     if against == "megabytes":
         axes.set_xscale("log")
@@ -352,7 +392,8 @@ def _draw(axes: Axes, line: Line, against: str, colour: str, label: str) -> None
 
 app = new_app("accuracy.py")
 
-_GIVEN = options.from_class(Settings, "preset", "dataset", "rounds", "cohort", "device", "evaluate_every", unset=True)
+_OPTIONS = "preset", "dataset", "rounds", "cohort", "mechanism", "device", "evaluate_every"
+_GIVEN = options.from_class(Settings, *_OPTIONS, unset=True)
 _NOTHING: Any = _GIVEN()
 if TYPE_CHECKING:
     Given = Any  # made when the program runs
@@ -388,10 +429,11 @@ def main(
             "0 if not given."
         ),
     ] = None,
+    no_draw: Annotated[bool, Parameter(help="Numbers only, without matplotlib; --redraw draws them later.")] = False,
     redraw: Annotated[bool, Parameter(help="Draw again from accuracy.json in --out, without training.")] = False,
     json: options.Json = False,
 ) -> None:
-    """The paper's Figure 2: accuracy against communication for several (k, m), ε = 4 and 2, and the baseline.
+    """The paper's Figure 2: accuracy against communication for several numbers of bits, ε = 4 and 2, and the baseline.
 
     One training for each ε, number of bits and seed, and one without privacy: minutes for the preset digits, a day for
     the preset paper, or minutes on a GPU. Trainings live in --out under runs/: the same command again goes on where it
@@ -421,6 +463,7 @@ def main(
                     accounting=accounting,
                     bits=bits,
                     seeds=seed or (settings.seed or 0,),
+                    draw=not no_draw,
                     progress=show,
                 )
         except ImportError as error:

@@ -105,7 +105,7 @@ def test_the_graph_is_seen_at_all() -> None:
 @pytest.mark.slow
 def test_only_a_mechanism_knows_its_own_parameters() -> None:
     """No other room reads the parameters of one mechanism off a protocol, or asks which one it has."""
-    own = {"trials", "p", "sigma", "coordinate_range"}
+    own = {"trials", "p", "sigma", "coordinate_range", "coins", "theta", "rate"}
     allowed = {"mechanisms", "paper", "__main__"}
     found = []
     for path in FILES:
@@ -116,7 +116,9 @@ def test_only_a_mechanism_knows_its_own_parameters() -> None:
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
                 kinds = ast.unparse(node.args[1])
-                if any(kind in kinds for kind in ("Binomial", "Gaussian", "Skellam", "Lattice")):
+                if kinds == "Coins" or any(
+                    kind in kinds for kind in ("Binomial", "Gaussian", "Skellam", "Lattice", "Tilted", "SampledCoins")
+                ):
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
     assert found == []
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpsgd import Protocol
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import Binomial, Gaussian
 from cpsgd.paper import bounds
@@ -84,10 +85,16 @@ def test_the_fingerprint_sees_every_field() -> None:
         "modulus": 100,
         "rotation_seed": 1,
     }
+    stated = {"replace_one_distance", "distance_reason"}
     shared = {field.name for field in dataclasses.fields(Protocol)} - {"mechanism"}
-    assert set(changes) == shared | {field.name for field in dataclasses.fields(Binomial)}
+    assert set(changes) | stated == shared | {field.name for field in dataclasses.fields(Binomial)}
     assert set(changes) | {"sigma"} == build(**BASE).to_dict().keys()
     protocols = [build(**BASE), *(build(**{**BASE, name: value}) for name, value in changes.items())]
+    # One cannot be without the other.
+    for distance, reason in ((1.5, "one"), (1.5, "two"), (math.nextafter(1.5, 2.0), "one")):
+        protocols.append(
+            dataclasses.replace(build(**BASE), replace_one_distance=distance, distance_reason=reason),
+        )
     protocols += [Protocol.gaussian(clients=10, dim=100, clip_norm=1.0, sigma=s) for s in (1.0, 2.0)]
     assert len({p.fingerprint for p in protocols}) == len(protocols)
 
@@ -218,3 +225,65 @@ def test_a_field_given_twice_is_refused() -> None:
 
 
 PROTOCOL_TEXT = Protocol.rotated_binomial(clients=2, dim=3, clip_norm=1.0, levels=2, trials=14).to_json()
+
+
+# ---------------------------------------------------------------------- a stated replace-one distance
+
+ONE_HOT = {"replace_one_distance": math.sqrt(2.0), "distance_reason": "rows are one-hot"}
+
+
+def test_a_stated_distance_travels_in_the_file() -> None:
+    plain = build(**BASE)
+    stated = dataclasses.replace(plain, **ONE_HOT)
+    assert stated.to_dict() == {**plain.to_dict(), **ONE_HOT}
+    again = Protocol.from_json(stated.to_json())
+    assert again == stated
+    assert again.fingerprint == stated.fingerprint != plain.fingerprint
+    # Null is as good as nothing: both are what release 0.1.0 wrote.
+    nothing = Protocol.from_dict({**plain.to_dict(), "replace_one_distance": None, "distance_reason": None})
+    assert nothing == plain
+    assert nothing.fingerprint == plain.fingerprint
+    assert not ONE_HOT.keys() & nothing.to_dict().keys()
+
+
+def test_a_stated_distance_is_an_assumption_about_replacing_only() -> None:
+    stated = dataclasses.replace(build(**BASE), **ONE_HOT)
+    assert stated.assumption(Adjacency.REPLACE_ONE) == "replace-one distance 1.41421 because rows are one-hot"
+    assert stated.assumption(Adjacency.ZERO_OUT) is None
+    assert build(**BASE).assumption(Adjacency.REPLACE_ONE) is None
+
+
+@pytest.mark.parametrize(
+    ("distance", "reason", "words"),
+    [
+        (1.4, None, "distance_reason to say why"),
+        (1.4, "", "distance_reason to say why"),
+        (1.4, "  ", "distance_reason to say why"),
+        (1.4, 7, "distance_reason to say why"),
+        (1.4, "two\nlines", "one line of at most 300 printable"),
+        (1.4, "\x1b[2J", "one line of at most 300 printable"),
+        (1.4, "x" * 301, "got 301 characters"),
+        (None, "why", "give both or neither"),
+        (2.1, "why", r"at most 2 clip_norm = 2, .* got replace_one_distance=2.1; leave it out"),
+        (0.9, "why", "at least clip_norm=1, got replace_one_distance=0.9"),
+        (0.0, "why", "replace_one_distance > 0"),
+        (-1.0, "why", "replace_one_distance > 0"),
+        (math.nan, "why", "finite replace_one_distance"),
+        (math.inf, "why", "finite replace_one_distance"),
+        ("1.4", "why", "replace_one_distance to be a number"),
+        (True, "why", "replace_one_distance to be a number"),
+    ],
+)
+def test_a_distance_needs_sense_and_a_reason(distance: object, reason: object, words: str) -> None:
+    stated = {"replace_one_distance": distance, "distance_reason": reason}
+    with pytest.raises(ParameterError, match=words):
+        dataclasses.replace(build(**BASE), **stated)
+    with pytest.raises(ParameterError, match=words):
+        Protocol.from_dict({**build(**BASE).to_dict(), **stated})
+
+
+@pytest.mark.parametrize("distance", [1, 1.0, 2.0, np.float32(1.5)])
+def test_a_distance_from_the_norm_to_twice_the_norm_is_taken(distance: float) -> None:
+    stated = dataclasses.replace(build(**BASE), replace_one_distance=distance, distance_reason="why")
+    assert stated.replace_one_distance == float(distance)
+    assert type(stated.replace_one_distance) is float

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -152,3 +154,23 @@ def test_peculiar_vectors_are_what_they_are_called() -> None:
     assert np.isfinite(vectors["huge"].astype(np.float32)).all()
     assert np.linalg.norm(vectors["huge"]) ** 2 > np.finfo(np.float32).max
     assert vectors["single precision"].dtype == np.float32
+
+
+@protocols
+@pytest.mark.parametrize("share", [1.0, 1.3, 2.0**0.5, 2.0])
+def test_canaries_keep_a_stated_distance(protocol: Protocol, share: float) -> None:
+    distance = share * protocol.clip_norm
+    stated = replace(protocol, replace_one_distance=distance, distance_reason="why")
+    for canary in canaries_of(RoundLattice(stated, 6), Adjacency.REPLACE_ONE):
+        clipped = [
+            vector * min(1.0, protocol.clip_norm / max(float(np.linalg.norm(vector)), 1e-300))
+            for vector in (canary.zero, canary.one)
+        ]
+        # Always as far apart as two clients can be, and never further.
+        assert np.linalg.norm(clipped[0] - clipped[1]) == pytest.approx(distance, rel=1e-5)
+    for mine, usual in zip(
+        canaries_of(RoundLattice(stated, 6), Adjacency.ZERO_OUT),
+        canaries_of(RoundLattice(protocol, 6), Adjacency.ZERO_OUT),
+        strict=True,
+    ):
+        np.testing.assert_array_equal([mine.zero, mine.one], [usual.zero, usual.one])

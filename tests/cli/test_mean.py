@@ -352,3 +352,23 @@ def test_wishes_that_cannot_be_met(cpsgd: Any, vectors: Vectors, options: tuple[
     assert result.exit_code == 2
     assert words in result.stderr
     assert not Path("mean.npy").exists()
+
+
+def test_a_stated_distance(cpsgd: Any) -> None:
+    rows = np.eye(8, dtype=np.float32)[np.random.default_rng(0).integers(8, size=500)]
+    np.save("table.npy", rows)
+    stated = ("--replace-one-distance", 1.4142136, "--distance-reason", "rows are one-hot")
+    common = ("mean", "table.npy", "--epsilon", 2, "--delta", 1e-6, "--bits", 6)
+    found = json.loads(cpsgd(*common, *stated, "--json").stdout)
+    usual = json.loads(cpsgd(*common, "--json").stdout)
+    assert found["epsilon"] <= 2.0
+    assert found["squared_error"]["noise"] == pytest.approx(0.5 * usual["squared_error"]["noise"], rel=0.1)
+    protocol = Protocol.from_dict(found["protocol"])
+    assert (protocol.replace_one_distance, protocol.distance_reason) == (1.4142136, "rows are one-hot")
+    text = cpsgd("mean", "table.npy", "--levels", 9, "--trials", 40, "--delta", 1e-6, *stated).stdout
+    assert "replace-one distance 1.41421 because rows are one-hot" in text
+    Path("p.json").write_text(protocol.to_json(), encoding="utf-8")
+    assert cpsgd("mean", "table.npy", "--protocol", "p.json").exit_code == 0
+    refused = cpsgd("mean", "table.npy", "--protocol", "p.json", *stated)
+    assert refused.exit_code == 2
+    assert "leave out --replace-one-distance, --distance-reason" in refused.stderr

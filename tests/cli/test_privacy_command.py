@@ -104,3 +104,17 @@ def test_epsilon_guesses_no_parameter(cpsgd: Any, option: str) -> None:
     failed = cpsgd("privacy", *words[:place], *words[place + 2 :])
     assert (failed.exit_code, failed.stdout) == (2, "")
     assert option in failed.stderr
+
+
+def test_epsilon_of_a_stated_distance(cpsgd: Any, privacy: Run, as_json: Json) -> None:
+    words = [*EPSILON.split(), "--replace-one-distance", 1.4142136, "--distance-reason", "rows are [one-hot]"]
+    shown = cpsgd("privacy", *words).stdout
+    assert "assuming" in shown
+    assert "replace-one distance 1.41421 because rows are [one-hot]" in shown
+    assert "assuming" not in privacy(EPSILON)
+    found = json.loads(cpsgd("privacy", *words, "--json").stdout)
+    assert found["epsilon"] < 0.75 * as_json(EPSILON)["epsilon"]
+    assert found["assumption"] == "replace-one distance 1.41421 because rows are [one-hot]"
+    failed = cpsgd("privacy", *EPSILON.split(), "--replace-one-distance", 1.4142136)
+    assert (failed.exit_code, failed.stdout) == (2, "")
+    assert "distance_reason to say why" in failed.stderr

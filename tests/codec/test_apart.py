@@ -1,4 +1,4 @@
-"""How far apart the grid points of two vectors can be whose distance is known: a search for pairs that break the bound."""
+"""How far apart the grid points of two vectors of known distance can be: a search for pairs that break the bound."""
 
 from __future__ import annotations
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from cpsgd import Protocol
 from cpsgd.codec import pack
-from cpsgd.codec.formats import Floats, Format, Integers
+from cpsgd.codec.formats import Floats, Format, Integers, Sampled
 from cpsgd.errors import ValueRangeError
 
 PLAIN, MODULAR = Integers(radix=13, values=13), Integers(radix=1000, values=13)
+SAMPLED = Sampled(radix=2, values=2, below=2**14)
 FLOATS = Floats(limit=41.0, meaning="D + 40 σ")
 
 
@@ -92,6 +93,46 @@ def test_any_bytes_are_refused_or_add_up_within_bounds(payload: bytes, dim: int,
     sums = form.empty(dim)
     form.add(data, sums)
     form.check_sums(sums, 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(payload=st.binary(max_size=20), identity=st.binary(min_size=16, max_size=16), dim=st.integers(1, 500))
+def test_any_bytes_of_chosen_coordinates_are_refused_or_add_up_within_bounds(
+    payload: bytes, identity: bytes, dim: int
+) -> None:
+    data = np.frombuffer(payload, np.uint8)
+    chosen = SAMPLED.chosen(identity, dim)
+    bits = np.unpackbits(data, bitorder="little")
+    sound = data.size == -(-chosen.size // 8) and not bits[chosen.size :].any()
+    try:
+        SAMPLED.check(data, chosen.size)
+    except ValueRangeError:
+        assert not sound
+        return
+    assert sound
+    sums = SAMPLED.empty(dim)
+    SAMPLED.add(data, sums, chosen)
+    SAMPLED.check_sums(sums, 1)
+    assert int(np.sum(sums.astype(np.int64) - 1)) == 2 * int(bits.sum()) - chosen.size
+    assert np.all(np.delete(sums, chosen) == 1)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 2**14 - 1, 2**14, 2**14 + 1, 50_000])
+def test_chosen_coordinates_are_ascending_and_those_of_a_longer_vector(dim: int) -> None:
+    chosen, longer = (SAMPLED.chosen(b"0123456789abcdef", size) for size in (dim, 60_000))
+    assert np.all(np.diff(chosen.astype(np.int64)) > 0)
+    np.testing.assert_array_equal(chosen, longer[longer < dim])
+
+
+def test_bytes_of_chosen_coordinates() -> None:
+    assert (SAMPLED.bits, SAMPLED.version, PLAIN.version, FLOATS.version) == (0.25, 2, 1, 1)
+    assert (PLAIN.bits, FLOATS.bits) == (math.log2(13), 32.0)
+    assert SAMPLED.payload_bytes(1000) == 125  # of so many bits
+    sizes = [SAMPLED.payload_bytes(SAMPLED.chosen(bytes([i] * 16), 1000).size) for i in range(200)]
+    # The standard deviation of one is √(1000 · 3/16)/8 = 1.7 bytes.
+    assert abs(np.mean(sizes) - SAMPLED.average_bytes(1000)) < 1.0 + 5 * 1.8 / math.sqrt(200)
+    assert PLAIN.average_bytes(100) == PLAIN.payload_bytes(100)
+    assert PLAIN.chosen(bytes(16), 100) is None
 
 
 @settings(max_examples=200, deadline=None)

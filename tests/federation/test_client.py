@@ -26,6 +26,7 @@ from cpsgd.federation.client import ClientSession, SessionState, call_privately
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
 from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.secagg import Stage
 
 from .local import (
@@ -380,3 +381,20 @@ def test_errors_of_a_users_function_keep_their_text(error: Exception) -> None:
     assert "4711" not in str(caught.value)
     assert type(error).__name__ in str(caught.value)
     assert call_privately(replace, SessionState("a"), run="b") == SessionState("b")
+
+
+def test_a_servers_word_on_distances_does_not_count(small_plan: Plan) -> None:
+    """A server that states a distance out of thin air must not make its protocol look more private than it is."""
+    needed = guarantee_over_rounds(small_plan.protocol, 1e-5, rounds=3, surviving=small_plan.surviving).epsilon
+    stated = {"replace_one_distance": small_plan.protocol.clip_norm, "distance_reason": "trust me"}
+    claimed = with_protocol(small_plan, **stated)
+    assert (
+        guarantee_over_rounds(claimed.protocol, 1e-5, rounds=3, surviving=small_plan.surviving).epsilon < 0.7 * needed
+    )
+    limits = {"epsilon": 0.99 * needed, "delta": 1e-5, "rounds": 3}
+    for offered in (small_plan, claimed):
+        with pytest.raises(RoundRefusedError, match="costs ε = "):
+            Client(**limits).ask(opening(offered, secure=parameters(offered)))
+    # Whoever pinned this very protocol knew its reason.
+    Client(**limits, fingerprint=claimed.protocol.fingerprint).ask(opening(claimed, secure=parameters(claimed)))
+    Client(**{**limits, "epsilon": 1.01 * needed}).ask(opening(claimed, secure=parameters(claimed)))

@@ -33,6 +33,7 @@ from cpsgd.errors import CpsgdError
 from cpsgd.learning import checkpoints, settings
 from cpsgd.learning.datasets import mnist
 from cpsgd.ledger import chain
+from cpsgd.mechanisms import SampledCoins
 from cpsgd.privacy.participation import Participation
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import public_line, read_identity, read_roster
@@ -42,6 +43,7 @@ from . import requests, secure
 ROUND = 7
 ROTATED = Protocol.rotated_binomial(clients=3, dim=33, clip_norm=1.0, levels=5, trials=11)
 GAUSSIAN = Protocol.gaussian(clients=3, dim=9, clip_norm=1.0, sigma=0.5)
+SAMPLED = Protocol(clients=3, dim=200, clip_norm=1.0, mechanism=SampledCoins(rate=0.2, theta=0.5, coordinate_range=0.2))
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def as_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], obje
 
 def add_message(data: bytes) -> None:
     """`Aggregator.add`, and that a refusal leaves no trace."""
-    protocol = GAUSSIAN if len(data) % 4 == 0 else ROTATED
+    protocol = SAMPLED if data[4:5] == b"\x02" else GAUSSIAN if len(data) % 4 == 0 else ROTATED
     aggregator = Aggregator(protocol, ROUND)
     aggregator.add(valid_message(protocol))
     before = aggregator.sums
@@ -114,8 +116,8 @@ def valid_message(protocol: Protocol) -> bytes:
 
 
 def messages() -> list[bytes]:
-    """Messages of both protocols, and one for another round."""
-    found = [p.encode(np.linspace(-0.1, 0.1, p.dim), ROUND) for p in (ROTATED, GAUSSIAN)]
+    """Messages of all protocols, and one for another round."""
+    found = [p.encode(np.linspace(-0.1, 0.1, p.dim), ROUND) for p in (ROTATED, GAUSSIAN, SAMPLED)]
     return [*found, ROTATED.encode(np.zeros(ROTATED.dim), ROUND + 1)]
 
 
@@ -131,7 +133,8 @@ def seal_message(data: bytes) -> bytes:
 
 def restore(data: bytes) -> None:
     """`Aggregator.restore`; what it accepts must be able to go on."""
-    protocol = GAUSSIAN if data[6:22] == GAUSSIAN.fingerprint else ROTATED
+    known = {protocol.fingerprint: protocol for protocol in (GAUSSIAN, SAMPLED)}
+    protocol = known.get(data[6:22], ROTATED)
     aggregator = Aggregator.restore(protocol, data)
     if aggregator.count:
         aggregator.mean()
@@ -142,7 +145,7 @@ def restore(data: bytes) -> None:
 def states() -> list[bytes]:
     """Saved aggregators: empty, and with messages."""
     found = []
-    for protocol in (ROTATED, GAUSSIAN):
+    for protocol in (ROTATED, GAUSSIAN, SAMPLED):
         aggregator = Aggregator(protocol, ROUND)
         found.append(aggregator.save())
         aggregator.add(protocol.encode(np.zeros(protocol.dim), ROUND))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from cpsgd import Protocol
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, devices, mlp
 from cpsgd.learning.backends import GpuBackend
@@ -24,6 +25,7 @@ from cpsgd.learning.options import (
     RunOptions,
     ServerOptions,
 )
+from cpsgd.mechanisms import Coins, Mechanism, SampledCoins
 from cpsgd.planner import plan
 
 LOSS = torch.nn.functional.cross_entropy
@@ -237,6 +239,33 @@ def test_training_on_a_gpu_learns_and_repeats() -> None:
         *_, last = trainer(private(), device="cuda", rounds=4).run()
         accuracies.append(last.accuracy)
     assert accuracies[0] == accuracies[1]
+
+
+def coins(kind: str) -> Protocol:
+    reach = 4.0 / 650**0.5
+    mechanism: Mechanism = Coins(coins=1, theta=0.2, coordinate_range=reach)
+    if kind == "sampled coins":
+        mechanism = SampledCoins(rate=0.2, theta=0.4, coordinate_range=reach)
+    return Protocol(clients=1000, dim=650, clip_norm=1.0, mechanism=mechanism)
+
+
+ON = {"cpu": (False, "cpu"), "as on a GPU": (True, "cpu"), "gpu": (True, "cuda")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["cpu", "as on a GPU", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kind", ["coins", "sampled coins"])
+def test_coins_learn_and_are_charged(kind: str, on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    like_a_gpu, device = ON[on]
+    monkeypatch.setattr(devices, "is_gpu", lambda device: like_a_gpu)
+    found = trainer(coins(kind), cohort=1000, rounds=10, evaluate_every=10, delta=1e-6, device=device)
+    *_, last = found.run()
+    assert last.accuracy is not None
+    assert last.accuracy > 0.5  # a tenth by chance
+    guarantee = found.guarantee()
+    assert guarantee is not None
+    assert 0.0 < guarantee.epsilon < 4.0
+    assert last.bytes_per_client == coins(kind).message_bytes < 150
 
 
 def test_unsupported_numbers_are_refused() -> None:

@@ -282,3 +282,14 @@ def test_a_release_does_not_bring_the_total_over_what_was_allowed() -> None:
     assert worse.epsilon > allowed.epsilon
     after = totals.total(budget, [released, *entries[1:]])
     assert (after.epsilon, after.unreleased) == (allowed.epsilon, 3)
+
+
+def test_a_stated_distance_is_accounted_for() -> None:
+    stated = {"replace_one_distance": 2.0**0.5, "distance_reason": "rows are one-hot"}
+    near = replace(FIRST, **stated)
+    assert RoundEvent.from_dict(event(near).to_dict()).protocol == near
+    assert total(event(near)).epsilon == guarantee(near, DELTA).epsilon < total(event()).epsilon
+    mixed = total(event(near), event(SECOND)).epsilon
+    assert total(event(near)).epsilon < mixed < total(event(), event(SECOND)).epsilon
+    # It says nothing of a vector and zero.
+    assert total(event(near), budget=ZERO).epsilon == total(event(), budget=ZERO).epsilon

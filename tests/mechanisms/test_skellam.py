@@ -245,7 +245,8 @@ def test_secure_aggregation() -> None:
     agreed = SecureParameters(
         clients=5,
         dim=12,
-        bits=protocol.modulus.bit_length() - 1,
+        bits=(protocol.modulus - 1).bit_length(),
+        modulus=protocol.modulus,
         neighbours=4,
         threshold=3,
         round=1,

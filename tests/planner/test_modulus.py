@@ -63,7 +63,7 @@ def exact_overflow(modulus: int, offset: float) -> float:
     """P(a coordinate's sum is outside the decoder's window | the vectors add `offset` levels), without rounding."""
     trials = ROUND["clients"] * MECHANISM.trials
     middle = ROUND["clients"] * (MECHANISM.trials / 2 + (MECHANISM.levels - 1) / 2)
-    lowest = math.floor(middle) - modulus // 2
+    lowest = math.ceil(middle - modulus / 2)
     shift = ROUND["clients"] * (MECHANISM.levels - 1) / 2 + offset
     return float(
         binom.cdf(math.ceil(lowest - shift) - 1, trials, 0.5)
@@ -135,12 +135,14 @@ class Differences(Binomial):
 
     mean: float
 
-    def deviations(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> list[Deviation]:
+    def deviations(
+        self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
+    ) -> list[Deviation]:
         return [Deviation(offset=3.0, proxy=clients * 4 * self.mean * (math.cosh(1) - 1), steepest=1.0)]
 
     def exact_overflow(self, modulus: int, clients: int, dim: int) -> float:
-        """P(some coordinate is further than M/2 - 1 from the centre), where the vectors take all of the offset."""
-        rest, mean = modulus / 2 - 1 - 3, clients * self.mean
+        """P(some coordinate is M/2 above the centre or further below), where the vectors take all of the offset."""
+        rest, mean = modulus / 2 - 3, clients * self.mean
         # The law is symmetric, so that both ends are survival functions, which keep their digits.
         beyond = skellam.sf(math.floor(rest), mean, mean) + skellam.sf(math.ceil(rest) - 1, mean, mean)
         return float(-math.expm1(dim * math.log1p(-min(beyond, 0.5))))
@@ -177,7 +179,7 @@ def test_with_a_steepest_slope_the_bound_is_the_best_of_all_slopes_and_covers_th
     bounds = []
     for modulus in range(8, largest, max(1, largest // 50)):
         found = overflow_probability(modulus, mechanism, **shape)
-        rest = max(0.0, modulus / 2 - 1 - deviation.offset)
+        rest = max(0.0, modulus / 2 - deviation.offset)
         best = 2 * dim * math.exp(float(np.min(0.5 * slopes**2 * deviation.proxy - slopes * rest)))
         assert found == pytest.approx(min(1.0, best), rel=1e-5)
         assert mechanism.exact_overflow(modulus, clients, dim) <= found
@@ -191,5 +193,5 @@ def test_both_kinds_of_slopes_are_met() -> None:
     for mechanism in DIFFERENCES:
         (deviation,) = mechanism.deviations(clients=50, dim=64, clip_norm=1.0, rotate=True)
         modulus = smallest_modulus(mechanism, clients=50, dim=64, clip_norm=1.0)
-        met.add(modulus / 2 - 1 - deviation.offset > deviation.steepest * deviation.proxy)
+        met.add(modulus / 2 - deviation.offset > deviation.steepest * deviation.proxy)
     assert met == {True, False}

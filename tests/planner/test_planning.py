@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpsgd.codec import pack
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.mechanisms import Binomial, Mechanism
 from cpsgd.mechanisms.binomial import MAX_COINS
 from cpsgd.planner import Plan, plan, planning, problem
-from cpsgd.planner.modulus import overflow_probability
+from cpsgd.planner.examples import plan_examples
+from cpsgd.planner.modulus import overflow_probability, smallest_modulus
 from cpsgd.planner.search import Design, Setting, best_design
 from cpsgd.planner.target import Target
 from cpsgd.privacy.gaussian import analytic_sigma
@@ -174,15 +177,14 @@ def test_more_privacy_costs_accuracy_and_more_clients_buy_it() -> None:
     assert plan(**SMALL, bits=4, dropout=0.1).error.total > base
 
 
-def test_the_modulus_is_the_smallest_power_of_two_and_its_overflow_is_bounded() -> None:
-    found = plan(**SMALL, bits=12, secure=True, overflow=1e-7)
+def test_the_modulus_is_the_smallest_and_its_overflow_is_bounded() -> None:
+    found = plan(**SMALL, bits=11.7, secure=True, overflow=1e-7)
     protocol = found.protocol
     assert protocol.modulus is not None
-    assert protocol.modulus.bit_count() == 1
-    assert protocol.modulus <= 2**12
+    assert 2**11 < protocol.modulus <= 2**11.7
     assert found.overflow_probability <= 1e-7
     shape = {name: getattr(protocol, name) for name in ("clients", "dim", "clip_norm", "rotate")}
-    assert overflow_probability(protocol.modulus // 2, protocol.mechanism, **shape) > 1e-7
+    assert overflow_probability(protocol.modulus - 1, protocol.mechanism, **shape) > 1e-7
     # Far fewer bits than sums of full range would take.
     assert protocol.modulus < 500 * (binomial(found).levels + binomial(found).trials - 1)
 
@@ -191,7 +193,8 @@ def test_the_modulus_is_the_smallest_power_of_two_and_its_overflow_is_bounded() 
 def test_sums_of_very_many_clients_get_the_modulus_they_need() -> None:
     found = plan(clients=1_000_000, dim=1, epsilon=1.0, delta=1e-9, secure=True)
     assert found.ratio <= 1.1
-    assert found.protocol.modulus == 2**found.bits > 2**16
+    assert found.protocol.modulus is not None
+    assert 2**16 < found.protocol.modulus <= 2**found.bits
     assert found.overflow_probability <= 1e-9
     # With 16 bits everything would have to be so coarse that the noise drowns it.
     assert next(point for point in found.frontier if point.bits == 16).ratio > 1e6
@@ -252,10 +255,64 @@ def test_bits_that_are_of_no_use_are_not_chosen() -> None:
     assert best.bits == math.ceil(best.protocol.bits_per_coordinate)
 
 
-def test_a_fraction_of_a_bit_is_of_no_use_to_a_modulus() -> None:
-    whole, more = (plan(**SMALL, bits=bits, secure=True).protocol for bits in (10, 10.9))
-    assert whole == more
-    assert whole.modulus == 2**10
+def test_a_fraction_of_a_bit_is_of_use_to_a_modulus() -> None:
+    found = [plan(**SMALL, bits=bits, secure=True) for bits in (10, 10.5, 10.9)]
+    for before, after in itertools.pairwise(found):
+        assert (after.protocol.modulus or 0) > (before.protocol.modulus or 0)
+        assert after.ratio < before.ratio
+    for one in found:
+        assert one.protocol.bits_per_coordinate <= one.bits
+
+
+def test_a_power_of_two_is_taken_where_messages_are_as_short() -> None:
+    found = plan(**SMALL, bits=12, secure=True)
+    protocol = found.protocol
+    assert protocol.modulus == 2**12
+    assert next(point for point in found.frontier if point.bits == 12).modulus == 2**12
+    shape = {name: getattr(protocol, name) for name in ("clients", "dim", "clip_norm", "rotate")}
+    needed = smallest_modulus(protocol.mechanism, **shape)
+    assert needed < 2**12
+    assert pack.payload_bytes(protocol.dim, needed) == pack.payload_bytes(protocol.dim, 2**12)
+    # Where that would be more bits than asked for, or longer messages, the smallest modulus stays.
+    for bits in (11.999, 11.8):
+        assert (plan(**SMALL, bits=bits, secure=True).protocol.modulus or 0) <= 2**bits
+
+
+REFUSED = {
+    "0": {"mean_norm": 0.0},
+    "negative": {"mean_norm": -1.0},
+    "nan": {"mean_norm": math.nan},
+    "text": {"mean_norm": "0.5"},
+    "above D": {"mean_norm": 1.0001},
+    "not secure": {"mean_norm": 0.5, "secure": False},
+}
+
+
+@pytest.mark.parametrize("wishes", REFUSED.values(), ids=REFUSED.keys())
+def test_a_mean_norm_that_cannot_be_is_refused(wishes: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match="mean_norm"):
+        plan(**SMALL, **{"secure": True, **wishes})
+
+
+def test_a_mean_norm_above_the_clip_norm_names_the_remedy() -> None:
+    with pytest.raises(ParameterError, match=r"at most clip_norm=1, got mean_norm=2: .*Leave mean_norm out"):
+        plan(**SMALL, secure=True, mean_norm=2.0)
+
+
+def test_a_mean_norm_saves_bits_and_leaves_privacy_alone() -> None:
+    whole = plan(**REFERENCE, bits=13, secure=True)
+    same = plan(**REFERENCE, bits=13, secure=True, mean_norm=1.0)
+    short = plan(**REFERENCE, bits=13, secure=True, mean_norm=0.1)
+    assert same.protocol == whole.protocol
+    assert short.ratio < whole.ratio
+    assert short.guarantee == guarantee_over_rounds(short.protocol, REFERENCE["delta"], rounds=1)
+    assert (short.protocol.modulus or 0) <= 2**13
+    # Without the promise sums of that protocol may wrap around, and the bound says so.
+    shape = {"clients": REFERENCE["clients"], "dim": REFERENCE["dim"], "clip_norm": 1.0}
+    mechanism, modulus = short.protocol.mechanism, short.protocol.modulus
+    assert modulus is not None
+    assert overflow_probability(modulus, mechanism, **shape, mean_norm=0.1) == short.overflow_probability <= 1e-9
+    assert overflow_probability(modulus, mechanism, **shape) > 1e-9
 
 
 def test_too_few_bits_for_the_modulus_are_paid_for_with_noise() -> None:
@@ -392,3 +449,72 @@ def test_clipping_everything_away_is_no_plan() -> None:
 def test_little_noise_and_a_small_epsilon(clients: int, epsilon: float) -> None:
     # The Rényi certificate ends at an order below the one that would be best here.
     assert plan(clients, 44, epsilon, 1e-6).guarantee.epsilon <= epsilon
+
+
+# ---------------------------------------------------------------------- a stated replace-one distance
+
+ONE_HOT = {"replace_one_distance": math.sqrt(2.0), "distance_reason": "rows are one-hot"}
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {**REFERENCE, "bits": 4},
+        {**SMALL, "bits": 6, "rounds": 10},
+        {**SMALL, "bits": 5, "dropout": 0.1, "colluding": 7},
+        {**SMALL, "bits": 14, "secure": True},
+        {**SMALL, "bits": 8, "rotate": False},
+        {**SMALL, "bits": 6, "mechanism": "skellam"},
+        {"clients": 2_000, "dim": 1, "epsilon": 1.0, "delta": 1e-6, "bits": 8, "clip_norm": 1.0},
+    ],
+)
+def test_one_hot_vectors_need_half_the_noise(wishes: dict[str, Any]) -> None:
+    usual, found = plan(**wishes), plan(**wishes, **ONE_HOT)
+    assert found.protocol.replace_one_distance == math.sqrt(2.0)
+    assert found.guarantee.epsilon <= wishes["epsilon"]
+    assert found.guarantee.assumption == "replace-one distance 1.41421 because rows are one-hot"
+    assert usual.guarantee.assumption is None
+    assert usual.gaussian_squared_error / found.gaussian_squared_error == pytest.approx(2.0, rel=1e-12)
+    if wishes.get("rotate", True):
+        assert usual.error.total / found.error.total == pytest.approx(2.0, abs=0.03)
+    again = guarantee_over_rounds(
+        found.protocol,
+        wishes["delta"],
+        rounds=wishes.get("rounds", 1),
+        surviving=found.surviving,
+        colluding=found.colluding,
+    )
+    assert again.epsilon == found.guarantee.epsilon
+    # Without the statement the same protocol is not as private.
+    bare = replace(found.protocol, replace_one_distance=None, distance_reason=None)
+    assert guarantee(bare, wishes["delta"]).epsilon > guarantee(found.protocol, wishes["delta"]).epsilon
+
+
+def test_a_distance_never_costs_anything() -> None:
+    """Where the grid is so coarse that the distance could not be told from 2D, 2D is used."""
+    wishes: dict[str, Any] = {"clients": 3, "dim": 2**22, "epsilon": 0.3, "delta": 1e-6, "bits": 8}
+    usual = plan(**wishes)
+    for distance in (1.9, 1.999, 2.0):
+        found = plan(**wishes, replace_one_distance=distance, distance_reason="why")
+        assert found.error.total <= usual.error.total * (1.0 + 1e-9)
+        assert found.guarantee.epsilon <= 0.3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"distance_reason": None}, "distance_reason to say why"),
+        ({"replace_one_distance": None}, "give both or neither"),
+        ({"replace_one_distance": 2.5}, "at most 2 clip_norm"),
+        ({"replace_one_distance": 0.5}, "at least clip_norm"),
+        ({"adjacency": "zero-out"}, "says nothing of zero-out neighbours, .*; leave it out"),
+    ],
+)
+def test_distances_that_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        plan(**{**SMALL, "bits": 4, **ONE_HOT, **changes})
+
+
+def test_examples_have_no_distance_of_their_own() -> None:
+    with pytest.raises(ParameterError, match="about whole clients' vectors"):
+        plan_examples(10, 100, 4.0, 1e-6, examples=50, **ONE_HOT)

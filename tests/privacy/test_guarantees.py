@@ -15,8 +15,10 @@ from cpsgd.privacy import (
     analytic_epsilon,
     certified_epsilon,
     guarantee,
+    guarantee_over_rounds,
     renyi_certificate,
 )
+from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import _attempt, _Moved
 from cpsgd.protocol import Protocol
 
@@ -199,3 +201,38 @@ def test_prints_and_serialises() -> None:
 def test_printed_epsilon_is_never_too_small() -> None:
     found = dataclasses.replace(guarantee(rotated(2, 16), 1e-9), epsilon=1.00000000001)
     assert str(found).startswith("ε = 1.001 ")
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        Protocol.gaussian(clients=100, dim=50, clip_norm=3.0, sigma=4.0),
+        Protocol.rotated_binomial(clients=100, dim=50, clip_norm=3.0, levels=5, trials=60, coordinate_range=2.0),
+    ],
+)
+def test_a_stated_distance_is_used_and_named(protocol: Protocol) -> None:
+    stated = dataclasses.replace(protocol, replace_one_distance=4.0, distance_reason="all are on a simplex")
+    found, usual = guarantee(stated, 1e-6), guarantee(protocol, 1e-6)
+    # As private as clients within a ball of two thirds of the radius, and for zero-out no more private than before.
+    smaller = guarantee(dataclasses.replace(protocol, clip_norm=2.0), 1e-6)
+    assert found.epsilon == pytest.approx(smaller.epsilon, rel=1e-3)
+    assert smaller.epsilon <= found.epsilon < usual.epsilon
+    zero_out = guarantee(stated, 1e-6, adjacency="zero-out")
+    assert zero_out.epsilon == guarantee(protocol, 1e-6, adjacency="zero-out").epsilon
+    assert zero_out.assumption is usual.assumption is None
+    assert found.assumption == "replace-one distance 4 because all are on a simplex"
+    assert "  assuming   replace-one distance 4 because all are on a simplex\n" in str(found)
+    assert "assuming" not in str(usual)
+    assert json.loads(json.dumps(found.to_dict()))["assumption"] == found.assumption
+    rounds = guarantee_over_rounds(stated, 1e-6, rounds=5)
+    assert rounds.epsilon < guarantee_over_rounds(protocol, 1e-6, rounds=5).epsilon
+    assert rounds.assumption == found.assumption
+    assert "assuming" in str(rounds)
+
+
+def test_one_examples_share_knows_no_distance_of_whole_sums() -> None:
+    protocol = Protocol.rotated_binomial(
+        clients=10, dim=50, clip_norm=30.0, levels=64, trials=60, coordinate_range=20.0
+    )
+    stated = dataclasses.replace(protocol, replace_one_distance=40.0, distance_reason="all are on a simplex")
+    assert example_protocol(stated, 10) == example_protocol(protocol, 10)

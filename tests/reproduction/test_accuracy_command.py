@@ -7,12 +7,14 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from cpsgd.errors import CpsgdError
 from cpsgd.paper.design import paper_design
 from reproduction import accuracy
 
@@ -68,6 +70,12 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
     ]
     assert (summary[1]["seeds"], int(summary[1]["k"]), int(summary[1]["m"])) == ("2", line["levels"], line["trials"])
     assert float(summary[1]["seconds"]) == pytest.approx(sum(line["seconds"]) / 2)
+    assert summary[1]["parameters"].startswith(f"k = {line['levels']} levels")
+    gaps = [data["panels"][0]["lines"][1]["accuracy"][seed][-1] - ends[seed] for seed in (0, 1)]
+    assert float(summary[1]["below_gaussian"]) == pytest.approx(sum(gaps) / 2, abs=1e-12)
+    assert float(summary[1]["standard_error"]) == pytest.approx(abs(gaps[0] - gaps[1]) / 2, abs=1e-12)
+    assert (summary[0]["below_gaussian"], summary[0]["standard_error"]) == ("", "")  # no privacy is of no panel
+    assert float(summary[2]["below_gaussian"]) == 0.0
 
     # The trainings are kept: with the same command nothing is trained again, and with --redraw they are not needed.
     def refuse(self: object) -> None:
@@ -115,6 +123,48 @@ def test_the_accuracy_figure_by_the_papers_accounting(figure: Any) -> None:
     parts = figure("--out", "other", *small, "--bits", 6.5)
     assert parts.exit_code == 2
     assert "whole bits, not 6.5" in parts.stderr
+
+
+@pytest.mark.slow
+def test_numbers_first_and_the_picture_later(figure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
+    small = ("--config", "run.toml", "--rounds", 1, "--cohort", 300, "--bits", 6, "--epsilon", 4)
+
+    def missing(width: float, height: float) -> None:
+        raise CpsgdError("Drawing needs matplotlib")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cpsgd.reports.plotting.new_figure", missing)
+        refused = figure("--out", "out", *small)
+        assert refused.exit_code == 2
+        assert "matplotlib" in refused.stderr
+        assert not Path("out").exists()
+        result = figure("--out", "out", *small, "--no-draw", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert [Path(file).name for file in json.loads(result.stdout)["files"]] == [
+        *("accuracy.json", "accuracy.csv", "summary.csv")
+    ]
+    summary = list(csv.DictReader(Path("out/summary.csv").read_text().splitlines()))
+    assert summary[1]["standard_error"] == ""  # one seed tells nothing of it
+    assert not Path("out/accuracy.png").exists()
+    assert figure("--out", "out", "--redraw").exit_code == 0
+    assert Path("out/accuracy.png").exists()
+
+
+def test_lines_are_called_by_what_they_send() -> None:
+    line = accuracy.Line("binomial", 2.0, 3, 13, 4.0, (1,), (1.0,), ((0.5,),), (1.0,))
+    assert line.label == "k = 3, m = 13: 4 bits"
+    assert replace(line, method="coins", bits_per_coordinate=1.0).label == "coins: 1 bit"
+    assert replace(line, method="sampled-coins", bits_per_coordinate=0.05).label == "sampled coins: 0.05 bit"
+    assert replace(line, method="gaussian", bits_per_coordinate=32.0).label == "Gaussian noise: 32 bits"
+
+
+@pytest.mark.parametrize("folder", ["headline", "figure2", "paper-accounting"])
+def test_published_numbers_can_be_drawn_again(figure: Any, folder: str) -> None:
+    published = Path(accuracy.__file__).parents[1] / "docs" / "results" / folder
+    shutil.copytree(published, "copy", ignore=shutil.ignore_patterns("*.png"))
+    assert figure("--out", "copy", "--redraw").exit_code == 0
+    assert Path("copy/accuracy.csv").read_bytes() == (published / "accuracy.csv").read_bytes()
 
 
 @pytest.mark.parametrize("text", [None, "[]", "{}", "nonsense"])

@@ -21,7 +21,8 @@ ROSTER = frozenset(identity.public_key().public_bytes_raw() for identity in IDEN
 
 def parameters(clients: int, **changes: int) -> SecureParameters:
     """A round on a complete graph with a threshold just above one half, unless told otherwise."""
-    fields = {"dim": 5, "bits": 8, "neighbours": clients - 1, "round": 7, "surviving": 2, **changes}
+    bits = (changes["modulus"] - 1).bit_length() if "modulus" in changes else 8
+    fields = {"dim": 5, "bits": bits, "neighbours": clients - 1, "round": 7, "surviving": 2, **changes}
     fields.setdefault("threshold", (fields["neighbours"] + 1) // 2 + 1)
     return SecureParameters(clients=clients, fingerprint=FINGERPRINT, **fields)
 
@@ -81,7 +82,7 @@ class Round:
     def expected(self, survivors: tuple[int, ...]) -> NDArray[np.uint32]:
         """The sum that a round with these survivors must have."""
         total = self.values[list(survivors)].astype(np.uint64).sum(axis=0)
-        return (total % np.uint64(2**self.server.parameters.bits)).astype(np.uint32)
+        return (total % np.uint64(self.server.parameters.masks.modulus)).astype(np.uint32)
 
 
 def _shared(party: object) -> dict[int, object]:
@@ -107,7 +108,7 @@ def new_round(
     server = SecureServer(agreed, roster=ROSTER if signed else None, session=session)
     clients = [new_client(number, agreed, signed) for number in range(agreed.clients)]
     random = np.random.default_rng(seed)
-    values = random.integers(0, 2**agreed.bits, size=(agreed.clients, agreed.dim), dtype=np.uint32)
+    values = random.integers(0, agreed.masks.modulus, size=(agreed.clients, agreed.dim), dtype=np.uint32)
     return Round(server, clients, values, server.invite(), signed)
 
 

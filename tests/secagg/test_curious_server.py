@@ -174,7 +174,7 @@ def test_messages_of_another_round_attempt_or_protocol_are_refused(stage: Stage)
 
 def test_only_what_was_agreed_is_accepted() -> None:
     agreed = parameters(4)
-    for changes in ({"bits": 9}, {"dim": 6}, {"round": 8}, {"surviving": 3}, {"threshold": 4}):
+    for changes in ({"bits": 9}, {"modulus": 200}, {"dim": 6}, {"round": 8}, {"surviving": 3}, {"threshold": 4}):
         started = new_round(parameters(4, **changes))
         with pytest.raises(InvitationError, match=next(iter(changes))):
             SecureClient(expected=agreed).advertise(started.waiting[ME])

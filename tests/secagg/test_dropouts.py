@@ -131,7 +131,23 @@ def test_sums_are_exact_at_every_number_of_bits(bits: int) -> None:
     np.testing.assert_array_equal(found.sums, started.expected(found.survivors))
 
 
-def test_masks_of_many_blocks_cancel() -> None:
-    started = new_round(parameters(3, bits=16, dim=200_001))
+@pytest.mark.parametrize("modulus", [3, 5, 90, 127, 129, 2999, 2**15 + 1, 2**16 + 1, 10**6, 2**31 + 1, 2**32 - 1])
+@pytest.mark.parametrize("signed", [False, True])
+def test_sums_are_exact_modulo_any_number(modulus: int, signed: bool) -> None:
+    clients = 8 if signed else 5
+    started = new_round(parameters(clients, modulus=modulus, dim=37), signed=signed, seed=modulus)
+    started.values[0, :2] = modulus - 1
+    found = play(
+        started,
+        {Stage.SHARE: frozenset({1}), Stage.MASK: frozenset({2}), Stage.UNMASK: frozenset({3} if signed else ())},
+    )
+    assert set(found.survivors) == set(range(clients)) - {1, 2}
+    assert found.sums.dtype == np.uint32
+    np.testing.assert_array_equal(found.sums, started.expected(found.survivors))
+
+
+@pytest.mark.parametrize("modulus", [2**16, 1000, 2**31 + 1])
+def test_masks_of_many_blocks_cancel(modulus: int) -> None:
+    started = new_round(parameters(3, modulus=modulus, dim=200_001))
     found = play(started, {Stage.MASK: frozenset({0})})
     np.testing.assert_array_equal(found.sums, started.expected((1, 2)))

@@ -26,6 +26,8 @@ def test_the_context_stands_for_everything() -> None:
         {},
         {"round": 8},
         {"bits": 9},
+        {"modulus": 200},
+        {"modulus": 201},
         {"dim": 6},
         {"surviving": 3},
         {"threshold": 4},

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpsgd import Protocol
+from cpsgd.codec import pack, wire
 from cpsgd.errors import InfeasibleError, MessageError, ParameterError
 from cpsgd.secagg import SecureParameters
 
@@ -20,6 +21,9 @@ from .rounds import FINGERPRINT, parameters
         {"dim": 2**28 + 1},
         {"bits": 0},
         {"bits": 33},
+        {"modulus": 128},
+        {"modulus": 257},
+        {"modulus": 200.0},
         {"neighbours": 0},
         {"neighbours": 10},
         {"neighbours": 5},
@@ -63,6 +67,29 @@ def test_bytes_and_back(clients: int, dim: int, bits: int, round_: int, fingerpr
     assert complete.upload_bytes == (bits * dim + 7) // 8
 
 
+@given(st.integers(2, 2**32 - 1), st.integers(1, 2**28))
+def test_any_modulus_to_bytes_and_back(modulus: int, dim: int) -> None:
+    found = parameters(5, modulus=modulus, dim=dim)
+    assert SecureParameters.from_bytes(found.to_bytes()) == found
+    assert found.masks.modulus == modulus
+    power = modulus.bit_count() == 1
+    assert (found.modulus is None, found.version, len(found.to_bytes())) == (
+        power,
+        1 if power else 2,
+        45 if power else 49,
+    )
+    assert found.upload_bytes == (-(-found.bits * dim // 8) if power else pack.payload_bytes(dim, modulus))
+    assert found.upload_bytes <= -(-found.bits * dim // 8)
+
+
+def test_a_power_of_two_has_one_way_to_be_written() -> None:
+    assert parameters(5, bits=8, modulus=256) == parameters(5, bits=8)
+    with pytest.raises(MessageError, match="power of two"):
+        SecureParameters.from_bytes(parameters(5, bits=8).to_bytes() + (256).to_bytes(4, "little"))
+    with pytest.raises(MessageError, match="modulus"):
+        SecureParameters.from_bytes(parameters(5, bits=8).to_bytes() + (257).to_bytes(4, "little"))
+
+
 @given(st.binary(min_size=45, max_size=45) | st.binary(max_size=60))
 def test_any_bytes_are_parameters_or_refused(data: bytes) -> None:
     try:
@@ -91,10 +118,17 @@ def test_for_a_protocol() -> None:
     assert SecureParameters.for_protocol(made, round=3, clients=15, surviving=12).surviving == 12
 
 
-@pytest.mark.parametrize("modulus", [None, 1000, 2**11 - 1])
-def test_a_modulus_that_is_no_power_of_two_is_refused(modulus: int | None) -> None:
-    with pytest.raises(ParameterError, match="power of two"):
-        SecureParameters.for_protocol(protocol(modulus), round=0)
+@pytest.mark.parametrize("modulus", [1000, 2**11 - 1])
+def test_for_a_protocol_whose_modulus_is_no_power_of_two(modulus: int) -> None:
+    made = protocol(modulus)
+    found = SecureParameters.for_protocol(made, round=3)
+    assert (found.modulus, found.bits) == (modulus, (modulus - 1).bit_length())
+    assert found.upload_bytes == pack.payload_bytes(30, modulus) == made.message_bytes - wire.HEADER_BYTES
+
+
+def test_a_protocol_without_a_modulus_is_refused() -> None:
+    with pytest.raises(ParameterError, match="modulus"):
+        SecureParameters.for_protocol(protocol(None), round=0)
 
 
 def test_more_clients_than_the_modulus_was_planned_for_are_refused() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpsgd.errors import MessageError, SecureAggregationError, StageError
+from cpsgd.errors import MessageError, SecureAggregationError, SecureVersionError, StageError
 from cpsgd.secagg import Invitation, wire
 from cpsgd.secagg.wire import Kind, Session
 
@@ -58,6 +58,29 @@ def test_any_bytes_are_an_invitation_or_refused(data: bytes) -> None:
     except SecureAggregationError:
         return
     assert found.write() == data
+
+
+ODD = Session(parameters(5, modulus=200), bytes(range(16)), False)
+
+
+@given(st.binary(max_size=60).map(lambda body: ODD.write(Kind.INVITATION, 1, body)))
+def test_any_bytes_of_the_second_version_are_an_invitation_or_refused(data: bytes) -> None:
+    try:
+        found = Invitation.read(data)
+    except SecureAggregationError:
+        return
+    assert found.write() == data
+
+
+def test_a_version_belongs_to_a_kind_of_modulus() -> None:
+    assert SESSION.write(Kind.KEYS, 0)[4] == 1
+    assert ODD.write(Kind.KEYS, 0)[4] == 2
+    assert Invitation.read(Invitation(ODD, 4).write()) == Invitation(ODD, 4)
+    for here, there in ((SESSION, ODD), (ODD, SESSION)):
+        with pytest.raises(SecureVersionError, match="expected version"):
+            here.read(there.write(Kind.KEYS, 0), Kind.KEYS, 0)
+        with pytest.raises(MessageError, match="contradicts"):
+            Invitation.read(here.write(Kind.INVITATION, 0, there.parameters.to_bytes() + b"\0"))
 
 
 def test_an_invitation_is_consistent() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 from scipy.stats import binom
 
 from cpsgd import Protocol
-from cpsgd.mechanisms import Binomial
+from cpsgd.mechanisms import Binomial, Coins, Mechanism, SampledCoins
+from cpsgd.mechanisms.law import Steps
 
 CLIENTS, DIM = 6, 20_000
 VALUES = (0.3, -0.7, 0.05, 0.9, -0.2, 0.0)
@@ -27,6 +28,30 @@ def protocol(**changes: Any) -> Protocol:
     return Protocol.binomial(**{**parameters, **changes})
 
 
+def coins(count: int, theta: float = 0.2) -> Protocol:
+    """The same round with coins."""
+    return with_mechanism(Coins(coins=count, theta=theta, coordinate_range=1.0))
+
+
+def with_mechanism(mechanism: Mechanism) -> Protocol:
+    return Protocol(clients=CLIENTS, dim=DIM, clip_norm=1e4, mechanism=mechanism, rotate=False)
+
+
+PROTOCOLS = {
+    "levels and coins": protocol(),
+    "unfair coins": protocol(p=0.3),
+    "no noise": protocol(trials=0),
+    "two levels": protocol(trials=60, levels=2),
+    "one coin": coins(1),
+    "three coins": coins(3, theta=0.07),
+    "many coins": coins(70, theta=0.03),
+    "widest coin": coins(1, theta=0.4999),
+    "sampled coins": with_mechanism(SampledCoins(rate=0.3, theta=0.3, coordinate_range=1.0)),
+    "few sampled coins": with_mechanism(SampledCoins(rate=0.05, theta=0.5, coordinate_range=1.0)),
+}
+"""Rounds of every kind."""
+
+
 def noise_of(of: Protocol) -> Binomial:
     assert isinstance(of.mechanism, Binomial)
     return of.mechanism
@@ -34,13 +59,13 @@ def noise_of(of: Protocol) -> Binomial:
 
 def integers(of: Protocol, mean: np.ndarray, count: int) -> np.ndarray:
     """The integer sums behind a mean."""
-    noise = noise_of(of)
-    middle = count * (noise.trials * noise.p + (noise.levels - 1) / 2)
-    return np.rint(mean.astype(np.float64) / of.scale * count + middle).astype(np.int64)
+    return np.rint(mean.astype(np.float64) / of.scale * count + count * of.mechanism.centre).astype(np.int64)
 
 
 def exact_law(of: Protocol) -> np.ndarray:
-    """Probabilities of a coordinate's sum: each client's rounding, then Binomial(nm, p)."""
+    """Probabilities of a coordinate's sum: each client's rounding, then Binomial(nm, p) where that is not the noise."""
+    if isinstance(steps := of.mechanism.law(1) if of.mechanism.is_noisy else None, Steps):
+        return _law_of_steps(of, steps)
     noise = noise_of(of)
     grid = noise.grid
     law = binom.pmf(np.arange(CLIENTS * noise.trials + 1), CLIENTS * noise.trials, noise.p)
@@ -52,4 +77,16 @@ def exact_law(of: Protocol) -> np.ndarray:
         if fraction:
             client[int(level) + 1] = fraction
         law = np.convolve(law, client)
+    return law
+
+
+def _law_of_steps(of: Protocol, steps: Steps) -> np.ndarray:
+    grid = of.mechanism.grid
+    assert grid is not None
+    law = np.ones(1)
+    for value in VALUES:
+        x = np.clip(round(value * grid.unit) / grid.limit, -1.0, 1.0)
+        step = 0.5 * (1.0 - x) * np.array(steps.low) + 0.5 * (1.0 + x) * np.array(steps.high)
+        for _ in range(steps.copies):
+            law = np.convolve(law, step)
     return law

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy.stats import chisquare
 
 from cpsgd import Aggregator, Protocol
 from cpsgd.errors import EmptyError, ParameterError, VectorError
-from cpsgd.mechanisms import binomial
+from cpsgd.mechanisms import Coins, binomial
+from cpsgd.randomness import Keystream
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator, clipped_sum, noise_norm
 
-from .exact_law import CLIENTS, DIM, VALUES, exact_law, integers, protocol
+from .exact_law import CLIENTS, DIM, PROTOCOLS, VALUES, coins, exact_law, integers, protocol
 
 
 def vectors() -> np.ndarray:
     return np.tile(np.array(VALUES, dtype=np.float32)[:, None], (1, DIM))
 
 
-@pytest.mark.parametrize("changes", [{}, {"p": 0.3}, {"trials": 0}, {"trials": 60, "levels": 2}])
-def test_the_sum_has_the_law_of_single_messages(changes: dict[str, Any], fixed_seed: None) -> None:
+@pytest.mark.parametrize("tested", PROTOCOLS.values(), ids=PROTOCOLS)
+def test_the_sum_has_the_law_of_single_messages(tested: Protocol, fixed_seed: None) -> None:
     # Both paths against the exact law, and against each other; each false alarm has probability 1e-7.
-    tested = protocol(**changes)
     simulator = RoundSimulator(tested, round=3, seed=5)
     simulator.add(vectors())
     aggregator = Aggregator(tested, round=3)
@@ -47,6 +45,32 @@ def test_the_sum_has_the_law_of_single_messages(changes: dict[str, Any], fixed_s
     both = np.array(counts)
     expected = np.outer(both.sum(axis=1), both.sum(axis=0)) / both.sum()
     assert chisquare(both.ravel(), expected.ravel(), ddof=both.shape[1]).pvalue > 1e-7
+
+
+def test_coins_leave_no_noise_to_draw() -> None:
+    tested = coins(3)
+    drawn = tested.mechanism.sum_noise(5, 7, Keystream(bytes(16)))
+    assert drawn.tolist() == [0] * 7
+    assert tested.mechanism.rounding_part() is tested.mechanism
+    simulator = RoundSimulator(tested, round=0, seed=1)
+    simulator.add_zeros(37)
+    # Zeros are tossed, too: their coins are fair, and their variance is what `noise_norm` says.
+    sums = integers(tested, simulator.mean(), 37)
+    assert sums.var() == pytest.approx(37 * 3 / 4, rel=5.4 * np.sqrt(2 / DIM))
+    assert simulator.noise_norm() ** 2 == pytest.approx(DIM * tested.scale**2 * (3 / 4) / 37, rel=1e-12)
+
+
+def test_a_seeded_round_of_coins_depends_on_neither_chunks_nor_threads() -> None:
+    rows = np.random.default_rng(2).normal(size=(100, 50)).astype(np.float32)
+    mechanism = Coins(coins=2, theta=0.1, coordinate_range=2.0)
+    tested = Protocol(clients=100, dim=50, clip_norm=5.0, mechanism=mechanism)
+    means = []
+    for threads, chunk in ((1, 100), (2, 100), (3, 7)):
+        simulator = RoundSimulator(tested, round=0, seed=4, threads=threads)
+        for start in range(0, 100, chunk):
+            simulator.add(rows[start : start + chunk])
+        means.append(simulator.mean().tobytes())
+    assert len(set(means)) == 1
 
 
 def test_rotated_means_estimate_the_mean(fixed_seed: None) -> None:

@@ -127,6 +127,47 @@ def test_the_weight_of_the_count_is_the_best(dim: int) -> None:
     assert variance(best) <= min(variance(0.9 * best), variance(1.1 * best))
 
 
+@pytest.mark.parametrize("dim", [1, 2, 3, 10])
+@pytest.mark.parametrize("clusters", [1, 4])
+def test_no_two_vectors_are_further_apart_than_stated(dim: int, clusters: int) -> None:
+    blocks = Blocks(clusters, dim)
+    generator = np.random.default_rng(dim)
+    largest = 0.0
+    for _ in range(30):
+        points = generator.normal(size=(200, dim))
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+        # Points and their opposites, on the surface and just outside of it.
+        ball = in_unit_ball(np.vstack([points, -points]) * generator.choice([1.0, 1.5], size=(400, 1)), 1.0)
+        centres = generator.normal(size=(clusters, dim)) * generator.choice([1e-9, 0.1, 1.0])
+        vectors = blocks.write(ball, centres).astype(np.float64)
+        inner = vectors @ vectors.T
+        squares = np.diag(inner)[:, None] + np.diag(inner) - 2.0 * inner
+        # The largest few once more, without the cancellation.
+        for i, j in zip(*np.unravel_index(np.argsort(squares, axis=None)[-50:], squares.shape), strict=True):
+            largest = max(largest, float(np.linalg.norm(vectors[i] - vectors[j])))
+    assert blocks.distance - 1e-6 < largest <= blocks.distance <= 2.0 * blocks.clip_norm
+
+
+def test_the_noise_that_is_needed_falls_by_the_square_of_the_distance() -> None:
+    blocks = Blocks(4, 2)
+    wishes = {"bits": 12, "rounds": 8, "participation": "every"}
+    plain = plan(5000, blocks.length, 2.0, 1e-6, blocks.clip_norm, **wishes)
+    stated = {"replace_one_distance": blocks.distance, "distance_reason": "of their blocks"}
+    found = plan(5000, blocks.length, 2.0, 1e-6, blocks.clip_norm, **wishes, **stated)
+    assert (2.0 * blocks.clip_norm / blocks.distance) ** 2 == pytest.approx(1 + 2**-0.5, rel=1e-6)
+    assert plain.error.noise / found.error.noise == pytest.approx(1.71, abs=0.02)
+    assert found.guarantee.epsilon <= 2.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_seed")
+def test_the_guarantee_says_what_it_rests_on() -> None:
+    found = kmeans(blobs(2000, seed=8), 2, 20.0, 1e-6, radius=1.0, rounds=2)
+    assert found.plan.protocol.replace_one_distance == Blocks(4, DIM).distance
+    assert found.guarantee.assumption is not None
+    assert found.guarantee.assumption.startswith("replace-one distance 2 because each vector is made here")
+
+
 def test_points_are_brought_into_the_ball() -> None:
     points = np.array([[3.0, 4.0], [0.3, -0.4], [1e300, 0.0], [0.0, 0.0]])
     expected = [[0.6, 0.8], [0.15, -0.2], [1.0, 0.0], [0.0, 0.0]]
@@ -172,11 +213,13 @@ def test_bad_input(changes: dict[str, object], error: type[Exception], words: st
 
 def test_a_budget_too_small_says_how_many_rounds_it_buys() -> None:
     points = blobs(2000, seed=7)
-    with pytest.raises(InfeasibleError, match=r"too little for 2000 rounds") as caught:
-        kmeans(points, 3, 4.0, 1e-6, radius=1.0, rounds=2000, bits=8)
+    with pytest.raises(InfeasibleError, match=r"too little for 4000 rounds") as caught:
+        kmeans(points, 3, 4.0, 1e-6, radius=1.0, rounds=4000, bits=8)
     bought = int(str(caught.value).split(" rounds would do")[0].split()[-1])
-    assert 1 <= bought < 2000
+    assert 1 <= bought < 4000
     blocks = Blocks(6, DIM)
     for rounds, enough in ((int(0.9 * bought), True), (int(1.1 * bought) + 1, False)):
-        planned = plan(2000, blocks.length, 4.0, 1e-6, blocks.clip_norm, bits=8, rounds=rounds, participation="every")
+        wishes = {"bits": 8, "rounds": rounds, "participation": "every"}
+        stated = {"replace_one_distance": blocks.distance, "distance_reason": "of their blocks"}
+        planned = plan(2000, blocks.length, 4.0, 1e-6, blocks.clip_norm, **wishes, **stated)
         assert (4 * blocks.deviations(planned.protocol, 2000)[1] < 2000 / 3) == enough

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 from sklearn.decomposition import PCA
 
 from cpsgd.errors import InfeasibleError, ParameterError, VectorError
@@ -17,6 +19,7 @@ from cpsgd.privacy import guarantee
 from cpsgd.protocol import Protocol
 from cpsgd.statistics import components as module
 from cpsgd.statistics.components import MomentVector, exact_components, pca, subspace_angle
+from cpsgd.statistics.points import in_unit_ball
 
 DEVIATIONS = np.array([0.25, 0.18, 0.14, 0.06, 0.05, 0.04, 0.03, 0.03])
 DIM = len(DEVIATIONS)
@@ -60,7 +63,8 @@ def test_the_subspace_is_close_to_scikit_learns(record_property: Callable[[str, 
 def test_the_estimated_angle_is_about_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
     points = cloud(1000, seed=2)
     layout = MomentVector.of(DIM, with_mean=True)
-    planned = plan(1000, layout.length, 60.0, 1e-6, layout.clip_norm, bits=8)
+    stated = {"replace_one_distance": layout.distance, "distance_reason": "of their products"}
+    planned = plan(1000, layout.length, 60.0, 1e-6, layout.clip_norm, bits=8, **stated)
     monkeypatch.setattr(module, "plan", lambda *arguments, **options: planned)
     exact = exact_components(points, 1)
     squares, estimates = [], []
@@ -118,6 +122,88 @@ def test_the_weight_of_the_mean_is_the_best(dim: int) -> None:
 
     best = MomentVector.of(dim, with_mean=True).weight
     assert error(best) <= min(error(0.9 * best), error(1.1 * best))
+
+
+# Of the search for the farthest pair.
+OPTIONS: Any = {"xatol": 1e-10, "fatol": 1e-14, "maxiter": 20_000, "maxfev": 20_000}
+WEIGHTS = [0.0, 0.05, 0.3, 0.5, 0.66, 0.84, 1.0, 1.3, 2**0.5, 1.5, 3.0]
+
+
+def squared_distance(first: NDArray[np.float64], second: NDArray[np.float64], weight: float) -> float:
+    """By the definition, from matrices."""
+    matrices = np.outer(first, first) - np.outer(second, second)
+    return float(np.sum(matrices**2) + weight**2 * np.sum((first - second) ** 2))
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("dim", [1, 2, 4])
+def test_no_two_vectors_are_further_apart_than_stated(dim: int, weight: float) -> None:
+    layout = MomentVector(dim, weight)
+    generator = np.random.default_rng(dim)
+
+    def negative(flat: NDArray[np.float64]) -> float:
+        first, second = (x / max(1.0, float(np.linalg.norm(x))) for x in flat.reshape(2, dim))
+        return -squared_distance(first, second, weight)
+
+    best = 0.0
+    for _ in range(4):
+        found = minimize(negative, 1.5 * generator.normal(size=2 * dim), method="Nelder-Mead", options=OPTIONS)
+        found = minimize(negative, found.x, method="Nelder-Mead", options=OPTIONS)
+        best = max(best, math.sqrt(-found.fun))
+    # A grid over lengths and angles as well, where there is no more to it than those.
+    lengths, cosines = np.linspace(0, 1, 41), np.linspace(-1, 1, 401) if dim > 1 else np.array([-1.0, 1.0])
+    u, v, angle = np.meshgrid(lengths, lengths, cosines)
+    inner = u * v * angle
+    squares = u**4 + v**4 - 2 * inner**2 + weight**2 * (u**2 + v**2 - 2 * inner)
+    assert math.sqrt(squares.max()) <= layout.distance
+    assert layout.distance * (1.0 - 1e-6) < best <= layout.distance <= 2.0 * layout.clip_norm
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5, 30])
+@pytest.mark.parametrize("with_mean", [False, True])
+def test_float32_vectors_are_no_further_apart_either(dim: int, with_mean: bool) -> None:
+    layout = MomentVector.of(dim, with_mean=with_mean)
+    generator = np.random.default_rng(dim)
+    cosine = -0.5 * layout.weight**2
+    largest = 0.0
+    for _ in range(300):
+        first, other = generator.normal(size=(2, dim))
+        first /= np.linalg.norm(first)
+        other -= (other @ first) * first
+        # The farthest pair there is, a little too long, in single precision.
+        second = -first if dim == 1 else cosine * first + math.sqrt(1 - cosine**2) * other / np.linalg.norm(other)
+        second = second if with_mean or dim > 1 else np.zeros(1)
+        vectors = layout.write(in_unit_ball(np.stack([first, second]) * [[1.1], [1.2]], 1.0)).astype(np.float64)
+        largest = max(largest, float(np.linalg.norm(vectors[0] - vectors[1])))
+    assert layout.distance - 1e-6 < largest <= layout.distance
+
+
+def test_the_formula_of_the_farthest_pair() -> None:
+    for dim in (2, 5, 100):
+        a = MomentVector.of(dim, with_mean=True).weight
+        exact = math.sqrt(2 + 2 * a**2 + a**4 / 2)
+        assert MomentVector.of(dim, with_mean=True).distance == pytest.approx(exact, rel=1e-6)
+        assert MomentVector.of(dim, with_mean=False).distance == pytest.approx(math.sqrt(2), rel=1e-6)
+
+
+@pytest.mark.parametrize("with_mean", [False, True])
+def test_the_noise_that_is_needed_falls_by_the_square_of_the_distance(with_mean: bool) -> None:
+    layout = MomentVector.of(20, with_mean=with_mean)
+    plain = plan(5000, layout.length, 2.0, 1e-6, layout.clip_norm, bits=12)
+    stated = {"replace_one_distance": layout.distance, "distance_reason": "of their products"}
+    found = plan(5000, layout.length, 2.0, 1e-6, layout.clip_norm, bits=12, **stated)
+    factor = (2.0 * layout.clip_norm / layout.distance) ** 2
+    assert factor == pytest.approx(2.0, abs=0.05)
+    assert plain.error.noise / found.error.noise == pytest.approx(factor, rel=0.01)
+    assert found.guarantee.epsilon <= 2.0
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_the_guarantee_says_what_it_rests_on() -> None:
+    found = pca(cloud(500, seed=6), 2, 20.0, 1e-6, radius=1.0, bits=8)
+    assert found.plan.protocol.replace_one_distance == MomentVector.of(DIM, with_mean=True).distance
+    assert found.guarantee.assumption is not None
+    assert "because each vector is made here from a point x of the unit ball" in found.guarantee.assumption
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ _COMMANDS: dict[str, Callable[..., None] | str] = {
     "budget": "Privacy budgets on a durable ledger.",
     "identity": "Keys by which clients of secure aggregation know each other, whatever the server says.",
     "data": "Bring data sets to this machine.",
+    "figures": "Pictures that are computed, not measured.",
 }
 for _index, (_name, _command) in enumerate(_COMMANDS.items()):
     # In this order in the help, too. A group of commands is a module of that name, imported when one of them is called.

@@ -174,7 +174,7 @@ def decode(protocol: Protocol, sums: Sums, count: int, round: int) -> NDArray[np
     middle, factor = count * protocol.mechanism.centre, protocol.mechanism.scale / count
     if protocol.modulus is not None:
         # The sum is the representative nearest to where it is expected.
-        lowest = math.floor(middle) - protocol.modulus // 2
+        lowest = math.ceil(middle - 0.5 * protocol.modulus)
         sums = np.mod(sums.astype(np.int64) - lowest, protocol.modulus).astype(np.uint64)
         middle -= lowest
     if sums.dtype.kind == "f":

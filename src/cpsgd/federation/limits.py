@@ -125,12 +125,13 @@ class Limits:
         Raises:
             RoundRefusedError: The choice would let so many colluding clients and the server see more than the sum.
         """
-        if protocol.modulus is None or protocol.modulus.bit_count() != 1 or proposed.clients > protocol.clients:
+        if protocol.modulus is None or proposed.clients > protocol.clients:
             raise RoundRefusedError("The server's protocol does not fit secure aggregation.")
         expected = replace(
             proposed,
             dim=protocol.dim,
-            bits=protocol.modulus.bit_length() - 1,
+            bits=(protocol.modulus - 1).bit_length(),
+            modulus=protocol.modulus,
             fingerprint=protocol.fingerprint,
             round=round,
             surviving=surviving,

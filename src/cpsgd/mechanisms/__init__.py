@@ -11,6 +11,7 @@ from cpsgd.mechanisms.base import ExpectedError as ExpectedError
 from cpsgd.mechanisms.base import Mechanism as Mechanism
 from cpsgd.mechanisms.binomial import Binomial as Binomial
 from cpsgd.mechanisms.coins import Coins as Coins
+from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussian as DiscreteGaussian
 from cpsgd.mechanisms.gaussian import Gaussian as Gaussian
 from cpsgd.mechanisms.sampled_coins import SampledCoins as SampledCoins
 from cpsgd.mechanisms.skellam import Skellam as Skellam
@@ -21,6 +22,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         Binomial,
         Gaussian,
         Skellam,
+        DiscreteGaussian,
         Coins,
         SampledCoins,
     )

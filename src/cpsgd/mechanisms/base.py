@@ -25,6 +25,7 @@ from cpsgd.codec.formats import Format
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.mechanisms.sums import Deviation as Deviation
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
@@ -67,18 +68,32 @@ class FairCoins:
 
 
 @dataclass(frozen=True)
-class Deviation:
-    """A bound on how far a sum of messages lies from its centre, in integers.
+class Rounding:
+    """How a device's kernels turn a point g of the grid into an integer.
+
+    g is clipped to ±`limit`. A draw is ⌊(g + offset + u) / 2^F⌋, u uniform on 0, ..., 2^F - 1: one of the two
+    neighbouring levels. It is a coin, 0 or 1, where F = 16 and limit <= offset = 2^15; coins may be counted or sampled.
 
     Attributes:
-        offset: The largest possible part that is bounded as it is.
-        proxy: V, such that the rest X has E exp(λ X) <= exp(λ² V/2) for |λ| <= `steepest`.
-        steepest: The largest λ of that bound.
+        limit: The largest |g|.
+        offset: What is added to g, at least `limit`.
+        fraction_bits: F, at most 16.
+        coins: So many coins are tossed and the integer is the number of heads; None for a single draw.
+        rate: Of 2^16: with this probability a coin is tossed, 2 for heads and 0 for tails, otherwise the integer is 1.
+            None where every coordinate is included.
     """
 
-    offset: float
-    proxy: float
-    steepest: float
+    limit: int
+    offset: int
+    fraction_bits: int
+    coins: int | None = None
+    rate: int | None = None
+
+    @property
+    def largest(self) -> int:
+        """The largest integer."""
+        draw = (self.limit + self.offset + (1 << self.fraction_bits) - 1) >> self.fraction_bits
+        return draw * (self.coins or 1) * (1 if self.rate is None else 2)
 
 
 @dataclass(frozen=True)
@@ -122,6 +137,9 @@ class Mechanism(ABC):
 
     sampler_remedy: ClassVar[str] = "add noise"
     """What to do where the resolution of the sampler (`variation`) costs too much of δ."""
+
+    planned: ClassVar[bool] = True
+    """Whether the planner is to consider it where no mechanism is named."""
 
     not_summed: ClassVar[str | None] = None
     """Why clients' integers may not be added up by others (secure aggregation, an all-reduce), and what to use then."""
@@ -174,8 +192,13 @@ class Mechanism(ABC):
         """S, what one unit of the integers is worth in the vector's units."""
 
     @abstractmethod
-    def deviations(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> list[Deviation]:
-        """Bounds on the distance of one coordinate of a sum from its centre; each of them holds."""
+    def deviations(
+        self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
+    ) -> list[Deviation]:
+        """Bounds on the distance of one coordinate of a sum from its centre; each of them holds.
+
+        `mean_norm` bounds the norm of the mean of the vectors, clipped to `clip_norm`.
+        """
 
     # ------------------------------------------------------------------ simulation: rounding and noise apart
 
@@ -199,8 +222,12 @@ class Mechanism(ABC):
     def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64] | NDArray[np.float64]:
         """What the noise of `count` clients adds to their sum, drawn in one go."""
 
+    @abstractmethod
+    def device_rounding(self) -> Rounding | None:
+        """What `rounding_part` does, for a device's own kernels; None where floats are sent as they are."""
+
     def device_noise(self, count: int) -> FairCoins | Normal | None:
-        """The same as a law that a device draws by itself; None where `sum_noise` is to draw it."""
+        """What `sum_noise` draws as a law that a device draws by itself; None where `sum_noise` is to draw it."""
         return None
 
     # ------------------------------------------------------------------ error

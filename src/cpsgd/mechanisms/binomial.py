@@ -90,6 +90,11 @@ class Binomial(Lattice):
         """m/4: so many centred Bernoulli variables (Hoeffding)."""
         return 0.25 * self.trials, math.inf
 
+    def noise_cumulant(self, slope: float) -> float:
+        """The exact m (log(1 - p + p e^λ) - p λ), for the sign of λ that makes it larger."""
+        one = _coin_cumulant(min(self.p, 1.0 - self.p), slope)
+        return self.trials * min(0.125 * slope * slope, one)
+
     def noise_table(self) -> Table:
         """Thresholds, or none where coins are counted."""
         return table(self.trials, self.p)
@@ -207,6 +212,17 @@ class Binomial(Lattice):
 
 
 # ---------------------------------------------------------------------- sampling
+
+
+def _coin_cumulant(p: float, slope: float) -> float:
+    """The log E exp(λ (Z - p)) of a Z that is 1 with probability p <= ½ and else 0, λ >= 0; it is more than for -λ.
+
+    The second derivative at λ is σ'(λ - L), at -λ it is σ'(λ + L), where σ is the logistic function, σ' is even and
+    falls away from zero, and L = log((1 - p)/p) >= 0.
+    """
+    if slope > 700.0:
+        return (1.0 - p) * slope
+    return (math.log1p(p * math.expm1(slope)) - p * slope) + 1e-15 * (1.0 + slope)
 
 
 def uses_coins(trials: int, p: float) -> bool:

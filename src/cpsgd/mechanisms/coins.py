@@ -3,7 +3,8 @@
 A coordinate x, clipped to ±X, becomes the number of heads among m coins that each show heads with probability
 ½ + θ x/X. The estimate (X/θ)(heads/(n m) - ½) is unbiased. With one coin this is stochastic rounding to two levels
 whose range is wider than the coordinate's: no coordinate is ever certain of its level, and so nothing need be added.
-(Chen, Ozgur, Kairouz: "The Poisson binomial mechanism", ICML 2022, has the law; the accounting here is ours.)
+(Chen, Ozgur, Kairouz: "The Poisson binomial mechanism", ICML 2022, has the law. The guarantee is ours: theirs, which is
+shown beside it, lets every coordinate move over its whole range at once.)
 
 A coin compares 16 bits of keystream with 2^15 + g, g the coordinate's grid point: exact.
 """
@@ -12,15 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from cpsgd import _validate
+from cpsgd.adjacency import Adjacency
 from cpsgd.codec.formats import Integers
 from cpsgd.codec.rounding import Flipper
-from cpsgd.mechanisms.base import Search
+from cpsgd.mechanisms import published
+from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
 
 MAX_COINS = 4096
 # More coins than these bring nothing that other mechanisms do not do faster: every coin takes two bytes of keystream.
@@ -39,6 +45,7 @@ class Coins(Tilted):
 
     name = "coins"
     title = "biased coins"
+    published: ClassVar[tuple[str, str] | None] = published.POISSON_BINOMIAL
     fewest_values = 2
     # At ½ a coordinate at the end of its range would be certain.
     most_theta = 0.5 - 2.0**-FRACTION_BITS
@@ -59,15 +66,21 @@ class Coins(Tilted):
         """m/4 and m: a coin has (½ + x̄)(½ - x̄)."""
         return 0.25 * self.coins, float(self.coins)
 
-    @property
-    def proxy(self) -> float:
-        """m/4: so many centred Bernoulli variables (Hoeffding)."""
-        return 0.25 * self.coins
-
     def steps(self, honest: int) -> Steps:
         """Sums of coins with odds between ½ - θ and ½ + θ."""
         low, high = 0.5 - self.theta, 0.5 + self.theta
         return Steps(low=(high, low), high=(low, high), clients=honest, copies=self.coins)
+
+    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
+        """By Rényi divergences of single coordinates, all of them at their worst."""
+        return published.poisson_binomial_epsilon(
+            coins=self.coins,
+            theta=self.theta,
+            clients=honest,
+            dim=protocol.dim,
+            delta=delta,
+            adjacency=adjacency,
+        )
 
     @property
     def keystream_bytes(self) -> int:
@@ -77,6 +90,10 @@ class Coins(Tilted):
     def kernel(self) -> Flipper:
         """Flips the coins."""
         return Flipper(int(self.grid.limit), self.coins)
+
+    def device_rounding(self) -> Rounding:
+        """Tosses as many on a device."""
+        return Rounding(int(self.grid.limit), 1 << (FRACTION_BITS - 1), FRACTION_BITS, coins=self.coins)
 
     def format(self, clip_norm: float, modulus: int | None) -> Integers:
         """Packed integers; bits, for one coin."""

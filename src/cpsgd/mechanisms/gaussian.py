@@ -39,6 +39,7 @@ class Gaussian(Mechanism):
     """
 
     name = "gaussian"
+    planned = False
     title = "Gaussian protocol (floats, the baseline)"
     grid = None
     keystream_bytes = 16
@@ -74,7 +75,9 @@ class Gaussian(Mechanism):
         """float32, within what an honest client can send."""
         return Floats(clip_norm + _REACH * self.sigma, "D + 40 σ")
 
-    def deviations(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> list[Deviation]:
+    def deviations(
+        self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
+    ) -> list[Deviation]:
         """Sums of floats do not wrap around."""
         return []
 
@@ -87,6 +90,9 @@ class Gaussian(Mechanism):
         entropy = int.from_bytes(keystream.take(32).tobytes(), "little")
         normal = np.random.Generator(np.random.PCG64(entropy)).standard_normal(dim)
         return self.sigma * math.sqrt(count) * normal
+
+    def device_rounding(self) -> None:
+        """Floats are not rounded."""
 
     def device_noise(self, count: int) -> Normal:
         """A device draws it by itself."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -21,7 +21,8 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.codec import clip
 from cpsgd.codec.formats import Integers
 from cpsgd.codec.rounding import KEYSTREAM_BYTES, MAX_LEVELS, Grid, Rounder, Table
-from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Search
+from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Rounding, Search
+from cpsgd.mechanisms.sums import MeanCoordinate, rounding_cumulant
 from cpsgd.paper import bounds
 from cpsgd.randomness import Keystream
 
@@ -87,6 +88,11 @@ class Lattice(Mechanism):
     def noise_proxy(self) -> tuple[float, float]:
         """V and a largest λ, such that a client's centred noise Z has E exp(λ Z) <= exp(λ² V/2) up to that λ."""
 
+    def noise_cumulant(self, slope: float) -> float:
+        """A bound on log E exp(λ Z) of a client's centred noise, for both signs of a λ of this size; convex."""
+        proxy, steepest = self.noise_proxy
+        return 0.5 * proxy * slope * slope if slope <= steepest else math.inf
+
     @classmethod
     @abstractmethod
     def loudest(cls, levels: int, search: Search) -> Self | None:
@@ -109,6 +115,11 @@ class Lattice(Mechanism):
         table = self.noise_table()
         return Rounder(self.levels, self.grid.fraction_bits, self.largest_noise, table.high, table.low, table.base)
 
+    def device_rounding(self) -> Rounding:
+        """To one of k levels."""
+        limit = int(self.grid.limit)
+        return Rounding(limit, limit, self.grid.fraction_bits)
+
     def format(self, clip_norm: float, modulus: int | None) -> Integers:
         """Packed integers."""
         return Integers(modulus or self.values, self.values)
@@ -128,28 +139,34 @@ class Lattice(Mechanism):
         """S = 2 X / (k - 1), the distance of two levels."""
         return 2.0 * self.coordinate_range / (self.levels - 1)
 
-    def deviations(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> list[Deviation]:
-        """Bounds from the vectors, the rounding and the noise. docs/planning.md has the proof.
+    def deviations(
+        self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
+    ) -> list[Deviation]:
+        """Bounds from the vectors, the rounding and the noise, which are independent given the rotation.
 
-        * The vectors: a rotated coordinate is a sum of independent signs times ±v_l/√B, B = 2^⌊log2 d⌋ the length of
-          the transform: sub-Gaussian with proxy D²/B (Hoeffding). Clipping is odd and shortens. By convexity the mean
-          over clients, who share one rotation and may all hold the same vector, has the same proxy; the sum of n has
-          (n D/s)²/B. Without rotation, or where it is smaller, they enter by their largest sum n min(D, X)/s.
-        * Rounding: n independent centred variables on intervals of length 1, proxy n/4 (Hoeffding).
-        * Noise: as the mechanism says.
+        docs/planning.md has the proof. Noise and rounding have cumulants; the vectors enter by a coordinate of their
+        mean (`MeanCoordinate`), n/s times.
         """
-        proxy, steepest = self.noise_proxy
-        noise, rounding = clients * proxy, 0.25 * clients
+        mean = MeanCoordinate(clients, dim, clip_norm, self.coordinate_range, rotate, mean_norm, self.grid.unit)
         # Vectors are rounded to the grid, and a float32 transform is off by less than 2^-18 D per coordinate.
         slack = clients * (2.0**-self.grid.fraction_bits + 2.0**-18 * clip_norm / self.scale)
-        largest = clients * min(clip_norm, self.coordinate_range) / self.scale
-        found = [Deviation(largest + slack, noise + rounding, steepest)]
+
+        unit = clients / self.scale
+
+        def noise(slope: float) -> float:
+            return clients * self.noise_cumulant(slope)
+
+        def spread(slope: float) -> float:
+            return noise(slope) + clients * rounding_cumulant(slope)
+
+        def rotated(vectors: Callable[[float], float]) -> Callable[[float], float]:
+            return lambda slope: spread(slope) + vectors(slope * unit)
+
+        found = [Deviation(mean.largest * unit + slack, 0.0, cumulant=spread)]
         if self.coordinate_range <= clip_norm:
-            found.append(Deviation(largest, noise, steepest))  # rounded values themselves lie within ±(k-1)/2
-        if rotate:
-            block = 2.0 ** math.floor(math.log2(dim))
-            vectors = (clients * clip_norm / self.scale) ** 2 / block
-            found.append(Deviation(slack, vectors + noise + rounding, steepest))
+            # Rounded values themselves lie within ±(k-1)/2.
+            found.append(Deviation(self.coordinate_range * unit, 0.0, cumulant=noise))
+        found += [Deviation(slack, 0.0, cumulant=rotated(vectors)) for vectors in mean.cumulants()]
         return found
 
     @property

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from cpsgd.codec.formats import Sampled
 from cpsgd.codec.rounding import Flipper
-from cpsgd.mechanisms.base import Search
+from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted, sixteenth_bits
@@ -73,11 +73,6 @@ class SampledCoins(Tilted):
         """R and 4 r²: the square is 1 with probability r, the mean 2 r θ x/X."""
         return self.rate, 4.0 * self.rate**2
 
-    @property
-    def proxy(self) -> float:
-        """1: centred variables on an interval of length 2 (Hoeffding)."""
-        return 1.0
-
     def steps(self, honest: int) -> Steps:
         """Sums of -1, 0 and 1."""
         left_out, less, more = 1.0 - self.rate, self.rate * (0.5 - self.theta), self.rate * (0.5 + self.theta)
@@ -91,6 +86,10 @@ class SampledCoins(Tilted):
     def kernel(self) -> _WholeKernel:
         """All integers, those that are left out among them; the choice is from the keystream, too."""
         return _WholeKernel(Flipper(int(self.grid.limit), 1), self._below)
+
+    def device_rounding(self) -> Rounding:
+        """As `kernel`."""
+        return Rounding(int(self.grid.limit), _ONE // 2, FRACTION_BITS, rate=self._below)
 
     def packer(self) -> tuple[Flipper, int]:
         """Flips the coins of coordinates that were chosen."""

@@ -1,45 +1,37 @@
 """Stochastic rounding to k levels plus Skellam noise, the difference of two Poisson variables of equal mean.
 
 Skellam noise is closed under sums: n clients with variance v each add Skellam noise of variance n v. (Agarwal, Kairouz,
-Liu: "The Skellam Mechanism for Differentially Private Federated Learning", NeurIPS 2021. The accounting here is ours.)
+Liu: "The Skellam Mechanism for Differentially Private Federated Learning", NeurIPS 2021. The guarantee is ours, theirs
+is shown beside it.)
 
 Masses are f(j) = e^-v I_j(v), I_j the modified Bessel function. Everything follows from the recurrence
 I_{j-1}(v) = I_{j+1}(v) + (2j/v) I_j(v), run downwards: all its terms are positive, so that relative errors only add up,
 and what it was started with is forgotten (Miller's algorithm).
 
-A client draws from a table of the law itself, by one inversion instead of one per Poisson variable. Noise beyond ±W
-(`noise_limit`) is never drawn; `variation` is what that and the table's resolution move; the accounting adds it to δ.
+A client draws from a table of the law itself, by one inversion instead of one per Poisson variable.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd import _validate
-from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, WORKING_BITS, Table
-from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import lattice
-from cpsgd.mechanisms.base import Search
-from cpsgd.mechanisms.lattice import Lattice
+from cpsgd.adjacency import Adjacency
+from cpsgd.codec.rounding import WORKING_BITS, Table
+from cpsgd.mechanisms import lattice, published
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
+from cpsgd.mechanisms.symmetric import DEFAULT_TRUNCATION, MAX_SIZE, Symmetric
 from cpsgd.randomness import Keystream
 
-MAX_VARIANCE = 2.0**29
-MAX_LIMIT = 2**19 - 1
-_SMALLEST_VARIANCE = 2.0**-20
-# What a limit that is not given costs: far less than any δ. A limit that costs less than the second of these is of no
-# use, and its table would be huge; one that costs more than the last is no Skellam noise any more.
-_DEFAULT_TRUNCATION, _LEAST_TRUNCATION, _MOST_TRUNCATION = 2.0**-120, 2.0**-200, 1e-6
-# More noise than this is as good as Gaussian already, and slow to certify.
-_MOST_VARIANCE = 2.5e9
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
+
 # E exp(λ Z) = exp(v (cosh λ - 1)), and cosh λ - 1 <= _STEEPNESS λ²/2 up to λ = _STEEPEST.
 _STEEPEST = 0.5
 _STEEPNESS = 2.0 * (math.cosh(_STEEPEST) - 1.0) / _STEEPEST**2 * (1.0 + 1e-12)
@@ -48,54 +40,21 @@ _FORGOTTEN = 2.0**-60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skellam(Lattice):
+class Skellam(Symmetric):
     """k levels and Skellam noise.
 
     Attributes:
-        levels: k, levels that a coordinate is rounded to.
         variance: v, variance of a client's noise per coordinate, in squared levels; 0 is rounding without noise.
-        noise_limit: W, the largest noise either way; by default so large that it costs nothing.
-        coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
     """
 
     name = "skellam"
     title = "rounding and Skellam noise"
-    fewest_values = 4
-    sampler_remedy = "use a larger noise_limit, or add noise"
+    noise_name = "Skellam"
+    published: ClassVar[tuple[str, str] | None] = published.SKELLAM
+    size_field = "variance"
+    least_size = 2.0**-20
 
     variance: float
-    noise_limit: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        variance = _validate.finite("variance", self.variance) + 0.0  # which makes -0.0 zero
-        if variance != 0.0 and not _SMALLEST_VARIANCE <= variance <= MAX_VARIANCE:
-            raise ParameterError(
-                f"Expected variance to be 0 or in [{_SMALLEST_VARIANCE:g}, {MAX_VARIANCE:g}], got {variance!r}."
-            )
-        object.__setattr__(self, "variance", variance)
-        limit = self.noise_limit
-        if limit is None:
-            limit = _limit(variance, _DEFAULT_TRUNCATION) if variance else 0
-        low, high = 0, 0
-        if variance:
-            low, high = _limit(variance, _MOST_TRUNCATION), _limit(variance, _LEAST_TRUNCATION)
-        object.__setattr__(self, "noise_limit", _validate.integer("noise_limit", limit, low=low, high=high))
-
-    @property
-    def _limit(self) -> int:
-        assert self.noise_limit is not None  # set when the object was made
-        return self.noise_limit
-
-    @property
-    def largest_noise(self) -> int:
-        """2 W: noise is sent from 0 up."""
-        return 2 * self._limit
-
-    @property
-    def noise_mean(self) -> float:
-        """W."""
-        return float(self._limit)
 
     @property
     def noise_variance(self) -> float:
@@ -107,99 +66,46 @@ class Skellam(Lattice):
         """E exp(λ Z) = exp(v (cosh λ - 1)); leaving out large |Z| only lowers E cosh(λ Z)."""
         return _STEEPNESS * self.variance, _STEEPEST
 
-    def noise_table(self) -> Table:
-        """Thresholds of the law between -W and W."""
-        return table(self.variance, self._limit) if self.variance else COINS
+    def noise_cumulant(self, slope: float) -> float:
+        """The exact v (cosh λ - 1) = 2 v sinh²(λ/2); leaving out large |Z| only lowers it."""
+        return 2.0 * self.variance * math.sinh(0.5 * slope) ** 2 if slope < 700.0 else math.inf
 
-    @property
-    def noise_bytes(self) -> int:
-        """One number of 128 bits."""
-        return KEYSTREAM_BYTES if self.variance else 0
+    @staticmethod
+    def truncation(variance: float, limit: int) -> float:
+        """Chernoff's bound."""
+        return truncation(variance, limit)
 
-    @property
-    def variation(self) -> float:
-        """The mass beyond ±W, and what rounding of the thresholds moves."""
-        if not self.variance:
-            return 0.0
-        return truncation(self.variance, self._limit) + table(self.variance, self._limit).rounding
-
-    def without_noise(self) -> Self:
-        """The same with v = 0."""
-        return replace(self, variance=0.0, noise_limit=0)
-
-    @property
-    def is_noisy(self) -> bool:
-        """Whether v > 0."""
-        return self.variance > 0.0
+    @staticmethod
+    def table(variance: float, limit: int) -> Table:
+        """By a recurrence of integers."""
+        return table(variance, limit)
 
     def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
         """Skellam noise of variance count v, and what the clients add to send it from 0 up."""
         noise = np.full(dim, count * self._limit, dtype=np.int64)
         left, most = count * self.variance, count * self._limit
         while left > 0.0:
-            part = min(left, MAX_VARIANCE)
-            limit = min(_limit(part, _DEFAULT_TRUNCATION), most)
+            part = min(left, MAX_SIZE)
+            limit = min(self.limit_of(part, DEFAULT_TRUNCATION), most)
             noise += lattice.draw(table(part, limit), 2 * limit, dim, keystream).astype(np.int64) - limit
             left -= part
         return noise
 
     def law(self, honest: int) -> SkellamLaw:
         """Skellam noise of variance v · honest, as it is sent."""
-        if not self.variance:
-            raise ConditionError("variance=0 adds no noise, so there is no privacy; choose a variance > 0.")
+        self.check_noise()
         return SkellamLaw(honest, self.variance, self._limit)
 
-    # ------------------------------------------------------------------ planning
-
-    @classmethod
-    def loudest(cls, levels: int, search: Search) -> Self | None:
-        """The largest v for these levels and values whose truncation the search can afford."""
-        room = (search.values - levels) // 2
-        affordable = min(max(0.5 * search.variation, 2.0**-100), _MOST_TRUNCATION)
-        if room < 1 or truncation(_SMALLEST_VARIANCE, room) > affordable:
-            return None
-
-        most = min(MAX_VARIANCE, max(_MOST_VARIANCE / search.honest, _SMALLEST_VARIANCE))
-        variance = _largest(lambda v: truncation(v, room) <= affordable, most)
-        start = cls(
-            levels=levels, variance=variance, noise_limit=min(room, _limit(variance, affordable)), coordinate_range=1.0
+    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
+        """By the authors' Rényi bound."""
+        return published.skellam_epsilon(
+            norm=protocol.clip_norm / self.scale,
+            variance=self.variance,
+            clients=honest,
+            dim=protocol.dim,
+            delta=delta,
+            adjacency=adjacency,
         )
-        if search.fits(start):
-            return start
-        fitting = _largest(lambda v: search.fits(start.quieter(v / variance) or start), variance)
-        return start.quieter(fitting / variance) or start
-
-    def quieter(self, factor: float) -> Self | None:
-        """The same with a smaller v, cut off where it costs as much."""
-        variance = self.variance * min(factor, 0.99)
-        if variance < _SMALLEST_VARIANCE:
-            return None
-        allowed = max(truncation(self.variance, self._limit), _LEAST_TRUNCATION)
-        return replace(self, variance=variance, noise_limit=min(self._limit, _limit(variance, allowed)))
-
-    @classmethod
-    def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """The noise of 14 coins."""
-        found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
-        return {**found, "variance": 3.5}
-
-    def describe(self) -> str:
-        """Levels, range and noise."""
-        return (
-            f"k = {self.levels:,} levels in ±{self.coordinate_range:.4g}, Skellam noise of variance "
-            f"{self.variance:.6g} within ±{self.noise_limit:,}"
-        )
-
-
-def _largest(fits: Callable[[float], bool], most: float) -> float:
-    """The largest variance up to `most` that fits, within a thousandth, or else the smallest there is."""
-    if fits(most):
-        return most
-    low, high = _SMALLEST_VARIANCE, most
-    while high > 1.001 * low:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def truncation(variance: float, limit: int) -> float:
@@ -209,17 +115,6 @@ def truncation(variance: float, limit: int) -> float:
     # √(1+y²) - 1 = y²/(1 + √(1+y²)), without cancellation.
     exponent = variance * (y * y / (1.0 + root) - y * math.asinh(y))
     return min(1.0, 2.0 * math.exp(exponent * (1.0 - 1e-12)) * (1.0 + 1e-12))
-
-
-def _limit(variance: float, allowed: float) -> int:
-    """The smallest W with a truncation of at most `allowed`."""
-    low, high = 0, 1
-    while truncation(variance, high) > allowed:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if truncation(variance, middle) <= allowed else (middle, high)
-    return high
 
 
 @lru_cache(maxsize=16)

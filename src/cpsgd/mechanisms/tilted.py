@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -24,9 +25,10 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.codec import clip
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Search
+from cpsgd.mechanisms.base import Deviation, ExpectedError, FairCoins, Mechanism, Search
 from cpsgd.mechanisms.lattice import ENOUGH_REACH, LEAST_REACH, RANGES, gaussian_clipping
 from cpsgd.mechanisms.law import Steps
+from cpsgd.mechanisms.sums import MeanCoordinate
 from cpsgd.randomness import Keystream
 
 FRACTION_BITS = 16
@@ -34,8 +36,9 @@ _ONE = 1 << FRACTION_BITS
 # Three float operations, each within 2^-53 of the exact result; one spare.
 _ROUNDING = 1.0 + 4 * 2.0**-53
 # Ranges that are tried, in standard deviations of a rotated coordinate.
-_REACHES = (LEAST_REACH, 2.75, 3.0, 3.25, 3.5, 3.75, 4.0, 4.5, 5.0, 6.0, ENOUGH_REACH)
+_REACHES = (LEAST_REACH, 2.75, *(3.0 + 0.1 * i for i in range(11)), 4.25, 4.5, 5.0, 6.0, ENOUGH_REACH)
 _USUAL_REACH = 4.0
+_LARGEST_EXPONENT = 700.0
 
 
 def sixteenth_bits(name: str, value: object, *, most: float) -> float:
@@ -88,11 +91,6 @@ class Tilted(Mechanism):
     def variances(self) -> tuple[float, float]:
         """A and b: the variance of a client's integer is a - b (θ x/X)²."""
 
-    @property
-    @abstractmethod
-    def proxy(self) -> float:
-        """V, such that a client's centred integer Z has E exp(λ Z) <= exp(λ² V/2), whatever its coordinate is."""
-
     @abstractmethod
     def steps(self, honest: int) -> Steps:
         """The law of a sum over so many clients."""
@@ -118,6 +116,10 @@ class Tilted(Mechanism):
         """None beside the rounding."""
         return np.zeros(dim, dtype=np.int64)
 
+    def device_noise(self, count: int) -> FairCoins:
+        """None beside the rounding."""
+        return FairCoins(0)
+
     @property
     def noise_variance(self) -> float:
         """A - b θ², the variance at the ends of the range."""
@@ -136,18 +138,42 @@ class Tilted(Mechanism):
         squares = float(np.sum(np.square(points, dtype=np.float64)))
         return self.variances[1] * (points.size * limit * limit - squares) / _ONE**2
 
-    def deviations(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> list[Deviation]:
-        """Bounds from the vectors and the integers' own spread; docs/planning.md has the proof for the vectors."""
-        spread = clients * self.proxy
+    def deviations(
+        self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
+    ) -> list[Deviation]:
+        """Bounds from the vectors and the integers' own spread; docs/planning.md has the proof.
+
+        One of a client's integers, less its centre, has E exp(λ Z) = a + b x/X, affine in the coordinate. By the
+        inequality of the means the product over clients is at most (a + b y/X)^n with y the coordinate of the mean, and
+        that is at most a^n exp(n (b/a) y/X): the largest y bounds it, or a cumulant of y (`MeanCoordinate`).
+        """
+        steps, reach = self.steps(clients), self.coordinate_range
+        count, centre = clients * steps.copies, self.centre / steps.copies
+        mean = MeanCoordinate(clients, dim, clip_norm, reach, rotate, mean_norm, self.grid.unit)
         # Vectors are rounded to the grid, and a float32 transform is off by less than 2^-18 D per coordinate.
         slack = clients * (self.gain / _ONE + 2.0**-18 * clip_norm / self.scale)
-        largest = clients * min(clip_norm, self.coordinate_range) / self.scale
-        found = [Deviation(largest + slack, spread, math.inf)]
-        if rotate:
-            block = 2.0 ** math.floor(math.log2(dim))
-            vectors = (clients * clip_norm / self.scale) ** 2 / block
-            found.append(Deviation(slack, vectors + spread, math.inf))
-        return found
+
+        def moments(slope: float) -> tuple[float, float]:
+            """The a and b; the law at -x is the mirror image of that at x, so both signs of λ are alike."""
+            a, b = 1.0 + 1e-15, 0.0
+            for v, (low, high) in enumerate(zip(steps.low, steps.high, strict=True)):
+                grown = math.expm1(min(slope * (v - centre), _LARGEST_EXPONENT))
+                a, b = a + 0.5 * (low + high) * grown, b + 0.5 * (high - low) * grown
+            return a, b
+
+        def at_most(slope: float) -> float:
+            a, b = moments(slope)
+            return count * math.log(a + b * mean.largest / reach)
+
+        def rotated(vectors: Callable[[float], float]) -> Callable[[float], float]:
+            def cumulant(slope: float) -> float:
+                a, b = moments(slope)
+                return count * math.log(a) + vectors(count * b / a / reach)
+
+            return cumulant
+
+        cumulants = [at_most, *map(rotated, mean.cumulants())]
+        return [Deviation(slack, 0.0, cumulant=cumulant) for cumulant in cumulants]
 
     def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
         """What the mean will be off by.

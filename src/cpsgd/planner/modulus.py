@@ -1,19 +1,20 @@
 """How small the modulus of secure aggregation may be.
 
 Masked integers are added modulo M, so a coordinate of the sum is known only modulo M. The server takes the
-representative nearest to the centre C of the sum, in a window of M integers around it; that is the true sum whenever it
-is at most M/2 - 1 away from C. A mechanism bounds that deviation by an offset and a variable with a bounded moment
-generating function (`Mechanism.deviations`); with Chernoff's inequality and a union bound over the d coordinates
+representative nearest to the centre C of the sum, in a window of M integers around it; that is the true sum Y whenever
+-M/2 <= Y - C < M/2. A mechanism bounds that deviation by an offset and a variable with a bounded moment generating
+function (`Mechanism.deviations`); with Chernoff's inequality and a union bound over the d coordinates
 
-    P(some coordinate overflows) <= 2 d exp(λ² V/2 - λ t),   t = M/2 - 1 - offset,
+    P(some coordinate overflows) <= 2 d exp(Λ(λ) - λ t),   t = M/2 - offset,
 
-at the best λ that the mechanism allows, which is t/V where it may be that large. The bound is over rotation, rounding
-and noise; it holds for all vectors that do not depend on the rotation's seed. Overflow spoils accuracy, never privacy.
+for any λ > 0; the best one is searched for. The bound is over rotation, rounding and noise; it holds for all vectors
+that do not depend on the rotation's seed. Overflow spoils accuracy, never privacy.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.base import Deviation
@@ -21,27 +22,41 @@ from cpsgd.mechanisms.base import Deviation
 DEFAULT_OVERFLOW = 1e-9
 # More than what rounding to 128 bits moves in a table of 2^20 thresholds. That tails are cut off only helps.
 _RESOLUTION = 2.0**-100
+# The best λ is found to this relative accuracy, which costs about the square of it.
+_ACCURACY, _COST = 1e-5, 1.0 + 1e-9
+# Slopes are searched for up to e^±40, from one that suits a tail of e^-30.
+_PROBE, _TYPICAL_NATS = 1e-4, 60.0
+_FARTHEST = 40.0
+_GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
 
 
 def overflow_probability(
-    modulus: int, mechanism: Mechanism, *, clients: int, dim: int, clip_norm: float, rotate: bool = True
+    modulus: int,
+    mechanism: Mechanism,
+    *,
+    clients: int,
+    dim: int,
+    clip_norm: float,
+    rotate: bool = True,
+    mean_norm: float | None = None,
 ) -> float:
     """A proved upper bound on the probability that any coordinate of a round's sum wraps around.
 
     Example:
         >>> from cpsgd.mechanisms import Binomial
         >>> mechanism = Binomial(levels=3, trials=13, coordinate_range=0.2)
-        >>> overflow_probability(100 * 15 + 2, mechanism, clients=100, dim=1024, clip_norm=1.0)
+        >>> overflow_probability(100 * 14 + 1, mechanism, clients=100, dim=1024, clip_norm=1.0)
         0.0
         >>> 0.0 < overflow_probability(450, mechanism, clients=100, dim=1024, clip_norm=1.0) < 1e-6
         True
     """
     if modulus >= _everything(mechanism, clients):
         return 0.0
-    deviations = mechanism.deviations(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate)
+    deviations = mechanism.deviations(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, mean_norm=mean_norm)
+    half = 0.5 * modulus - _misplaced(mechanism, clients)
     # The bounds are about the exact law of the noise; a sampler that is not exact may place this much of it anywhere.
     sampled = clients * dim * _RESOLUTION if mechanism.variation else 0.0
-    return min(1.0, min(_tail(0.5 * modulus - 1.0, deviation, dim) for deviation in deviations) + sampled)
+    return min(1.0, min(_tail(half, deviation, dim) for deviation in deviations) + sampled)
 
 
 def smallest_modulus(
@@ -51,6 +66,7 @@ def smallest_modulus(
     dim: int,
     clip_norm: float,
     rotate: bool = True,
+    mean_norm: float | None = None,
     overflow: float = DEFAULT_OVERFLOW,
 ) -> int:
     """The smallest modulus for which `overflow_probability` is at most `overflow`, and at least a client's values.
@@ -59,35 +75,86 @@ def smallest_modulus(
         >>> from cpsgd.mechanisms import Binomial
         >>> mechanism = Binomial(levels=3, trials=13, coordinate_range=0.2)
         >>> smallest_modulus(mechanism, clients=100, dim=1024, clip_norm=1.0)
-        370
+        365
     """
     nats = math.log(2.0 * dim / overflow)
     found = _everything(mechanism, clients)
-    for deviation in mechanism.deviations(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate):
-        # λ t - λ² V/2 = nats at the best λ, √(2 nats/V), or at the largest.
-        reach = math.sqrt(2.0 * nats * deviation.proxy)
-        if reach > deviation.steepest * deviation.proxy:
-            reach = nats / deviation.steepest + 0.5 * deviation.steepest * deviation.proxy
-        # The factor keeps the result on the safe side of rounding; overflow_probability confirms it.
-        half = (deviation.offset + reach) * (1.0 + 1e-12) + 1.0
-        found = min(found, math.ceil(2.0 * half))
+    for deviation in mechanism.deviations(
+        clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, mean_norm=mean_norm
+    ):
+        # The factor keeps the result on the safe side of the search for λ; overflow_probability confirms it.
+        half = (deviation.offset + _reach(deviation, nats)) * _COST + _misplaced(mechanism, clients)
+        found = min(found, math.ceil(min(2.0 * half, found)))
     return max(found, mechanism.values)
 
 
 def _everything(mechanism: Mechanism, clients: int) -> int:
-    """A modulus that gives every possible sum its own residue, wherever the server's window begins by rounding."""
-    return clients * (mechanism.values - 1) + 2
+    """A modulus that gives every possible sum its own residue in the server's window."""
+    centre, most = clients * mechanism.centre, clients * (mechanism.values - 1)
+    return math.floor(2.0 * (max(centre, most - centre) + _misplaced(mechanism, clients))) + 1
+
+
+def _misplaced(mechanism: Mechanism, clients: int) -> float:
+    """How far the server's window may be from where it should be, by the rounding of the centre: none for halves."""
+    exact = (2.0 * mechanism.centre).is_integer() and clients * mechanism.centre < 2.0**50
+    return 0.0 if exact else 2.0**-50 * clients * mechanism.centre
 
 
 def _tail(half: float, deviation: Deviation, dim: int) -> float:
-    """2 d exp(λ² V/2 - λ t), the union of two-sided tails, rounded up and at most 1."""
+    """2 d exp(Λ(λ) - λ t) at the best λ, the union of two-sided tails, rounded up and at most 1."""
     reach = half - deviation.offset
     if reach <= 0.0:
         return 1.0
-    if deviation.proxy == 0.0:
+    if deviation.cumulant is not None:
+        best = _smallest(lambda slope: deviation.at(slope) - slope * reach, deviation)
+        exponent = min(best * (1.0 - 1e-12), 0.0)
+    elif deviation.proxy == 0.0:
         return 0.0
-    if reach <= deviation.steepest * deviation.proxy:
+    elif reach <= deviation.steepest * deviation.proxy:
         exponent = -0.5 * reach * reach / deviation.proxy
     else:
         exponent = (0.5 * deviation.steepest * deviation.proxy - reach) * deviation.steepest
     return min(1.0, 2.0 * dim * math.exp(exponent) * (1.0 + 1e-12))
+
+
+def _reach(deviation: Deviation, nats: float) -> float:
+    """The smallest t with Λ(λ) - λ t <= -nats for some λ."""
+    if deviation.cumulant is not None:
+        return _smallest(lambda slope: (deviation.at(slope) + nats) / slope, deviation)
+    # λ t - λ² V/2 = nats at the best λ, √(2 nats/V), or at the largest.
+    reach = math.sqrt(2.0 * nats * deviation.proxy)
+    if reach > deviation.steepest * deviation.proxy:
+        reach = nats / deviation.steepest + 0.5 * deviation.steepest * deviation.proxy
+    return reach
+
+
+def _smallest(objective: Callable[[float], float], deviation: Deviation) -> float:
+    """The smallest value over λ of a function that falls and then rises: by doubling, and golden sections of log λ."""
+
+    def at(place: float) -> float:
+        return objective(min(math.exp(place), deviation.steepest))
+
+    # About where a Gaussian of the same variance has its best λ.
+    variance = 2.0 * deviation.at(_PROBE) / _PROBE**2
+    high = math.log(_TYPICAL_NATS / variance) * 0.5 if variance > 0.0 else 0.0
+    low = high - 1.0
+    at_low, at_high = at(low), at(high)
+    step = -1.0 if at_low < at_high else 1.0
+    if step < 0.0:
+        low, high, at_low, at_high = high, low, at_high, at_low
+    # From `low` to `high` it falls (or both are out of reach); go on until it rises.
+    while at_high <= at_low and abs(high) < _FARTHEST:
+        low, high, at_low, at_high = high, high + step, at_high, at(high + step)
+    left, right = sorted((low - step, high))
+    first, second = right - _GOLDEN * (right - left), left + _GOLDEN * (right - left)
+    at_first, at_second = at(first), at(second)
+    while right - left > _ACCURACY:
+        if at_first <= at_second:
+            right, second, at_second = second, first, at_first
+            first = right - _GOLDEN * (right - left)
+            at_first = at(first)
+        else:
+            left, first, at_first = first, second, at_second
+            second = left + _GOLDEN * (right - left)
+            at_second = at(second)
+    return min(at_first, at_second)

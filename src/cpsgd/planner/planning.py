@@ -12,7 +12,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
-from cpsgd.planner.problem import Problem, Requirements
+from cpsgd.planner.problem import BEST, Problem, Requirements
 from cpsgd.planner.search import MAX_BITS, Design, best_design
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.participation import Participation
@@ -129,7 +129,8 @@ def plan(
     secure: bool = False,
     rotate: bool = True,
     overflow: float = DEFAULT_OVERFLOW,
-    mechanism: str = "binomial",
+    mean_norm: float | None = None,
+    mechanism: str = BEST,
     replace_one_distance: float | None = None,
     distance_reason: str | None = None,
 ) -> Plan:
@@ -168,6 +169,7 @@ def plan(
             secure=secure,
             rotate=rotate,
             overflow=overflow,
+            mean_norm=mean_norm,
             mechanism=mechanism,
             replace_one_distance=replace_one_distance,
             distance_reason=distance_reason,

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from cpsgd import _validate, mechanisms
 from cpsgd.adjacency import Adjacency
+from cpsgd.codec import pack
 from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.mechanisms import Mechanism
 from cpsgd.planner import modulus
 from cpsgd.planner.search import MAX_BITS, Design, Setting, best_design, values_of
 from cpsgd.planner.target import Target
@@ -20,9 +22,12 @@ from cpsgd.protocol import Protocol, check_distance
 _ADJUSTMENTS = 2
 # An ε of zero, as with a huge δ, says nothing of how much smaller the scale may be.
 _LEAST_FACTOR = 1e-2
-# Bits that are always looked at; sums of very many clients, taken modulo a power of two, may want more.
+# Bits that are always looked at; sums of very many clients may want more for their modulus.
 _USUAL_BITS = 16
 _AS_GOOD_AS_GAUSSIAN = 1.001
+
+BEST = "best"
+"""In place of a mechanism's name: whichever is the most accurate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +50,15 @@ class Requirements:
             becomes zero).
         dropout: Share of the clients that may fail to answer; the noise of the others alone keeps the guarantee.
         colluding: Clients per round who may tell their noise to whoever attacks; it does not count.
-        secure: For secure aggregation: sums are taken modulo the smallest power of two that will do, and `bits` must
-            hold that.
+        secure: For secure aggregation: sums are taken modulo the smallest number that will do, and `bits` must hold
+            that.
         rotate: Whether vectors are rotated first. Without, nothing is clipped and the error is a worst case.
         overflow: With `secure`, the probability allowed per round that any coordinate of its sum wraps around.
-        mechanism: Name of the mechanism (see `cpsgd.mechanisms`) whose parameters are chosen.
+        mean_norm: With `secure`, a norm that the mean of a round's (clipped) vectors is known not to exceed, at most
+            `clip_norm`; a smaller modulus then holds the sums. Accuracy alone rests on it: where the mean is longer,
+            sums may wrap around, and privacy is the same.
+        mechanism: "best" for whichever is the most accurate, or the name of one (see `cpsgd.mechanisms`) whose
+            parameters are to be chosen.
         replace_one_distance: The largest Euclidean distance of any two clients' vectors, where it is known to be less
             than 2D: √2 D for one-hot vectors, for instance. Less noise is then enough. Nothing enforces it, so that the
             guarantee rests on it; needs `distance_reason`, and replace-one neighbours.
@@ -72,9 +81,25 @@ class Requirements:
     secure: bool = False
     rotate: bool = True
     overflow: float = modulus.DEFAULT_OVERFLOW
-    mechanism: str = "binomial"
+    mean_norm: float | None = None
+    mechanism: str = BEST
     replace_one_distance: float | None = None
     distance_reason: str | None = None
+
+
+def _asked_for(required: Requirements) -> tuple[type[Mechanism], ...]:
+    """The mechanisms to choose among.
+
+    Raises:
+        ParameterError: The one that is named does not exist, or does not go with secure aggregation.
+    """
+    if required.mechanism == BEST:
+        kinds = [kind for kind in mechanisms.MECHANISMS.values() if kind.planned]
+        return tuple(kind for kind in kinds if not required.secure or kind.not_summed is None)
+    kind = mechanisms.by_name(required.mechanism)
+    if required.secure and kind.not_summed is not None:
+        raise ParameterError(kind.not_summed)
+    return (kind,)
 
 
 @dataclass(frozen=True)
@@ -110,8 +135,8 @@ class Problem:
         distance = check_distance(required.replace_one_distance, required.distance_reason, clip_norm=clip_norm)
         if distance is not None and adjacency is not Adjacency.REPLACE_ONE:
             raise ParameterError(
-                f"replace_one_distance={distance:g} says nothing of {adjacency} neighbours, a vector and zero; leave it "
-                "out."
+                f"replace_one_distance={distance:g} says nothing of {adjacency} neighbours, a vector and zero; leave "
+                "it out."
             )
         target = Target(
             epsilon=_validate.positive("epsilon", required.epsilon, high=500.0),
@@ -131,7 +156,8 @@ class Problem:
             clip_norm=target.clip_norm,
             rotate=required.rotate,
             overflow=_validate.probability("overflow", required.overflow) if required.secure else None,
-            mechanism=mechanisms.by_name(required.mechanism),
+            mean_norm=_mean_norm(required),
+            mechanisms=_asked_for(required),
         )
         return cls(setting, target, colluding, required.distance_reason)
 
@@ -162,7 +188,15 @@ class Problem:
         return designs
 
     def finish(self, design: Design, bits: float) -> tuple[Design, Protocol, Guarantee]:
-        """The design as a protocol, with nearly the smallest scale whose own guarantee is within ε.
+        """The design as a protocol, with nearly the smallest scale whose own guarantee is within ε."""
+        design, protocol, guarantee = self._accounted(design, bits)
+        if design.modulus is not None:
+            design = replace(design, modulus=_convenient(design.modulus, self.setting.dim, values_of(bits)))
+        # Sums modulo something are post-processing: the guarantee is the same.
+        return design, replace(protocol, modulus=design.modulus), guarantee
+
+    def _accounted(self, design: Design, bits: float) -> tuple[Design, Protocol, Guarantee]:
+        """The design with nearly the smallest scale whose own guarantee is within ε, and that guarantee.
 
         The search used each certificate in a form that is quick to invert. The accounting of the finished protocol has
         the last word: it may be a little smaller, and then less noise is enough.
@@ -232,6 +266,7 @@ class Problem:
             dim=protocol.dim,
             clip_norm=protocol.clip_norm,
             rotate=protocol.rotate,
+            mean_norm=self.setting.mean_norm,
         )
 
     # ------------------------------------------------------------------ the nearest feasible requirements
@@ -240,7 +275,8 @@ class Problem:
         """No design at these bits: names the fewest bits, and the fewest clients at these bits, that have one."""
         asked = f"{bits:g} bits" if bits is not None else f"up to {MAX_BITS} bits"
         reason = "every certificate needs more noise than that holds, whatever ε is"
-        fewest = self.setting.mechanism.fewest_values
+        # Mechanisms that leave coordinates out have no fewest bits.
+        fewest = max(2, min(kind.fewest_values for kind in self.setting.mechanisms))
         least = math.log2(fewest)
         if self.setting.overflow is None and bits is not None and values_of(bits) < fewest:
             reason = f"rounding and noise need at least {fewest} values, log2({fewest}) = {least:.4g} bits"
@@ -321,3 +357,35 @@ class Problem:
             middle = math.sqrt(low * high)
             low, high = (low, middle) if reached(middle) else (middle, high)
         return high
+
+
+def _convenient(modulus: int, dim: int, values: int) -> int:
+    """The next power of two, if the values hold it and messages are as short as with this modulus; else this one.
+
+    It overflows less often and is masked faster, and releases that know no other moduli understand it.
+    """
+    power = 1 << (modulus - 1).bit_length()
+    as_short = pack.payload_bytes(dim, power) <= pack.payload_bytes(dim, modulus)
+    return power if as_short and power <= values else modulus
+
+
+def _mean_norm(required: Requirements) -> float | None:
+    """The bound on the mean's norm, checked.
+
+    Raises:
+        ParameterError: It is no positive number, more than D, or of no use.
+    """
+    if required.mean_norm is None:
+        return None
+    found = _validate.positive("mean_norm", required.mean_norm)
+    if found > required.clip_norm:
+        raise ParameterError(
+            f"Expected mean_norm to be at most clip_norm={required.clip_norm:g}, got mean_norm={found:g}: the mean of "
+            "vectors clipped to that norm is never longer. Leave mean_norm out, or clip to a larger norm."
+        )
+    if not required.secure:
+        raise ParameterError(
+            f"mean_norm={found:g} is of no use without secure aggregation: it is the modulus that becomes smaller. "
+            "Use secure=True, or leave mean_norm out."
+        )
+    return found

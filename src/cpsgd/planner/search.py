@@ -1,10 +1,10 @@
-"""The best parameters of a mechanism for a number of bits.
+"""The best mechanism, and its best parameters, for a number of bits.
 
-The mechanism names candidates that fill the values a message can hold. Given its levels and noise, the target fixes the
+Every mechanism names candidates that fill the values a message can hold. Given its levels and noise, the target fixes the
 smallest scale s, and with it the expected error. A larger s means more noise than privacy asks for, but also a wider
 range of coordinates; it is chosen where clipping would cost more than that.
 
-With secure aggregation the modulus, a power of two, must fit the bits. What is needed grows with the noise (and with it
+With secure aggregation the modulus must fit the bits. What is needed grows with the noise (and with it
 goes a smaller s, so that the vectors take more levels). Where not even the least noise fits, s is widened.
 
 Candidates are ranked with s as a Gaussian of slightly smaller variance would need it; the best few are then certified.
@@ -27,7 +27,11 @@ from cpsgd.protocol import MAX_RADIX
 # How many of the ranked candidates are certified: fewer with more noise, where the ranking is the better and the
 # certificates the slower.
 _FINALISTS = ((1_000_000, 12), (5_000_000, 3), (math.inf, 1))
-# A modulus, or the values of a message, must fit the radix of a message: 2^31 is the largest power of two that does.
+# How many finalists may turn out to have no certificate, before none of them is taken to have one.
+_MOST_REFUSED = 4
+# The ideal scale times this is surely below what any certificate allows.
+_SURELY = 0.99
+# A modulus, or the values of a message, must fit the radix of a message, which is below 2^32.
 MAX_BITS = MAX_RADIX.bit_length() - 1
 
 
@@ -42,7 +46,8 @@ class Setting:
         clip_norm: D.
         rotate: Whether vectors are rotated.
         overflow: The overflow probability allowed per round under secure aggregation, None without.
-        mechanism: Whose parameters are searched for.
+        mechanisms: Whose parameters are searched for.
+        mean_norm: Bound on the norm of the mean, for the modulus alone; None for none but D.
     """
 
     clients: int
@@ -51,16 +56,18 @@ class Setting:
     clip_norm: float
     rotate: bool
     overflow: float | None
-    mechanism: type[Mechanism]
+    mechanisms: tuple[type[Mechanism], ...]
+    mean_norm: float | None = None
 
     def design(self, mechanism: Mechanism) -> Design:
         """The design with this mechanism: the error it promises and the modulus it needs."""
-        error = mechanism.predicted_error(
+        return Design(mechanism, self.needed_modulus(mechanism), self.error(mechanism))
+
+    def error(self, mechanism: Mechanism) -> ExpectedError:
+        """What a mechanism promises."""
+        return mechanism.predicted_error(
             clients=self.surviving, dim=self.dim, clip_norm=self.clip_norm, rotate=self.rotate
         )
-        needed = self.needed_modulus(mechanism)
-        # Secure aggregation counts modulo a power of two; packed, it takes no more room than the smaller modulus.
-        return Design(mechanism, None if needed is None else 1 << (needed - 1).bit_length(), error)
 
     def needed_modulus(self, mechanism: Mechanism) -> int | None:
         """The smallest modulus for a mechanism, None without secure aggregation."""
@@ -72,6 +79,7 @@ class Setting:
             dim=self.dim,
             clip_norm=self.clip_norm,
             rotate=self.rotate,
+            mean_norm=self.mean_norm,
             overflow=self.overflow,
         )
 
@@ -82,7 +90,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Design:
-    """A mechanism that keeps the target, and the error it promises. The modulus is a power of two, or None."""
+    """A mechanism that keeps the target, the smallest modulus for it (or None), and the error it promises."""
 
     mechanism: Mechanism
     modulus: int | None
@@ -95,7 +103,7 @@ def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
 
     def fits(candidate: Mechanism) -> bool:
         needed = setting.needed_modulus(candidate.with_scale(target.rough_scale(candidate)))
-        return needed is None or needed <= _largest_power(values)
+        return needed is None or needed <= values
 
     search = Search(
         values=values,
@@ -106,43 +114,79 @@ def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
         rotate=setting.rotate,
         rough_scale=target.rough_scale,
         fits=fits,
+        bits=bits,
     )
-    ranked: list[tuple[float, Mechanism]] = []
-    for candidate in setting.mechanism.candidates(search):
-        rough = _with_best_scale(setting, candidate, target.rough_scale(candidate), values)
-        if rough is not None:
-            ranked.append((rough.error.total, candidate))
-    ranked.sort(key=lambda pair: pair[0])
-    most = next(count for limit, count in _FINALISTS if target.honest * values < limit)
-    certified = [_certified(setting, target, candidate, values) for _, candidate in ranked[:most]]
-    finalists = [finalist for finalist in certified if finalist is not None]
-    # The slower certificate may allow less noise, by about the same factor for all; the winner may change with it.
-    found: dict[_Finalist, Design] = {}
-    factor = 1.0
-    for _ in range(2):
-        designs = [(_with_best_scale(setting, f.mechanism, factor * f.scale, values), f) for f in finalists]
-        feasible = [(design.error.total, f) for design, f in designs if design is not None]
-        winner = min(feasible, key=lambda pair: pair[0])[1] if feasible else None
-        if winner is None or winner in found:
+    found: list[Design] = []
+    kinds = setting.mechanisms
+    if len(kinds) > 1 and bits >= 1.0:
+        # From one bit on, others are as accurate, and their integers may be added up by anyone.
+        kinds = tuple(kind for kind in kinds if kind.not_summed is None)
+    contenders = [_Contender.of(setting, target, kind, search) for kind in kinds]
+    for contender in sorted(contenders, key=lambda each: each.floor):
+        # No certificate brings it below what the others are proved to reach.
+        if found and min(design.error.total for design in found) <= contender.floor:
             break
-        scale = target.smallest_scale(winner.mechanism)
-        design = _with_best_scale(setting, winner.mechanism, scale, values)
+        design = contender.best(setting, target, values)
         if design is not None:
+            found.append(design)
+    return min(found, key=lambda design: design.error.total, default=None)
+
+
+@dataclass(frozen=True)
+class _Contender:
+    """The candidates of one mechanism, the most promising first, and an error that none of them comes below."""
+
+    floor: float
+    ranked: list[Mechanism]
+
+    @classmethod
+    def of(cls, setting: Setting, target: Target, kind: type[Mechanism], search: Search) -> _Contender:
+        """Ranks the candidates of a mechanism by their rough scales."""
+        floor, ranked = math.inf, []
+        for candidate in kind.candidates(search):
+            rough = _with_best_scale(setting, candidate, target.rough_scale(candidate), search.values)
+            ideal = _with_best_scale(setting, candidate, _SURELY * target.ideal_scale(candidate), search.values)
+            if rough is not None:
+                ranked.append((rough.error.total, candidate))
+            if ideal is not None:
+                floor = min(floor, ideal.error.total)
+        ranked.sort(key=lambda pair: pair[0])
+        return cls(floor, [candidate for _, candidate in ranked])
+
+    def best(self, setting: Setting, target: Target, values: int) -> Design | None:
+        """The best design that is certified."""
+        most = next(count for limit, count in _FINALISTS if target.honest * values < limit)
+        finalists = [_certified(setting, target, candidate, values) for candidate in self.ranked[:most]]
+        # The slower certificates may allow less noise, by about the same factor for all; the winner may change with it.
+        found: dict[_Finalist, Design] = {}
+        refused: set[_Finalist] = set()
+        factor = 1.0
+        while len(found) < 2 and len(refused) < _MOST_REFUSED:
+            left = [f for f in finalists if f not in refused]
+            designs = [(_with_best_scale(setting, f.mechanism, factor * f.scale, values), f) for f in left]
+            feasible = [(design.error.total, f) for design, f in designs if design is not None]
+            winner = min(feasible, key=lambda pair: pair[0])[1] if feasible else None
+            if winner is None or winner in found:
+                break
+            try:
+                scale = target.smallest_scale(winner.mechanism)
+            except ConditionError:
+                refused.add(winner)
+                continue
+            design = _with_best_scale(setting, winner.mechanism, scale, values)
+            if design is None:
+                refused.add(winner)
+                continue
             found[winner] = design
-        if winner.scale == 0.0:
-            break
-        factor = scale / winner.scale
-    return min(found.values(), key=lambda design: design.error.total, default=None)
+            if winner.scale == 0.0:
+                break
+            factor = scale / winner.scale
+        return min(found.values(), key=lambda design: design.error.total, default=None)
 
 
 def values_of(bits: float) -> int:
     """How many values fit into this many bits."""
     return math.floor(math.exp2(bits) * (1.0 + 1e-12))
-
-
-def _largest_power(values: int) -> int:
-    """The largest power of two up to `values`."""
-    return 1 << (values.bit_length() - 1)
 
 
 @dataclass(frozen=True)
@@ -151,19 +195,16 @@ class _Finalist:
     scale: float
 
 
-def _certified(setting: Setting, target: Target, candidate: Mechanism, values: int) -> _Finalist | None:
+def _certified(setting: Setting, target: Target, candidate: Mechanism, values: int) -> _Finalist:
     """The smallest scale by the quick certificate; for secure aggregation with less noise until the modulus fits."""
     while True:
-        try:
-            scale = target.smallest_scale(candidate, renyi=False)
-        except ConditionError:
-            return None
+        scale = target.quick_scale(candidate)
         least, _ = setting.useful_scales(candidate)
         needed = setting.needed_modulus(candidate.with_scale(max(scale, least)))
-        if needed is None or needed <= _largest_power(values):
+        if needed is None or needed <= values:
             return _Finalist(candidate, scale)
         # The rough scale was a little too optimistic. The modulus grows like the noise's deviation.
-        quieter = candidate.quieter((_largest_power(values) / needed) ** 2)
+        quieter = candidate.quieter((values / needed) ** 2)
         if quieter is None:
             return _Finalist(candidate, scale)
         candidate = quieter
@@ -176,6 +217,9 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
     def at(scale: float) -> Design:
         return setting.design(candidate.with_scale(scale))
 
+    def error_at(scale: float) -> float:
+        return setting.error(candidate.with_scale(scale)).total
+
     if smallest_scale >= widest:
         scale = smallest_scale
     elif not setting.rotate:
@@ -183,13 +227,13 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
     else:
         low = max(smallest_scale, least)
         found = minimize_scalar(
-            lambda x: math.log(at(math.exp(x)).error.total),
+            lambda x: math.log(error_at(math.exp(x))),
             bounds=(math.log(low), math.log(widest)),
             method="bounded",
             options={"xatol": 1e-3},
         )
         # The bounded search never tries the ends themselves.
-        scale = min([low, math.exp(float(found.x)), widest], key=lambda s: at(s).error.total)
+        scale = min([low, math.exp(float(found.x)), widest], key=error_at)
     if setting.overflow is None:
         return at(scale)
     # A wider scale makes the vectors small against the noise, until only the noise has to fit.

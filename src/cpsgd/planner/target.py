@@ -1,9 +1,10 @@
 """From a required (ε, δ) to the smallest scale of a mechanism that keeps it.
 
 For given levels and noise privacy is a matter of one number, S = Δ/s with Δ = 2D (replace-one, if no smaller distance
-is stated) or D (zero-out): the more levels two neighbours can be apart, the less the same noise hides. The certificates turn the requirement into the
-largest allowed S, hence the smallest s. They are evaluated here in the form that answers this backwards question at
-once; what a plan finally promises comes from `cpsgd.privacy.guarantees` on the finished protocol.
+is stated) or D (zero-out): the more levels two neighbours can be apart, the less the same noise hides. The certificates
+turn the requirement into the largest allowed S, hence the smallest s. They are evaluated here in the form that answers
+this backwards question at once; where the law itself depends on the scale, by trying. What a plan finally promises
+comes from `cpsgd.privacy.guarantees` on the finished protocol.
 """
 
 from __future__ import annotations
@@ -16,21 +17,28 @@ from typing import Any
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import Mechanism
-from cpsgd.mechanisms.law import Law, Normal
+from cpsgd.mechanisms.law import Law, Normal, Steps
 from cpsgd.privacy import accountant, gaussian
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.moments import Meter, Moments
 from cpsgd.privacy.participation import Participation
+from cpsgd.privacy.products import SHARES, smoothed_certificate, smoothed_sensitivity
 from cpsgd.privacy.renyi import MAX_WORK, rdp_epsilon, renyi_floor
-from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE
+from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE, counted_tail
 
 # Shares of δ for the tails of Rényi certificates. The larger ones are for few clients: see `cpsgd.privacy.renyi`.
 _RENYI_TAIL_SHARES = (1e-3, 0.03, 0.1, 0.3)
 # Half of what `cpsgd.privacy.guarantees` puts aside at most.
 _SAMPLER_SHARE = 0.05
 _TOLERANCE = 1e-4
-# 1 + _EXCESS/(deviation of the noise) is how far the certificates are from a Gaussian of equal variance.
+# 1 + _EXCESS/(deviation of the noise) is how far the quick certificate is from a Gaussian of equal variance.
 _EXCESS = 4.0
+# The same for sums without separate noise, by the smoothed certificate.
+_STEPS_EXCESS = 1.0015
+# Nearer to the Gaussian of equal variance than this nothing is worth a slower certificate.
+_CLOSE = 0.998
+# Certificates of sums without separate noise are tried until μ is this close to what is allowed.
+_CLOSE_ENOUGH, _STEPS_TRIES = 0.9998, 5
 
 
 @dataclass(frozen=True)
@@ -105,17 +113,33 @@ class Target:
         draws = self.counted_rounds * self.honest * self.dim
         return _SAMPLER_SHARE * self.delta / (1.0 + math.exp(self.epsilon)) / draws
 
+    def ideal_scale(self, mechanism: Mechanism) -> float:
+        """The scale that a Gaussian of the same variance would need, which no certificate comes below by much."""
+        return self.distance / (math.sqrt(self.honest * mechanism.noise_variance) * self.gaussian_mu)
+
     def rough_scale(self, mechanism: Mechanism) -> float:
         """The scale that a Gaussian of slightly smaller variance would need; only ranks candidates."""
+        if isinstance(mechanism.law(self.honest), Steps):
+            return self.ideal_scale(mechanism) * _STEPS_EXCESS
         deviation = math.sqrt(self.honest * mechanism.noise_variance)
-        allowed = deviation * self.gaussian_mu / (1.0 + _EXCESS / deviation)
-        return self.distance / allowed
+        return self.ideal_scale(mechanism) * (1.0 + _EXCESS / deviation)
 
-    def smallest_scale(self, mechanism: Mechanism, *, renyi: bool = True) -> float:
+    def quick_scale(self, mechanism: Mechanism) -> float:
+        """The smallest scale by the quickest certificate there is; a rough one where there is no quick certificate."""
+        law = mechanism.law(self.honest)
+        if isinstance(law, Steps):
+            return self.rough_scale(mechanism)
+        if isinstance(law, Normal):
+            raise ConditionError(f"The scale of {mechanism.name} is not planned.")
+        try:
+            return self._scale_for(mechanism, self._gaussian_sensitivity(law, mechanism.levels))
+        except ConditionError:
+            return self.rough_scale(mechanism)
+
+    def smallest_scale(self, mechanism: Mechanism) -> float:
         """The smallest s (rounded up) at which a mechanism's rounding and noise meet the requirement.
 
-        Zero where the coordinates' clipping alone keeps neighbours close enough, whatever s is. `renyi` says whether
-        the slower of the two certificates is to be tried where it could be the better one.
+        Zero where the coordinates' clipping alone keeps neighbours close enough, whatever s is.
 
         Raises:
             ConditionError: No certificate exists for so little noise.
@@ -123,21 +147,97 @@ class Target:
         law, levels = mechanism.law(self.honest), mechanism.levels
         if isinstance(law, Normal):
             raise ConditionError(f"The scale of {mechanism.name} is not planned.")
-        cube = math.sqrt(self.dim) * self.adjacency.distance(0.5 * (levels - 1))
-        allowed = self._gaussian_sensitivity(law, levels)
-        if renyi and not self.participation.sampled:
+        if isinstance(law, Steps):
+            return self._steps_scale(mechanism)
+        reason: ConditionError | None = None
+        allowed = 0.0
+        try:
+            allowed = self._gaussian_sensitivity(law, levels)
+        except ConditionError as error:
+            reason = error
+        if not self.participation.sampled:
+            ideal = math.sqrt(law.variance) * self.gaussian_mu
+            if allowed < _CLOSE * ideal:
+                try:
+                    allowed = max(allowed, self._smoothed_sensitivity(law, mechanism))
+                except ConditionError as error:
+                    reason = error
             slope = self.counted_rounds * allowed * allowed / (2.0 * law.variance)
             if renyi_floor(slope, self.delta) < self.epsilon:
-                allowed = max(allowed, self._renyi_sensitivity(law, levels, allowed))
+                allowed = max(allowed, self._renyi_sensitivity(law, levels))
+        if allowed == 0.0:
+            raise reason or ConditionError(f"No certificate exists for {law}.")
+        return self._scale_for(mechanism, allowed)
+
+    def _scale_for(self, mechanism: Mechanism, allowed: float) -> float:
+        """The smallest s at which neighbours are at most `allowed` apart; 0 where the range sees to that."""
+        cube = math.sqrt(self.dim) * mechanism.reach(self.adjacency)
         return 0.0 if allowed >= cube else self._scale_at(mechanism, allowed)
+
+    def _steps_scale(self, mechanism: Mechanism) -> float:
+        """The smallest scale, within a little, that the smoothed certificate proves to be enough."""
+        sampled = self.participation.rate < 1.0
+        rounds = 1 if sampled else self.counted_rounds
+        tail = SHARES[0] * self.delta
+        if sampled:
+            tail = SAMPLED_TAIL_SHARE * self.delta / self.counted_rounds / counted_tail(self.participation)
+        mu = self._sampled_mu if sampled else gaussian.gdp_mu(self.epsilon, self.delta * (1.0 - 1.01 * SHARES[0]))
+        scale, enough = self.rough_scale(mechanism), math.inf
+        for _ in range(_STEPS_TRIES):
+            tried = mechanism.with_scale(scale)
+            law = tried.law(self.honest)
+            assert isinstance(law, Steps)
+            sensitivity = tried.sensitivity(**self._size)
+            found = smoothed_certificate(
+                law, dim=self.dim, sensitivity=sensitivity, reach=tried.reach(self.adjacency), tail=tail, rounds=rounds
+            )
+            if found.mu <= mu:
+                enough = min(enough, tried.scale)
+                if found.mu >= _CLOSE_ENOUGH * mu:
+                    break
+            # μ is nearly proportional to 1/s.
+            following = max(tried.scale, 1e-300) * (found.mu / mu) * (1.0 + 1e-4)
+            if following == scale:
+                break
+            scale = following
+        if enough == math.inf:
+            raise ConditionError(f"No scale of {mechanism.name} was found that keeps the target.")
+        return enough
+
+    def _smoothed_sensitivity(self, law: Law, mechanism: Mechanism) -> float:
+        """The largest S that the smoothed certificate of all rounds together allows."""
+        reason: ConditionError | None = None
+        for share in SHARES:
+            mu = gaussian.gdp_mu(self.epsilon, self.delta * (1.0 - 1.01 * share))
+            try:
+                return smoothed_sensitivity(
+                    law,
+                    dim=self.dim,
+                    reach=mechanism.reach(self.adjacency),
+                    mu=mu,
+                    tail=share * self.delta,
+                    rounds=self.counted_rounds,
+                )
+            except ConditionError as error:
+                reason = error
+        assert reason is not None
+        raise reason
+
+    @property
+    def _size(self) -> dict[str, Any]:
+        """What a sensitivity depends on beside the mechanism."""
+        return {
+            "dim": self.dim,
+            "clip_norm": self.clip_norm,
+            "adjacency": self.adjacency,
+            "replace_one_distance": self.replace_one_distance,
+        }
 
     def _scale_at(self, mechanism: Mechanism, allowed: float) -> float:
         """The smallest s (rounded up) at which neighbours are at most `allowed` apart in units of the law."""
         scale = self.distance / allowed * (1.0 + 1e-12)
-        size: dict[str, Any] = {"dim": self.dim, "clip_norm": self.clip_norm, "adjacency": self.adjacency}
-        size["replace_one_distance"] = self.replace_one_distance
         # A distance that is stated grows by the grid's resolution, hence with s; never beyond 2D, so this ends.
-        while (found := mechanism.with_scale(scale).sensitivity(**size)) > allowed:
+        while (found := mechanism.with_scale(scale).sensitivity(**self._size)) > allowed:
             scale *= found / allowed * (1.0 + 1e-12)
         return scale
 
@@ -153,19 +253,17 @@ class Target:
             # μ₁ depends on S only through the unit steps between neighbours, and on those only a little: bounding S by
             # what a Gaussian of the same variance allows is safe and close.
             most = mu * deviation * 1.0001
-            certificate = gaussian_certificate(
-                law, dim=self.dim, sensitivity=most, levels=levels, tail=self.delta * share / self.counted_rounds
-            )
+            tail = self.delta * share / self.counted_rounds / counted_tail(self.participation)
+            certificate = gaussian_certificate(law, dim=self.dim, sensitivity=most, levels=levels, tail=min(0.5, tail))
             best = max(best, min(most, mu / certificate.unit_mu))
         return best * (1.0 - 1e-12)
 
-    def _renyi_sensitivity(self, law: Law, levels: int, guess: float) -> float:
+    def _renyi_sensitivity(self, law: Law, levels: int) -> float:
         """The largest S that Rényi certificates of all rounds allow, over a few shares of δ for the tails."""
         # A Gaussian of the same variance allows more than any certificate.
-        most = max(2.0 * guess, math.sqrt(law.variance) * self.gaussian_mu)
-        meter = Meter()
+        most = math.sqrt(law.variance) * self.gaussian_mu * 1.0001
         # A plan has seconds, and this certificate is only worth them where there is little noise.
-        meter.left = MAX_WORK / 2
+        meter = Meter(MAX_WORK / 2)
         best, boxes = 0.0, set()
         for share in _RENYI_TAIL_SHARES:
             tail = share * self.delta / self.counted_rounds

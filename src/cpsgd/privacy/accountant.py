@@ -1,4 +1,4 @@
-"""The cost of many rounds, through `dp_accounting`.
+"""The cost of many rounds.
 
 The Gaussian certificate turns a round into one that is μ-GDP on all but `tail_mass` of its outputs: whatever the
 clients hold, the round's two output laws are the image, under one randomized map, of N(0, 1) and N(μ, 1) (Blackwell;
@@ -10,15 +10,11 @@ Dong, Roth, Su 2022, Theorem 2.10). So a Gaussian mechanism with noise multiplie
   `dp_accounting` this is read under REPLACE_SPECIAL, "a record is replaced by the zero record": our zero-out. (Its
   REPLACE_ONE takes the multiplier against one record's norm, so that neighbours are two multipliers apart, and it
   describes three laws, which a statement about two does not cover; it is not used.)
-* Fixed-size sampling: `SampledWithoutReplacementDpEvent` under REPLACE_ONE in the Rényi accountant, where the
-  multiplier is against the replace-one distance. Its bound (Wang, Balle, Kasiviswanathan 2019, Theorem 27) uses of the
-  mechanism only the divergences E_Q[(P/Q)^j] and E_Q[(P/Q - 1)^l], l even, of replace-one pairs. They are
-  f-divergences, so they are at most those of the Gaussian pair.
+* Fixed-size sampling has a module of its own, `cpsgd.privacy.fixed_size`.
 
 Tails: let I be the event that every round's output lies in its certified range. Inside I the real and the certified
 laws agree, so for any event E, A(E) <= A(E ∩ I) + A(not I) <= e^ε B(E) + δ(ε) + Σ tail_mass, the sum over the rounds.
-(Under sampling the range is chosen for given other members of the cohort. It serves the two vectors of the client
-in question and the one drawn instead alike: all three lie pairwise within the distance the certificate allows for.)
+(Under sampling the range is chosen for given other members of the cohort.)
 
 Floating point: the privacy loss distributions of `dp_accounting` are discretised pessimistically, but its convolutions
 are FFTs, whose roundings may lower a δ by about 10^-17 per round (measured against closed forms). A hundred times that
@@ -37,6 +33,7 @@ from scipy.optimize import brentq
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy import gaussian
+from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, Kind, sampled_profile
 from cpsgd.privacy.participation import Participation
 
 if TYPE_CHECKING:
@@ -48,10 +45,6 @@ COARSE = 1e-3
 """Discretisation of privacy losses inside searches; pessimistic too, and several times faster."""
 
 _FFT_ERROR = 1e-15
-# dp_accounting's bound for sampling without replacement takes differences of numbers that agree in many digits. Up to
-# the order where (1+2q)^α = 10^6 the result is within 10^-9 of the exact formula (the tests compare it with mpmath);
-# larger orders are left out.
-_WITHOUT_REPLACEMENT_GROWTH = math.log(1e6)
 _RENYI_ERROR = 1e-8
 # Integers: for fractional orders dp_accounting's series for Poisson sampling does not always converge.
 _ORDERS = [*range(2, 64), 128, 256, 512, 1024]
@@ -199,30 +192,22 @@ def _profiles(parts: Sequence[Part], interval: float) -> list[Profile]:
     sampled = [(r, math.nextafter(participation.rate, 1.0)) for r, participation in parts if participation.rate < 1.0]
     if not sampled:
         return [unsampled]
+    # The rounds without sampling are one Gaussian.
+    others = _summed([r for r, participation in parts if participation.rate == 1.0])
+    if any(participation.scheme == "fixed-size" for _, participation in parts):
+        kinds = [Kind(r.mu, rate, r.count) for r, rate in sampled]
+        if others > 0.0:
+            kinds.append(Kind(others, 1.0, 1))
+        # Sampling never costs privacy: given who was drawn, a client is in some of the rounds only, and divergences are
+        # jointly convex.
+        return [sampled_profile(kinds, FINE_POINTS if interval <= FINE else COARSE_POINTS), unsampled]
     import dp_accounting as dp
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
     all_orders = _ORDERS if interval <= FINE else _COARSE_ORDERS
-    # The rounds without sampling are one Gaussian, whose multiplier means the same under either relation below: in the
-    # Rényi accountant and, for REPLACE_SPECIAL, in the other, neighbours are one multiplier apart.
-    others = _summed([r for r, participation in parts if participation.rate == 1.0])
+    # Under REPLACE_SPECIAL, and in the Rényi accountant, neighbours are one multiplier apart.
     plain = [dp.GaussianDpEvent(_multiplier(others, 1.0))] if others > 0.0 else []
-    if any(participation.scheme == "fixed-size" for _, participation in parts):
-        largest = _WITHOUT_REPLACEMENT_GROWTH / math.log1p(2.0 * max(rate for _, rate in sampled))
-        orders = [order for order in all_orders if order <= max(largest, 2.0)]
-        renyi = RdpAccountant(orders, dp.NeighboringRelation.REPLACE_ONE)
-        # The event holds the rate as a quotient of integers; this one is over it by less than 1e-9.
-        population = 2**30
-        for r, rate in sampled:
-            cohort = min(population, math.ceil(rate * population))
-            event = dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(_multiplier(r.mu, rate)))
-            renyi.compose(event, r.count)
-        for event in plain:
-            renyi.compose(event)
-        # Sampling never costs privacy: given who was drawn, a client is in some of the rounds only, and divergences are
-        # jointly convex. The bound above does not know that when the rate is large.
-        return [_renyi_profile(renyi), unsampled]
     renyi = RdpAccountant(all_orders, dp.NeighboringRelation.REPLACE_SPECIAL)
     # Losses reach about μ²/2 + 15μ; no more than 10^5 points of them are worth their time, a few thousand in searches.
     largest_mu = max(others, *(r.mu for r, _ in sampled))

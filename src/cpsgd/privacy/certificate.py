@@ -71,9 +71,7 @@ class GaussianCertificate:
         return math.nextafter(1.0 / self.mu, 0.0)
 
 
-def gaussian_certificate(
-    law: Law, *, dim: int, sensitivity: float, levels: int, tail: float, extra_steps: int = 0
-) -> GaussianCertificate:
+def gaussian_certificate(law: Law, *, dim: int, sensitivity: float, levels: int, tail: float) -> GaussianCertificate:
     """The Gaussian certificate of a round whose sum carries noise of this law in every coordinate.
 
     All its numbers are upper bounds, also in floating point.
@@ -84,7 +82,6 @@ def gaussian_certificate(
         sensitivity: S, the largest Euclidean distance of neighbours in lattice units.
         levels: k. No coordinate of neighbours differs by more than k - 1.
         tail: Probability, over all coordinates together, that may be left outside the certified range.
-        extra_steps: Lattice units to widen the certified range by at both ends, beyond what two neighbours need.
 
     Raises:
         ConditionError: The range that holds all but `tail` of the noise reaches the end of the law's support.
@@ -96,7 +93,7 @@ def gaussian_certificate(
         >>> round(certificate.unit_mu * 200, 4)  # 200 is the standard deviation: 2.3 % over a Gaussian
         1.0231
     """
-    return _Profile(law, dim, sensitivity, levels, tail, extra_steps).certificate(tail)
+    return _Profile(law, dim, sensitivity, levels, tail).certificate(tail)
 
 
 def certified_epsilon(
@@ -136,10 +133,8 @@ def certified_epsilon(
 class _Profile:
     """How μ₁ grows with the range, computed once for all tails down to `smallest_tail`."""
 
-    def __init__(
-        self, law: Law, dim: int, sensitivity: float, levels: int, smallest_tail: float, extra_steps: int = 0
-    ) -> None:
-        self.steps = check_parameters(dim, sensitivity, levels, smallest_tail) + extra_steps
+    def __init__(self, law: Law, dim: int, sensitivity: float, levels: int, smallest_tail: float) -> None:
+        self.steps = check_parameters(dim, sensitivity, levels, smallest_tail)
         self.law, self.dim, self.sensitivity = law, dim, sensitivity
         nats = math.log(2.0 * dim / smallest_tail) + _DEPTH
         self.window = law.window(nats, margin=self.steps)

@@ -47,6 +47,8 @@ _TOLERANCE = 2e-5
 # which is twice as fast.
 _BLOCK = 12_000
 _MAX_DEPTH = 12
+# What a node takes whatever the number of outputs, in outputs.
+_OVERHEAD = 2_000
 # Powers of likelihood ratios stay below e^600.
 _MAX_EXPONENT = 600.0
 # A likelihood ratio R is kept as R - 1, which is good to a relative 2^-53/R.
@@ -131,12 +133,18 @@ class TooLongError(ConditionError):
 class Meter:
     """How much work, in outputs times nodes, may still be done."""
 
-    def __init__(self) -> None:
-        self.left = math.inf
+    def __init__(self, left: float = math.inf) -> None:
+        self.left = left
+        self._overhead = 0
+
+    def limit(self, left: float) -> None:
+        """No more than this from now on; it bounds the time also where there are many nodes and few outputs."""
+        self.left = min(self.left, left)
+        self._overhead = _OVERHEAD
 
     def spend(self, outputs: int) -> None:
         """Counts one node."""
-        self.left -= outputs
+        self.left -= outputs + self._overhead
         if self.left < 0.0:
             raise TooLongError(outputs, "the many distances and orders that matter")
 

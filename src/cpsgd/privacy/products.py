@@ -21,7 +21,7 @@ from cpsgd.privacy.curves import Family
 from cpsgd.privacy.gaussian import gdp_epsilon
 from cpsgd.privacy.smoothed import Growth, fisher, growth
 
-SHARES = (0.01, 0.1, 0.5)
+SHARES = (0.003, 0.1, 0.5)
 """Shares of δ for the tails, in the order in which they are tried: the first that will do is as good as any."""
 
 # Coordinates at their largest distance that neighbours must be able to differ in.
@@ -73,6 +73,24 @@ def smoothed_certificate(
     mu = math.sqrt(found.reached(budget * rounds)) * (1.0 + 1e-15)
     mass = coordinates * rounds * (_families(law, min(reach, sensitivity), each)[0].tail + each) * (1.0 + 2.0**-50)
     return GaussianCertificate(mu=mu, unit_mu=mu / sensitivity * (1.0 + 2.0**-52), tail_mass=mass)
+
+
+def smoothed_sensitivity(law: Law, *, dim: int, reach: float, mu: float, tail: float, rounds: int = 1) -> float:
+    """The largest sensitivity, rounded down, at which `rounds` rounds together are certified as μ-GDP.
+
+    Raises:
+        ConditionError: There is no certificate.
+    """
+    each = tail / (2.0 * dim * rounds)
+    if each < SMALLEST_MASS:
+        raise ConditionError(f"No smoothed certificate is computed for a tail of {each:.2g} per coordinate.")
+    # A Gaussian of the same variance allows about that much; a smaller reach would be proved for less than is used.
+    most = min(reach, 1.01 * mu * math.sqrt(law.variance / rounds))
+    if mu * mu * law.variance < _FEWEST * most * most:
+        raise ConditionError("No smoothed certificate is computed: there is next to nothing to smooth.")
+    found = growth(_families(law, most, each), around=mu * mu, tail=each)
+    allowed = math.sqrt(found.affordable(mu * mu) / rounds)
+    return allowed if reach <= most else min(allowed, most)
 
 
 def smoothed_epsilon(

@@ -52,7 +52,8 @@ _COMPOSED = {
     "every": "Gaussians compose as √Σμ² (Dong, Roth and Su 2022, Corollary 3.3)",
     "poisson": "Poisson-sampled Gaussian by dp_accounting: privacy loss distributions (Doroshenko, Ghazi, Kamath, "
     "Kumar, Manurangsi 2022) or Rényi (Mironov, Talwar, Zhang 2019)",
-    "fixed-size": "sampling without replacement by dp_accounting (Wang, Balle, Kasiviswanathan 2019, Theorem 27)",
+    "fixed-size": "sampling without replacement (docs/accounting.md, section 11), on Balle, Barthe and Gaboardi 2018, "
+    "Theorem 2, and Zhu, Dong and Wang 2022, Theorem 10",
 }
 _PRODUCT = "rounds are more coordinates of one product"
 _SUMMED = "Rényi divergences of rounds add up (Mironov 2017, Proposition 1)"
@@ -318,28 +319,31 @@ def round_cost(
     sensitivity = protocol.sensitivity(adjacency)
     if isinstance(law, Normal):
         return Rounds(mu=sensitivity / law.deviation * (1.0 + 1e-14), count=count)
+    counted = counted_tail(scheme)
     if isinstance(law, Steps):
-        # What is proved are hockey-stick divergences of pairs, up to the tail. Poisson sampling needs no more; the
-        # bound for fixed-size sampling does.
-        if scheme.scheme == "fixed-size" and scheme.rate < 1.0:
-            raise ConditionError(
-                f"Nothing is proved for {mechanism.name} under fixed-size sampling; use Poisson sampling, or binomial."
-            )
+        # What is proved are hockey-stick divergences of pairs, up to the tail: all that sampling needs.
         found = smoothed_certificate(
-            law, dim=protocol.dim, sensitivity=sensitivity, reach=mechanism.reach(adjacency), tail=tail
+            law,
+            dim=protocol.dim,
+            sensitivity=sensitivity,
+            reach=mechanism.reach(adjacency),
+            tail=min(0.5, tail / counted),
         )
-        return Rounds(found.mu, count, found.tail_mass)
+        return Rounds(found.mu, count, counted * found.tail_mass * (1.0 + 1e-15))
     certificate = gaussian_certificate(
         law,
         dim=protocol.dim,
         sensitivity=sensitivity,
         levels=mechanism.levels,
-        tail=tail,
-        # The bound for fixed-size sampling compares three laws: the client's two vectors, and the client drawn instead.
-        # One range must do for all, and where the middle one is the integer, the others reach one unit further.
-        extra_steps=1 if scheme.scheme == "fixed-size" else 0,
+        tail=min(0.5, tail / counted),
     )
-    return Rounds(certificate.mu, count, certificate.tail_mass, honest * protocol.dim * mechanism.variation)
+    variation = honest * protocol.dim * mechanism.variation
+    return Rounds(certificate.mu, count, counted * certificate.tail_mass * (1.0 + 1e-15), variation)
+
+
+def counted_tail(scheme: Participation) -> float:
+    """The share of a certificate's tail that counts: with fixed-size sampling only that of rounds the client is in."""
+    return math.nextafter(scheme.rate, 1.0) if scheme.scheme == "fixed-size" else 1.0
 
 
 def published_epsilon(

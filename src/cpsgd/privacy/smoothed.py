@@ -32,28 +32,27 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Array
 from cpsgd.privacy.curves import Curve, Family
 
-# Distances of the scaled first curve grow by this factor; the chord of t² is within 0.03 % of it.
-_RATIO = 1.03
+# Distances of the scaled first curve grow by these factors: tangents of t² are then within 0.06 % of it and, where
+# Δ (c/w)² is so small that J/Δ is flat and chords will do, those.
+_RATIO, _NARROW_RATIO, _NARROW = 1.025, 1.03, 0.05
 # The smallest distance is so small that the kernel of R is constant, to this much, where the curve matters.
-_FLAT = 0.1
+_FLAT = 0.12
 # Values of w grow by this factor. c/√w runs from -W to W, W one of these, over so many values times W.
-_GROWTH, _THRESHOLDS = 1.2, 7.0
+_GROWTH, _THRESHOLDS = 1.2, 5.0
 _WIDTHS = (6.0, 7.0, 8.0, 9.0, 10.0, 12.0, 14.0, 17.0, 20.0, 25.0, 30.0)
-_LARGEST_EXPONENT = 600.0
+_LARGEST_EXPONENT, _SMALLEST_EXPONENT = 300.0, 640.0
 _FASTEST, _FLAT_RATE = 3.0, 1e-3
 # Nothing is gained by a start below this share of w.
 _LEAST_START = 3e-4
 # Parts of the interval of v that J is bounded on: more of them where Δ (c/w)² is over these limits.
-_PARTS = ((0.05, 1), (0.5, 4), (math.inf, 12))
-# Edges between two distances are so close that R/t² changes by less than this.
-_PIECE, _MOST_PIECES = 2e-3, 12
-# κ is found to this where small steps do not lead to it.
-_PRECISION = 0.005
+_PARTS = ((_NARROW, 1), (0.5, 2), (math.inf, 6))
+_TRIES, _PRECISION, _LARGEST_STEP, _WIDEST_CELL = 60, 1e-4, 1e3, 20.0
 _SAFE = 1.0 + 1e-8
 
 
@@ -61,8 +60,10 @@ _SAFE = 1.0 + 1e-8
 class Growth:
     """How w grows as coordinates are swapped for Gaussians: what a family's certificates follow from.
 
+    Any of the `starts` may be the w₀ that the adversary is given: a low one costs little, but rates are high there.
+
     Attributes:
-        starts: Values of w, rising. Any of them will do as what the adversary is given; the best is taken.
+        starts: Values of w, rising.
         rates: κ at each, falling; each holds up to the next, the last one from there on.
         reach: The largest distance in a coordinate.
     """
@@ -73,44 +74,45 @@ class Growth:
 
     def reached(self, budget: float) -> float:
         """Upper bound on w when the squared distances add up to `budget`."""
-        return min(self._reached(first, budget) for first in range(len(self.starts)))
+        return min(self._reached_from(first, budget) for first in range(len(self.starts)))
+
+    def _reached_from(self, first: int, budget: float) -> float:
+        left = budget * (1.0 + 1e-12)
+        for i in range(first, len(self.starts) - 1):
+            gap = (self.starts[i + 1] - self.starts[i]) / self.rates[i] * (1.0 - 1e-12)
+            if left <= gap:
+                return float(self.starts[i] + left * self.rates[i]) * (1.0 + 1e-12)
+            left += self._overshoots[first, i + 1] - gap
+        return float(self.starts[-1] + left * self.rates[-1]) * (1.0 + 1e-12)
 
     def affordable(self, w: float) -> float:
         """The largest Σt², rounded down, after which w is at most this; 0 where even the start is more."""
-        return max(self._affordable(first, w) for first in range(len(self.starts)))
-
-    def _reached(self, first: int, budget: float) -> float:
-        left = (budget + self._overshoots[first]) * (1.0 + 1e-12)
-        for w, following, rate in self._steps[first:]:
-            enough = (following - w) / rate * (1.0 - 1e-12)
-            if left <= enough:
-                return (w + left * rate) * (1.0 + 1e-12)
-            left -= enough
-        raise AssertionError("the last rate has no end")
-
-    def _affordable(self, first: int, w: float) -> float:
-        spent = math.fsum(max(0.0, min(w, following) - start) / rate for start, following, rate in self._steps[first:])
-        return max(0.0, spent * (1.0 - 1e-9) - self._overshoots[first])
+        found = 0.0
+        for first in range(len(self.starts)):
+            spent = 0.0
+            for i in range(first, len(self.starts)):
+                last = i + 1 == len(self.starts) or self.starts[i + 1] >= w
+                end = w if last else self.starts[i + 1]
+                spent += max(0.0, end - self.starts[i]) / self.rates[i]
+                if last:
+                    break
+                spent -= self._overshoots[first, i + 1]
+            found = max(found, spent * (1.0 - 1e-9))
+        return found
 
     @cached_property
-    def _steps(self) -> list[tuple[float, float, float]]:
-        starts = [float(w) for w in self.starts]
-        return list(zip(starts, [*starts[1:], math.inf], [float(rate) for rate in self.rates], strict=True))
+    def _overshoots(self) -> Array:
+        """Σt² that is lost from each start, a row, because a coordinate may step over the n-th value of w, a column.
 
-    @cached_property
-    def _overshoots(self) -> list[float]:
-        """Σt² that coordinates may gain by a step from below a value of w to beyond it, for each start.
-
-        A step from between the i-th value and the next ends less than κ_i T² - (w_n - w_{i+1}) beyond the n-th, where a
-        unit of w should take 1/κ_n of Σt² and took only 1/κ_{n-1}, or even less. Each value is stepped over once.
+        A step from between the i-th value and the next, with the rate κ_i, ends less than κ_i T² - (w_n - w_{i+1})
+        beyond the n-th, where w should take 1/κ_n - 1/κ_{n-1} more of Σt² than before. It may step over several.
         """
-        found = np.zeros(len(self.starts))
+        found = np.zeros((len(self.starts), len(self.starts)))
         for n in range(1, len(self.starts)):
-            beyond = self.rates[:n] * self.reach**2 - (self.starts[n] - self.starts[1 : n + 1])
-            # From a later start there are fewer places to come from.
-            most = np.maximum.accumulate(np.maximum(beyond, 0.0)[::-1])[::-1]
-            found[:n] += most * (1.0 / self.rates[n] - 1.0 / self.rates[n - 1])
-        return [float(lost) for lost in found * (1.0 + 1e-12)]
+            beyond = np.maximum(self.rates[:n] * self.reach**2 - (self.starts[n] - self.starts[1 : n + 1]), 0.0)
+            farthest = np.maximum.accumulate(beyond[::-1])[::-1]
+            found[:n, n] = farthest * (1.0 / self.rates[n] - 1.0 / self.rates[n - 1])
+        return found * (1.0 + 1e-9)
 
 
 def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
@@ -174,17 +176,19 @@ class _Curves:
         self.spread = float(np.max(np.abs(self.first.log_ratios)))
         self.last_rate = fisher(family)
 
-    def rate(self, w: float, tail: float, least: float) -> float:
-        """Upper bound on κ(w); `least` if that is one."""
+    def rate(self, w: float, tail: float, least: float = 0.0) -> float:
+        """Upper bound on κ(w); `least` where that is one."""
         largest = self.family.others[-1] if self.family.others else self.first
         farthest = float(np.max(np.abs(largest.log_ratios)))
-        # The logarithm of the smallest number below, apart from a cell's width and a scale.
-        smallest = 0.5 * farthest * farthest / w + 1.5 * farthest - math.log(tail)
+        # Minus the logarithm of the smallest mass, apart from a cell's width and a scale.
+        smallest = farthest * (0.5 * farthest / w + 1.5) - math.log(tail)
         for widest in _WIDTHS:
             # Far enough out, what is smoothed is under the tail; from there on it only falls.
             end = widest * math.sqrt(w)
-            if end < farthest + w or max(farthest * end / w, smallest) > _LARGEST_EXPONENT:
+            if end < farthest + w:
                 continue
+            if farthest * (end / w + 0.5) > _LARGEST_EXPONENT or smallest > _SMALLEST_EXPONENT:
+                break
             moments = _moments([largest], w, end, 3)[0]
             log_density = -0.5 * (widest - 0.5 * math.sqrt(w)) ** 2
             if math.log(float(np.max(moments))) + log_density <= math.log(tail * math.sqrt(w)):
@@ -193,34 +197,53 @@ class _Curves:
 
     def _rate(self, w: float, end: float, thresholds: int, least: float) -> float:
         curves = self._nodes(w, end)
-        c = np.linspace(-end, end, thresholds)
-        moments = _moments(curves, w, end, thresholds)
-        distances = np.array([curve.distance for curve in curves])
-        edges, bounds = _between(distances, moments, self.last_rate * (end / w) ** 2)
-        smallest = np.full((1, thresholds), self._smallest(w, end, curves[0].distance))
-        log_bounds = np.log(np.vstack([smallest, bounds]))
-        squares = np.square(np.append(0.0, edges))
-        low, rate, step = 0.0, max(self.last_rate, least), 0.01
-        # J/Δ rises with κ where c is large, so what is needed falls: small steps at first.
-        while not (found := _needed(log_bounds, c, w, rate * squares)) <= rate:
-            # It grows by a little more each time, so that this ends.
-            low, rate, step = rate, min(found, (1.0 + step) * rate) * (1.0 + 1e-4 * step), 1.5 * step
-            if not rate * squares[-1] <= 100.0 * w:
-                raise _TooRoughError
-        while low > 0.0 and rate > (1.0 + _PRECISION) * low:
-            middle = math.sqrt(low * rate)
-            enough = _needed(log_bounds, c, w, middle * squares) <= middle
-            low, rate = (low, middle) if enough else (middle, rate)
-        self.last_rate = rate
-        return rate * _SAFE
+        test = _Test(
+            w=w,
+            thresholds=np.linspace(-end, end, thresholds),
+            distances=np.array([curve.distance for curve in curves]),
+            moments=_moments(curves, w, end, thresholds),
+            smallest=self._smallest(w, end, curves[0].distance),
+        )
+        if least > 0.0 and test.gap(least) <= 0.0:
+            return least
+        # The gap falls at least about as fast as log κ rises; false positions find where it closes.
+        x, low, high = math.log(self.last_rate), None, None
+        for _ in range(_TRIES):
+            gap = test.gap(math.exp(x))
+            if gap <= 0.0:
+                high = x, gap
+                if gap > -_PRECISION:
+                    break
+            else:
+                low = x, gap
+            if low is not None and high is not None:
+                if high[0] - low[0] < 0.1 * _PRECISION:
+                    break
+                x = low[0] + (high[0] - low[0]) * max(0.1, (low[1] + 0.3 * _PRECISION) / (low[1] - high[1]))
+                x = min(x, 0.9 * high[0] + 0.1 * low[0])
+            else:
+                x += min(0.3, gap + 0.3 * _PRECISION)
+            if math.exp(x) * test.distances[-1] ** 2 > _LARGEST_STEP * w:
+                break
+        if high is None:
+            raise _TooRoughError
+        self.last_rate = math.exp(high[0])
+        return self.last_rate * _SAFE
 
     def _nodes(self, w: float, end: float) -> list[Curve]:
-        """The first curve, scaled down to where it is narrow against √w, and the others."""
+        """The first curve, scaled down to where it is narrow against √w, and the others.
+
+        Distances are closer together where J/Δ changes with Δ.
+        """
         first, reach = self.first, self.family.reach
         smallest = _FLAT / ((end / w + 1.5) * self.spread)
-        most = min(1.0, reach / first.distance)
-        count = max(1, math.ceil(math.log(most / min(most, smallest)) / math.log(_RATIO)))
-        curves = [_scaled(first, float(most * _RATIO**-i)) for i in range(count, -1, -1)]
+        narrow = math.sqrt(_NARROW / self.last_rate) * w / end / first.distance
+        scale = min(1.0, reach / first.distance)
+        scales = [scale]
+        while scale > smallest or len(scales) < 2:
+            scale /= _RATIO if scale > narrow else _NARROW_RATIO
+            scales.append(scale)
+        curves = [_scaled(first, scale) for scale in reversed(scales)]
         return [*curves, *self.family.others]
 
     def _smallest(self, w: float, end: float, distance: float) -> float:
@@ -268,7 +291,7 @@ def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> 
         e[i, :size], e[i, size:] = curve.excess, curve.excess[-1]
     mass = _masses(x, e, w)
     found, middle = np.empty((len(curves), thresholds)), thresholds // 2
-    # From c = 0 on to either side, so that nothing that grows has vanished before.
+    # From c = 0 to either side, so that nothing vanishes that would grow again.
     for sign in (1, -1):
         term, factor = 2.0 * mass, np.exp(sign * end / middle / w * x)
         for k in range(middle + 1):
@@ -288,12 +311,9 @@ def _masses(x: Array, e: Array, w: float) -> Array:
     bent = np.maximum(0.0, e[:, :-1] - e[:, 1:]) * width / 7.0
     mean, half = 0.5 * (e[:, 1:] + e[:, :-1]) + bent, 0.5 * (e[:, 1:] - e[:, :-1])
     y = -(middle / w + 0.5) * 0.5 * width
-    if float(np.max(np.abs(y))) > 1.0:
+    if float(np.max(np.abs(y))) > _WIDEST_CELL:
         raise _TooRoughError
-    z = y * y
-    even = 1.0 + z * (1 / 6 + z * (1 / 120 + z * (1 / 5040 + z * (1 / 362880 + z / 39916800))))
-    odd = y * (1 / 3 + z * (1 / 30 + z * (1 / 840 + z * (1 / 45360 + z * (1 / 3991680 + z / 518918400)))))
-    square = 1 / 3 + z * (1 / 10 + z * (1 / 168 + z * (1 / 6480 + z * (1 / 443520 + z / 47174400))))
+    even, odd, square = _powers(y)
     scale = 0.5 * width * np.exp(-middle * (0.5 * middle / w + 0.5))
     both, apart = mean * even + half * odd, mean * odd + half * square
     mass = np.zeros_like(x)
@@ -302,70 +322,141 @@ def _masses(x: Array, e: Array, w: float) -> Array:
     return mass
 
 
-def _between(distances: Array, moments: Array, change: float) -> tuple[Array, Array]:
-    """Bounds on R(c)/t² between neighbouring distances, and between further edges where it changes with t.
+def _powers(y: Array) -> tuple[Array, Array, Array]:
+    """Averages of exp(y ξ), ξ exp(y ξ) and ξ² exp(y ξ) over ξ from -1 to 1."""
+    z = y * y
+    even = 1.0 + z * (1 / 6 + z * (1 / 120 + z * (1 / 5040 + z * (1 / 362880 + z / 39916800))))
+    odd = y * (1 / 3 + z * (1 / 30 + z * (1 / 840 + z * (1 / 45360 + z * (1 / 3991680 + z / 518918400)))))
+    square = 1 / 3 + z * (1 / 10 + z * (1 / 168 + z * (1 / 6480 + z * (1 / 443520 + z / 47174400))))
+    if float(np.max(z)) <= 1.0:
+        return even, odd, square
+    large = z > 1.0
+    safe = np.where(large, y, 1.0)
+    sinh, cosh = np.sinh(safe), np.cosh(safe)
+    even = np.where(large, sinh / safe, even)
+    odd = np.where(large, (safe * cosh - sinh) / safe**2, odd)
+    square = np.where(large, ((safe * safe + 2.0) * sinh - 2.0 * safe * cosh) / safe**3, square)
+    return even, odd, square
 
-    Between two distances R lies under its chord a + b t, and (a + b t)/t² is largest at an edge or at 1/t = -b/(2a).
 
-    Args:
-        distances: Where R is known.
-        moments: R, one row per distance.
-        change: R/t² at the largest c grows by about this times t², relatively.
+class _Test:
+    """Whether a κ is enough at one w: R <= J for all c between the thresholds and all distances.
+
+    Between two distances R lies under its chord. J, as a function of t through Δ = κ t², is convex where
+    c² >= v (1 + v/4), v = w + Δ, or Δ <= w/(1 + w/4): there it lies over its tangent at the smaller distance, and chord
+    and tangent are compared at both ends. Elsewhere, where c is small, the largest R/t² of the chord is compared with
+    J/Δ, an average of a function of v that rises and then falls, at the end where it is the smaller.
     """
-    steps = np.diff(np.square(distances)) * change / _PIECE
-    pieces = np.clip(np.ceil(steps), 1, _MOST_PIECES).astype(np.int64)
-    row = np.repeat(np.arange(len(pieces)), pieces)
-    place = (np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) / pieces[row]
-    start, width = distances[:-1][row], np.diff(distances)[row]
-    edges = np.append(start + width * place, distances[-1])
-    b = np.diff(moments, axis=0) / np.diff(distances)[:, None]
-    a = (moments[:-1] - b * distances[:-1, None])[row]
-    b = b[row]
-    near, far = 1.0 / edges[:-1, None], 1.0 / edges[1:, None]
-    vertex = np.clip(-0.5 * b / np.minimum(a, -1e-300), far, near)
-    largest = np.maximum(np.maximum((a * near + b) * near, (a * far + b) * far), (a * vertex + b) * vertex)
-    return edges, largest * (1.0 + 1e-11)
+
+    def __init__(self, *, w: float, thresholds: Array, distances: Array, moments: Array, smallest: float) -> None:
+        self.w, self.distances = w, distances
+        self._c0, self._c1 = thresholds[:-1], thresholds[1:]
+        self._log_moments = np.log(moments)
+        self._smallest = np.full((1, len(thresholds)), math.log(smallest))
+        # (a + b t)/t² is largest at an end or at 1/t = -b/(2a).
+        b = np.diff(moments, axis=0) / np.diff(distances)[:, None]
+        a = moments[:-1] - b * distances[:-1, None]
+        near, far = 1.0 / distances[:-1, None], 1.0 / distances[1:, None]
+        with np.errstate(over="ignore"):
+            vertex = np.clip(-0.5 * b / np.minimum(a, -1e-300), far, near)
+        largest = np.maximum(np.maximum((a * near + b) * near, (a * far + b) * far), (a * vertex + b) * vertex)
+        self._log_largest = np.log(largest * (1.0 + 1e-11))
+
+    def gap(self, rate: float) -> float:
+        """An upper bound on the largest log R - log J; at most zero if the rate is enough."""
+        w, t = self.w, self.distances
+        widths = rate * t * t
+        squares = np.minimum(self._c0**2, self._c1**2)
+        y = 0.5 * (self._c0**2 + self._c1**2)
+        average, bend = _averages(w, widths, self._c0, self._c1)
+        # Up to the smallest distance J/Δ is 1 at Δ = 0 or what it is at that distance, if less.
+        found = [
+            self._worst(self._smallest, math.log(rate) + np.minimum(average[:1], 0.0), 0.0 * bend[:1]),
+            self._worst(self._smallest, math.log(rate) + average[:1], bend[:1]),
+        ]
+        value = average + np.log(widths)[:, None]
+        # J + (t' - t) ∂J/∂t, ∂J/∂t = 2 κ t exp g(v)
+        v = w + widths[:-1]
+        slope = (0.5 * widths[:-1] / (w * v))[:, None]
+        density = (-0.5 * np.log(v / w) - widths[:-1] / 8.0)[:, None] + slope * y
+        density += np.log(2.0 * rate * t[:-1] * np.diff(t))[:, None]
+        ahead = np.logaddexp(value[:-1], density)
+        share = np.exp(density - ahead)
+        ahead_bend = (1.0 - share) * bend[:-1] + share * slope
+        v = w + widths[1:, None]
+        convex = (squares >= v * (1.0 + 0.25 * v)) | (widths[1:, None] <= w / (1.0 + 0.25 * w))
+        # Where J/Δ is flat the other comparison is the sharper one.
+        convex &= (widths[1:] * (self._c1[-1] / w) ** 2 > _NARROW)[:, None]
+        found.append(self._worst(self._log_moments[:-1], value[:-1], bend[:-1], convex))
+        found.append(self._worst(self._log_moments[1:], ahead, ahead_bend, convex))
+        if not np.all(convex):
+            for part in (slice(0, -1), slice(1, None)):
+                rows = math.log(rate) + average[part]
+                found.append(self._worst(self._log_largest, rows, bend[part], ~convex))
+        # Of NumPy's, so that what is not a number is not lost.
+        return float(np.max(found)) + 1e-8
+
+    def _worst(self, logs: Array, value: Array, bend: Array, where: NDArray[np.bool_] | None = None) -> float:
+        """The largest excess of log R, under its chord between two thresholds, over log J, over its tangent in c²."""
+        c0, c1 = self._c0, self._c1
+        y = 0.5 * (c0 * c0 + c1 * c1)
+        rise = np.diff(logs, axis=1) / (c1 - c0)
+        with np.errstate(over="ignore"):
+            vertex = np.clip(rise / (2.0 * np.maximum(bend, 1e-300)), c0, c1)
+        base = logs[:, :-1] - value + bend * y - rise * c0
+        here = np.maximum(rise * c0 - bend * c0 * c0, rise * c1 - bend * c1 * c1)
+        here = base + np.maximum(here, (rise - bend * vertex) * vertex)
+        if where is not None:
+            here = np.where(where, here, -np.inf)
+        return float(np.max(here))
 
 
-def _needed(log_bounds: Array, thresholds: Array, w: float, widths: Array) -> float:
-    """The smallest κ with R/t² <= κ J/Δ for all c and all t, given bounds on log R/t² between neighbouring edges.
-
-    `widths` are the Δ at the edges. J/Δ, an average of a function of v that rises and then falls, is smallest at an
-    edge. It is an average of exp(A + B c²): on each part of [w, w + Δ] the mean of the exponent is bounded below, since
-    1/v lies under its chord and log v under its tangent.
-    """
-    c0, c1 = thresholds[:-1], thresholds[1:]
-    # Between two thresholds log R lies under its chord, and log J, convex in c², over its tangent in between.
-    y = 0.5 * (c0 * c0 + c1 * c1)
-    value, bend = np.empty((2, len(widths), len(y)))
-    # Both are the same for c and -c.
-    half, start = (len(y) + 1) // 2, 0
+def _averages(w: float, widths: Array, c0: Array, c1: Array) -> tuple[Array, Array]:
+    """Lower bounds on log J/Δ at c² = (c0² + c1²)/2, and its slope in c² there: a row per width, a column per cell."""
+    # The same for c and -c.
+    half, cells = (len(c0) + 1) // 2, len(c0)
+    squares = (c0 * c0)[:half], (c1 * c1)[:half]
+    value, bend = np.empty((2, len(widths), cells))
+    start = 0
     for limit, parts in _PARTS:
-        stop = int(np.searchsorted(widths * (thresholds[-1] / w) ** 2, limit))
-        value[start:stop, :half], bend[start:stop, :half] = _average(w, widths[start:stop], y[:half], parts)
+        stop = int(np.searchsorted(widths * (c1[-1] / w) ** 2, limit))
+        value[start:stop, :half], bend[start:stop, :half] = _average(w, widths[start:stop], *squares, parts)
         start = stop
-    value[:, half:], bend[:, half:] = value[:, len(y) // 2 - 1 :: -1], bend[:, len(y) // 2 - 1 :: -1]
-    rise = (log_bounds[:, 1:] - log_bounds[:, :-1]) / (c1 - c0)
-    found = -math.inf
-    for edge in (slice(0, -1), slice(1, None)):
-        low, curve = value[edge], bend[edge]
-        vertex = np.clip(rise / (2.0 * np.maximum(curve, 1e-300)), c0, c1)
-        for c in (c0, c1, vertex):
-            here = log_bounds[:, :-1] + rise * (c - c0) - low - curve * (c * c - y)
-            found = max(found, float(np.max(here)))
-    return math.exp(min(found, 600.0)) * (1.0 + 1e-11)
+    value[:, half:], bend[:, half:] = value[:, cells // 2 - 1 :: -1], bend[:, cells // 2 - 1 :: -1]
+    return value, bend
 
 
-def _average(w: float, widths: Array, y: Array, parts: int) -> tuple[Array, Array]:
-    """Lower bounds on log J/Δ at c² = y, and its slope there: one row per width Δ."""
-    edges = w + widths[:, None] * np.arange(parts + 1) / parts
-    low, high, middle = edges[:, :-1], edges[:, 1:], 0.5 * (edges[:, :-1] + edges[:, 1:])
-    constant = -0.5 * np.log(middle / w) - (middle - w) / 8.0
-    quadratic = 0.25 * ((low - w) / (w * low) + (high - w) / (w * high))
+def _average(w: float, widths: Array, y0: Array, y1: Array, parts: int) -> tuple[Array, Array]:
+    """The same for c² between y0 and y1, over equal parts of [w, w + Δ].
+
+    J/Δ is an average over v of exp g(v), g(v) = -½ log(v/w) + (c²/2)(1/w - 1/v) - (v - w)/8. Where c² >= v/2, g is
+    concave and lies over its chord on each part. Elsewhere the average of exp g is at least exp of the average of g,
+    which is bounded below, since 1/v lies under its chord and log v under its tangent. Either way the bound is an
+    average of exponentials of functions affine in c².
+    """
+    y = 0.5 * (y0 + y1)
+    v = w + widths[:, None] * np.arange(parts + 1) / parts
+    constant, slope = -0.5 * np.log(v / w) - (v - w) / 8.0, 0.5 * (v - w) / (w * v)
+    middle = 0.5 * (v[:, 1:] + v[:, :-1])
+    mean_constant = -0.5 * np.log(middle / w) - (middle - w) / 8.0
+    mean_slope = 0.5 * (slope[:, 1:] + slope[:, :-1])
+    # Parts come first, so that numbers of one part lie together.
+    constant, slope, mean_constant, mean_slope = (x.T[:, :, None] for x in (constant, slope, mean_constant, mean_slope))
+    means = mean_constant + mean_slope * y
     if parts == 1:
-        return constant + quadratic * y, np.broadcast_to(quadratic, (len(widths), len(y)))
-    terms = constant[:, None, :] + quadratic[:, None, :] * y[None, :, None]
-    top = np.max(terms, axis=2)
-    weights = np.exp(terms - top[:, :, None])
-    total = np.einsum("icp->ic", weights)
-    return top + np.log(total / parts), np.einsum("icp,ip->ic", weights, quadratic) / total
+        return means[0] - 1e-12, np.broadcast_to(mean_slope[0], means[0].shape)
+    exponents = constant + slope * y
+    top = np.max(exponents, axis=0)
+    start, rise = exponents[:-1] - top, np.diff(exponents, axis=0)
+    concave = np.minimum(y0, y1) >= 0.5 * v[:, -1:]
+    # ∫ exp(start + s rise) ds and ∫ s exp(start + s rise) ds over s from 0 to 1
+    small = np.abs(rise) < 1e-3
+    safe = np.where(small, 1.0, rise)
+    grown, scale = np.expm1(safe), np.exp(start)
+    whole = scale * np.where(small, 1.0 + rise * (1 / 2 + rise / 6), grown / safe)
+    first = scale * np.where(small, 1 / 2 + rise * (1 / 3 + rise / 8), (safe * (1.0 + grown) - grown) / (safe * safe))
+    weights = np.exp(means - top)
+    total = np.where(concave, whole.sum(axis=0), weights.sum(axis=0))
+    chords = (whole * slope[:-1]).sum(axis=0) + (first * np.diff(slope, axis=0)).sum(axis=0)
+    bend = np.where(concave, chords, (weights * mean_slope).sum(axis=0)) / total
+    return top + np.log(total / parts) - 1e-9, bend

@@ -21,7 +21,7 @@ from cpsgd.errors import (
     StageError,
     ThresholdError,
 )
-from cpsgd.secagg import graph, identity, keys, masks, shamir, wire
+from cpsgd.secagg import graph, identity, keys, shamir, wire
 from cpsgd.secagg.parameters import SecureParameters
 from cpsgd.secagg.state import PAIR_BYTES, ClientState
 from cpsgd.secagg.wire import Advert, Invitation, Kind, Session, Stage
@@ -167,7 +167,7 @@ class SecureClient:
 
         Args:
             delivery: The server's message.
-            values: `dim` integers of type uint32 below 2^bits.
+            values: `dim` integers of type uint32 below the modulus.
 
         Raises:
             SecureAggregationError: The shares cannot be opened, or are too few.
@@ -177,7 +177,8 @@ class SecureClient:
         session, me = _joined(state)
         parameters = session.parameters
         body = session.read(delivery, Kind.DELIVERY, me)
-        words = masks.to_words(values, parameters.dim, parameters.bits)
+        masks = parameters.masks
+        words = masks.to_words(values, parameters.dim)
         entries = wire.read_entries(body, SEALED_BYTES, parameters.neighbours)
         _check_left(parameters, len(entries))
         channel = X25519PrivateKey.from_private_bytes(state.channel_private)
@@ -201,7 +202,7 @@ class SecureClient:
         state.received = received
         state.channel_private = state.mask_private = state.seed = b""
         state.stage = Stage.CONFIRM if session.signed else Stage.UNMASK
-        return session.write(Kind.UPLOAD, me, *masks.to_planes(words, parameters.bits))
+        return session.write(Kind.UPLOAD, me, *masks.to_bytes(words))
 
     def confirm(self, survivors: bytes) -> bytes:
         """With a roster, between `mask` and `unmask`: signs the set of survivors the server announces."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from cpsgd import _validate
 from cpsgd.codec import wire
 from cpsgd.errors import MessageError, ParameterError
-from cpsgd.secagg import graph
+from cpsgd.secagg import graph, masks
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -19,7 +19,8 @@ MAX_BITS = 32
 FINGERPRINT_BYTES = 16
 _LAYOUT = struct.Struct("<IIBIII16sQ")
 _ORDER = ("clients", "dim", "bits", "neighbours", "threshold", "surviving", "fingerprint", "round")
-PARAMETERS_BYTES = _LAYOUT.size
+# Follows where the modulus is no power of two.
+_MODULUS = struct.Struct("<I")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +30,14 @@ class SecureParameters:
     Attributes:
         clients: n, the clients invited; they are numbered 0..n-1.
         dim: d, integers per client.
-        bits: b; sums are taken modulo 2^b.
+        bits: b, the bits that hold an integer; sums are taken modulo 2^b where no other modulus is given.
         neighbours: k, clients each client shares masks with: n - 1 (all others), or an even number below that.
         threshold: t, how many of the k + 1 shares of a secret (one stays with its owner) give the secret.
             2t > k + 1, so that honest clients who reveal one kind of share each never reveal both secrets of anybody.
         surviving: The fewest contributions whose sum may be revealed. Clients refuse to unmask fewer.
         fingerprint: 16 bytes that stand for what the integers mean, `Protocol.fingerprint`.
         round: Number of the round.
+        modulus: M, where sums are taken modulo another number than 2^b; it takes b bits, too. None for 2^b.
 
     Example:
         >>> parameters = SecureParameters.choose(10, 1000, 12, fingerprint=bytes(16), round=3)
@@ -53,6 +55,7 @@ class SecureParameters:
     fingerprint: bytes
     round: int
     surviving: int = 2
+    modulus: int | None = None
 
     def __post_init__(self) -> None:
         n = _validate.integer("clients", self.clients, low=2, high=MAX_CLIENTS)
@@ -71,6 +74,10 @@ class SecureParameters:
             raise ParameterError(f"Expected neighbours to be even, or {n - 1} for all others, got neighbours={k}.")
         low = (k + 1) // 2 + 1
         object.__setattr__(self, "threshold", _validate.integer("threshold", self.threshold, low=low, high=k + 1))
+        if self.modulus is not None:
+            high = 2**self.bits
+            modulus = _validate.integer("modulus", self.modulus, low=high // 2 + 1, high=high)
+            object.__setattr__(self, "modulus", None if modulus == high else modulus)
         if not isinstance(self.fingerprint, bytes) or len(self.fingerprint) != FINGERPRINT_BYTES:
             raise ParameterError("Expected fingerprint to be 16 bytes.")
 
@@ -87,6 +94,7 @@ class SecureParameters:
         colluding: int = 0,
         failure: float = 1e-9,
         surviving: int | None = None,
+        modulus: int | None = None,
     ) -> Self:
         """The fewest neighbours, and the threshold, that make failure and insecurity improbable.
 
@@ -102,6 +110,7 @@ class SecureParameters:
                 that the graph is insecure against that many colluding clients (`cpsgd.secagg.risk` states both).
             surviving: The fewest contributions whose sum may be revealed; by default all but the dropouts. The graph
                 is chosen to be secure with so few.
+            modulus: M, where it is not 2^b.
 
         Raises:
             InfeasibleError: Not even a complete graph tolerates this many dropouts and colluding clients.
@@ -119,6 +128,7 @@ class SecureParameters:
             fingerprint=fingerprint,
             round=round,
             surviving=fewest,
+            modulus=modulus,
         )
 
     @classmethod
@@ -133,7 +143,7 @@ class SecureParameters:
         failure: float = 1e-9,
         surviving: int | None = None,
     ) -> Self:
-        """The parameters that carry a protocol's integers; its modulus must be a power of two (see `choose`).
+        """The parameters that carry a protocol's integers (see `choose`).
 
         Args:
             protocol: A protocol planned with `plan(..., secure=True)`.
@@ -144,12 +154,10 @@ class SecureParameters:
             failure: As in `choose`.
             surviving: As in `choose`; `Plan.surviving` keeps the plan's guarantee.
         """
+        protocol.check_integers()
         modulus = protocol.modulus
-        if modulus is None or modulus.bit_count() != 1:
-            raise ParameterError(
-                f"Expected a protocol whose modulus is a power of two, got modulus={modulus}; "
-                "plan(..., secure=True) chooses one."
-            )
+        if modulus is None:
+            raise ParameterError("Expected a protocol with a modulus, got none; plan(..., secure=True) chooses one.")
         clients = protocol.clients if clients is None else clients
         if clients > protocol.clients:
             raise ParameterError(
@@ -158,23 +166,35 @@ class SecureParameters:
         return cls.choose(
             clients,
             protocol.dim,
-            modulus.bit_length() - 1,
+            (modulus - 1).bit_length(),
             fingerprint=protocol.fingerprint,
             round=round,
             dropout=dropout,
             colluding=colluding,
             failure=failure,
             surviving=surviving,
+            modulus=modulus,
         )
+
+    @property
+    def masks(self) -> masks.Masks:
+        """How integers are masked and written."""
+        return masks.of(2**self.bits if self.modulus is None else self.modulus)
 
     @property
     def upload_bytes(self) -> int:
         """Bytes of the packed integers, without the frame."""
-        return -(-self.bits * self.dim // 8)
+        return self.masks.size_bytes(self.dim)
+
+    @property
+    def version(self) -> int:
+        """The version of the messages: 1, and 2 where the modulus is no power of two."""
+        return 1 if self.modulus is None else 2
 
     def to_bytes(self) -> bytes:
-        """All fields, in 45 bytes."""
-        return _LAYOUT.pack(*(getattr(self, name) for name in _ORDER))
+        """All fields, in 45 bytes, or 49 where the modulus is no power of two."""
+        data = _LAYOUT.pack(*(getattr(self, name) for name in _ORDER))
+        return data if self.modulus is None else data + _MODULUS.pack(self.modulus)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -183,9 +203,14 @@ class SecureParameters:
         Raises:
             MessageError: No parameters are written like this.
         """
-        if len(data) != PARAMETERS_BYTES:
-            raise MessageError(f"Parameters take {PARAMETERS_BYTES} bytes, got {len(data)}.")
+        size = _LAYOUT.size
+        if len(data) not in (size, size + _MODULUS.size):
+            raise MessageError(f"Parameters take {size} or {size + _MODULUS.size} bytes, got {len(data)}.")
+        modulus = _MODULUS.unpack(data[size:])[0] if data[size:] else None
         try:
-            return cls(**dict(zip(_ORDER, _LAYOUT.unpack(data), strict=True)))
+            found = cls(**dict(zip(_ORDER, _LAYOUT.unpack(data[:size]), strict=True)), modulus=modulus)
         except ParameterError as error:
             raise MessageError(f"The parameters are not valid: {error}") from None
+        if found.modulus != modulus:
+            raise MessageError("The parameters are not valid: a power of two is not written out as the modulus.")
+        return found

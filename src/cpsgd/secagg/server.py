@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from cpsgd.errors import ParameterError, SenderError, ShareError, StageError, ThresholdError
-from cpsgd.secagg import graph, identity, keys, masks, shamir, wire
+from cpsgd.secagg import graph, identity, keys, shamir, wire
 from cpsgd.secagg.client import SEALED_BYTES, survivors_digest
 from cpsgd.secagg.parameters import SecureParameters
 from cpsgd.secagg.wire import Advert, Invitation, Kind, Session, Stage
@@ -25,7 +25,7 @@ class SecureSum:
     """What a round reveals.
 
     Attributes:
-        sums: The sums of the survivors' integers modulo 2^bits, type uint32.
+        sums: The sums of the survivors' integers modulo M, type uint32.
         survivors: Who contributed. Their number goes into `Protocol.decode_sum` and, as `surviving`, into `guarantee`.
     """
 
@@ -72,7 +72,8 @@ class SecureServer:
         self._commitments: dict[int, bytes] = {}
         self._sealed: dict[int, dict[int, bytes]] = {}  # by sender and receiver
         self._delivered: dict[int, tuple[int, ...]] = {}  # neighbours whose shares each client holds
-        self._words: NDArray[Any] = np.zeros(parameters.dim, masks.word(parameters.bits))
+        self._masks = parameters.masks
+        self._words: NDArray[Any] = np.zeros(parameters.dim, self._masks.word)
         self._survivors: frozenset[int] = frozenset()
         self._signatures: dict[int, bytes] = {}
         self._shares: dict[int, dict[int, bytes]] = {}  # by owner and holder
@@ -156,7 +157,7 @@ class SecureServer:
         self._sealed[client] = dict(zip(receivers, sealed, strict=True))
 
     def _take_upload(self, client: int, body: memoryview) -> None:
-        self._words += masks.from_bytes(body, self.parameters.dim, self.parameters.bits)
+        self._masks.add(self._words, self._masks.from_bytes(body, self.parameters.dim))
 
     def _take_confirmation(self, client: int, body: memoryview) -> None:
         advert = self._adverts[client]
@@ -223,11 +224,8 @@ class SecureServer:
     def _close_revelations(self) -> dict[int, bytes]:
         self._check_holders(frozenset(self._answered))
         words = self._words.copy()
-        masks.apply(words, self._masks_to_remove())
-        sums = words.astype(np.uint32)
-        if self.parameters.bits < 32:
-            sums &= np.uint32((1 << self.parameters.bits) - 1)
-        self._result = SecureSum(sums, tuple(sorted(self._survivors)))
+        self._masks.apply(words, self._masks_to_remove())
+        self._result = SecureSum(self._masks.integers(words), tuple(sorted(self._survivors)))
         self._shares.clear()
         self._stage = Stage.DONE
         return {}

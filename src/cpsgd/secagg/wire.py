@@ -26,10 +26,11 @@ from cpsgd.errors import (
 )
 from cpsgd.secagg import identity, keys
 from cpsgd.secagg.keys import KEY_BYTES
-from cpsgd.secagg.parameters import PARAMETERS_BYTES, SecureParameters
+from cpsgd.secagg.parameters import SecureParameters
 
 MAGIC = b"cpss"
-VERSION = 1
+VERSIONS = (1, 2)
+"""The second is for sums modulo a number that is no power of two, which the first cannot name."""
 SESSION_BYTES = 16
 # magic, version, kind, fingerprint, round, session, client; then the checksum of these and the body.
 _FIELDS = struct.Struct("<4sBB16sQ16sI")
@@ -92,7 +93,8 @@ class Session:
     def write(self, kind: Kind, client: int, *body: bytes | memoryview) -> bytes:
         """A message from or to `client`; the parts of its body follow each other."""
         parameters = self.parameters
-        header = _FIELDS.pack(MAGIC, VERSION, kind, parameters.fingerprint, parameters.round, self.identifier, client)
+        fields = parameters.fingerprint, parameters.round, self.identifier, client
+        header = _FIELDS.pack(MAGIC, parameters.version, kind, *fields)
         return b"".join((header, _CHECKSUM.pack(checksum(header, *body)), *body))
 
     def read(self, message: bytes, kind: Kind, client: int) -> memoryview:
@@ -101,7 +103,7 @@ class Session:
         Raises:
             SecureAggregationError: One of its subclasses, for the first thing that is wrong.
         """
-        fields = _frame(message)
+        fields = _frame(message, (self.parameters.version,))
         if fields.fingerprint != self.parameters.fingerprint:
             raise SecureFingerprintError("The message was made for a protocol with other parameters.")
         if fields.round != self.parameters.round:
@@ -143,10 +145,11 @@ class Invitation:
         if fields.kind != Kind.INVITATION:
             raise StageError(f"Expected an invitation, got a message of kind {fields.kind.name}.")
         body = message[HEADER_BYTES:]
-        if len(body) != PARAMETERS_BYTES + 1 or body[-1] > 1:
+        if not body or body[-1] > 1:
             raise MessageError("The invitation is malformed.")
         parameters = SecureParameters.from_bytes(body[:-1])
-        if (parameters.fingerprint, parameters.round) != (fields.fingerprint, fields.round):
+        stated = parameters.version, parameters.fingerprint, parameters.round
+        if stated != (fields.version, fields.fingerprint, fields.round):
             raise MessageError("The invitation contradicts its own header.")
         if fields.client >= parameters.clients:
             raise MessageError(f"There is no client {fields.client} among {parameters.clients}.")
@@ -302,6 +305,7 @@ def set_bytes(clients: int) -> int:
 
 @dataclass(frozen=True)
 class _Fields:
+    version: int
     kind: Kind
     fingerprint: bytes
     round: int
@@ -309,7 +313,7 @@ class _Fields:
     client: int
 
 
-def _frame(message: bytes) -> _Fields:
+def _frame(message: bytes, versions: tuple[int, ...] = VERSIONS) -> _Fields:
     if not isinstance(message, bytes):
         raise MessageError(f"Expected a message as bytes, got {type(message).__name__}.")
     if len(message) < HEADER_BYTES:
@@ -317,12 +321,13 @@ def _frame(message: bytes) -> _Fields:
     magic, version, kind, fingerprint, round, session, client = _FIELDS.unpack_from(message)
     if magic != MAGIC:
         raise MessageError("Not a message of secure aggregation: the first four bytes are not 'cpss'.")
-    if version != VERSION:
-        raise SecureVersionError(f"The message has version {version}; this release speaks version {VERSION}.")
+    if version not in versions:
+        known = " or ".join(map(str, versions))
+        raise SecureVersionError(f"The message has version {version}; expected version {known}.")
     body = memoryview(message)[HEADER_BYTES:]
     if _CHECKSUM.unpack_from(message, _FIELDS.size)[0] != checksum(message[: _FIELDS.size], body):
         raise MessageError("The checksum does not match: the message was damaged on the way.")
     try:
-        return _Fields(Kind(kind), fingerprint, round, session, client)
+        return _Fields(version, Kind(kind), fingerprint, round, session, client)
     except ValueError:
         raise MessageError(f"There is no message of kind {kind}.") from None

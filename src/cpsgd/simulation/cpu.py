@@ -5,7 +5,8 @@ independent Binomial(m, p) is Binomial(nm, p). So the simulator rounds each clie
 mechanism for the noise of the whole sum. The law of the sum, hence of the mean, is the one of n encoded messages in an
 `Aggregator` (the tests compare the two), at a fraction of the cost: no noise per client, no packing, no header. (Up to
 the sampler's resolution: a client counts its coins exactly, while the sum of so many is drawn from a table of 128-bit
-numbers, which is within some 1e-35 of the law in each coordinate.)
+numbers, which is within some 1e-35 of the law in each coordinate.) Where the rounding is the noise, as with biased
+coins, every client's coins are tossed by its own kernel and nothing is left to draw.
 
 A vector with NaN or infinity in it counts as the zero vector, and nobody is told. To stop instead would be an answer
 that depends on one client's data and that no guarantee covers; as it is, every client's contribution has norm at most

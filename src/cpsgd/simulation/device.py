@@ -4,7 +4,7 @@ Its kernels are written twice: in plain PyTorch (`device_plain.py`), for any dev
 (`device_fused.py`), for GPUs. The two give the same integers, bit for bit.
 
 The law of the mean is that of `RoundSimulator`, and so of single messages: every client's vector is really clipped,
-rotated and rounded, the noise of the sum is drawn once. Three things differ.
+rotated and rounded, the noise of the sum is drawn once, where rounding is not itself the noise. Three things differ.
 
 * Random numbers come from a counter (Philox), not from a cipher: fine for experiments, but a simulation whose numbers
   can be predicted protects nobody.
@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip, rotate, wire
-from cpsgd.codec.rounding import Grid
 from cpsgd.errors import EmptyError, ParameterError, VectorError
-from cpsgd.mechanisms.base import FairCoins
+from cpsgd.mechanisms.base import FairCoins, Rounding
 from cpsgd.mechanisms.law import Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
@@ -109,7 +108,7 @@ class DeviceRound:
         self.count = 0
         chosen = int.from_bytes(os.urandom(7), "little") if seed is None else seed
         self._seed = _validate.integer("seed", chosen, low=0, high=2**64 - 1)
-        self._grid = protocol.mechanism.grid
+        self._grid, self._rounding = protocol.mechanism.grid, protocol.mechanism.device_rounding()
         dtype = torch.float64 if self._grid is None else torch.int64
         self._sums = torch.zeros(protocol.dim, dtype=dtype, device=device)
         # A GPU has its number there, also where none was given.
@@ -129,11 +128,11 @@ class DeviceRound:
             raise ParameterError("The round's mean was released: it takes no more messages.")
         protocol = self.protocol
         vectors = _rows(vectors, protocol.dim, self.device)
-        if self._grid is None:
+        if self._grid is None or self._rounding is None:
             self._sums += _clipped_sum(vectors, protocol.clip_norm)
         else:
             with current(self.device):
-                self._add_rounded(vectors, self._grid)
+                self._add_rounded(vectors, self._grid.unit, self._rounding)
         self.count += len(vectors)
 
     def add_zeros(self, count: int) -> None:
@@ -160,22 +159,16 @@ class DeviceRound:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
         return noise_norm(self.protocol, self.count)
 
-    def _add_rounded(self, vectors: torch.Tensor, grid: Grid) -> None:
+    def _add_rounded(self, vectors: torch.Tensor, unit: float, rounding: Rounding) -> None:
         protocol = self.protocol
         bound = protocol.clip_norm * (1.0 - clip.MARGIN)
         columns: plain.Columns = [(0, vectors)]
         if protocol.rotate:
-            columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, grid.unit)
+            columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, unit)
         else:
-            plain.scale(vectors, bound, grid.unit)
-        self._kernels.round_and_sum(
-            columns,
-            self._sums,
-            key=self._key("rounding"),
-            first=self.count,
-            levels=protocol.mechanism.levels,
-            fraction_bits=grid.fraction_bits,
-        )
+            plain.scale(vectors, bound, unit)
+        key = self._key("rounding")
+        self._kernels.round_and_sum(columns, self._sums, key=key, first=self.count, rounding=rounding)
 
     def _noisy_mean(self) -> torch.Tensor:
         protocol, mechanism = self.protocol, self.protocol.mechanism
@@ -183,7 +176,7 @@ class DeviceRound:
         # As `cpsgd.codec.pipeline.decode`: the mean of what was added is taken off, in float64.
         middle, sums = self.count * mechanism.centre, self._sums
         if protocol.modulus is not None:
-            lowest = math.floor(middle) - protocol.modulus // 2
+            lowest = math.ceil(middle - 0.5 * protocol.modulus)
             sums = torch.remainder(sums - lowest, protocol.modulus)
             middle -= lowest
         mean = ((sums.to(torch.float64) - middle) * (mechanism.scale / self.count)).to(torch.float32)

@@ -18,14 +18,15 @@ import triton
 import triton.language as tl
 
 from cpsgd._torch import torch
+from cpsgd.mechanisms.base import Rounding
 from cpsgd.simulation import device_plain as plain
 
 # Largest transform that one program holds in registers, and the smallest that is worth a kernel.
 _LARGEST, _SMALLEST = 15, 6
 # Larger transforms: stages of the first pass, over neighbours, and of the later ones, over columns of this width.
 _FIRST_STAGES, _LATER_STAGES, _COLUMN_BITS = 13, 10, 5
-# Rounding: coordinates and clients of a program.
-_COORDINATES, _CLIENTS = 512, 128
+# Rounding: random words, hence coordinates or pairs of them, and clients of a program.
+_WORDS, _CLIENTS = 512, 128
 # Rows of one launch: CUDA's limit on the second dimension of a grid.
 _ROWS = 65_535
 # Coins: coordinates of a program, and counters it draws.
@@ -34,6 +35,7 @@ _COIN_COORDINATES, _COUNTERS = 256, 64
 _EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 _ROUNDING = tl.constexpr(plain.ROUNDING)
 _COINS = tl.constexpr(plain.COINS)
+_TOSSES = tl.constexpr(plain.TOSSES)
 
 
 @triton.jit
@@ -123,6 +125,32 @@ def _pass(rows, stride, FIRST: tl.constexpr, STAGES: tl.constexpr, COLUMNS: tl.c
     tl.store(base + place, _butterflies(tl.load(base + place), SIZE, COLUMNS, STAGES))
 
 
+@triton.jit
+def _points(x, LIMIT: tl.constexpr, OFFSET: tl.constexpr):
+    """Points of the grid plus OFFSET: clipped, and to the nearest integer, ties to even."""
+    x = tl.minimum(tl.maximum(x, -1.0 * LIMIT), 1.0 * LIMIT)
+    if LIMIT < 4194304:
+        # From 2^23 to 2^24 numbers are integers: adding 3 · 2^22 rounds, and the last bits hold the result.
+        nearest = (x + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    else:
+        # From 2^23 on numbers are integers, and adding 2^23 rounds smaller ones.
+        size = tl.abs(x)
+        size = tl.where(size < 8388608.0, (size + 8388608.0) - 8388608.0, size)
+        nearest = tl.where(x < 0.0, -size, size).to(tl.int32)
+    return nearest.to(tl.uint32, bitcast=True) + OFFSET
+
+
+@triton.jit
+def _words(key, counters, client, purpose, SIZE: tl.constexpr):
+    """The four words of each counter, one after the other."""
+    zeros = tl.zeros_like(counters)
+    a, b, c, d = tl.philox(key, counters, zeros + client, zeros + purpose, 0)
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [SIZE]).to(tl.uint32)
+
+
+# Triton's interpreter wants loops of constant length: in the three kernels below clients past the last are masked.
+
+
 @triton.jit(do_not_specialize=["count", "key", "first", "counter"])
 def _round_and_sum(
     rows,
@@ -134,31 +162,66 @@ def _round_and_sum(
     first,
     counter,
     LIMIT: tl.constexpr,
+    OFFSET: tl.constexpr,
     FRACTION: tl.constexpr,
+    RATE: tl.constexpr,
     SIZE: tl.constexpr,
     CLIENTS: tl.constexpr,
 ):
+    """See `plain._levels`; RATE is 0 where there is none."""
     columns = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     counters = (counter + tl.program_id(0) * (SIZE // 4) + tl.arange(0, SIZE // 4)).to(tl.uint32)
     inside = columns < dim
     total = tl.zeros([SIZE], tl.int32)
     start = tl.program_id(1) * CLIENTS
-    # Triton's interpreter wants a loop of constant length: what is past the last client is masked.
     for i in range(CLIENTS):
         row = start + i
         x = tl.load(rows + row.to(tl.int64) * stride + columns, mask=inside & (row < count), other=0.0)
-        x = tl.minimum(tl.maximum(x, -1.0 * LIMIT), 1.0 * LIMIT)
-        # To the nearest integer, ties to even: from 2^23 on numbers are integers, and adding 2^23 rounds smaller ones.
-        size = tl.abs(x)
-        size = tl.where(size < 8388608.0, (size + 8388608.0) - 8388608.0, size)
-        nearest = tl.where(x < 0.0, -size, size)
-        grid = nearest.to(tl.int32).to(tl.uint32, bitcast=True) + LIMIT
-        client = (first + row).to(tl.uint32)
-        a, b, c, d = tl.philox(key, counters, tl.zeros_like(counters) + client, tl.zeros_like(counters) + _ROUNDING, 0)
-        word = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [SIZE]).to(tl.uint32)
-        rounded = (grid + ((word & 0xFFFF) >> (16 - FRACTION))) >> FRACTION
-        total += tl.where(row < count, rounded.to(tl.int32), 0)
+        word = _words(key, counters, (first + row).to(tl.uint32), _ROUNDING, SIZE)
+        drawn = (_points(x, LIMIT, OFFSET) + ((word & 0xFFFF) >> (16 - FRACTION))) >> FRACTION
+        if RATE > 0:
+            drawn = tl.where((word >> 16) < RATE, 2 * drawn, 1)
+        total += tl.where(row < count, drawn.to(tl.int32), 0)
     tl.atomic_add(sums + columns, total.to(tl.int64), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "key", "first", "counter"])
+def _toss_and_sum(
+    rows,
+    stride,
+    sums,
+    dim,
+    count,
+    key,
+    first,
+    counter,
+    LIMIT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COINS: tl.constexpr,
+    SIZE: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    """See `plain._heads`: SIZE words for the left and the right halves of SIZE // 32 groups of 64 coordinates."""
+    offsets = tl.arange(0, SIZE)
+    left = tl.program_id(0) * (2 * SIZE) + offsets // 32 * 64 + offsets % 32
+    right = left + 32
+    counters = (counter + tl.program_id(0) * (SIZE // 4) + tl.arange(0, SIZE // 4)).to(tl.uint32)
+    left_total = tl.zeros([SIZE], tl.uint32)
+    right_total = tl.zeros([SIZE], tl.uint32)
+    start = tl.program_id(1) * CLIENTS
+    for i in range(CLIENTS):
+        row = start + i
+        base = rows + row.to(tl.int64) * stride
+        one = (row < count).to(tl.uint32)
+        x = tl.load(base + left, mask=(left < dim) & (row < count), other=0.0)
+        y = tl.load(base + right, mask=(right < dim) & (row < count), other=0.0)
+        left_points, right_points = _points(x, LIMIT, OFFSET), _points(y, LIMIT, OFFSET)
+        for coin in range(COINS):
+            word = _words(key, counters, (first + row).to(tl.uint32), _TOSSES + coin, SIZE)
+            left_total += ((left_points + (word & 0xFFFF)) >> 16) * one
+            right_total += ((right_points + (word >> 16)) >> 16) * one
+    tl.atomic_add(sums + left, left_total.to(tl.int64), mask=left < dim)
+    tl.atomic_add(sums + right, right_total.to(tl.int64), mask=right < dim)
 
 
 @triton.jit
@@ -174,6 +237,47 @@ def _kept(words, left):
     """The first `left` bits of each word; all from 32 on, none below 1."""
     few = (tl.full([1], 1, tl.uint32) << tl.minimum(tl.maximum(left, 0), 31).to(tl.uint32)) - 1
     return tl.where(left >= 32, words, words & few)
+
+
+@triton.jit(do_not_specialize=["count", "key", "first", "counter"])
+def _toss_many_and_sum(
+    rows,
+    stride,
+    sums,
+    dim,
+    count,
+    key,
+    first,
+    counter,
+    LIMIT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COINS: tl.constexpr,
+    SIZE: tl.constexpr,
+    CLIENTS: tl.constexpr,
+):
+    """See `plain._many_heads`."""
+    columns = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    counters = (counter + tl.program_id(0) * (SIZE // 4) + tl.arange(0, SIZE // 4)).to(tl.uint32)
+    inside = columns < dim
+    total = tl.zeros([SIZE], tl.int32)
+    start = tl.program_id(1) * CLIENTS
+    for i in range(CLIENTS):
+        row = start + i
+        x = tl.load(rows + row.to(tl.int64) * stride + columns, mask=inside & (row < count), other=0.0)
+        points = _points(x, LIMIT, OFFSET)
+        left = tl.zeros([SIZE], tl.int32) + tl.where(row < count, COINS, 0)
+        for digit in range(16):
+            ones = tl.zeros([SIZE], tl.int32)
+            most = tl.max(left)
+            number = 0
+            while 32 * number < most:
+                word = _words(key, counters, (first + row).to(tl.uint32), _TOSSES + 16 * number + digit, SIZE)
+                ones += _ones(_kept(word, left - 32 * number)).to(tl.int32)
+                number += 1
+            one = ((points >> (15 - digit)) & 1) == 1
+            total += tl.where(one, left - ones, 0)
+            left = tl.where(one, ones, left - ones)
+    tl.atomic_add(sums + columns, total.to(tl.int64), mask=inside)
 
 
 @triton.jit(do_not_specialize=["key", "trials"])
@@ -259,22 +363,26 @@ def _limits(bound: float, unit: float, device: torch.device) -> torch.Tensor:
     return torch.tensor([bound, unit], dtype=torch.float64, device=device)
 
 
-def round_and_sum(
-    columns: plain.Columns, sums: torch.Tensor, *, key: int, first: int, levels: int, fraction_bits: int
-) -> None:
-    """Rounds rows in grid units stochastically to levels 0..k-1 and adds them to `sums`; see `plain.round_and_sum`."""
+def round_and_sum(columns: plain.Columns, sums: torch.Tensor, *, key: int, first: int, rounding: Rounding) -> None:
+    """Turns rows in grid units into integers and adds them to `sums`; see `plain.round_and_sum`."""
     for start, rows in columns:
-        _round_part(rows, sums[start:], start // 4, key, first, levels, fraction_bits)
+        _round_part(rows, sums[start:], start, key, first, rounding)
 
 
-def _round_part(
-    rows: torch.Tensor, sums: torch.Tensor, counter: int, key: int, first: int, levels: int, fraction_bits: int
-) -> None:
+def _round_part(rows: torch.Tensor, sums: torch.Tensor, start: int, key: int, first: int, rounding: Rounding) -> None:
     count, dim = rows.shape
-    limit = (levels - 1) << (fraction_bits - 1)
-    clients = min(_CLIENTS, (2**31 - 1) // (levels - 1))
-    grid = triton.cdiv(dim, _COORDINATES), triton.cdiv(count, clients)
-    _round_and_sum[grid](
+    # What a program adds up fits in 31 bits.
+    clients = min(_CLIENTS, (2**31 - 1) // rounding.largest)
+    coins, per_counter = rounding.coins, 4
+    parameters: tuple[int, ...] = (coins or 0,)
+    if coins is None:
+        kernel, parameters = _round_and_sum, (rounding.fraction_bits, rounding.rate or 0)
+    elif coins <= plain.FEW_COINS:
+        kernel, per_counter = _toss_and_sum, 8
+    else:
+        kernel = _toss_many_and_sum
+    grid = triton.cdiv(dim, _WORDS * per_counter // 4), triton.cdiv(count, clients)
+    kernel[grid](
         rows,
         rows.stride(0),
         sums,
@@ -282,10 +390,11 @@ def _round_part(
         count,
         key,
         first,
-        counter,
-        limit,
-        fraction_bits,
-        _COORDINATES,
+        start // per_counter,
+        rounding.limit,
+        rounding.offset,
+        *parameters,
+        _WORDS,
         clients,
         num_warps=4,
         **_EXACT,

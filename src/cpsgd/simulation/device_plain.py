@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 from cpsgd._torch import torch
+from cpsgd.mechanisms.base import Rounding
 
 Transform = Callable[[torch.Tensor], None]
 """The unnormalised Walsh–Hadamard transform of each row, in place."""
@@ -21,13 +22,16 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
 
 Columns = list[tuple[int, torch.Tensor]]
-"""Rows in pieces: some of their columns each, and the number of the first of these, a multiple of 4."""
+"""Rows in pieces: some of their columns each, and the number of the first of these, a multiple of 64."""
 
 LONGEST = 1e18
 """Rows that are longer than this many times the norm they are clipped to count as zero."""
 
-ROUNDING, COINS = 0, 1
-"""What random words are for: the third word of a counter."""
+ROUNDING, COINS, TOSSES = 0, 1, 2
+"""What random words are for: the third word of a counter. There are several kinds of tosses, numbered upwards."""
+
+FEW_COINS = 64
+"""More coins than these are not tossed one by one."""
 
 # Counters worked on at a time: enough to fill a GPU, small enough for its memory.
 _COUNTERS = 1 << 22
@@ -142,30 +146,68 @@ def _swap(rows: torch.Tensor, size: int, rest: int) -> None:
     rows[:, :rest] = tail
 
 
-def round_and_sum(
-    columns: Columns, sums: torch.Tensor, *, key: int, first: int, levels: int, fraction_bits: int
-) -> None:
-    """Rounds rows in grid units stochastically to levels 0..k-1 and adds them to `sums` (int64).
-
-    The word of client `first` + i and coordinate c is number c mod 4 of counter (c div 4, client).
-    """
+def round_and_sum(columns: Columns, sums: torch.Tensor, *, key: int, first: int, rounding: Rounding) -> None:
+    """Turns rows of client `first` and those after it, in grid units, into integers and adds them to `sums` (int64)."""
+    tosses = _heads if (rounding.coins or 0) <= FEW_COINS else _many_heads
+    draw = _levels if rounding.coins is None else tosses
+    limit = float(rounding.limit)
     for start, rows in columns:
-        _round_part(rows, sums[start : start + rows.shape[1]], start // 4, key, first, levels, fraction_bits)
+        dim = rows.shape[1]
+        step = max(1, 4 * _COUNTERS // dim)
+        for begin in range(0, len(rows), step):
+            part = rows[begin : begin + step]
+            clients = torch.arange(first + begin, first + begin + len(part), device=rows.device)[:, None]
+            points = part.clamp(-limit, limit).round().to(torch.int64) + rounding.offset
+            sums[start : start + dim] += draw(points, key, clients, start, rounding).sum(dim=0)
 
 
-def _round_part(
-    rows: torch.Tensor, sums: torch.Tensor, counter: int, key: int, first: int, levels: int, fraction_bits: int
-) -> None:
-    dim = rows.shape[1]
-    limit = (levels - 1) << (fraction_bits - 1)
-    columns = torch.arange(counter, counter - (-dim // 4), device=rows.device)
-    step = max(1, _COUNTERS // len(columns))
-    for start in range(0, len(rows), step):
-        part = rows[start : start + step]
-        clients = torch.arange(first + start, first + start + len(part), device=rows.device)
-        words = torch.stack(philox(key, columns[None, :], clients[:, None], ROUNDING), dim=-1).flatten(1)[:, :dim]
-        grid = part.clamp(-float(limit), float(limit)).round().to(torch.int64) + limit
-        sums += ((grid + ((words & 0xFFFF) >> (16 - fraction_bits))) >> fraction_bits).sum(dim=0)
+def _words(key: int, clients: torch.Tensor, start: int, dim: int, purpose: int) -> torch.Tensor:
+    """A random word for each client and coordinate: coordinate c has number c mod 4 of counter (c div 4, client)."""
+    counters = torch.arange(start // 4, start // 4 - (-dim // 4), device=clients.device)
+    return torch.stack(philox(key, counters, clients, purpose), dim=-1).flatten(1)[:, :dim]
+
+
+def _levels(points: torch.Tensor, key: int, clients: torch.Tensor, start: int, rounding: Rounding) -> torch.Tensor:
+    """One draw each, by the lower half of a word; whether it is included, by the upper half."""
+    words = _words(key, clients, start, points.shape[1], ROUNDING)
+    bits = rounding.fraction_bits
+    drawn = (points + ((words & 0xFFFF) >> (16 - bits))) >> bits
+    return drawn if rounding.rate is None else torch.where(words >> 16 < rounding.rate, 2 * drawn, 1)
+
+
+def _heads(points: torch.Tensor, key: int, clients: torch.Tensor, start: int, rounding: Rounding) -> torch.Tensor:
+    """Coins one by one. Of 64 coordinates the first 32 take the lower halves of 32 words, the others the upper ones.
+
+    These are the words of eight counters (c div 8, client); each coin has a third word of its own.
+    """
+    dim = points.shape[1]
+    counters = torch.arange(start // 8, start // 8 - (-dim // 64) * 8, device=points.device)
+    heads = torch.zeros_like(points)
+    for coin in range(rounding.coins or 0):
+        words = torch.stack(philox(key, counters, clients, TOSSES + coin), dim=-1).view(len(points), -1, 1, 32)
+        halves = torch.cat([words & 0xFFFF, words >> 16], dim=2).flatten(1)[:, :dim]
+        heads += (points + halves) >> 16
+    return heads
+
+
+def _many_heads(points: torch.Tensor, key: int, clients: torch.Tensor, start: int, rounding: Rounding) -> torch.Tensor:
+    """How many of so many 16-bit numbers are below the point, digit by digit.
+
+    Of the numbers that agree with the point so far, those with 0 where the point has 1 are below it (heads) and those
+    with 1 where it has 0 above; the others still agree. Only how many they are matters: the ones among so many random
+    bits. About half agree each time, so that two bits per coin are enough.
+    """
+    heads = torch.zeros_like(points)
+    left = torch.full_like(points, rounding.coins or 0)
+    for digit in range(16):
+        ones = torch.zeros_like(points)
+        for number in range(-(-int(left.max()) // 32)):
+            words = _words(key, clients, start, points.shape[1], TOSSES + 16 * number + digit)
+            ones += _ones(words & ((1 << (left - 32 * number).clamp(0, 32)) - 1))
+        one = (points >> (15 - digit)) & 1 == 1
+        heads += torch.where(one, left - ones, 0)
+        left = torch.where(one, ones, left - ones)
+    return heads
 
 
 def add_coins(sums: torch.Tensor, *, key: int, trials: int) -> None:

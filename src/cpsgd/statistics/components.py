@@ -115,9 +115,9 @@ class MomentVector:
         At fixed c it grows with p and q, which also leave more room for c: p = q = 1. There it is 2 + 2a² - 2c² - 2a²c,
         largest at c = -a²/2, where it is (2 + a²)²/2; for a² > 2 that is out of reach, and c = -1 gives 4a².
 
-        On a line (d = 1) there is no c between: with u = |x| >= v = |x'| it is at most (u + v)²((u - v)² + a²), opposite
-        signs being the farther, which grows with u. At u = 1 the derivative by v is 2(1 + v)(a² - 2v(1 - v)): the
-        largest value is at its smaller root, if it has one, or at v = 1.
+        On a line (d = 1) there is no c between: with u = |x| >= v = |x'| it is at most (u + v)²((u - v)² + a²),
+        opposite signs being the farther, which grows with u. At u = 1 the derivative by v is
+        2(1 + v)(a² - 2v(1 - v)): the largest value is at its smaller root, if it has one, or at v = 1.
 
         In float32 points are off by 2^-24 of themselves, and vectors by three roundings: together 2^-21, at most.
         """

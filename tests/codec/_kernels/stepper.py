@@ -1,6 +1,7 @@
-"""Runs the rounding kernel one instruction at a time and describes its path (see test_trace.py).
+"""Runs a client's kernel one instruction at a time and describes its path (see test_trace.py).
 
     python stepper.py values|packed|elsewhere TRIALS P
+    python stepper.py values|packed coins COINS
 
 The kernel runs in forked children that differ in nothing but the keystream and the vector they find in shared memory.
 The parent stops a child before every instruction and, inside the compiled module, records which it is and what the
@@ -27,7 +28,7 @@ import numpy as np
 
 from cpsgd.codec import pack
 from cpsgd.codec._kernels import _native
-from cpsgd.mechanisms import Binomial
+from cpsgd.mechanisms import Binomial, Coins, Mechanism
 
 COUNT = 64
 FORBIDDEN = 77
@@ -108,8 +109,13 @@ def _follow(child: int, code: dict[int, tuple[int, ...]]) -> tuple[int, str, str
 
 
 def main() -> None:
-    kind, trials, p = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-    mechanism = Binomial(levels=2, trials=trials, p=p, coordinate_range=1.0)
+    kind = sys.argv[1]
+    mechanism: Mechanism
+    if sys.argv[2] == "coins":
+        mechanism = Coins(coins=int(sys.argv[3]), theta=0.12, coordinate_range=1.0)
+    else:
+        mechanism = Binomial(levels=2, trials=int(sys.argv[2]), p=float(sys.argv[3]), coordinate_range=1.0)
+    assert mechanism.grid is not None
     size = mechanism.keystream_bytes * COUNT
     kernel = mechanism.kernel()
     grid, words, out = _shared(COUNT, np.float32), _shared(size, np.uint8), _shared(COUNT + 255, np.uint32)

@@ -17,6 +17,7 @@ DIGEST = """
 import hashlib, numpy as np
 from cpsgd import Protocol
 from cpsgd.codec import pipeline
+from cpsgd.mechanisms import Coins, SampledCoins
 from cpsgd.randomness import Keystream
 digest = hashlib.sha256()
 for dim in (1, 1000, 4097, 51_370):
@@ -26,6 +27,14 @@ for dim in (1, 1000, 4097, 51_370):
         vector = np.random.default_rng(dim).standard_normal(dim)
         message = pipeline.encode(protocol, vector, 3, Keystream(bytes(16)))
         digest.update(message[64:])
+    for mechanism in (
+        Coins(coins=1, theta=0.12, coordinate_range=0.02),
+        Coins(coins=5, theta=0.05, coordinate_range=0.02),
+        SampledCoins(rate=0.05, theta=0.5, coordinate_range=0.02),
+    ):
+        protocol = Protocol(clients=10, dim=dim, clip_norm=1.0, mechanism=mechanism)
+        digest.update(pipeline.integers(protocol, vector, 3, Keystream(bytes(16))).tobytes())
+    digest.update(protocol.format.chosen(bytes(16), dim).tobytes())
 print(digest.hexdigest())
 """
 

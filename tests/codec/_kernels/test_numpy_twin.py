@@ -94,6 +94,7 @@ def test_the_twin_has_every_kernel() -> None:
 
     assert public(_native) <= public(numpy_twin)
     assert public(_native.Rounder) <= public(numpy_twin.Rounder)
+    assert public(_native.Flipper) <= public(numpy_twin.Flipper)
 
 
 @pytest.mark.parametrize("dim", DIMENSIONS)
@@ -185,6 +186,65 @@ def test_packed_values_are_the_same(levels: int, trials: int, p: float, count: i
         values = rounded_by(module, y, words, levels, noise_of(trials, p))
         np.testing.assert_array_equal(pack.backward(payloads[-1], count, radix), values)
     np.testing.assert_array_equal(*payloads)
+
+
+@pytest.mark.parametrize("count", DIMENSIONS)
+@pytest.mark.parametrize(("limit", "coins"), [(7864, 1), (1, 1), (2**15, 1), (20_000, 3), (2**15 - 1, 16)])
+def test_biased_coins_are_the_same(count: int, limit: int, coins: int) -> None:
+    # Some grid points inside the range, some beyond it, some on its ends, some halfway between two.
+    y = vector(count) * np.float32(limit)
+    y[::7], y[3::7], y[5::7] = limit, -limit, np.rint(y[5::7]) + np.float32(0.5)
+    words = keystream(2 * coins * count)
+    planes = words.view("<u2").reshape(coins, count).astype(np.int64)
+    heads = (planes < 2**15 + np.rint(np.clip(y, -limit, limit)).astype(np.int64)).sum(axis=0)
+    for module in (_native, numpy_twin):
+        flipper = module.Flipper(limit, coins)
+        np.testing.assert_array_equal(written(flipper.values, y, words, size=count, dtype=np.uint32), heads)
+        for radix in (coins + 1, coins + 2, 1000):
+            size, grouping = pack.payload_bytes(count, radix), pack.grouping(radix).arguments(count)
+            payload = written(flipper.packed, y, words, *grouping, size=size, dtype=np.uint8)
+            assert payload.tobytes() == pack.forward(heads.astype(np.uint32), radix)
+
+
+def test_a_coin_at_every_word_and_at_its_threshold() -> None:
+    # Over all 2^16 words exactly 2^15 + g of them are heads.
+    words = np.arange(2**16, dtype="<u2").view(np.uint8)
+    for point in (-(2**15), -30_000, -1, 0, 1, 7_864, 2**15 - 1, 2**15):
+        y = np.full(2**16, point, np.float32)
+        for module in (_native, numpy_twin):
+            heads = written(module.Flipper(2**15, 1).values, y, words, size=2**16, dtype=np.uint32)
+            assert int(heads.sum()) == 2**15 + point
+            assert np.all(heads[: 2**15 + point] == 1)
+
+
+@pytest.mark.parametrize("count", DIMENSIONS)
+@pytest.mark.parametrize("bound", [1, 655, 3276, 30_000, 43_690, 2**16 - 1])
+def test_positions_of_small_words_are_the_same(count: int, bound: int) -> None:
+    words = keystream(2 * count, name=3)
+    words[: min(count, 6) // 2 * 2] = 0
+    expected = np.flatnonzero(words.view("<u2") < bound) + 5
+    for module in (_native, numpy_twin):
+        positions = np.zeros(count, np.uint32)
+        found = module.find_below(words, bound, 5, positions)
+        np.testing.assert_array_equal(positions[:found], expected)
+
+
+@settings(max_examples=200, deadline=None)
+@given(count=st.integers(1, 300), share=st.floats(0.0, 1.0), seed=st.integers(0, 2**32))
+def test_signs_add_up_the_same(count: int, share: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    positions = np.flatnonzero(random.random(count) < share).astype(np.uint32)
+    bits = random.integers(0, 2, positions.size)
+    payload = np.packbits(bits.astype(np.uint8), bitorder="little")
+    expected = random.integers(0, 100, count)
+    start = expected.copy()
+    expected += 1
+    expected[positions] += 2 * bits - 1
+    for module in (_native, numpy_twin):
+        for dtype in (np.uint32, np.uint64):
+            sums = start.astype(dtype)
+            module.add_signs(payload, positions, sums)
+            np.testing.assert_array_equal(sums, expected)
 
 
 def test_inversion_at_the_thresholds_themselves() -> None:
@@ -330,6 +390,22 @@ def test_checksum_check_value() -> None:
         lambda: _native.Rounder(1, 16, 0, np.zeros(0, np.uint64), np.zeros(0, np.uint64), 0),
         lambda: _native.Rounder(2, 16, 9000, np.zeros(0, np.uint64), np.zeros(0, np.uint64), 0),
         lambda: _native.Rounder(2, 16, 4, np.zeros(5, np.uint64), np.zeros(5, np.uint64), 0),
+        lambda: _native.Flipper(0, 1),
+        lambda: _native.Flipper(2**15 + 1, 1),
+        lambda: _native.Flipper(100, 0),
+        lambda: _native.Flipper(100, 4097),
+        lambda: _native.Flipper(100, 3).values(np.zeros(8, np.float32), np.zeros(47, np.uint8), np.zeros(8, np.uint32)),
+        lambda: _native.Flipper(100, 3).values(np.zeros(8, np.float32), np.zeros(48, np.uint8), np.zeros(7, np.uint32)),
+        lambda: _native.Flipper(100, 3).packed(
+            np.zeros(8, np.float32), np.zeros(48, np.uint8), 3, 1, 2, 0, np.zeros(2, np.uint8)
+        ),
+        lambda: _native.Flipper(100, 1).packed(
+            np.zeros(9, np.float32), np.zeros(18, np.uint8), 2, 1, 1, 0, np.zeros(1, np.uint8)
+        ),
+        lambda: _native.find_below(np.zeros(8, np.uint8), 100, 0, np.zeros(3, np.uint32)),
+        lambda: _native.find_below(np.zeros(7, np.uint8), 100, 0, np.zeros(4, np.uint32)),
+        lambda: _native.add_signs(np.zeros(2, np.uint8), np.zeros(8, np.uint32), np.zeros(9, np.uint32)),
+        lambda: _native.add_signs(np.zeros(1, np.uint8), np.array([9], np.uint32), np.zeros(9, np.uint64)),
         lambda: rounder(2, 17, 0.5).values(np.zeros(8, np.float32), np.zeros(63, np.uint8), np.zeros(8, np.uint32)),
         lambda: rounder(2, 17, 0.5).packed(
             np.zeros(8, np.float32), np.zeros(64, np.uint8), 16, 1, 4, 0, np.zeros(4, np.uint8)

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-def traces(level: str, kind: str, trials: int, p: float) -> tuple[set[str], set[str]]:
+def traces(level: str, kind: str, trials: int | str, p: float) -> tuple[set[str], set[str]]:
     """Digests of the instructions, and of the addresses, for the smallest values, the largest and random ones."""
     script = Path(__file__).with_name("stepper.py")
     environment = {**os.environ, "CPSGD_SIMD": level}
@@ -42,11 +42,20 @@ def traces(level: str, kind: str, trials: int, p: float) -> tuple[set[str], set[
 
 @pytest.mark.parametrize(
     ("kind", "trials", "p"),
-    [("values", 100, 0.5), ("values", 14, 0.3), ("values", 300, 0.5), ("packed", 14, 0.5), ("packed", 300, 0.5)],
+    [
+        ("values", 100, 0.5),
+        ("values", 14, 0.3),
+        ("values", 300, 0.5),
+        ("packed", 14, 0.5),
+        ("packed", 300, 0.5),
+        ("values", "coins", 3),
+        ("packed", "coins", 1),
+        ("packed", "coins", 3),
+    ],
 )
 @pytest.mark.parametrize("level", _native.supported_levels())
 def test_instructions_and_addresses_are_the_same_whatever_is_drawn(
-    level: str, kind: str, trials: int, p: float
+    level: str, kind: str, trials: int | str, p: float
 ) -> None:
     instructions, addresses = traces(level, kind, trials, p)
     assert len(instructions) == 1

@@ -33,10 +33,17 @@ def kernels() -> Iterator[Kernel]:
     yield fused._pass, ROWS, {"FIRST": 0, "STAGES": 13, "COLUMNS": 0}, fused._warps(13)
     yield fused._pass, ROWS, {"FIRST": 13, "STAGES": 10, "COLUMNS": 5}, fused._warps(15)
     numbers = {"dim": "i32", "count": "i32", "key": "i64", "first": "i64", "counter": "i32"}
-    rounding = {"LIMIT": 1 << 16, "FRACTION": 16, "SIZE": fused._COORDINATES, "CLIENTS": fused._CLIENTS}
-    yield fused._round_and_sum, {**ROWS, "sums": "*i64", **numbers}, rounding, 4
-    coins = {"SIZE": fused._COIN_COORDINATES, "COUNTERS": fused._COUNTERS}
-    yield fused._add_coins, {"sums": "*i64", "dim": "i32", "key": "i64", "trials": "i32"}, coins, 4
+    summed = {**ROWS, "sums": "*i64", **numbers}
+    size = {"SIZE": fused._WORDS, "CLIENTS": fused._CLIENTS}
+    for levels in ({"LIMIT": 1 << 16, "FRACTION": 16}, {"LIMIT": 1 << 30, "FRACTION": 8}):
+        yield fused._round_and_sum, summed, {**levels, "OFFSET": levels["LIMIT"], "RATE": 0, **size}, 4
+    coins = {"LIMIT": 7000, "OFFSET": 1 << 15, **size}
+    yield fused._round_and_sum, summed, {**coins, "FRACTION": 16, "RATE": 3277}, 4
+    for count in (1, 15):
+        yield fused._toss_and_sum, summed, {**coins, "COINS": count}, 4
+    yield fused._toss_many_and_sum, summed, {**coins, "COINS": 255}, 4
+    noise = {"SIZE": fused._COIN_COORDINATES, "COUNTERS": fused._COUNTERS}
+    yield fused._add_coins, {"sums": "*i64", "dim": "i32", "key": "i64", "trials": "i32"}, noise, 4
     layer = {"back": "*fp32", "incoming": "*fp32", "out": "*fp32", "stride": "i64"}
     yield learning._outer, layer, {"WIDTH": 60, "DEPTH": 784, "BLOCK": learning._BLOCK}, 4
     data = {"images": "*u8", "classes": "*i64", "fields": "*fp32", "moves": "*i64", "numbers": "*i64"}

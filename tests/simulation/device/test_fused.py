@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from cpsgd.codec import rotate
-from cpsgd.codec.rounding import Grid
+from cpsgd.mechanisms.base import Rounding
 from cpsgd.simulation import device_plain as plain
+
+from .roundings import COIN, HALF, rounding_to
 
 fused = pytest.importorskip("cpsgd.simulation.device_fused", reason="Triton is for Linux")
 
@@ -86,23 +88,40 @@ def test_launches_stay_within_cuda_limits(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("levels", [2, 3, 2**17, 2**24])
 @pytest.mark.parametrize(("dim", "count"), [(5, 3), (600, 2), pytest.param(51_370, 1000, marks=pytest.mark.gpu)])
 def test_rounding(levels: int, dim: int, count: int, device: torch.device) -> None:
-    bits = Grid.of_levels(levels, 1.0).fraction_bits
+    check_rounding(rounding_to(levels), dim, count, device)
+
+
+def check_rounding(rounding: Rounding, dim: int, count: int, device: torch.device) -> None:
     # Some coordinates are out of range, and some half-way between two points of the grid.
-    rows = rows_of(count, dim, device) * float((levels - 1) << (bits - 1))
+    rows = rows_of(count, dim, device) * float(rounding.limit)
     rows[:, :3] = torch.tensor([0.5, 1.5, -2.5], device=device)
     found = torch.zeros(dim, dtype=torch.int64, device=device)
     expected = torch.zeros_like(found)
-    options = {"key": 2**62 + 12345, "first": 7, "levels": levels, "fraction_bits": bits}
-    fused.round_and_sum([(0, rows)], found, **options)
-    plain.round_and_sum([(0, rows)], expected, **options)
+    for sums, kernels in ((found, fused), (expected, plain)):
+        kernels.round_and_sum([(0, rows)], sums, key=2**62 + 12345, first=7, rounding=rounding)
     assert torch.equal(found, expected)
 
 
-def test_rounding_of_columns_apart(device: torch.device) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("rounding", COIN.values(), ids=COIN)
+@pytest.mark.parametrize(("dim", "count"), [(5, 3), (600, 3), pytest.param(51_370, 1000, marks=pytest.mark.gpu)])
+def test_coins_of_clients(rounding: Rounding, dim: int, count: int, device: torch.device) -> None:
+    check_rounding(rounding, dim, count, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("coins", [15, 64, 65, 255, 4095])
+def test_more_coins_of_clients(coins: int, device: torch.device) -> None:
+    check_rounding(Rounding(500, HALF, 16, coins=coins), 3_000, 130, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounding", [rounding_to(3), *COIN.values()], ids=["levels", *COIN])
+def test_rounding_of_columns_apart(rounding: Rounding, device: torch.device) -> None:
     rows = rows_of(5, 300, device) * 40_000.0
     found = torch.zeros(300, dtype=torch.int64, device=device)
     expected = torch.zeros_like(found)
-    options = {"key": 3, "first": 0, "levels": 3, "fraction_bits": 16}
+    options = {"key": 3, "first": 0, "rounding": rounding}
     parts = [(0, rows[:, :64]), (64, rows[:, 64:])]
     fused.round_and_sum(parts, found, **options)
     plain.round_and_sum([(0, rows)], expected, **options)
@@ -113,7 +132,7 @@ def test_rounding_of_columns_apart(device: torch.device) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trials", [1, 31, 33, 129, 500, pytest.param(130_000, marks=pytest.mark.gpu)])
-def test_coins(trials: int, device: torch.device) -> None:
+def test_fair_coins(trials: int, device: torch.device) -> None:
     found = torch.zeros(300, dtype=torch.int64, device=device)
     expected = torch.zeros_like(found)
     fused.add_coins(found, key=99, trials=trials)

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from scipy.stats import binom, chisquare
 
 from cpsgd.codec import rotate
-from cpsgd.codec.rounding import Grid
+from cpsgd.mechanisms.base import Rounding
 from cpsgd.simulation import device_plain as plain
+
+from .roundings import COIN, HALF, exact_coins, goodness_of_fit, rounding_to
 
 
 def numbers(*values: int) -> torch.Tensor:
@@ -56,13 +60,14 @@ def test_scaling_clips_long_rows_and_silences_broken_ones() -> None:
 
 @pytest.mark.parametrize("levels", [2, 3, 2**17, 2**24])
 def test_rounding_goes_to_neighbouring_levels_with_the_right_probability(levels: int) -> None:
-    bits = Grid.of_levels(levels, 1.0).fraction_bits
+    rounding = rounding_to(levels)
+    bits = rounding.fraction_bits
     clients = 40_000
     places = torch.tensor([0.0, 0.25, 0.9, levels - 1.0, levels + 3.0, -2.0, 0.5])
     grid = (places - (levels - 1) / 2) * 2.0**bits
     rows = grid.repeat(clients, 1)
     sums = torch.zeros(len(grid), dtype=torch.int64)
-    plain.round_and_sum([(0, rows)], sums, key=9, first=0, levels=levels, fraction_bits=bits)
+    plain.round_and_sum([(0, rows)], sums, key=9, first=0, rounding=rounding)
     mean = sums.double() / clients
     expected = places.clamp(0.0, levels - 1.0).double()
     # Where a level is hit nothing is random; elsewhere a mean of 40,000 has deviation at most 0.0025, and 6 are wide
@@ -72,15 +77,69 @@ def test_rounding_goes_to_neighbouring_levels_with_the_right_probability(levels:
     assert mean[[0, 3, 4, 5]].tolist() == expected[[0, 3, 4, 5]].tolist()
 
 
-def test_rounding_is_the_same_in_any_pieces() -> None:
-    rows = torch.randn(50, 37, generator=torch.Generator().manual_seed(1)) * 40_000
-    whole, parts = torch.zeros(37, dtype=torch.int64), torch.zeros(37, dtype=torch.int64)
-    options = {"key": 5, "levels": 3, "fraction_bits": 16}
-    plain.round_and_sum([(0, rows)], whole, first=0, **options)
-    for start in (0, 20, 31):
-        end = {0: 20, 20: 31, 31: 50}[start]
-        plain.round_and_sum([(0, rows[start:end])], parts, first=start, **options)
+@pytest.mark.parametrize("rounding", [rounding_to(3), *COIN.values()], ids=["levels", *COIN])
+def test_rounding_is_the_same_in_any_pieces(rounding: Rounding) -> None:
+    rows = torch.randn(50, 150, generator=torch.Generator().manual_seed(1)) * 40_000
+    whole, parts = torch.zeros(150, dtype=torch.int64), torch.zeros(150, dtype=torch.int64)
+    plain.round_and_sum([(0, rows)], whole, key=5, first=0, rounding=rounding)
+    for start, end in ((0, 20), (20, 31), (31, 50)):
+        pieces = [(0, rows[start:end, :64]), (64, rows[start:end, 64:])]
+        plain.round_and_sum(pieces, parts, key=5, first=start, rounding=rounding)
     assert torch.equal(whole, parts)
+
+
+def test_levels_are_rounded_as_they_always_were() -> None:
+    # What the kernels gave before there were coins: runs on a GPU repeat themselves from release to release.
+    rows = torch.linspace(-70_000.0, 70_000.0, 9).repeat(5, 1)
+    found = {}
+    for levels in (2, 3, 2**24):
+        sums = torch.zeros(9, dtype=torch.int64)
+        plain.round_and_sum([(0, rows)], sums, key=2**62 + 12345, first=7, rounding=rounding_to(levels))
+        found[levels] = sums.tolist()
+    assert found == {
+        2: [0, 0, 0, 2, 3, 4, 5, 5, 5],
+        3: [0, 1, 4, 4, 5, 6, 8, 9, 10],
+        16777216: [41941670, 41942011, 41942354, 41942697, 41943038, 41943380, 41943722, 41944064, 41944404],
+    }
+
+
+@pytest.mark.parametrize("rounding", COIN.values(), ids=COIN)
+def test_coins_have_the_odds_of_their_points(rounding: Rounding) -> None:
+    # One point in many coordinates, with the exact law of a client's integer. False alarm: 1e-7 each.
+    dim, clients = 20_000, 3
+    for point in (0.0, -0.6 * rounding.limit, float(rounding.limit), 2.0 * rounding.limit):
+        sums = torch.zeros(dim, dtype=torch.int64)
+        rows = torch.full((clients, dim), point)
+        plain.round_and_sum([(0, rows)], sums, key=9, first=4, rounding=rounding)
+        law = exact_coins(rounding, [round(point)] * clients)
+        assert goodness_of_fit(sums.numpy(), law) > 1e-7
+
+
+@pytest.mark.parametrize("rounding", COIN.values(), ids=COIN)
+def test_no_two_coordinates_or_clients_share_their_randomness(rounding: Rounding) -> None:
+    clients, dim = 100, 150
+    drawn = np.empty((clients, dim), dtype=np.int64)
+    for client in range(clients):
+        row = torch.zeros(dim, dtype=torch.int64)
+        plain.round_and_sum([(0, torch.zeros(1, dim))], row, key=3, first=client, rounding=rounding)
+        drawn[client] = row
+    # Two that share theirs correlate fully. Of independent ones the correlation has deviation at most 1/10, and 6.5 of
+    # them are a false alarm in 1e-6 for all pairs together.
+    for table in (drawn, drawn.T):
+        assert np.abs(np.corrcoef(table) - np.eye(len(table))).max() < 0.65
+    # A client's coins that repeat each other have a larger variance than independent ones.
+    law = exact_coins(rounding, [0])
+    distance = np.arange(law.size) - law @ np.arange(law.size)
+    variance, fourth = law @ distance**2, law @ distance**4
+    assert drawn.var() == pytest.approx(variance, abs=6 * math.sqrt((fourth - variance**2) / drawn.size) + 1e-3)
+
+
+def test_a_sampled_coin_may_be_certain_of_its_side_and_of_being_tossed() -> None:
+    rounding = Rounding(HALF, HALF, 16, rate=1 << 16)
+    for point, value in ((-40_000.0, 0), (40_000.0, 2)):
+        sums = torch.zeros(70, dtype=torch.int64)
+        plain.round_and_sum([(0, torch.full((5, 70), point))], sums, key=1, first=0, rounding=rounding)
+        assert set(sums.tolist()) == {5 * value}
 
 
 @pytest.mark.parametrize("trials", [1, 31, 32, 33, 128, 129, 300])

@@ -259,9 +259,11 @@ def find_below(words: NDArray[np.uint8], bound: int, first: int, positions: NDAr
 
 def add_signs(bits: NDArray[np.uint8], positions: NDArray[np.uint32], sums: Sums) -> None:
     """Adds 1 to all sums, and at each position the 1 or -1 that its bit stands for."""
-    signs = np.array([-1, 1]).astype(sums.dtype)[np.unpackbits(bits, count=positions.size, bitorder="little")]
-    sums += np.ones((), sums.dtype)
-    sums[positions] += signs  # unsigned numbers wrap around and back
+    bit = np.unpackbits(bits, count=positions.size, bitorder="little")
+    sums += sums.dtype.type(1)
+    # Never below zero on the way: what was there, then 2 more or nothing.
+    sums[positions] -= sums.dtype.type(1)
+    sums[positions] += bit + bit
 
 
 def centre(sums: Sums, middle: float, factor: float, out: NDArray[np.float32]) -> None:

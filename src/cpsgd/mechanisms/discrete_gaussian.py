@@ -1,0 +1,323 @@
+"""Stochastic rounding to k levels plus discrete Gaussian noise: N_Z(0, v) has masses in proportion to e^(-j²/(2v)).
+
+(Kairouz, Liu, Steinke: "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation",
+ICML 2021.) The sum of n clients' noise is not a discrete Gaussian, but log-concave, which is all our certificates need.
+Its masses f_n are computed in one of two ways.
+
+**Close to a discrete Gaussian.** Integers x with the sum z are z/n in each place plus a vector y orthogonal to
+(1, ..., 1), and so
+
+    f_n(z) ∝ e^(-z²/(2 n v)) C(z),   C(z) = Σ e^(-|y|²/(2v)) over y in a coset of the root lattice A_{n-1}.
+
+By Poisson's summation formula C(z) is, up to a constant, 1 + Σ e^(-2π²v|w|²) cos(2π w·y) over the other points w of the
+dual lattice: within 1 ± τ, where 1 + τ is the same sum with all cosines 1. Written as an integral over the torus,
+
+    1 + τ = E[(1 + q(T))^n; |T| <= π],   T ~ N(0, 1/(n v)),   q(t) = 2 Σ_{k>=1} e^(-2π²vk²) cosh(2πvkt),
+
+which `closeness` bounds from above by a sum over cells. This is sharper than the authors' bound on the same ratio.
+
+**Convolution**, where v is so small that τ is not: by repeated squaring, f_k with f_k is f_2k, f_2k with f_1 is f_2k+1.
+All terms are positive, so that relative errors only add up. Masses outside of the windows convolved are left out.
+Given the sum z of X and Y, log-concave and independent, X rises stochastically with z (Efron 1965), so that the share
+P(|X| > R | z) that is lost is largest at the window's end; there it is a sum that falls faster than a geometric one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from decimal import Decimal, localcontext
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr
+
+from cpsgd.adjacency import Adjacency
+from cpsgd.codec.rounding import WORKING_BITS, Table
+from cpsgd.errors import ConditionError
+from cpsgd.mechanisms import lattice, published
+from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
+from cpsgd.mechanisms.symmetric import MAX_SIZE, Symmetric
+from cpsgd.randomness import Keystream
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
+
+# From here on the noise's variance is v to all digits: 1 - 8π²v e^(-2π²v) + ... of it.
+_FINE = 4.0
+# A sum is taken for a discrete Gaussian where it is as close to one; windows up to these are convolved otherwise.
+_CLOSE, _QUICK = 2.0**-34, 8_000
+_CLOSE_ENOUGH, _MOST_CONVOLVED = 1e-6, 40_000
+# Masses and what is left out of a convolution, relative to the largest and to the result.
+_SMALLEST_MASS, _LOST_NATS, _MOST_LOST = 1e-280, 40.0, 1e-15
+_DIGITS = 150
+_UNIT = 2.0**-53
+# Outcomes of a sum beyond this many nats are not drawn.
+_DRAWN_NATS = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscreteGaussian(Symmetric):
+    """K levels and discrete Gaussian noise.
+
+    Attributes:
+        sigma_squared: σ² of a client's noise N_Z(0, σ²), in squared levels; 0 is rounding without noise. Its variance
+            is a little smaller: by 2e-7 of it at σ² = 1, by three tenths at σ² = 0.2.
+    """
+
+    name = "discrete-gaussian"
+    title = "rounding and discrete Gaussian noise"
+    noise_name = "discrete Gaussian"
+    published: ClassVar[tuple[str, str] | None] = published.DISCRETE_GAUSSIAN
+    size_field = "sigma_squared"
+    least_size = 2.0**-6
+
+    sigma_squared: float
+
+    @property
+    def noise_variance(self) -> float:
+        """That of N_Z(0, v)."""
+        return integer_variance(self.sigma_squared)
+
+    @property
+    def noise_proxy(self) -> tuple[float, float]:
+        """V for all λ: e^(λj) moves the bell by λv, and its sum over the integers is largest where it is centred."""
+        return self.sigma_squared, math.inf
+
+    @staticmethod
+    def truncation(variance: float, limit: int) -> float:
+        """Chernoff's bound, 2 e^(-(W+1)²/(2v))."""
+        return min(1.0, 2.0 * math.exp(-((limit + 1) ** 2) / (2.0 * variance) * (1.0 - 1e-12)) * (1.0 + 1e-12))
+
+    @staticmethod
+    def table(variance: float, limit: int) -> Table:
+        """From masses with many digits."""
+        return table(variance, limit)
+
+    def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
+        """What the law of the sum says, in parts of not too large a variance.
+
+        Unlike a client's own, these draws have the digits of the law's window.
+        """
+        noise = np.zeros(dim, dtype=np.int64)
+        most = max(1, math.floor(MAX_SIZE / self.sigma_squared)) if self.sigma_squared else count
+        while count and self.sigma_squared:
+            window = self.law(min(count, most)).window(_DRAWN_NATS)
+            weights = [int(math.ldexp(mass, 1000)) >> (1000 - WORKING_BITS) for mass in window.mass]
+            noise += lattice.draw(Table.of_weights(0, weights), len(weights) - 1, dim, keystream).astype(np.int64)
+            noise += window.first
+            count -= min(count, most)
+        return noise
+
+    def law(self, honest: int) -> DiscreteGaussianLaw:
+        """The sum of so many clients' noise, as it is sent."""
+        self.check_noise()
+        return DiscreteGaussianLaw(honest, self.sigma_squared, self._limit)
+
+    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
+        """By the authors' concentrated differential privacy."""
+        return published.discrete_gaussian_epsilon(
+            norm=protocol.clip_norm / self.scale,
+            sigma_squared=self.sigma_squared,
+            clients=honest,
+            dim=protocol.dim,
+            delta=delta,
+            adjacency=adjacency,
+        )
+
+
+def integer_variance(variance: float) -> float:
+    """The variance of N_Z(0, v)."""
+    if variance >= _FINE or variance == 0.0:
+        return variance
+    squares = np.arange(1.0, math.sqrt(1500.0 * variance) + 2.0) ** 2
+    masses = np.exp(-0.5 * squares / variance)
+    return float(2.0 * (squares @ masses) / (1.0 + 2.0 * masses.sum()))
+
+
+def _masses(variance: float, count: int) -> list[Decimal]:
+    """e^(-j²/(2v)) for j = 0, ..., count - 1; with v the exact fraction that the float is."""
+    with localcontext() as context:
+        context.prec = _DIGITS
+        ratio = (Decimal(-1) / (2 * Decimal(variance))).exp()
+        square, found = ratio * ratio, [Decimal(1)]
+        for _ in range(1, count):
+            found.append(found[-1] * ratio)
+            ratio *= square
+    return found
+
+
+@lru_cache(maxsize=16)
+def table(variance: float, limit: int) -> Table:
+    """The thresholds of the outcomes 0, ..., 2W, which mean -W, ..., W."""
+    with localcontext() as context:
+        context.prec = _DIGITS
+        weights = [int(mass * (1 << WORKING_BITS)) for mass in _masses(variance, limit + 1)]
+    return Table.of_weights(0, weights[:0:-1] + weights)
+
+
+# ---------------------------------------------------------------------- the law
+
+
+@dataclass(frozen=True)
+class DiscreteGaussianLaw(Law):
+    """The sum of `parts` discrete Gaussians N_Z(0, v), moved up by W each."""
+
+    parts: int
+    each: float
+    limit: int
+
+    part_name = "clients"
+    lowest = -math.inf
+    highest = math.inf
+
+    @property
+    def variance(self) -> float:  # type: ignore[override]
+        """The variance of all clients, rounded down."""
+        return self.parts * integer_variance(self.each) * (1.0 - 1e-12)
+
+    @property
+    def mirror(self) -> int:  # type: ignore[override]
+        """Twice the centre."""
+        return 2 * self.parts * self.limit
+
+    def with_parts(self, parts: int) -> DiscreteGaussianLaw:
+        """With another number of clients."""
+        return replace(self, parts=parts)
+
+    def __str__(self) -> str:
+        return f"the sum of {self.parts} discrete Gaussians with variance {self.each:g} each"
+
+    def window(self, nats: float, margin: int = 0) -> Window:
+        """The window around the centre."""
+        reach = math.ceil(math.sqrt(2.0 * self.variance * nats) + 2.0 / 3.0 * nats + 2.0 + margin)
+        check_points(2 * reach + 1, self)
+        ratios, error = self._ratios(reach + 1)
+        outer = float(ratios[-1]) * (1.0 + 3.0 * error)
+        found = window_of_ratios(self.parts * self.limit, ratios[:-1], ratios[:-1], outer, outer)
+        # Each mass is off by the error relative to the centre's, which is off as much itself; so is the total.
+        return replace(found, error=found.error + 4.1 * error)
+
+    def step(self, points: Array, direction: int) -> tuple[Array, Array]:
+        """f(i - direction)/f(i) - 1: a ratio of neighbouring masses, or its inverse towards the centre."""
+        distance = (points - self.parts * self.limit) * direction
+        index = np.abs(distance).astype(np.int64)
+        ratios, error = self._ratios(int(index.max()) + 1)
+        if index.max() >= len(ratios):
+            raise ConditionError(f"Masses of {self} so far out are too small for floating point. Add noise.")
+        towards = distance >= 1.0
+        place = np.where(towards, index - 1, index)
+        ratio = np.where(towards, 1.0 / ratios[place], ratios[place])
+        # Taking 1 off costs up to one rounding of the difference, which is large relative to a small ratio.
+        return ratio - 1.0, 2.1 * error / _UNIT + 8.0 + 2.0 / ratio
+
+    def _ratios(self, count: int) -> tuple[Array, float]:
+        """f(j + 1)/f(j) for j = 0, ..., count - 1, and a bound on the relative errors of f, all but five roundings.
+
+        Fewer of them where masses are too small for floating point.
+        """
+        close = closeness(self.each, self.parts)
+        if close > (_CLOSE if count <= _QUICK else _CLOSE_ENOUGH):
+            if count > _MOST_CONVOLVED:
+                raise ConditionError(
+                    f"The masses of {self} are not computed: too many clients with too little noise each. Account for "
+                    "fewer clients, which is only a loss, or add noise."
+                )
+            # A few more are computed than asked for, so that the next question is likely to be answered already.
+            step = 2 ** max(0, count.bit_length() - 4)
+            masses, error = convolved(self.each, self.parts, (count // step + 1) * step)
+            masses = masses[: count + 1]
+            return masses[1:] / masses[:-1], error
+        # The exponents have three roundings each, and add up to less than 700 where masses are used.
+        ratios = np.exp(-(np.arange(1.0, 2.0 * count, 2.0)) / (2.0 * self.parts * self.each))
+        return ratios, 2.1 * close + 3000.0 * _UNIT
+
+
+@lru_cache(maxsize=64)
+def closeness(variance: float, clients: int) -> float:
+    """τ: f_n is within 1 ± τ of masses in proportion to e^(-z²/(2nv)). Rounded up; infinite where that is of no use.
+
+    (1 + q)^n rises with |t|, so on a cell it is at most what it is at the far end.
+    """
+    if clients == 1:
+        return 0.0
+    # In standard deviations of T: small cells where its mass is, and then wider ones to the end of the torus.
+    last = math.pi * math.sqrt(clients * variance)
+    ends = np.unique(np.minimum(np.append(np.arange(0.0, 10.0, 0.01), np.geomspace(10.0, max(last, 10.1), 4000)), last))
+    share = ends[1:] / last
+    a = 2.0 * math.pi**2 * variance
+    # 2 e^(-ak²) cosh(ak t/π) as two exponentials that do not overflow. Further k are below 1e-17 of the first.
+    k = np.arange(1.0, 3.0 + math.sqrt(40.0 / a))[:, None]
+    growth = clients * np.log1p((np.exp(-a * k * (k - share)) + np.exp(-a * k * (k + share))).sum(axis=0))
+    beyond = log_ndtr(-ends)
+    log_mass = math.log(2.0) + beyond[:-1] + np.log(-np.expm1(np.diff(beyond)))
+    growth = np.maximum(growth, 1e-300)  # where it has vanished
+    with np.errstate(over="ignore"):
+        # log(e^g - 1) without cancellation or overflow.
+        log_excess = np.where(growth < 1.0, np.log(np.expm1(np.minimum(growth, 1.0))), growth)
+        excess = float(np.sum(np.exp(log_mass + log_excess)))
+    # And 1 is more than the mass of the torus.
+    return excess * (1.0 + 1e-6) - 2.0 * math.exp(float(beyond[-1])) * (1.0 - 1e-6)
+
+
+@lru_cache(maxsize=8)
+def convolved(variance: float, clients: int, reach: int) -> tuple[Array, float]:
+    """f_n(z)/f_n(0) for z = 0, ..., `reach` by convolution, and a bound on the relative errors.
+
+    Fewer masses where they are too small for floating point, or where too much of their sums was left out.
+    """
+    count = math.floor(math.sqrt(-2.0 * variance * math.log(_SMALLEST_MASS))) + 1
+    single = np.array([float(mass) for mass in _masses(variance, count + 1)])
+    spread = integer_variance(variance)
+    sizes = []
+    while clients > 1:
+        # Given the sum of two halves, one of them has about half its value, and half its own variance.
+        half = clients // 2
+        both = reach + count * (clients % 2)
+        sizes.append((clients % 2, both, reach))
+        clients, reach = half, math.ceil(0.5 * both + math.sqrt(_LOST_NATS * (half * spread + 0.5 * both)) + 2.0)
+    found, error = single, 2.0 * _UNIT
+    for odd, both, one_more in reversed(sizes):
+        found, error = _sum(found, error, found, error, both)
+        if odd:
+            found, error = _sum(single, 2.0 * _UNIT, found, error, one_more)
+    found.flags.writeable = False
+    return found, error
+
+
+def _sum(x: Array, x_error: float, y: Array, y_error: float, reach: int) -> tuple[Array, float]:
+    """The law of X + Y, both symmetric and log-concave, from their masses at 0, 1, ... with their relative errors."""
+    a, b = len(x) - 1, len(y) - 1
+    reach = min(reach, a + b)
+    wide = np.zeros(2 * a + reach + 1)
+    places = np.abs(np.arange(-a, a + reach + 1))
+    wide[places <= b] = y[places[places <= b]]
+    found = np.convolve(wide, np.concatenate([x[:0:-1], x]), mode="valid")
+    found = found[: np.count_nonzero(found > _SMALLEST_MASS * found[0])]
+    z = np.arange(1, len(found))
+    lost = 2.0 * (_lost(x, y, z, found) + _lost(y, x, z, found)) * (1.0 + 1e-6)
+    # What holds at one z holds at all smaller ones.
+    enough = np.flatnonzero(lost <= _MOST_LOST)
+    if not enough.size:
+        raise ConditionError("The noise is too small for its masses to be computed. Add noise.")
+    last = int(enough[-1]) + 1
+    error = (x_error + y_error + (2 * a + 4) * _UNIT) * (1.0 + 1e-6) + float(lost[last - 1])
+    return found[: last + 1] / found[0], error
+
+
+def _lost(x: Array, y: Array, z: NDArray[np.int64], found: Array) -> Array:
+    """Bounds on P(X > a | X + Y = z), a the last place of x.
+
+    The terms P(X = j) P(Y = z - j) fall with j faster than geometrically. Where z - a is not inside y, the terms are
+    among those that y's end leaves out.
+    """
+    a, b = len(x) - 1, len(y) - 1
+    m = z - a
+    inside = (m > -b) & (m <= b)
+    at, next_ = np.abs(np.where(inside, m, 0)), np.abs(np.where(inside, m - 1, 0))
+    ratio = x[a] / x[a - 1] * y[next_] / y[at] * (1.0 + 1e-6)
+    with np.errstate(divide="ignore"):
+        bound = np.where(ratio < 1.0, x[a] * y[at] * ratio / (1.0 - ratio) / found[z], np.inf)
+    return np.where(inside, bound, 0.0)

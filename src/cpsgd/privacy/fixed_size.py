@@ -1,0 +1,371 @@
+"""Rounds whose cohort is a random subset of fixed size, with replace-one neighbours, composed.
+
+One round. Fix the rest T of the cohort and the client y that is drawn where ours is not. The round's law is qP + (1-q)Q
+for one of two neighbours and qP' + (1-q)Q for the other, with P, P' and Q the laws of the sum over T and our client,
+its replacement, or y. Each two of them are replace-one neighbours, hence μ-GDP. With H_γ the hockey-stick divergence
+and γ' = 1 + q(γ - 1), γ >= 1, advanced joint convexity (Balle, Barthe and Gaboardi 2018, Theorem 2) says
+
+    H_γ'(qP + (1-q)Q, qP' + (1-q)Q) <= q max(H_γ(P, Q), H_γ(P, P')) <= q H_γ(N(μ,1), N(0,1)),
+
+in both orders of the neighbours, and joint convexity takes the mean over T and y. For γ' < 1 use
+H_γ'(A, B) = 1 - γ' + γ' H_1/γ'(B, A). The bounds for all γ' are together the curve of one pair of laws (the pair of the
+trade-off function C_q(G_μ) of Dong, Roth and Su 2022): with A = (1-q) N(0,1) + q N(μ,1), B = N(0,1) and the loss
+l(x) = log(1 + q(e^(μx - μ²/2) - 1)), positive for x > μ/2,
+
+* the first law has A's mass at the losses l(x) > 0, B's mass at their negatives -l(x), and the rest at loss 0;
+* the second law is the first mirrored.
+
+Many rounds. A pair whose curve lies above a round's, whatever was released before, may take the round's place (Zhu,
+Dong and Wang 2022, Theorem 10), so the losses of independent pairs are added up.
+
+Every number is rounded up. Masses go to points of a grid, each to the two points around its loss so that both laws keep
+it ("connecting the dots", Doroshenko et al. 2022), which raises the curve; what is not known exactly goes to the upper
+one. Sums are computed by FFT, of masses tilted by e^(λ l) towards the ε asked for: its rounding errors, bounded in the
+Euclidean norm, are then small against δ however small that is. Where there are too many rounds for that, the pair's
+Rényi divergences are left. docs/accounting.md, section 11, has the proofs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import erf, ndtr, ndtri
+
+from cpsgd.mechanisms.law import Array
+
+FINE_POINTS = 2**17
+"""Points of the grid for final answers."""
+COARSE_POINTS = 2**14
+"""Points of the grid inside searches."""
+
+_UNIT = 2.0**-53
+# Assumed of scipy.special.ndtr(-x): relative error within 1e-14 + x² 2^-52, and of erf: within 1e-14 (the tests compare
+# them with mpmath). Twice that covers the sums and products they go into.
+_SPECIAL = 2e-14
+# Normal laws are cut off here, where a tail is 6e-300.
+_FARTHEST = 37.0
+# Losses above this are infinite.
+_LARGEST_LOSS = 600.0
+# Points at which a normal law is cut into pieces where no grid of losses is needed.
+_PIECES = 4_000
+# How many nats the window of the FFT goes beyond the tail at ε that is asked for.
+_DEPTH = 18.0
+# Rounding errors of exponentials, relative.
+_EXP_ERROR = 4.0 * _UNIT
+# Assumed of numpy.fft: relative error in the Euclidean norm within this times log2 of the length.
+_FFT_ERROR = 8.0 * _UNIT
+# Beyond this share of δ, what is added for rounding errors and cut-off sums calls for another tilt.
+_NEGLIGIBLE = 1e-4
+_LOG_POWERS = (-6.0, 14.0)
+# The lowest level at which losses are cut off is 10 to the power of minus four times this.
+_DEEPEST = 74
+_TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`count` rounds, each μ-GDP for replace-one neighbours; a client is drawn for each with this rate (1: always)."""
+
+    mu: float
+    rate: float
+    count: int
+
+    def farthest(self, level: float) -> float:
+        """The output beyond which there is about so much mass, over all rounds."""
+        tail = level / self.count
+        farthest = max(-float(ndtri(min(0.5, tail))), self.mu - float(ndtri(min(0.5, tail / self.rate))))
+        return max(min(farthest, self.mu + _FARTHEST, self._largest), 0.5 * self.mu + 1e-3)
+
+    @property
+    def _largest(self) -> float:
+        return 0.5 * self.mu + (math.log1p(math.expm1(_LARGEST_LOSS) / self.rate)) / self.mu
+
+
+def sampled_profile(kinds: Sequence[Kind], points: int) -> Callable[[float], float]:
+    """Upper bounds on δ as a function of ε >= 0 for all the rounds together.
+
+    Example:
+        >>> delta = sampled_profile([Kind(mu=1.0, rate=0.01, count=1000)], FINE_POINTS)
+        >>> f"{delta(1.5):.3g}"
+        '0.000844'
+    """
+    return _Composition(kinds, points).delta
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """Masses of the first law of a pair at its losses.
+
+    Attributes:
+        loss: Each too small by at most `short`.
+        mass: Their masses.
+        infinite: Mass without a finite loss.
+        short: See `loss`.
+    """
+
+    loss: Array
+    mass: Array
+    infinite: float
+    short: float
+
+    @cached_property
+    def _log_mass(self) -> Array:
+        with np.errstate(divide="ignore"):
+            return np.log(self.mass)
+
+    def log_moment(self, power: float) -> float:
+        """Upper bound on log Σ mass e^(power loss), `power` >= 0, infinite losses left out."""
+        exponents = self._log_mass + power * self.loss
+        largest = float(exponents.max())
+        size = abs(largest) + power * float(self.loss.max()) + power * self.short
+        return (
+            largest + math.log(float(np.sum(np.exp(exponents - largest)))) + power * self.short + 1e-13 * (1.0 + size)
+        )
+
+    def tilted(self, power: float) -> tuple[Array, float]:
+        """The masses times e^(power loss), divided by e^c, and c, for which their sum is about 1."""
+        scale = self.log_moment(power)
+        return np.exp(self._log_mass + power * self.loss - scale), scale
+
+    def mean(self, power: float) -> float:
+        """Of the losses, their masses tilted by e^(power loss)."""
+        return float(np.sum(self.tilted(power)[0] * self.loss))
+
+    def variance(self, power: float) -> float:
+        """The same for the variance."""
+        return float(np.sum(self.tilted(power)[0] * (self.loss - self.mean(power)) ** 2))
+
+
+def _pair(kind: Kind, x: Array, loss: Array) -> _Losses:
+    """The pair of one round, its losses rounded to these, which belong to the outputs x; x[0] = μ/2 has loss 0."""
+    mu, rate = kind.mu, kind.rate
+    # An output is computed from a loss, or a loss from an output, with a few roundings.
+    short = 16.0 * _UNIT * (2.0 + float(loss[-1]) - math.log(rate) + mu * (mu + float(x[-1])))
+    inexact = _SPECIAL + 8.0 * _UNIT * float(x[-1]) ** 2
+    second = ndtr(-x)
+    first = (1.0 - rate) * second + rate * ndtr(mu - x)
+    width = -np.expm1(-np.diff(loss))
+    # Masses between two points. Tails are rounded up, towards larger losses, ...
+    mass = -np.diff(first) * (1.0 + inexact)
+    error = 3.0 * (inexact + short) * (first[:-1] + np.exp(loss[:-1]) * second[:-1])
+    upper = np.clip((-np.diff(first) + np.exp(loss[:-1]) * np.diff(second) + error) / width, 0.0, mass)
+    above = np.zeros_like(loss)
+    above[1:] += upper
+    above[:-1] += mass - upper
+    # ... and, on the negative side, rounded down, towards zero.
+    mass = -np.diff(second) * (1.0 - inexact)
+    error = 3.0 * (inexact + short) * (np.exp(-loss[1:]) * first[:-1] + second[:-1])
+    upper = np.clip((-np.diff(second) + np.exp(-loss[1:]) * np.diff(first) + error) / width, 0.0, mass)
+    below = np.zeros_like(loss)
+    below[:-1] += upper
+    below[1:] += mass - upper
+    below[-1] += second[-1]
+    above[0] += (1.0 - rate) * float(erf(mu / math.sqrt(8.0))) + 4.0 * inexact
+    infinite = float(first[-1]) * (1.0 + inexact)
+    return _Losses(np.concatenate([loss, -loss]), np.concatenate([above, below]), infinite, short)
+
+
+def _loss(kind: Kind, x: Array) -> Array:
+    """l(x) for x >= μ/2."""
+    exponent = np.maximum(kind.mu * (x - 0.5 * kind.mu), 0.0)
+    small = np.minimum(exponent, 30.0)
+    beyond = math.log(kind.rate) + exponent + np.log1p((1.0 - kind.rate) / kind.rate * np.exp(-exponent))
+    return np.where(exponent > 30.0, beyond, np.log1p(kind.rate * np.expm1(small)))
+
+
+def _output(kind: Kind, loss: Array) -> Array:
+    """The x with l(x) = loss."""
+    return np.log1p(np.expm1(loss) / kind.rate) / kind.mu + 0.5 * kind.mu
+
+
+def _rough(kind: Kind, level: float) -> _Losses:
+    """The pair, cut at equal distances of the output, without the farthest."""
+    x = np.linspace(0.5 * kind.mu, kind.farthest(level), _PIECES)
+    loss = np.maximum.accumulate(_loss(kind, x))
+    loss[0] = 0.0
+    keep = np.append(True, np.diff(loss) > 0.0)
+    return _pair(kind, x[keep], loss[keep])
+
+
+class _Composition:
+    """δ of all rounds. Losses that are large, but too rare to matter for δ, are taken for infinite."""
+
+    def __init__(self, kinds: Sequence[Kind], points: int) -> None:
+        self._kinds, self._points = kinds, points
+        self._level = 2
+        self._cuts: dict[int, _Cut] = {}
+
+    def delta(self, epsilon: float) -> float:
+        """Upper bound on δ at this ε."""
+        found = 1.0
+        tried: set[int] = set()
+        while self._level not in tried:
+            tried.add(self._level)
+            if self._level not in self._cuts:
+                self._cuts[self._level] = _Cut(self._kinds, self._points, 10.0 ** (-4 * self._level))
+            cut = self._cuts[self._level]
+            here = cut.delta(epsilon)
+            found = min(found, here)
+            # The first of the levels that are negligible against δ, if the finite losses tell that.
+            finite = max(here - cut.infinite, _TINY)
+            self._level = min(max(1, math.ceil(0.25 * math.log10(1.0 / (_NEGLIGIBLE * finite)))), _DEEPEST)
+        return found
+
+
+class _Cut:
+    """δ of all rounds, by sums of losses or by Rényi divergences, whichever is smaller.
+
+    Attributes:
+        infinite: Upper bound on the probability of a loss that counts as infinite, in any round.
+    """
+
+    def __init__(self, kinds: Sequence[Kind], points: int, level: float) -> None:
+        self._kinds, self._points, self._level = kinds, points, level
+        self._rough = [(_rough(kind, level), kind.count) for kind in kinds]
+        self.infinite = math.fsum(count * losses.infinite for losses, count in self._rough) * (1.0 + 1e-14)
+        self._sums: _Sums | None = None
+
+    def delta(self, epsilon: float) -> float:
+        """Upper bound on δ at this ε."""
+        power = self._best_power(epsilon)
+        chernoff = self._log_moment(power) - power * epsilon
+        # Canonne, Kamath and Steinke 2020, Proposition 12, with α = power + 1.
+        order = power + 1.0
+        renyi = chernoff + power * math.log1p(-1.0 / order) - math.log(order)
+        found = math.exp(min(0.0, renyi + 1e-13 * (2.0 + abs(renyi) + power * epsilon))) + self.infinite
+        if self._sums is None or not self._sums.suits(epsilon):
+            self._sums = self._new_sums(epsilon, power, chernoff)
+        return min(1.0, found, sum(self._sums.delta(epsilon)) if self._sums is not None else 1.0)
+
+    def _log_moment(self, power: float) -> float:
+        return math.fsum(count * losses.log_moment(power) for losses, count in self._rough)
+
+    def _mean(self, power: float) -> float:
+        """The mean of the tilted sum, the derivative of `_log_moment`."""
+        return math.fsum(count * losses.mean(power) for losses, count in self._rough)
+
+    def _best_power(self, epsilon: float) -> float:
+        """The λ with the smallest Chernoff bound e^(Σ log M(λ) - λ ε), within limits."""
+        low, high = _LOG_POWERS
+        while high - low > 0.01:
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if self._mean(math.exp(middle)) < epsilon else (low, middle)
+        return math.exp(low)
+
+    def _new_sums(self, epsilon: float, power: float, chernoff: float) -> _Sums | None:
+        """Sums tilted towards ε, in a window that ends where the tail is negligible against that at ε, if it ends."""
+        low, high = math.log(power), _LOG_POWERS[1]
+        while high - low > 0.01:
+            middle = 0.5 * (low + high)
+            top = self._mean(math.exp(middle))
+            deep = self._log_moment(math.exp(middle)) - math.exp(middle) * top <= chernoff - _DEPTH
+            low, high = (low, middle) if deep and top > epsilon else (middle, high)
+        larger = math.exp(high)
+        largest = math.fsum(count * float(losses.loss.max()) for losses, count in self._rough)
+        # Where no tail is negligible the window holds all sums, and where no sum is as large as ε, any window does.
+        top = self._mean(larger) if high < _LOG_POWERS[1] else 1.01 * largest
+        top = max(top, epsilon + 1e-6)
+        if top > _LARGEST_LOSS:
+            return None
+        # The sums that are taken for others are those further below ε than the window is long.
+        variance = math.fsum(count * losses.variance(power) for losses, count in self._rough)
+        length = max(2.2 * (top - epsilon), 9.0 * math.sqrt(max(0.0, variance)))
+        return _Sums(self._kinds, self._points, self._level, top, length, power, larger)
+
+
+class _Sums:
+    """Sums of losses, tilted by e^(power loss), on a grid, modulo a window of this length that ends at `top`.
+
+    Sums below the window are taken for larger ones, which only adds to δ. The probability of those above it is added
+    to δ, by a Chernoff bound with `top_power`.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[Kind],
+        points: int,
+        level: float,
+        top: float,
+        length: float,
+        power: float,
+        top_power: float,
+    ) -> None:
+        self._interval = length / (points - 2)
+        self._last = math.floor(top / self._interval)
+        self._points, self._power = points, power
+        largest = 0
+        self._scale = tail = self._shift = self._infinite = inexact = growth = norms = 0.0
+        spectrum = np.ones(points // 2 + 1, dtype=np.complex128)
+        roundings = _FFT_ERROR * math.log2(points)
+        for kind in kinds:
+            losses = self._grid(kind, level)
+            tilted, scale = losses.tilted(power)
+            steps = np.arange(len(losses.loss) // 2)
+            masses = np.zeros(points)
+            np.add.at(masses, np.concatenate([steps, -steps]) % points, tilted)
+            norm = _norm(masses)
+            spectrum *= _power(np.fft.rfft(masses), kind.count)
+            largest += kind.count * int(steps[-1])
+            self._scale += kind.count * scale
+            self._shift += kind.count * losses.short
+            self._infinite += kind.count * losses.infinite
+            tail += kind.count * losses.log_moment(top_power)
+            inexact += kind.count * _UNIT * (1e4 + 4.0 * (power * float(losses.loss.max()) + abs(scale)))
+            growth += kind.count * (max(0.0, math.log(float(masses.sum()))) + roundings * math.sqrt(points) * norm)
+            norms += kind.count * norm
+        self._sums = np.maximum(np.fft.irfft(spectrum, points).astype(np.float64), 0.0)
+        count = sum(kind.count for kind in kinds)
+        norm = _norm(self._sums)
+        self._error = 1.1 * math.exp(min(growth, 700.0)) * (roundings * (norms + norm) + 4.0 * _UNIT * count * norm)
+        self._inexact = math.exp(min(inexact, 700.0)) * (1.0 + 1e-12)
+        if largest > self._last:
+            log_tail = tail - top_power * self._last * self._interval
+            self._infinite += math.exp(min(0.0, log_tail + 1e-13 * (1.0 + abs(tail))))
+
+    def _grid(self, kind: Kind, level: float) -> _Losses:
+        """The pair of one round on the grid, without the farthest losses."""
+        farthest = float(_loss(kind, np.array([kind.farthest(level)]))[0])
+        # Losses over the length of the window are rare where the window is long enough for the sums.
+        steps = min(math.ceil(farthest / self._interval), 2 * self._points)
+        loss = self._interval * np.arange(steps + 1, dtype=np.float64)
+        return _pair(kind, _output(kind, loss), loss)
+
+    def suits(self, epsilon: float) -> bool:
+        """Whether the window holds this ε and the tilt is good enough for it."""
+        if not self._last - self._points < (epsilon - self._shift) / self._interval - 2 < self._last - 2:
+            return False
+        found, added = self.delta(epsilon)
+        return added <= _NEGLIGIBLE * found
+
+    def delta(self, epsilon: float) -> tuple[float, float]:
+        """δ at this ε, and what has to be added to it for rounding errors and cut-off sums."""
+        epsilon -= self._shift + 8.0 * _UNIT * (epsilon + self._last * self._interval)
+        first = math.floor(epsilon / self._interval) + 1
+        if first <= self._last - self._points or self._scale - self._power * self._interval * first > 700.0:
+            return 1.0, 0.0  # below the window, or so far below the tilt that numbers would overflow
+        steps = np.arange(first, self._last + 1)
+        loss = self._interval * steps
+        weights = np.exp(self._scale - self._power * loss) * -np.expm1(epsilon - loss)
+        weights *= 1.0 + 8.0 * _UNIT * (1.0 + abs(self._scale) + self._power * float(loss[-1]))
+        found = float(np.sum(weights * self._sums[steps % self._points])) * self._inexact
+        return found, _norm(weights) * self._error * self._inexact + self._infinite + _TINY
+
+
+def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
+    """By repeated squaring: relative errors of at most √5 2^-53 per factor."""
+    result = np.ones_like(base)
+    while exponent:
+        if exponent & 1:
+            result = result * base
+        base, exponent = base * base, exponent >> 1
+    return result
+
+
+def _norm(values: Array) -> float:
+    """Euclidean, rounded up, on one thread: BLAS starts several, which costs more than it gains here."""
+    return math.sqrt(float(np.einsum("i,i->", values, values))) * (1.0 + 1e-10)

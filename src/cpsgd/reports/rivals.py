@@ -1,0 +1,271 @@
+"""All mechanisms in one picture: the error that bits per coordinate buy, by our accounting and as others published it.
+
+Errors are in units of the exact Gaussian mechanism's at the same (ε, δ), which has real numbers for messages.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.mechanisms import MECHANISMS
+from cpsgd.mechanisms.law import Array
+from cpsgd.planner import plan
+from cpsgd.planner.problem import Problem, Requirements
+from cpsgd.planner.published import PublishedProblem, published_error
+from cpsgd.reports import plotting
+from cpsgd.reports.numbers import power
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+OURS, PUBLISHED = "ours", "published"
+
+NAME = "frontier"
+"""The files are called this."""
+
+# Bits that are asked for, with less and with more than which nothing happens; a plan may need fewer.
+_BITS = {
+    False: (
+        *(0.02, 0.03, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 1.0, math.log2(3), 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0),
+        *(7.0, 8.0, 10.0, 12.0, 16.0),
+    ),
+    True: (*(0.5 * half for half in range(8, 25)), 13.0, 14.0, 16.0, 18.0, 20.0, 24.0),
+}
+_PUBLISHED_BITS = (1.0, math.log2(3), *(0.5 * half for half in range(4, 57)))
+# Where the picture ends. Its axis has log(ratio - 0.9), which spreads what lies near 1.
+_LOWEST, _HIGHEST, _ORIGIN = 0.985, 12.0, 0.9
+_LEAST_BITS, _MOST_BITS = 0.018, 36.0
+
+# Colours of Okabe and Ito, which colour-blind eyes tell apart, and a mark of its own for each.
+_STYLES = {
+    "coins": ("#d55e00", "o"),
+    "sampled-coins": ("#e69f00", "D"),
+    "binomial": ("#0072b2", "s"),
+    "skellam": ("#009e73", "^"),
+    "discrete-gaussian": ("#cc79a7", "v"),
+}
+_OTHER = ("#56b4e9", "P")
+_PUBLISHED_NAMES = {
+    "coins": "Poisson binomial (2022)",
+    "binomial": "cpSGD (2018)",
+    "skellam": "Skellam (2021)",
+    "discrete-gaussian": "discrete Gaussian (2021)",
+}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Whose mean is estimated, and how privately: one round, replace-one neighbours."""
+
+    clients: int
+    dim: int
+    epsilon: float
+    delta: float
+
+
+SCENES = (
+    Scene(10_000, 65_536, 2.0, 1e-9),
+    Scene(100, 10_000, 2.0, 1e-6),
+    Scene(1_000, 2**20, 2.0, 1e-6),
+)
+
+
+@dataclass(frozen=True)
+class RivalPoint(Scene):
+    """A point of the picture.
+
+    Attributes:
+        secure: Whether sums are taken by secure aggregation; bits are then those of the modulus.
+        mechanism: Name of the mechanism.
+        accounting: "ours", or "published": its authors' design and accounting.
+        bits: Bits per coordinate.
+        ratio: Expected squared error over that of the exact Gaussian mechanism.
+    """
+
+    secure: bool
+    mechanism: str
+    accounting: str
+    bits: float
+    ratio: float
+
+
+def check() -> None:
+    """Raises `CpsgdError` where nothing could be drawn, so that this is known before a long computation."""
+    plotting.new_figure(1.0, 1.0)
+
+
+def compute(
+    scenes: Iterable[Scene] = SCENES,
+    mechanisms: Sequence[str] = tuple(MECHANISMS),
+    progress: Callable[[int, int, str], None] = lambda done, of, what: None,
+) -> list[RivalPoint]:
+    """All points, curve by curve; some minutes for everything.
+
+    Args:
+        scenes: What is estimated.
+        mechanisms: Names of those to compare.
+        progress: Called with the number of curves done, of all, and what the last one was.
+    """
+    curves = [
+        (scene, secure, name, accounting)
+        for scene in scenes
+        for secure in (False, True)
+        for name in mechanisms
+        for accounting in (OURS, *([PUBLISHED] if MECHANISMS[name].published else []))
+    ]
+    found: list[RivalPoint] = []
+    for done, (scene, secure, name, accounting) in enumerate(curves, start=1):
+        curve = (_ours if accounting == OURS else _published)(scene, secure, name)
+        found += [
+            RivalPoint(**vars(scene), secure=secure, mechanism=name, accounting=accounting, bits=bits, ratio=ratio)
+            for bits, ratio in curve
+        ]
+        how = ", secure aggregation" if secure else ""
+        progress(done, len(curves), f"{scene.clients:,} clients{how}: {name}, {accounting}, {len(curve)} points")
+    return found
+
+
+def _ours(scene: Scene, secure: bool, name: str) -> list[tuple[float, float]]:
+    """From many bits to few, until the error leaves the picture."""
+    found: dict[float, float] = {}
+    fewest = math.log2(MECHANISMS[name].fewest_values)
+    for bits in reversed(_BITS[secure]):
+        if bits < fewest - 1e-9:
+            break
+        try:
+            best = plan(**vars(scene), bits=bits, secure=secure, mechanism=name)
+        except (InfeasibleError, ParameterError):
+            break  # too few bits; or there is nothing to plan, or no secure aggregation
+        needed = best.protocol.bits_per_coordinate
+        found[needed] = min(best.ratio, found.get(needed, math.inf))
+        if best.ratio > _HIGHEST:
+            break
+    return sorted(found.items())
+
+
+def _published(scene: Scene, secure: bool, name: str) -> list[tuple[float, float]]:
+    gaussian = Problem.of(Requirements(**vars(scene))).gaussian_squared_error
+    found = []
+    for bits in reversed(_PUBLISHED_BITS):
+        error = published_error(name, PublishedProblem(**vars(scene), bits=bits, secure=secure))
+        if error is None:
+            break
+        found.append((bits, error / gaussian))
+        if error > _HIGHEST * gaussian:
+            break
+    return found[::-1]
+
+
+def write(folder: Path, points: Sequence[RivalPoint]) -> list[Path]:
+    """Writes the picture as SVG and PNG, and the numbers as CSV; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table = folder / f"{NAME}.csv"
+    with table.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.DictWriter(file, [field.name for field in fields(RivalPoint)], lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(
+            {**asdict(point), "bits": f"{point.bits:.6g}", "ratio": f"{point.ratio:.6g}"} for point in points
+        )
+    return [*(draw(points, folder / f"{NAME}{suffix}") for suffix in (".svg", ".png")), table]
+
+
+def draw(points: Sequence[RivalPoint], path: Path) -> Path:
+    """A column of panels per scene: without secure aggregation above, with it below."""
+    scenes = list(dict.fromkeys(Scene(p.clients, p.dim, p.epsilon, p.delta) for p in points))
+    figure = plotting.new_figure(1.6 + 3.4 * len(scenes), 7.8)
+    panels = figure.subplots(2, len(scenes), sharex=True, sharey=True, squeeze=False)
+    for column, scene in enumerate(scenes):
+        for row, secure in enumerate((False, True)):
+            axes = panels[row, column]
+            shown = [p for p in points if Scene(p.clients, p.dim, p.epsilon, p.delta) == scene and p.secure == secure]
+            _panel(axes, shown)
+            title = f"n = {scene.clients:,}, d = {scene.dim:,}, δ = {power(scene.delta)}"
+            plotting.tidy(
+                axes,
+                title=title if row == 0 else "",
+                xlabel="bits per coordinate" if row else "",
+                ylabel="error ÷ Gaussian's (stretched near 1)" if column == 0 else None,
+            )
+            how = "with secure aggregation" if secure else "without secure aggregation"
+            axes.text(0.03, 0.95, how, transform=axes.transAxes, va="top", fontsize=11, color=plotting.MUTED)
+    labels = [axes.get_legend_handles_labels() for axes in panels.flat]
+    handles = {label: line for lines, names in labels for line, label in zip(lines, names, strict=True)}
+    ours = [label for name in (*_STYLES, *MECHANISMS) if (label := MECHANISMS[name].title) in handles]
+    order = list(dict.fromkeys([*ours, *handles]))
+    figure.legend(
+        [handles[label] for label in order],
+        order,
+        loc="outside lower center",
+        ncols=2,
+        columnspacing=6.0,
+        frameon=False,
+        fontsize=11,
+        labelcolor=plotting.INK,
+    )
+    epsilons = ", ".join(f"{epsilon:g}" for epsilon in dict.fromkeys(scene.epsilon for scene in scenes))
+    figure.suptitle(
+        f"Squared error of a private mean ÷ that of the exact Gaussian mechanism, ε = {epsilons}",
+        x=0.01,
+        ha="left",
+        fontsize=14,
+        fontweight="bold",
+        color=plotting.INK,
+    )
+    return plotting.save(figure, path)
+
+
+def _panel(axes: Axes, points: Sequence[RivalPoint]) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("function", functions=(_stretch, lambda height: np.exp(height) + _ORIGIN))
+    axes.minorticks_off()
+    axes.set_xlim(_LEAST_BITS, _MOST_BITS)
+    axes.set_ylim(_LOWEST, _HIGHEST)
+    ticks = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 4, 8, 16, 32)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    heights = (1, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10)
+    axes.set_yticks(heights, [f"{height:g}" for height in heights])
+    axes.axhline(1.0, color=plotting.INK, linewidth=1.0, zorder=1)
+    axes.plot([32.0], [1.0], "*", color=plotting.INK, markersize=11, zorder=5, label="exact Gaussian, 32-bit floats")
+    for accounting in (PUBLISHED, OURS):
+        for name in MECHANISMS:
+            curve = [p for p in points if (p.mechanism, p.accounting) == (name, accounting)]
+            if curve:
+                x, y = [p.bits for p in curve], [p.ratio for p in curve]
+                axes.plot(x, y, **_line(name, accounting))
+
+
+def _stretch(ratio: Array) -> Array:
+    return np.asarray(np.log(np.maximum(ratio, _ORIGIN + 1e-6) - _ORIGIN))
+
+
+def _line(name: str, accounting: str) -> dict[str, Any]:
+    color, marker = _STYLES.get(name, _OTHER)
+    if accounting == PUBLISHED:
+        # Two that all but coincide: one is drawn broader, and the other's dashes lie on it.
+        broad = name == "discrete-gaussian"
+        return {
+            "label": f"{_PUBLISHED_NAMES.get(name, name)}, published",
+            "color": color,
+            "linewidth": 4.0 if broad else 1.8,
+            "alpha": 0.55 if broad else 1.0,
+            "linestyle": (0, (4, 2)),
+            "zorder": 2 if broad else 3,
+        }
+    return {
+        "label": MECHANISMS[name].title,
+        "color": color,
+        "linewidth": 2.6 if name.endswith("coins") else 1.6,
+        "marker": marker,
+        "markersize": 5,
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.6,
+        "zorder": 4,
+    }
