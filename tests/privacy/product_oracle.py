@@ -140,7 +140,7 @@ def _convolved(first: Exact, second: Exact) -> Exact:
 
 
 def smoothed_excess(pair: tuple[Exact, Exact], w: float, c: float) -> mpmath.mpf:
-    """H_exp(c)(pair ⊗ G(w)) - H_exp(c)(G(w)): given an outcome of the pair, the tests of the Gaussian are thresholds."""
+    """H_exp(c)(pair ⊗ G(w)) - H_exp(c)(G(w)): for each outcome of the pair, tests of the Gaussian are thresholds."""
     with mpmath.workdps(DIGITS):
         root, gamma, one = mpmath.sqrt(w), mpmath.exp(c), mpmath.mpf(1)
         total = mpmath.fsum(_divergence(a, b, root, gamma) for a, b in zip(*pair, strict=True))
