@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cpsgd import Protocol, guarantee
 from cpsgd.cli import mean
+from cpsgd.mechanisms import MECHANISMS
 
 Vectors = NDArray[np.float32]
 
@@ -174,7 +175,7 @@ def test_protocol_file(cpsgd: Any, vectors: Vectors) -> None:
         (("--clip-norm", 1, "--sigma", 1, "--trials", 3, "--no-rotate"), "No mechanism has trials, sigma together"),
         (("--clip-norm", 1, "--mechanism", "gaussian", "--trials", 3), "has no trials; leave that out"),
         (("--clip-norm", 1, "--sigma", 1, "--no-rotate", "--seed", 3), "leave out --rotate, --seed"),
-        (("--clip-norm", 1, "--mechanism", "laplace"), "one of ['binomial', 'gaussian', 'skellam']"),
+        (("--clip-norm", 1, "--mechanism", "laplace"), f"one of {list(MECHANISMS)}"),
         (("--clip-norm", 1, "--no-rotate", "--seed", 3), "--seed"),
         (("--clip-norm", 1, "--out", "mean.txt"), ".npy or .csv"),
         (("--clip-norm", 1, "--out", "nowhere/mean.npy"), "folder does not exist"),

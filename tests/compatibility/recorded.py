@@ -17,3 +17,8 @@ def same(found: float, recorded: dict[str, str]) -> bool:
     """Whether it is the same number, but for the last digits of a floating-point library."""
     expected = float.fromhex(recorded["hex"])
     return found == expected or abs(found - expected) <= 1e-12 * abs(expected)
+
+
+def better(found: float, recorded: dict[str, str]) -> bool:
+    """Whether it is a smaller number, by more than the last digits."""
+    return found < float.fromhex(recorded["hex"]) and not same(found, recorded)

@@ -1,4 +1,4 @@
-"""ε, plans and accounting protocols are the numbers that release 0.1.0 computed."""
+"""ε, plans and accounting protocols are the numbers that release 0.1.0 computed, or better ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpsgd.planner.examples import plan_examples
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.privacy.examples import example_protocol
 
-from .recorded import read, same
+from .recorded import better, read, same
 
 CHUNKS = 8
 PROVE: dict[str, Callable[..., cpsgd.Guarantee]] = {
@@ -45,21 +45,25 @@ IN_CHUNKS = pytest.mark.parametrize("chunk", [*range(CHUNKS), pytest.param(CHUNK
 
 @pytest.mark.slow
 @IN_CHUNKS
-def test_epsilon_is_the_same_number(chunk: int) -> None:
+def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int) -> None:
     for row in chunk_of("epsilon.json", chunk):
         protocol = cpsgd.Protocol.from_dict(row["protocol"])
         prove = PROVE[row["call"]]
         if refused(row, lambda: prove(protocol, **row["arguments"])):  # noqa: B023  # called at once
             continue
         found = prove(protocol, **row["arguments"])
+        assert found.noise_clients == row["noise_clients"], row
+        if better(found.epsilon, row["epsilon"]):  # tighter certificates since: another method, or another share of δ
+            assert found.tail < found.delta, row
+            continue
         assert same(found.epsilon, row["epsilon"]), (found.epsilon, row)
         assert same(found.tail, row["tail"]), (found.tail, row)
-        assert (found.method, found.noise_clients) == (row["method"], row["noise_clients"]), row
+        assert found.method == row["method"], row
 
 
 @pytest.mark.slow
 @IN_CHUNKS
-def test_a_plan_is_the_same_plan(chunk: int) -> None:
+def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int) -> None:
     for row in chunk_of("plans.json", chunk):
         make = PLAN[row["call"]]
         if refused(row, lambda: make(**row["arguments"])):  # noqa: B023  # called at once
@@ -70,17 +74,22 @@ def test_a_plan_is_the_same_plan(chunk: int) -> None:
             continue
         expected = cpsgd.Protocol.from_dict(row["protocol"])
         assert expected.fingerprint.hex() == row["fingerprint"], row
+        assert found.surviving == row["surviving"], row
+        if better(found.error.total, row["squared_error"]):  # tighter certificates since
+            assert found.bits <= row["bits"], row
+            assert found.guarantee.epsilon <= row["arguments"]["epsilon"], row
+            continue
         for name in ("clients", "dim", "clip_norm", "levels", "trials", "p", "rotate", "modulus", "rotation_seed"):
             assert found.protocol.to_dict()[name] == expected.to_dict()[name], (name, row)
         assert same(found.protocol.to_dict()["coordinate_range"], row["coordinate_range"]), row
-        assert same(found.guarantee.epsilon, row["epsilon"]), row
+        assert same(found.guarantee.epsilon, row["epsilon"]) or better(found.guarantee.epsilon, row["epsilon"]), row
         assert same(found.ratio, row["ratio"]), row
         assert same(found.error.total, row["squared_error"]), row
         assert same(found.gaussian_squared_error, row["gaussian_squared_error"]), row
         # The bound now also counts what the sampler's resolution may do, some 1e-24.
         recorded = float.fromhex(row["overflow_probability"]["hex"])
         assert found.overflow_probability == pytest.approx(recorded, rel=1e-12, abs=1e-20), row
-        assert (found.guarantee.method, found.bits, found.surviving) == (row["method"], row["bits"], row["surviving"])
+        assert (found.guarantee.method, found.bits) == (row["method"], row["bits"])
         frontier = [
             [point.bits, *(point.to_dict()[name] for name in ("levels", "trials", "modulus"))]
             for point in found.frontier

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ pytestmark = pytest.mark.slow
 WORKERS = Path(__file__).with_name("ddp_workers.py")
 SCENARIOS = {
     2: [
-        *("mean", "workers", "not_finite", "not_finite_gradient", "too_many_examples"),
+        *("mean", "modular", "workers", "not_finite", "not_finite_gradient", "too_many_examples"),
         *("other_types", "other_protocol", "other_budget", "other_round", "budget", "wrong_model", "slow_release"),
         *("charged", "unpaid", "taken_up", "wrong_ledger"),
     ],
-    4: ["mean", "workers", "not_finite", "other_protocol", "other_round", "charged"],
+    4: ["mean", "modular", "workers", "not_finite", "other_protocol", "other_round", "charged"],
 }
 
 Results = list[dict[str, Any]]
@@ -65,6 +66,21 @@ def test_every_worker_decodes_the_protocols_mean(run: Run, count: int) -> None:
         expected = protocol.decode_sum(total, count, round=number)
         for worker in found:
             assert worker["means"][number].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_modulus_that_is_no_power_of_two_changes_no_mean(run: Run, count: int) -> None:
+    found = run("modular", count)
+    protocol = found[0]["protocol"]
+    assert protocol.modulus.bit_count() > 1
+    plain = replace(protocol, modulus=None)
+    for number in range(3):
+        total = np.sum([worker["seen"]["integers"][number] for worker in found], axis=0, dtype=np.uint64)
+        assert total.max() >= protocol.modulus or count == 2
+        wrapped = protocol.decode_sum(total % np.uint64(protocol.modulus), count, round=number)
+        for worker in found:
+            assert worker["means"][number].tobytes() == wrapped.tobytes()
+            np.testing.assert_allclose(worker["means"][number], plain.decode_sum(total, count, number), atol=1e-5)
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -107,7 +107,8 @@ def test_the_protocol_may_be_pinned(small_plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"dim": 41}, {"bits": 9}, {"fingerprint": bytes(16)}, {"surviving": 2}, {"round": 2}]
+    "changes",
+    [{"dim": 41}, {"bits": 9}, {"modulus": 2**13 + 1}, {"fingerprint": bytes(16)}, {"surviving": 2}, {"round": 2}],
 )
 def test_an_invitation_that_contradicts_the_protocol_is_refused(small_plan: Plan, changes: dict[str, Any]) -> None:
     client = Client()

@@ -100,6 +100,37 @@ def test_sums_are_those_of_the_protocol(
         assert not made
 
 
+@pytest.mark.parametrize("way", ["secure", "signed"])
+@pytest.mark.parametrize("silent", [Stage.SHARE, Stage.MASK, Stage.UNMASK])
+def test_sums_modulo_a_number_that_is_no_power_of_two(
+    tmp_path: Path, way: str, silent: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole rounds of a plan for a fraction of a bit, one client falling silent, and the integers of the others."""
+    odd = plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, dropout=0.25, bits=12.4)
+    protocol, made = odd.protocol, {}
+    assert protocol.modulus is not None
+    assert protocol.modulus.bit_count() > 1
+    original = type(protocol).encode_integers
+
+    def recorded(self: Any, vector: Any, round: int) -> Any:
+        found = made[np.asarray(vector).tobytes()] = original(self, vector, round)
+        return found
+
+    def tamper(node: str, stage: Stage, answer: bytes) -> bytes | None:
+        return None if (node, stage) == ("node-2", silent) else answer
+
+    monkeypatch.setattr(type(protocol), "encode_integers", recorded)
+    federation = Federation(odd, tmp_path, way)
+    session = federation.open()
+    mean = carry(session, federation.clients, tamper)
+    # Who falls silent after the upload has contributed.
+    left = [i for i in range(CLIENTS) if i != 2 or silent is Stage.UNMASK]
+    assert session.report.survivors == len(left)
+    total = sum(made[VECTORS[i].tobytes()].astype(np.uint64) for i in left)
+    np.testing.assert_array_equal(mean, protocol.decode_sum(total % np.uint64(protocol.modulus), len(left), round=1))
+    assert close_to(mean, VECTORS[left].mean(axis=0), odd)
+
+
 def garbage(answer: bytes) -> bytes:
     return np.random.default_rng(0).bytes(200)
 

@@ -291,5 +291,8 @@ def test_a_stated_distance_is_accounted_for() -> None:
     assert total(event(near)).epsilon == guarantee(near, DELTA).epsilon < total(event()).epsilon
     mixed = total(event(near), event(SECOND)).epsilon
     assert total(event(near)).epsilon < mixed < total(event(), event(SECOND)).epsilon
+    said = "replace-one distance 1.41421 because rows are one-hot"
+    assert total(event(near), event(near, 900), event(SECOND)).assumptions == (said,)
+    assert total(event()).assumptions == total(event(near), budget=ZERO).assumptions == ()
     # It says nothing of a vector and zero.
     assert total(event(near), budget=ZERO).epsilon == total(event(), budget=ZERO).epsilon

@@ -7,21 +7,24 @@ So everything is looked up in its module at the time of the call.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable
 
+import mpmath
 import numpy as np
+from scipy.stats import norm
 
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.paper import theorem
-from cpsgd.privacy import certificate, gaussian, moments, renyi
+from cpsgd.privacy import certificate, fixed_size, gaussian, moments, renyi
 from cpsgd.privacy import guarantee as ask
 from cpsgd.protocol import Protocol
 
-from .oracle import Exact, Pair
+from .oracle import Array, Exact, Pair, composed, hockey_stick
 
 exact_law = functools.cache(Exact)
 
@@ -205,6 +208,116 @@ def wrong_moments() -> list[str]:
         )
         if not least <= found <= least * 1.002:
             wrong.append(f"κ({order}) of {trials}, {p} is {found!r}, but {float(least)!r} is attained")
+    return wrong
+
+
+SUMS = [
+    (30, 0.5, 3, 1, 1.0, 2, 1e-3),
+    (64, 0.5, 40, 1, 2.0, 3, 1e-5),
+    (50, 0.35, 7, 4, 1.3, 2, 1e-4),
+    (400, 0.5, 100, 20, 2.5, 3, 1e-6),
+]
+
+
+def wrong_sums() -> list[str]:
+    """Compares what is added up over rounds, divergences and tails, with the definitions for one round."""
+    wrong = []
+    for trials, p, rounds, dim, sensitivity, levels, delta in SUMS:
+        law, name = exact_law(trials, p), f"{rounds} rounds of {trials}, {p}"
+        found = renyi.summed_renyi_certificate(
+            [(BinomialLaw(trials, p), rounds)], dim=dim, sensitivity=sensitivity, levels=levels, delta=delta
+        )
+        # One of the boxes that pay for the tails with a share of δ.
+        boxes = {law.central_range(share * delta / rounds / dim) for share in renyi.RENYI_TAIL_SHARES}
+        tails = {box: rounds * dim * (law.below[box[0] - 1] + law.above[box[1]]) for box in boxes}
+        box = min(boxes, key=lambda box: abs(tails[box] - found.tail_mass))
+        if not tails[box] <= found.tail_mass <= tails[box] * (1 + 1e-8):
+            wrong.append(f"the tails of {name} have {found.tail_mass!r}, the nearest is {float(tails[box])!r}")
+        least = rounds * law.kappa(found.order, *box, min(levels - 1.0, sensitivity))
+        if not least <= found.kappa <= least * 1.003:
+            wrong.append(f"κ({found.order}) of {name} is {found.kappa!r}, but {float(least)!r} is attained")
+        # Canonne, Kamath and Steinke 2020, Proposition 12.
+        order, left = mpmath.mpf(found.order), delta - tails[box]
+        epsilon = least * sensitivity**2 + mpmath.log1p(-1 / order) - mpmath.log(left * order) / (order - 1)
+        if not epsilon <= found.epsilon <= 1.01 * epsilon:
+            wrong.append(f"ε of {name} is {found.epsilon!r}, not {float(epsilon)!r}")
+    return wrong
+
+
+def few_coins(count: int, seed: int) -> list[tuple[Pair, int]]:
+    """Pairs with at most 30 coins, d <= 2, and a number of rounds that can be enumerated."""
+    rng = np.random.default_rng(seed)
+    pairs: list[tuple[Pair, int]] = []
+    while len(pairs) < count:
+        dim, levels = int(rng.integers(1, 3)), int(rng.integers(2, 4))
+        u, v = rng.uniform(0, levels - 1, dim), rng.uniform(0, levels - 1, dim)
+        if rng.random() < 0.5:
+            u, v = np.round(u), np.round(v)
+        if np.array_equal(u, v):
+            continue
+        p = 0.5 if rng.random() < 0.5 else float(rng.uniform(0.3, 0.7))
+        delta = float(10.0 ** rng.uniform(-4, -1.5))
+        pair = Pair(
+            u=tuple(map(float, u)),
+            v=tuple(map(float, v)),
+            levels=levels,
+            clients=1,
+            trials=int(rng.integers(15, 31)),
+            p=p,
+            delta=delta,
+        )
+        pairs.append((pair, int(rng.integers(2, 6)) if dim == 1 else 2))
+    return pairs
+
+
+def summed_epsilon(pair: Pair, rounds: int) -> float:
+    """What the Rényi certificates of the rounds, added up, claim for this pair."""
+    return renyi.summed_renyi_certificate(
+        [(BinomialLaw(pair.noise_trials, pair.p), rounds)],
+        dim=len(pair.u),
+        sensitivity=pair.distance,
+        levels=pair.levels,
+        delta=pair.delta,
+    ).epsilon
+
+
+# ---------------------------------------------------------------------- fixed-size sampling of Gaussians
+
+_OUTPUTS = np.linspace(-8.0, 10.0, 1_201)
+
+
+def cells(mean: float) -> Array:
+    """N(mean, 1) with its outputs put into cells, which is post-processing."""
+    edges = np.concatenate([[-np.inf], 0.5 * (_OUTPUTS[1:] + _OUTPUTS[:-1]), [np.inf]])
+    return np.diff(norm.cdf(edges - mean))
+
+
+def sampled_rounds(mu: float, rate: float) -> list[tuple[Array, Array]]:
+    """Rounds as they may happen: the client drawn instead is like one of the neighbours, or between them."""
+    found = []
+    for first, second, instead in ((mu, 0.0, 0.0), (0.0, mu, 0.0), (0.5 * mu, -0.5 * mu, 0.0), (mu, 0.0, 0.7 * mu)):
+        one, other, between = cells(first), cells(second), cells(instead)
+        found.append((rate * one + (1 - rate) * between, rate * other + (1 - rate) * between))
+    return found
+
+
+SAMPLED = [(1.0, 0.1), (2.0, 0.3), (0.5, 0.05), (3.0, 0.01)]
+
+
+def wrong_sampling() -> list[str]:
+    """Compares fixed-size sampling with one and two rounds, all outputs enumerated."""
+    wrong = []
+    for mu, rate in SAMPLED:
+        rounds = sampled_rounds(mu, rate)
+        pairs = itertools.combinations_with_replacement(rounds, 2)
+        for count, laws in [(1, pair) for pair in rounds] + [(2, composed(list(pair))) for pair in pairs]:
+            claimed = fixed_size.sampled_profile([fixed_size.Kind(mu, rate, count)], fixed_size.COARSE_POINTS)
+            for epsilon in (0.0, 0.1, 0.5, 2.0):
+                # The enumeration itself is accurate to about 1e-13.
+                if (exact := hockey_stick(*laws, epsilon)) > claimed(epsilon) + 1e-12:
+                    wrong.append(
+                        f"{count} rounds, μ={mu}, q={rate}: δ={exact:.6g} at ε={epsilon}, not {claimed(epsilon)!r}"
+                    )
     return wrong
 
 

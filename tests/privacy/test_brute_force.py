@@ -6,6 +6,7 @@ import pytest
 
 from cpsgd import Protocol, guarantee, plan
 from cpsgd.errors import ConditionError
+from cpsgd.privacy import guarantee_over_rounds
 
 from . import checks
 from .oracle import Pair
@@ -35,6 +36,30 @@ def test_gaussian_certificate_is_never_below_the_exact_epsilon() -> None:
 @pytest.mark.slow
 def test_renyi_certificate_is_never_below_the_exact_epsilon() -> None:
     assert checks.wrong_epsilons(checks.renyi_epsilon, PAIRS[:200]) == []
+
+
+@pytest.mark.slow
+def test_summed_renyi_certificates_are_never_below_the_exact_epsilon() -> None:
+    certified = 0
+    for pair, rounds in checks.few_coins(60, seed=20201):
+        try:
+            epsilon = checks.summed_epsilon(pair, rounds)
+        except ConditionError:
+            continue
+        certified += 1
+        assert pair.delta_at(epsilon, rounds) <= pair.delta * (1 + 1e-9), (pair, rounds)
+    assert certified >= 40
+
+
+@pytest.mark.parametrize(("clients", "trials", "levels", "rounds"), [(1, 30, 2, 2), (2, 15, 2, 5), (3, 10, 3, 3)])
+def test_guarantees_of_rounds_with_few_clients(clients: int, trials: int, levels: int, rounds: int) -> None:
+    protocol = Protocol.binomial(clients=clients, dim=1, clip_norm=1.0, levels=levels, trials=trials)
+    found = guarantee_over_rounds(protocol, 1e-3, rounds=rounds)
+    pair = Pair(u=(levels - 1.0,), v=(0.0,), levels=levels, clients=clients, trials=trials, p=0.5, delta=1e-3)
+    assert found.method == "renyi-certificate"
+    assert pair.delta_at(found.epsilon, rounds) <= 1e-3
+    # And not far: half of it would not do.
+    assert pair.delta_at(0.5 * found.epsilon, rounds) > 1e-3
 
 
 def test_guarantees_of_protocols() -> None:

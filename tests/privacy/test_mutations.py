@@ -15,7 +15,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.mechanisms.binomial import Binomial, BinomialLaw
 from cpsgd.mechanisms.law import Array, Law, Window
 from cpsgd.paper import theorem
-from cpsgd.privacy import certificate, moments, renyi
+from cpsgd.privacy import certificate, fixed_size, moments, renyi
 
 from . import checks
 
@@ -26,8 +26,8 @@ def halved_sensitivity(patch: pytest.MonkeyPatch) -> None:
     """D instead of 2D between neighbours."""
     real = Binomial.sensitivity
 
-    def spoiled(mechanism: Binomial, *, dim: int, clip_norm: float, adjacency: Adjacency) -> float:
-        return real(mechanism, dim=dim, clip_norm=clip_norm, adjacency=Adjacency.ZERO_OUT)
+    def spoiled(mechanism: Binomial, **vectors: Any) -> float:
+        return real(mechanism, **{**vectors, "adjacency": Adjacency.ZERO_OUT})
 
     patch.setattr(Binomial, "sensitivity", spoiled)
 
@@ -127,6 +127,89 @@ def conversion_without_log_order(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def divergence_of_one_round(patch: pytest.MonkeyPatch) -> None:
+    """The rounds' divergences are not added up."""
+    real = renyi._Orders.__init__
+
+    def spoiled(orders: renyi._Orders, rounds: Any, sensitivity: float, delta: float) -> None:
+        real(orders, rounds, sensitivity, delta)
+        orders._rounds = [(bounds, 1) for bounds, _ in rounds]
+
+    patch.setattr(renyi._Orders, "__init__", spoiled)
+
+
+def tails_of_one_round(patch: pytest.MonkeyPatch) -> None:
+    """The rounds' tails are counted once."""
+    real = renyi._Orders.__init__
+
+    def spoiled(orders: renyi._Orders, rounds: Any, sensitivity: float, delta: float) -> None:
+        real(orders, rounds, sensitivity, delta)
+        orders._tail = sum(bounds.tail_mass for bounds, _ in rounds)
+
+    patch.setattr(renyi._Orders, "__init__", spoiled)
+
+
+def tails_for_free_in_the_conversion(patch: pytest.MonkeyPatch) -> None:
+    """What the tails spend is reported, but not taken out of δ."""
+    real = renyi._Orders.at
+
+    def spoiled(orders: renyi._Orders, order: float) -> renyi.RenyiCertificate:
+        tail, orders._tail = orders._tail, 0.0
+        found = dataclasses.replace(real(orders, order), tail_mass=tail)
+        orders._tail = tail
+        return found
+
+    patch.setattr(renyi._Orders, "at", spoiled)
+
+
+def hoelder_without_its_second_factor(patch: pytest.MonkeyPatch) -> None:
+    """Between the orders 2 and 3 the curvature of the order 2 is taken."""
+
+    def spoiled(node: moments._Node, exponent: float, second: moments._Node, third: moments._Node) -> None:
+        node.curvature, node.curvature_error = second.curvature, 0.0
+
+    patch.setattr(moments._Node, "bound_curvature", spoiled)
+
+
+def kinds(**factors: float) -> Callable[[pytest.MonkeyPatch], None]:
+    """Fixed-size rounds with a smaller μ or rate."""
+
+    def spoil(patch: pytest.MonkeyPatch) -> None:
+        real = fixed_size._pair
+        patch.setattr(
+            fixed_size,
+            "_pair",
+            lambda kind, x, loss: real(
+                dataclasses.replace(kind, **{name: factor * getattr(kind, name) for name, factor in factors.items()}),
+                x,
+                loss,
+            ),
+        )
+
+    return spoil
+
+
+def one_round_too_few(patch: pytest.MonkeyPatch) -> None:
+    """Of several fixed-size rounds one is not composed."""
+    real = fixed_size.sampled_profile
+    patch.setattr(
+        fixed_size,
+        "sampled_profile",
+        lambda rounds, points: real([dataclasses.replace(k, count=max(1, k.count - 1)) for k in rounds], points),
+    )
+
+
+def negative_losses_left_out(patch: pytest.MonkeyPatch) -> None:
+    """The pair of fixed-size rounds has no losses below zero."""
+    real = fixed_size._pair
+
+    def spoiled(kind: fixed_size.Kind, x: Array, loss: Array) -> fixed_size._Losses:
+        found = real(kind, x, loss)
+        return dataclasses.replace(found, mass=np.where(np.signbit(found.loss), 0.0, found.mass))
+
+    patch.setattr(fixed_size, "_pair", spoiled)
+
+
 def constants(**changes: float) -> Callable[[pytest.MonkeyPatch], None]:
     """One of Theorem 1's constants is off by a factor."""
 
@@ -166,6 +249,14 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], Check]] = [
     (one_sign, checks.wrong_moments),
     (grid_without_curvature, checks.wrong_moments),
     (conversion_without_log_order, checks.wrong_conversions),
+    (divergence_of_one_round, checks.wrong_sums),
+    (tails_of_one_round, checks.wrong_sums),
+    (tails_for_free_in_the_conversion, checks.wrong_sums),
+    (hoelder_without_its_second_factor, checks.wrong_moments),
+    (kinds(mu=0.99), checks.wrong_sampling),
+    (kinds(rate=0.99), checks.wrong_sampling),
+    (one_round_too_few, checks.wrong_sampling),
+    (negative_losses_left_out, checks.wrong_sampling),
     (constants(b=0.5), checks.wrong_theorem),
     (constants(c=0.5**0.5), checks.wrong_theorem),
     (constants(d=0.5), checks.wrong_theorem),

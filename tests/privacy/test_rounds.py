@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -121,6 +122,7 @@ def test_prints_and_serialises() -> None:
     assert data["participation"] == "every"
     assert {entry["method"] for entry in data["alternatives"]} == {
         "per-round guarantee + optimal composition",
+        "renyi-certificate",
         "paper-theorem + optimal composition",
     }
 
@@ -131,12 +133,45 @@ def test_rounds_that_cost_nothing() -> None:
 
 
 def test_the_smallest_of_the_proofs_is_returned() -> None:
-    # So little noise that the Rényi certificate of one round, composed, beats the Gaussian certificate of two.
+    # So little noise that Rényi certificates, added up, beat the Gaussian certificate of two.
     few = Protocol.rotated_binomial(clients=5, dim=1, clip_norm=1.0, coordinate_range=1.0, levels=2, trials=10)
     found = guarantee_over_rounds(few, 1e-6, rounds=2)
-    assert found.method == "per-round guarantee + optimal composition"
+    assert found.method == "renyi-certificate"
     assert "Rényi" in found.citation
     assert found.epsilon < min(e for _, e in found.alternatives if isinstance(e, float))
+
+
+FEW = Protocol.binomial(clients=4, dim=1, clip_norm=1.0, levels=3, trials=16)
+
+
+def test_renyi_certificates_are_summed_over_rounds() -> None:
+    found = guarantee_over_rounds(FEW, 1e-5, rounds=40)
+    assert found.method == "renyi-certificate"
+    assert 17.94 < found.epsilon <= 20.5
+    assert "add up" in found.citation
+    assert 0.0 < found.tail < 1e-5
+
+
+def test_renyi_certificates_of_different_sizes_are_summed() -> None:
+    mixed = guarantee_over_rounds(FEW, 1e-5, surviving=[4] * 20 + [3] * 20)
+    assert mixed.method == "renyi-certificate"
+    full, poor = (guarantee_over_rounds(FEW, 1e-5, rounds=40, surviving=size).epsilon for size in (4, 3))
+    assert full < mixed.epsilon < poor
+    many = Protocol.binomial(clients=40, dim=1, clip_norm=1.0, levels=3, trials=16)
+    reason = dict(guarantee_over_rounds(many, 1e-5, surviving=range(31, 41)).alternatives)["renyi-certificate"]
+    assert reason == "is computed for rounds of up to 4 different numbers of clients"
+
+
+def test_renyi_certificates_pay_for_the_samplers_resolution() -> None:
+    # Thresholds of 128 bits, for coins that are not fair.
+    skewed = Protocol.binomial(clients=4, dim=1, clip_norm=1.0, levels=3, trials=40, p=0.4)
+    found = guarantee_over_rounds(skewed, 1e-5, rounds=10)
+    assert found.method == "renyi-certificate"
+    moved = 10 * 4 * skewed.mechanism.variation * (1 + math.exp(found.epsilon))
+    assert moved > 0.0
+    assert found.tail > moved
+    wrong = dict(guarantee_over_rounds(skewed, 1e-5, rounds=2_000).alternatives)["renyi-certificate"]
+    assert isinstance(wrong, str)
 
 
 @pytest.mark.slow

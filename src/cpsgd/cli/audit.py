@@ -88,6 +88,7 @@ def _show(report: AuditReport, protocol: Protocol) -> None:
             f"[bold]ε ≤ {rounded_up(claimed.epsilon)}[/bold] at δ = {claimed.delta:g}, {claimed.adjacency} neighbours",
         ),
         ("proved by", escape(claimed.citation)),
+        *([] if claimed.assumption is None else [("assuming", escape(claimed.assumption))]),
         (
             "found",
             f"[bold]ε ≥ {_below(report.lower_bound)}[/bold] with confidence {report.confidence:g}, "

@@ -191,6 +191,7 @@ def _rows(total: Total) -> list[tuple[str, str]]:
         ("left", f"{total.left:.4g}"),
         ("rounds", f"{total.rounds:,}{unreleased}"),
         ("proved by", escape(total.citation)),
+        *(("assuming", escape(text)) for text in total.assumptions),
     ]
 
 

@@ -22,9 +22,10 @@ from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.options import AccountOptions, FolderOptions
 from cpsgd.learning.settings import Settings
 from cpsgd.learning.trainer import Trainer
-from cpsgd.mechanisms.options import DEFAULT, parameters_of, spelled_out
+from cpsgd.mechanisms.options import parameters_of, spelled_out
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples, sum_norm
+from cpsgd.planner.problem import BEST
 from cpsgd.planner.target import Target
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds, published_epsilon
@@ -198,7 +199,7 @@ class Experiment:
             "adjacency": self._adjacency,
             "dropout": 1.0 - self._surviving / cohorts.messages,
             "colluding": settings.colluding,
-            "mechanism": settings.mechanism or DEFAULT,
+            "mechanism": settings.mechanism or BEST,
         }
         if settings.examples is not None:
             scheme = settings.participation

@@ -62,6 +62,7 @@ class Total:
         tail: The part of δ that pays for outputs far out in the noise's tails, and for other rare events.
         rounds: How many rounds.
         unreleased: How many of them were reserved and not (yet) released.
+        assumptions: What it takes on trust about vectors (`Protocol.assumption`), each once.
     """
 
     population: str
@@ -75,6 +76,7 @@ class Total:
     tail: float
     rounds: int
     unreleased: int
+    assumptions: tuple[str, ...]
 
     @property
     def left(self) -> float:
@@ -106,7 +108,14 @@ def total(budget: Budget, entries: Sequence[Entry], further: Sequence[RoundEvent
         limit=budget.epsilon,
         rounds=len(rounds),
         unreleased=sum(not entry.released for entry in entries),
+        assumptions=_assumptions((event for event, _ in rounds), budget.adjacency),
     )
+
+
+def _assumptions(events: Iterable[RoundEvent], adjacency: Adjacency) -> tuple[str, ...]:
+    """What the accounting takes on trust; that of single examples rests on no distance of whole sums."""
+    stated = {event.protocol.assumption(adjacency) for event in events if event.examples is None}
+    return tuple(sorted(text for text in stated if text is not None))
 
 
 def _survivors(entry: Entry, *, before: int) -> int:

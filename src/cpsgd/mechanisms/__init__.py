@@ -13,6 +13,7 @@ from cpsgd.mechanisms.binomial import Binomial as Binomial
 from cpsgd.mechanisms.coins import Coins as Coins
 from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussian as DiscreteGaussian
 from cpsgd.mechanisms.gaussian import Gaussian as Gaussian
+from cpsgd.mechanisms.lazy_coins import LazyCoins as LazyCoins
 from cpsgd.mechanisms.sampled_coins import SampledCoins as SampledCoins
 from cpsgd.mechanisms.skellam import Skellam as Skellam
 
@@ -25,6 +26,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         DiscreteGaussian,
         Coins,
         SampledCoins,
+        LazyCoins,
     )
 }
 """All mechanisms, by name."""

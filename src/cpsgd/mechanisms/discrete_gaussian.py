@@ -49,9 +49,11 @@ if TYPE_CHECKING:
 _FINE = 4.0
 # A sum is taken for a discrete Gaussian where it is as close to one; windows up to these are convolved otherwise.
 _CLOSE, _QUICK = 2.0**-34, 8_000
-_CLOSE_ENOUGH, _MOST_CONVOLVED = 1e-6, 40_000
+_CLOSE_ENOUGH, _MOST_CONVOLVED = 1e-7, 40_000
 # Masses and what is left out of a convolution, relative to the largest and to the result.
 _SMALLEST_MASS, _LOST_NATS, _MOST_LOST = 1e-280, 40.0, 1e-15
+# Longer sums of products would be split among threads, which takes longer on a busy machine.
+_PIECE = 4096
 _DIGITS = 150
 _UNIT = 2.0**-53
 # Outcomes of a sum beyond this many nats are not drawn.
@@ -101,14 +103,15 @@ class DiscreteGaussian(Symmetric):
 
         Unlike a client's own, these draws have the digits of the law's window.
         """
-        noise = np.zeros(dim, dtype=np.int64)
-        most = max(1, math.floor(MAX_SIZE / self.sigma_squared)) if self.sigma_squared else count
-        while count and self.sigma_squared:
-            window = self.law(min(count, most)).window(_DRAWN_NATS)
-            weights = [int(math.ldexp(mass, 1000)) >> (1000 - WORKING_BITS) for mass in window.mass]
-            noise += lattice.draw(Table.of_weights(0, weights), len(weights) - 1, dim, keystream).astype(np.int64)
-            noise += window.first
-            count -= min(count, most)
+        noise = np.full(dim, count * self._limit, dtype=np.int64)
+        most = max(1, math.floor(MAX_SIZE / self.sigma_squared)) if self.is_noisy else 1
+        left = count if self.is_noisy else 0
+        while left > 0:
+            part = min(left, most)
+            thresholds = sum_table(self.sigma_squared, part)
+            reach = len(thresholds.high) // 2
+            noise += lattice.draw(thresholds, 2 * reach, dim, keystream).astype(np.int64) - reach
+            left -= part
         return noise
 
     def law(self, honest: int) -> DiscreteGaussianLaw:
@@ -156,6 +159,13 @@ def table(variance: float, limit: int) -> Table:
         context.prec = _DIGITS
         weights = [int(mass * (1 << WORKING_BITS)) for mass in _masses(variance, limit + 1)]
     return Table.of_weights(0, weights[:0:-1] + weights)
+
+
+@lru_cache(maxsize=16)
+def sum_table(variance: float, clients: int) -> Table:
+    """The thresholds of the outcomes 0, 1, ... of a sum, of which the middle one means 0, with a window's digits."""
+    masses = DiscreteGaussianLaw(clients, variance, 0).window(_DRAWN_NATS).mass
+    return Table.of_weights(0, [int(math.ldexp(mass, 1000)) >> (1000 - WORKING_BITS) for mass in masses])
 
 
 # ---------------------------------------------------------------------- the law
@@ -225,9 +235,8 @@ class DiscreteGaussianLaw(Law):
                     f"The masses of {self} are not computed: too many clients with too little noise each. Account for "
                     "fewer clients, which is only a loss, or add noise."
                 )
-            # A few more are computed than asked for, so that the next question is likely to be answered already.
-            step = 2 ** max(0, count.bit_length() - 4)
-            masses, error = convolved(self.each, self.parts, (count // step + 1) * step)
+            # More are computed than asked for, so that the next question is likely to be answered already.
+            masses, error = convolved(self.each, self.parts, 1 << (count + 1).bit_length())
             masses = masses[: count + 1]
             return masses[1:] / masses[:-1], error
         # The exponents have three roundings each, and add up to less than 700 where masses are used.
@@ -294,7 +303,11 @@ def _sum(x: Array, x_error: float, y: Array, y_error: float, reach: int) -> tupl
     wide = np.zeros(2 * a + reach + 1)
     places = np.abs(np.arange(-a, a + reach + 1))
     wide[places <= b] = y[places[places <= b]]
-    found = np.convolve(wide, np.concatenate([x[:0:-1], x]), mode="valid")
+    both = np.concatenate([x[:0:-1], x])
+    found = np.zeros(reach + 1)
+    for start in range(0, both.size, _PIECE):
+        piece = both[start : start + _PIECE]
+        found += np.correlate(wide[start : start + reach + piece.size], piece, mode="valid")
     found = found[: np.count_nonzero(found > _SMALLEST_MASS * found[0])]
     z = np.arange(1, len(found))
     lost = 2.0 * (_lost(x, y, z, found) + _lost(y, x, z, found)) * (1.0 + 1e-6)

@@ -5,8 +5,8 @@ Kamath and Steinke (2020, Proposition 12), which the first two papers' code uses
 
 * **Discrete Gaussian**: Kairouz, Liu, Steinke 2021, Theorem 1 and Proposition 14.
 * **Skellam**: Agarwal, Kairouz, Liu 2021, the bound for vectors, which holds for whole orders.
-* **Poisson binomial**: Chen, Ozgur, Kairouz 2022. Their theorem has a constant that is not stated. Here the Rényi
-  divergence that it bounds is computed instead, in the worst case, which can only favour them.
+* **Poisson binomial**: Chen, Ozgur, Kairouz 2022. Not their theorem's formula: the Rényi divergence of a coordinate
+  that such a theorem bounds is computed itself, and no bound can be below it. That only favours them.
 
 The first two condition the rounding of a vector on its norm: it is drawn again until the rounded vector's norm is
 within `rounded_norm`, which bounds the sensitivities. The codec of this package does not, and its certificates need no
@@ -43,7 +43,7 @@ POISSON_BINOMIAL = (
     'Aggregation", ICML 2022',
 )
 
-ORDERS = np.array([*range(2, 129), *(int(128 * 1.1**i) for i in range(1, 50))], dtype=np.float64)
+ORDERS = np.array([*range(2, 129), *(int(128 * 1.1**i) for i in range(1, 95))], dtype=np.float64)
 """The orders α that are tried."""
 
 BETA = math.exp(-0.5)
@@ -126,8 +126,9 @@ def poisson_binomial_epsilon(
 def poisson_binomial_rdp(coins: int, theta: float, clients: int, adjacency: Adjacency) -> Array:
     """The largest D_α in one coordinate at all `ORDERS`.
 
-    It is quasi-convex in every coin's odds, so that all are at an end, ½ ± θ, and largest where the coins of all others
-    are at the same end (the tests compare all mixtures).
+    e^((α-1) D_α) is convex in every coin's odds, so that all are at an end, ½ ± θ. Of those mixtures the one is taken
+    where the coins of all others are at the same end: the worst wherever the tests compare all of them, for few coins;
+    that it always is has not been proved here.
     """
     ends = (0.5 + theta, 0.5 - theta)
     pairs = [ends] if adjacency.reach == 2.0 else [(end, 0.5) for end in ends]

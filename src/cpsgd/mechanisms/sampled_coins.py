@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,10 +51,10 @@ class SampledCoins(Tilted):
     name = "sampled-coins"
     title = "biased coins for some coordinates"
     fewest_values = 1
-    not_summed = (
+    not_summed: ClassVar[str | None] = (
         "The sampled-coins protocol is not for secure aggregation or other transports that add up integers: a client "
         "leaves out coordinates of its own choice, and nobody could tell which from a sum. A choice common to all "
-        "would be no noise but an error. Use coins: one bit per coordinate, and a small modulus."
+        "would be no noise but an error. Use coins, or lazy-coins, which have the same law and may be added up."
     )
 
     rate: float
@@ -83,7 +83,7 @@ class SampledCoins(Tilted):
         """Two to choose a coordinate, two for its coin."""
         return 4
 
-    def kernel(self) -> _WholeKernel:
+    def kernel(self) -> Any:
         """All integers, those that are left out among them; the choice is from the keystream, too."""
         return _WholeKernel(Flipper(int(self.grid.limit), 1), self._below)
 
@@ -91,7 +91,7 @@ class SampledCoins(Tilted):
         """As `kernel`."""
         return Rounding(int(self.grid.limit), _ONE // 2, FRACTION_BITS, rate=self._below)
 
-    def packer(self) -> tuple[Flipper, int]:
+    def packer(self) -> tuple[Any, int]:
         """Flips the coins of coordinates that were chosen."""
         return Flipper(int(self.grid.limit), 1), 2
 

@@ -45,7 +45,7 @@ def overflow_probability(
     Example:
         >>> from cpsgd.mechanisms import Binomial
         >>> mechanism = Binomial(levels=3, trials=13, coordinate_range=0.2)
-        >>> overflow_probability(100 * 14 + 1, mechanism, clients=100, dim=1024, clip_norm=1.0)
+        >>> overflow_probability(100 * 15 + 1, mechanism, clients=100, dim=1024, clip_norm=1.0)
         0.0
         >>> 0.0 < overflow_probability(450, mechanism, clients=100, dim=1024, clip_norm=1.0) < 1e-6
         True
@@ -75,7 +75,7 @@ def smallest_modulus(
         >>> from cpsgd.mechanisms import Binomial
         >>> mechanism = Binomial(levels=3, trials=13, coordinate_range=0.2)
         >>> smallest_modulus(mechanism, clients=100, dim=1024, clip_norm=1.0)
-        365
+        367
     """
     nats = math.log(2.0 * dim / overflow)
     found = _everything(mechanism, clients)

@@ -12,8 +12,8 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
-from cpsgd.planner.problem import BEST, Problem, Requirements
-from cpsgd.planner.search import MAX_BITS, Design, best_design
+from cpsgd.planner.problem import BEST, WHOLE_BITS, Problem, Requirements
+from cpsgd.planner.search import MAX_BITS
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.participation import Participation
 from cpsgd.protocol import Protocol
@@ -190,26 +190,20 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
         bits = _validate.positive("bits", bits, high=MAX_BITS + 1e-9)
     if max_error is not None:
         max_error = _validate.positive("max_error", max_error)
+    asked = bits
     gaussian = problem.gaussian_squared_error
     enough = _CLOSE_TO_GAUSSIAN * gaussian if max_error is None else max_error
-    designs: dict[float, Design] = {}
     if bits is not None:
-        found = best_design(problem.setting, problem.target, bits)
-        chosen: float | None = bits
-        if found is not None:
-            designs[bits] = found
-        else:
-            designs, chosen = problem.designs(enough), None
+        designs = problem.designs(enough, [bits])
     else:
-        designs = problem.designs(enough)
-        close = (b for b, design in designs.items() if design.error.total <= enough)
-        chosen = next(close, None)
-        if chosen is None and max_error is not None:
+        designs = problem.designs(enough, WHOLE_BITS, stop=True)
+        close = [b for b, design in designs.items() if design.error.total <= enough]
+        if not close and max_error is not None:
             raise problem.too_accurate(designs, max_error)
-        if chosen is None:
-            chosen = min(designs, key=lambda b: (designs[b].error.total, b), default=None)
-    if chosen is None:
-        raise problem.too_few_bits(designs, bits)
+        bits = close[0] if close else min(designs, key=lambda b: (designs[b].error.total, b), default=None)
+    if bits is None or bits not in designs:
+        raise problem.too_few_bits(asked)
+    chosen = bits
     try:
         design, protocol, guarantee = problem.finish(designs[chosen], chosen)
     except ConditionError as error:
@@ -218,7 +212,7 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
         ) from None
 
     def frontier() -> tuple[FrontierPoint, ...]:
-        points = (problem.designs(enough) if bits is not None else designs) | {chosen: design}
+        points = problem.designs(enough, WHOLE_BITS) | {chosen: design}
         return tuple(
             FrontierPoint(b, point.mechanism, point.modulus, point.error.total, point.error.total / gaussian)
             for b, point in sorted(points.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from cpsgd import _validate, mechanisms
@@ -11,7 +12,7 @@ from cpsgd.codec import pack
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.planner import modulus
-from cpsgd.planner.search import MAX_BITS, Design, Setting, best_design, values_of
+from cpsgd.planner.search import MAX_BITS, Design, Setting, best_design, roughly_feasible, values_of
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.participation import Participation
@@ -25,6 +26,9 @@ _LEAST_FACTOR = 1e-2
 # Bits that are always looked at; sums of very many clients may want more for their modulus.
 _USUAL_BITS = 16
 _AS_GOOD_AS_GAUSSIAN = 1.001
+
+WHOLE_BITS = tuple(map(float, range(1, MAX_BITS + 1)))
+"""The numbers of bits that are looked at where none is asked for."""
 
 BEST = "best"
 """In place of a mechanism's name: whichever is the most accurate."""
@@ -167,22 +171,24 @@ class Problem:
         needed = (self.target.distance / self.target.gaussian_mu) ** 2  # variance of the honest noise in the sum
         return self.target.dim * needed / (self.target.honest * self.setting.surviving)
 
-    def designs(self, enough: float) -> dict[float, Design]:
-        """The best design for each whole number of bits that has one.
+    def designs(self, enough: float, bits: Iterable[float], *, stop: bool = False) -> dict[float, Design]:
+        """The best design for each number of bits, rising, that has one.
 
-        More than usual are looked at only while none has an expected squared error of at most `enough`, nor one so near
-        the Gaussian mechanism's that more bits would be wasted.
+        Beyond the usual numbers of bits, or at once where it is to `stop`, more are looked at only while none has an
+        expected squared error of at most `enough`. And where one is so near the Gaussian mechanism's that more bits
+        would be wasted, it stands for these, too.
         """
-        enough = max(enough, _AS_GOOD_AS_GAUSSIAN * self.gaussian_squared_error)
+        close = _AS_GOOD_AS_GAUSSIAN * self.gaussian_squared_error
         designs: dict[float, Design] = {}
         best: Design | None = None
-        for b in map(float, range(1, MAX_BITS + 1)):
-            if b > _USUAL_BITS and best is not None and best.error.total <= enough:
+        for b in bits:
+            if (stop or b > _USUAL_BITS) and best is not None and best.error.total <= max(enough, close):
                 break
-            found = best_design(self.setting, self.target, b)
-            # What fits fewer bits fits these, too.
-            if found is not None and (best is None or found.error.total < best.error.total):
-                best = found
+            if best is None or best.error.total > close:
+                found = best_design(self.setting, self.target, b)
+                # What fits fewer bits fits these, too.
+                if found is not None and (best is None or found.error.total < best.error.total):
+                    best = found
             if best is not None:
                 designs[b] = best
         return designs
@@ -271,8 +277,11 @@ class Problem:
 
     # ------------------------------------------------------------------ the nearest feasible requirements
 
-    def too_few_bits(self, designs: dict[float, Design], bits: float | None) -> InfeasibleError:
-        """No design at these bits: names the fewest bits, and the fewest clients at these bits, that have one."""
+    def too_few_bits(self, bits: float | None) -> InfeasibleError:
+        """No design at these bits: names the fewest bits, and the fewest clients at these bits, that have one.
+
+        Both are found without certificates, which take long, and so only roughly.
+        """
         asked = f"{bits:g} bits" if bits is not None else f"up to {MAX_BITS} bits"
         reason = "every certificate needs more noise than that holds, whatever ε is"
         # Mechanisms that leave coordinates out have no fewest bits.
@@ -283,12 +292,10 @@ class Problem:
         elif self.setting.overflow is not None:
             reason = "the sums of so many clients' noise alone do not fit the modulus, or there is too little noise"
         remedies = []
-        smallest = min(designs, default=None)
-        if self.setting.overflow is None and (bits is None or bits < least):
-            design = best_design(self.setting, self.target, least)
-            smallest = least if design is not None else smallest
+        more = [b for b in {least, *WHOLE_BITS} if b > (bits or 0.0)]
+        smallest = next((b for b in sorted(more) if self._feasible(b)), None)
         if smallest is not None:
-            remedies.append(f"bits={smallest:.4g} is the fewest that will do")
+            remedies.append(f"bits={smallest:.4g} may be the fewest that will do")
         enough = self._enough_clients(bits if bits is not None else MAX_BITS)
         if enough is not None:
             remedies.append(f"about {enough:,} clients would do at {asked}")
@@ -322,12 +329,12 @@ class Problem:
         )
 
     def _feasible(self, bits: float) -> bool:
-        return best_design(self.setting, self.target, bits) is not None
+        return roughly_feasible(self.setting, self.target, bits)
 
     def too_accurate(self, designs: dict[float, Design], max_error: float) -> InfeasibleError:
         """No design is as accurate as that: names the smallest error at this ε and the smallest ε for this error."""
         if not designs:
-            return self.too_few_bits(designs, None)
+            return self.too_few_bits(None)
         bits = min(designs, key=lambda b: designs[b].error.total)
         best = designs[bits].error.total
         remedy = f"The smallest error at ε={self.target.epsilon:g} is {best:.4g}, with bits={bits:g}"

@@ -1,8 +1,8 @@
 """The best mechanism, and its best parameters, for a number of bits.
 
-Every mechanism names candidates that fill the values a message can hold. Given its levels and noise, the target fixes the
-smallest scale s, and with it the expected error. A larger s means more noise than privacy asks for, but also a wider
-range of coordinates; it is chosen where clipping would cost more than that.
+Every mechanism names candidates that fill the values a message can hold. Given its levels and noise, the target fixes
+the smallest scale s, and with it the expected error. A larger s means more noise than privacy asks for, but also a
+wider range of coordinates; it is chosen where clipping would cost more than that.
 
 With secure aggregation the modulus must fit the bits. What is needed grows with the noise (and with it
 goes a smaller s, so that the vectors take more levels). Where not even the least noise fits, s is widened.
@@ -97,15 +97,20 @@ class Design:
     error: ExpectedError
 
 
-def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
-    """The design of at most `bits` bits per coordinate with the smallest expected error, or None if there is none."""
+def roughly_feasible(setting: Setting, target: Target, bits: float) -> bool:
+    """Whether some mechanism has a candidate whose rough scale fits; nothing is certified."""
+    search = _search(setting, target, bits)
+    return any(_Contender.of(setting, target, kind, search).ranked for kind in setting.mechanisms)
+
+
+def _search(setting: Setting, target: Target, bits: float) -> Search:
     values = values_of(bits)
 
     def fits(candidate: Mechanism) -> bool:
         needed = setting.needed_modulus(candidate.with_scale(target.rough_scale(candidate)))
         return needed is None or needed <= values
 
-    search = Search(
+    return Search(
         values=values,
         honest=target.honest,
         variation=target.variation,
@@ -116,6 +121,12 @@ def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
         fits=fits,
         bits=bits,
     )
+
+
+def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
+    """The design of at most `bits` bits per coordinate with the smallest expected error, or None if there is none."""
+    values = values_of(bits)
+    search = _search(setting, target, bits)
     found: list[Design] = []
     kinds = setting.mechanisms
     if len(kinds) > 1 and bits >= 1.0:

@@ -22,7 +22,7 @@ Every number is rounded up. Masses go to points of a grid, each to the two point
 it ("connecting the dots", Doroshenko et al. 2022), which raises the curve; what is not known exactly goes to the upper
 one. Sums are computed by FFT, of masses tilted by e^(λ l) towards the ε asked for: its rounding errors, bounded in the
 Euclidean norm, are then small against δ however small that is. Where there are too many rounds for that, the pair's
-Rényi divergences are left. docs/accounting.md, section 11, has the proofs.
+Rényi divergences are left. docs/accounting.md, section 12, has the proofs.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ _NEGLIGIBLE = 1e-4
 _LOG_POWERS = (-6.0, 14.0)
 # The lowest level at which losses are cut off is 10 to the power of minus four times this.
 _DEEPEST = 74
+# Losses beyond so many lengths of the window are taken for infinite, to save time.
+_MOST_WINDOWS = 16
 _TINY = 1e-300
 
 
@@ -270,7 +272,7 @@ class _Cut:
         # Where no tail is negligible the window holds all sums, and where no sum is as large as ε, any window does.
         top = self._mean(larger) if high < _LOG_POWERS[1] else 1.01 * largest
         top = max(top, epsilon + 1e-6)
-        if top > _LARGEST_LOSS:
+        if top > 2.0 * _LARGEST_LOSS:
             return None
         # The sums that are taken for others are those further below ε than the window is long.
         variance = math.fsum(count * losses.variance(power) for losses, count in self._rough)
@@ -330,8 +332,7 @@ class _Sums:
     def _grid(self, kind: Kind, level: float) -> _Losses:
         """The pair of one round on the grid, without the farthest losses."""
         farthest = float(_loss(kind, np.array([kind.farthest(level)]))[0])
-        # Losses over the length of the window are rare where the window is long enough for the sums.
-        steps = min(math.ceil(farthest / self._interval), 2 * self._points)
+        steps = min(math.ceil(farthest / self._interval), _MOST_WINDOWS * self._points)
         loss = self._interval * np.arange(steps + 1, dtype=np.float64)
         return _pair(kind, _output(kind, loss), loss)
 
@@ -348,6 +349,8 @@ class _Sums:
         first = math.floor(epsilon / self._interval) + 1
         if first <= self._last - self._points or self._scale - self._power * self._interval * first > 700.0:
             return 1.0, 0.0  # below the window, or so far below the tilt that numbers would overflow
+        if first > self._last:
+            return 0.0, self._infinite + _TINY
         steps = np.arange(first, self._last + 1)
         loss = self._interval * steps
         weights = np.exp(self._scale - self._power * loss) * -np.expm1(epsilon - loss)

@@ -47,9 +47,9 @@ _FLAT = 0.12
 _GROWTH, _THRESHOLDS = 1.2, 5.0
 _WIDTHS = (6.0, 7.0, 8.0, 9.0, 10.0, 12.0, 14.0, 17.0, 20.0, 25.0, 30.0)
 _LARGEST_EXPONENT, _SMALLEST_EXPONENT = 300.0, 640.0
-_FASTEST, _FLAT_RATE = 3.0, 1e-3
-# Nothing is gained by a start below this share of w.
-_LEAST_START = 3e-4
+_FASTEST, _LOSS = 3.0, 2e-4
+# A start is lowered while more than this share of w may be gained.
+_WORTHWHILE = 4e-4
 # Parts of the interval of v that J is bounded on: more of them where Δ (c/w)² is over these limits.
 _PARTS = ((_NARROW, 1), (0.5, 2), (math.inf, 6))
 _TRIES, _PRECISION, _LARGEST_STEP, _WIDEST_CELL = 60, 1e-4, 1e3, 20.0
@@ -60,10 +60,8 @@ _SAFE = 1.0 + 1e-8
 class Growth:
     """How w grows as coordinates are swapped for Gaussians: what a family's certificates follow from.
 
-    Any of the `starts` may be the w₀ that the adversary is given: a low one costs little, but rates are high there.
-
     Attributes:
-        starts: Values of w, rising.
+        starts: Values of w, rising. Any of them will do as what the adversary is given; the best is taken.
         rates: κ at each, falling; each holds up to the next, the last one from there on.
         reach: The largest distance in a coordinate.
     """
@@ -139,12 +137,14 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
                 rate = max(rate, each.rate(w, tail, rate))
         except _TooRoughError:
             break
-        # Where κ hardly changes, steps may be longer.
+        # Where κ hardly changes, or little of the way is left, steps may be longer.
         if rates:
-            factor = min(_FASTEST, factor * factor) if rate < rates[-1] * (1.0 + _FLAT_RATE) else _GROWTH
+            loss = (rate / rates[-1] - 1.0) * w / around
+            factor = min(_FASTEST, factor**1.5) if loss < _LOSS else max(_GROWTH, math.sqrt(factor))
         values.append(w)
         rates.append(rate)
-        if w < _LEAST_START * around:
+        # From a lower start at most this much of w would be gained.
+        if w * rates[0] / rate < _WORTHWHILE * around:
             break
         w /= factor
     if not values:
@@ -175,6 +175,8 @@ class _Curves:
         self.first = family.first
         self.spread = float(np.max(np.abs(self.first.log_ratios)))
         self.last_rate = fisher(family)
+        # Which of the widths was the last one needed: for the next, smaller w it is that or more.
+        self._width = 0
 
     def rate(self, w: float, tail: float, least: float = 0.0) -> float:
         """Upper bound on κ(w); `least` where that is one."""
@@ -182,7 +184,8 @@ class _Curves:
         farthest = float(np.max(np.abs(largest.log_ratios)))
         # Minus the logarithm of the smallest mass, apart from a cell's width and a scale.
         smallest = farthest * (0.5 * farthest / w + 1.5) - math.log(tail)
-        for widest in _WIDTHS:
+        for place in range(max(0, self._width - 1), len(_WIDTHS)):
+            widest, self._width = _WIDTHS[place], place
             # Far enough out, what is smoothed is under the tail; from there on it only falls.
             end = widest * math.sqrt(w)
             if end < farthest + w:
@@ -207,7 +210,7 @@ class _Curves:
         if least > 0.0 and test.gap(least) <= 0.0:
             return least
         # The gap falls at least about as fast as log κ rises; false positions find where it closes.
-        x, low, high = math.log(self.last_rate), None, None
+        x, low, high = math.log(max(self.last_rate, least)), None, None
         for _ in range(_TRIES):
             gap = test.gap(math.exp(x))
             if gap <= 0.0:

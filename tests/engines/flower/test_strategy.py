@@ -10,6 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from cpsgd import Plan, plan
+from cpsgd.codec import pack
 from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod
 from cpsgd.engines.flower.records import RECORD, UPLOAD
 from cpsgd.errors import InfeasibleError, ParameterError
@@ -64,6 +65,20 @@ def test_sums_are_those_of_the_protocol(small_plan: Plan, monkeypatch: pytest.Mo
     assert protocol.modulus is not None
     sums = np.sum(made, axis=0, dtype=np.uint64) % np.uint64(protocol.modulus)
     np.testing.assert_array_equal(after, protocol.decode_sum(sums, 4, round=1))
+
+
+def test_rounds_modulo_a_number_that_is_no_power_of_two() -> None:
+    odd = plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, dropout=0.25, bits=12.4)
+    assert odd.protocol.modulus is not None
+    assert odd.protocol.modulus.bit_count() > 1
+    strategy, members = CpsgdStrategy(odd), nodes()
+    members[1].tamper = lambda reply: None  # silent from the beginning
+    after, _ = run(strategy, members, rounds=3)
+    assert [(report.released, report.survivors) for report in strategy.reports] == [(True, 3)] * 3
+    assert close(after, 3 * VECTORS[[0, 2, 3]].mean(axis=0), 3 * odd.error.total)
+    packed = pack.payload_bytes(DIM, odd.protocol.modulus)
+    assert packed < 13 * DIM / 8
+    assert max(strategy.reports[0].upload_bytes.values()) <= packed + 32_000
 
 
 def test_only_one_array_and_allowed_metrics_leave(small_plan: Plan) -> None:

@@ -1,0 +1,123 @@
+"""Coins that are mostly not flipped: for secure aggregation, where a small modulus matters and not the values sent.
+
+With probability r a client flips a biased coin for a coordinate and sends 1 or -1, else it sends 0. That is the law of
+`sampled_coins`, but the client chooses by its own private randomness, tells nobody, and sends all coordinates: so its
+integers can be masked and added up. Under secure aggregation a message takes log2 M bits per coordinate, whatever its
+values are, and M follows from the spread of the sum. A sum of n coins has a variance of n/4, of n lazy ones n r: with
+many clients and more coordinates n/4 is far more noise than privacy needs in one sum. The modulus shrinks by √(4r).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.codec import pack
+from cpsgd.codec.formats import Integers
+from cpsgd.codec.rounding import Flipper
+from cpsgd.mechanisms.base import Search
+from cpsgd.mechanisms.sampled_coins import MAX_RATE, SampledCoins
+from cpsgd.mechanisms.tilted import FRACTION_BITS
+
+_ONE = 1 << FRACTION_BITS
+
+
+@dataclass(frozen=True, kw_only=True)
+class LazyCoins(SampledCoins):
+    """A biased coin that is flipped now and then.
+
+    Attributes:
+        rate: r, the probability that a coordinate's coin is flipped, at most ⅔; a multiple of 2^-16.
+        theta: θ, how far a coordinate at the end of its range moves the odds from even; a multiple of 2^-16.
+        coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
+    """
+
+    name = "lazy-coins"
+    title = "biased coins that are flipped now and then"
+    fewest_values = 3
+    not_summed = None
+
+    def kernel(self) -> LazyFlipper:
+        """Flips the coins."""
+        return LazyFlipper(int(self.grid.limit), self._below)
+
+    def packer(self) -> tuple[LazyFlipper, int]:
+        """All coordinates are sent."""
+        return self.kernel(), self.keystream_bytes
+
+    def format(self, clip_norm: float, modulus: int | None) -> Integers:  # type: ignore[override]
+        """Packed integers."""
+        return Integers(modulus or self.values, self.values)
+
+    # ------------------------------------------------------------------ planning
+
+    @classmethod
+    def candidates(cls, search: Search) -> Iterator[Self]:
+        """For each range the largest rate whose sums fit the modulus."""
+        if search.values < cls.fewest_values:
+            return
+        for reach in cls.ranges(search):
+            start = cls(rate=MAX_RATE, theta=0.125, coordinate_range=reach)
+            low, high = 1, start._below
+            if search.fits(start.at_rough_scale(search)):
+                low = high
+            while high > low + max(1, low >> 7):
+                middle = (low + high) // 2
+                fits = search.fits(replace(start, rate=middle / _ONE).at_rough_scale(search))
+                low, high = (middle, high) if fits else (low, middle)
+            yield replace(start, rate=low / _ONE).at_rough_scale(search)
+
+    # ------------------------------------------------------------------ as data
+
+    @classmethod
+    def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
+        """As many flips as 400 coins, or as there are clients for."""
+        found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
+        return {**found, "rate": min(0.5, max(100.0 / clients, 2.0**-10))}
+
+    def describe(self) -> str:
+        """Rate, tilt and range."""
+        return (
+            f"1 coin of bias up to {self.theta:.4g}, flipped with probability {self.rate:.4g}, in "
+            f"±{self.coordinate_range:.4g}"
+        )
+
+
+class LazyFlipper:
+    """Coins that are flipped where a first word of 16 bits is below a limit: 2 for heads, 0 for tails, and 1 elsewhere.
+
+    Instructions and addresses are the same whatever is flipped.
+    """
+
+    def __init__(self, limit: int, below: int) -> None:
+        self._flipper, self._below = Flipper(limit, 1), np.uint16(below)
+
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32], /) -> None:
+        """Writes the integers."""
+        size = 2 * grid.size
+        self._flipper.values(grid, keystream[size : 2 * size], values)
+        flipped = (keystream[:size].view("<u2") < self._below).astype(np.uint32)
+        # 2 f c + 1 - f, without a branch.
+        values *= np.uint32(2)
+        values *= flipped
+        values += np.uint32(1) - flipped
+
+    def packed(
+        self,
+        grid: NDArray[np.float32],
+        keystream: NDArray[np.uint8],
+        radix: int,
+        digits: int,
+        bits: int,
+        last_bits: int,
+        out: NDArray[np.uint8],
+        /,
+    ) -> None:
+        """Writes the integers, packed."""
+        values = np.empty(grid.size, dtype=np.uint32)
+        self.values(grid, keystream, values)
+        out[:] = np.frombuffer(pack.forward(values, radix), dtype=np.uint8)

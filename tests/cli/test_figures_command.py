@@ -1,0 +1,43 @@
+"""`cpsgd figures frontier`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpsgd.reports import rivals
+from cpsgd.reports.rivals import RivalPoint
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The computation, which takes minutes, is another test's."""
+
+    def compute(progress: Callable[[int, int, str], None]) -> list[RivalPoint]:
+        progress(1, 1, "100 clients: coins, ours, 1 points")
+        return [RivalPoint(100, 10_000, 2.0, 1e-6, False, "coins", "ours", 1.0, 1.01)]
+
+    monkeypatch.setattr(rivals, "compute", compute)
+
+
+@pytest.mark.usefixtures("computed")
+def test_writes_picture_and_numbers(cpsgd: Callable[..., Any], tmp_path: Path) -> None:
+    result = cpsgd("figures", "frontier", "--out", "here")
+    assert result.exit_code == 0, result.stderr
+    assert "1/1  100 clients: coins" in result.stderr
+    for suffix in ("svg", "png", "csv"):
+        assert (tmp_path / "here" / f"frontier.{suffix}").stat().st_size > 0
+        assert f"frontier.{suffix}" in result.stdout
+
+
+@pytest.mark.usefixtures("computed")
+def test_as_json(cpsgd: Callable[..., Any]) -> None:
+    result = cpsgd("figures", "frontier", "--json")
+    found = json.loads(result.stdout)
+    assert [Path(file).name for file in found["files"]] == ["frontier.svg", "frontier.png", "frontier.csv"]
+    assert found["points"][0]["mechanism"] == "coins"
+    assert found["points"][0]["ratio"] == 1.01

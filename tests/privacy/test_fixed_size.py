@@ -1,0 +1,250 @@
+"""Fixed-size sampling: against closed forms, integrals over all outputs, enumerated laws, and the bound it replaced."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import dp_accounting as dp
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.rdp import RdpAccountant
+from scipy import fft
+from scipy.special import erf, ndtr
+
+from cpsgd import Protocol
+from cpsgd.adjacency import Adjacency
+from cpsgd.privacy import fixed_size
+from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, mixed_epsilon
+from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, Kind, sampled_profile
+from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
+from cpsgd.privacy.participation import Participation
+from cpsgd.privacy.rounds import guarantee_over_rounds, round_cost
+
+from . import checks
+from .oracle import composed, coordinate_law, hockey_stick
+
+
+def fixed(rate: float) -> Participation:
+    return Participation("fixed-size", rate)
+
+
+# ------------------------------------------------------------------ closed forms
+
+
+@pytest.mark.parametrize("points", [COARSE_POINTS, FINE_POINTS])
+@pytest.mark.parametrize(("mu", "count"), [(1.0, 1), (0.1, 100), (0.02, 2_500), (0.5, 6)])
+def test_without_sampling_it_is_the_gaussian(mu: float, count: int, points: int) -> None:
+    delta = sampled_profile([Kind(mu, 1.0, count)], points)
+    for epsilon in (0.0, 0.1, 1.0, 3.0, 6.0, 10.0, 20.0):
+        exact = gdp_delta(mu * math.sqrt(count), epsilon)
+        assert exact <= delta(epsilon) <= exact * (1.003 if points == FINE_POINTS else 1.03)
+
+
+@pytest.mark.parametrize(("mu", "rate"), [(1.0, 0.1), (0.3, 0.5), (2.0, 0.01), (4.0, 1e-4), (0.05, 0.9)])
+def test_one_round_is_the_amplified_curve(mu: float, rate: float) -> None:
+    # Balle, Barthe and Gaboardi 2018, Theorem 11: δ'(log(1 + q(e^ε - 1))) = q δ(ε).
+    delta = sampled_profile([Kind(mu, rate, 1)], FINE_POINTS)
+    for epsilon in (0.01, 0.3, 1.0, 4.0):
+        exact = rate * gdp_delta(mu, epsilon)
+        if exact > 1e-290:
+            assert exact <= delta(math.log1p(rate * math.expm1(epsilon))) <= exact * 1.01
+
+
+def test_kinds_are_composed_together() -> None:
+    both = sampled_profile([Kind(0.3, 1.0, 4), Kind(0.2, 1.0, 9)], FINE_POINTS)
+    exact = gdp_delta(math.sqrt(4 * 0.09 + 9 * 0.04), 2.0)
+    assert exact <= both(2.0) <= 1.001 * exact
+
+
+@pytest.mark.parametrize("delta", [1e-20, 1e-60, 1e-200])
+def test_a_tiny_delta_is_as_tight(delta: float) -> None:
+    # The losses are tilted towards ε, so that nothing is lost to the FFT's absolute errors.
+    found = composed_epsilon([Rounds(0.1, 100)], delta=delta, participation=fixed(1.0 - 1e-12))
+    exact = gdp_epsilon(1.0, delta)
+    assert exact * (1 - 1e-6) <= found <= 1.0001 * exact
+
+
+# ------------------------------------------------------------------ all outputs of concrete rounds
+
+
+def test_rounds_of_any_kind_are_never_below_the_integral() -> None:
+    assert checks.wrong_sampling() == []
+
+
+def test_one_round_attains_the_bound() -> None:
+    # The client drawn instead is like the second neighbour: no bound on one round can be smaller.
+    a, b = checks.sampled_rounds(1.0, 0.1)[0]
+    delta = sampled_profile([Kind(1.0, 0.1, 1)], FINE_POINTS)
+    for epsilon in (0.05, 0.3, 1.0):
+        assert hockey_stick(a, b, epsilon) == pytest.approx(delta(epsilon), rel=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mu", "rate", "count"), [(0.5, 0.02, 300), (1.0, 0.01, 1_000), (1.0, 0.001, 10_000), (2.0, 0.01, 100)]
+)
+def test_many_rounds_lie_between_a_concrete_instance_and_the_bound_known_before(
+    mu: float, rate: float, count: int
+) -> None:
+    pair = privacy_loss_distribution.from_gaussian_mechanism(
+        1 / mu, sampling_prob=rate, value_discretization_interval=2e-4
+    )
+    least = pair.self_compose(count).get_epsilon_for_delta(1e-6)
+    found = composed_epsilon([Rounds(mu, count)], delta=1e-6, participation=fixed(rate))
+    assert 0.999 * least <= found <= 1.3 * least
+    assert found < 0.65 * theorem_27([(mu, rate, count)], 1e-6)
+
+
+# ------------------------------------------------------------------ the bound it replaced
+
+
+def theorem_27(kinds: list[tuple[float, float, int]], delta: float) -> float:
+    """ε by Wang, Balle and Kasiviswanathan 2019, Theorem 27, or without sampling."""
+    accountant = RdpAccountant(range(2, 64), dp.NeighboringRelation.REPLACE_ONE)
+    for mu, rate, count in kinds:
+        event = dp.SampledWithoutReplacementDpEvent(2**30, math.ceil(rate * 2**30), dp.GaussianDpEvent(1 / mu))
+        accountant.compose(event, count)
+    unsampled = gdp_epsilon(math.sqrt(sum(count * mu * mu for mu, _, count in kinds)), delta)
+    return min(accountant.get_epsilon(delta), unsampled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [1e-4, 0.01, 0.1, 0.5, 0.9])
+def test_never_above_the_bound_known_before(rate: float) -> None:
+    for mu, count, delta in itertools.product((0.1, 1.0, 3.0), (1, 30, 3_000), (1e-4, 1e-9)):
+        before = theorem_27([(mu, rate, count)], delta)
+        if before < 400.0:
+            found = composed_epsilon([Rounds(mu, count)], delta=delta, participation=fixed(rate))
+            assert found <= before * (1 + 1e-6) + 1e-8, (mu, count, delta)
+
+
+def without_replacement_rdp(rate: float, sigma: float, order: int) -> float:
+    """Theorem 27 of Wang, Balle, Kasiviswanathan for the Gaussian mechanism, with 300 digits."""
+    with mpmath.workdps(300):
+        q, variance = mpmath.mpf(rate), mpmath.mpf(sigma) ** 2
+
+        def central(power: int) -> mpmath.mpf:
+            return sum(
+                (-1) ** (power - i) * mpmath.binomial(power, i) * mpmath.exp(mpmath.mpf(i * (i - 1)) / (2 * variance))
+                for i in range(power + 1)
+            )
+
+        total = 1 + q**2 * mpmath.binomial(order, 2) * min(
+            4 * (mpmath.exp(1 / variance) - 1), 2 * mpmath.exp(1 / variance)
+        )
+        for j in range(3, order + 1):
+            even = 4 * mpmath.sqrt(central(2 * (j // 2)) * central(2 * ((j + 1) // 2)))
+            plain = 2 * mpmath.exp(mpmath.mpf(j * (j - 1)) / (2 * variance))
+            total += q**j * mpmath.binomial(order, j) * min(even, plain)
+        return float(mpmath.log(total) / (order - 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "sigma"), [(0.001, 1.0), (0.01, 5.0), (0.02, 200.0), (0.1, 3.0), (0.1, 50.0)])
+def test_the_librarys_rdp_is_the_theorem_within_the_stated_error(rate: float, sigma: float) -> None:
+    largest = math.log(1e6) / math.log1p(2 * rate)  # beyond, the library loses digits
+    for order in [o for o in (2, 3, 8, 21, 40) if o <= largest]:
+        renyi = RdpAccountant([order], dp.NeighboringRelation.REPLACE_ONE)
+        renyi.compose(dp.SampledWithoutReplacementDpEvent(10**6, round(rate * 10**6), dp.GaussianDpEvent(sigma)))
+        exact = without_replacement_rdp(rate, sigma, order)
+        assert float(renyi._rdp[0]) == pytest.approx(exact, rel=1e-8)
+
+
+def test_fixed_size_sampling_reads_the_multiplier_against_the_replace_one_distance() -> None:
+    # With the whole population in every cohort there is no amplification: the Rényi divergence is α μ²/2.
+    renyi = RdpAccountant([2, 8], dp.NeighboringRelation.REPLACE_ONE)
+    renyi.compose(dp.SampledWithoutReplacementDpEvent(100, 100, dp.GaussianDpEvent(2.0)))
+    assert list(renyi._rdp) == pytest.approx([2 / 8, 8 / 8])
+
+
+@pytest.mark.slow
+def test_mixed_fixed_size_rounds_are_below_what_divergences_add_up_to() -> None:
+    parts = [(Rounds(0.1, 4), Participation.every()), (Rounds(0.5, 50), fixed(0.02)), (Rounds(0.4, 20), fixed(0.01))]
+    best = math.inf
+    for order in range(16, 22):  # the best one is 19
+        divergence = 4 * order * 0.1**2 / 2
+        divergence += 50 * without_replacement_rdp(0.02, 2.0, order)
+        divergence += 20 * without_replacement_rdp(0.01, 2.5, order)
+        # Canonne, Kamath and Steinke 2020, Proposition 12.
+        best = min(best, divergence + math.log((order - 1) / order) - (math.log(1e-6) + math.log(order)) / (order - 1))
+    found = mixed_epsilon(parts, delta=1e-6)
+    pairs = [(1 / math.sqrt(4 * 0.01), 1.0, 1), (2.0, 0.02, 50), (2.5, 0.01, 20)]
+    losses = [
+        privacy_loss_distribution.from_gaussian_mechanism(sigma, sampling_prob=rate).self_compose(count)
+        for sigma, rate, count in pairs
+    ]
+    least = losses[0].compose(losses[1]).compose(losses[2]).get_epsilon_for_delta(1e-6)
+    assert 0.999 * least <= found <= 0.8 * best
+
+
+# ------------------------------------------------------------------ rounds with integer noise, enumerated
+
+
+@pytest.mark.parametrize(("clients", "trials", "rate"), [(2, 30, 0.5), (3, 40, 0.2), (2, 100, 0.05)])
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_guarantees_of_rounds_are_never_below_the_enumeration(
+    clients: int, trials: int, rate: float, rounds: int
+) -> None:
+    protocol = Protocol.binomial(clients=clients, dim=1, clip_norm=1.0, levels=3, trials=trials)
+    delta = 1e-3
+    found = guarantee_over_rounds(protocol, delta, rounds=rounds, participation=fixed(rate)).epsilon
+    middle, half = 1.0, protocol.clip_norm / protocol.scale
+    high, low, half_way = (
+        coordinate_law(u, clients * trials, 0.5, 3) for u in (middle + half, middle - half, middle + 0.3 * half)
+    )
+    for instead in (low, high, half_way):
+        one, other = rate * high + (1 - rate) * instead, rate * low + (1 - rate) * instead
+        assert hockey_stick(*composed([(one, other)] * rounds), found) <= delta * (1 + 1e-9)
+
+
+def test_only_the_tails_of_rounds_the_client_is_in_count() -> None:
+    protocol = Protocol.binomial(clients=10, dim=5, clip_norm=1.0, levels=3, trials=100)
+    sampled = round_cost(protocol, Adjacency.REPLACE_ONE, 10, 0, 1, 1e-6, fixed(0.1))
+    every = round_cost(protocol, Adjacency.REPLACE_ONE, 10, 0, 1, 1e-5, Participation.every())
+    assert sampled.mu == every.mu
+    assert 0.1 * every.tail_mass <= sampled.tail_mass <= 0.1000001 * every.tail_mass
+
+
+# ------------------------------------------------------------------ ranges and assumptions
+
+
+@pytest.mark.parametrize(
+    ("mu", "rate", "count"), [(1e-6, 1e-6, 1), (100.0, 1e-6, 1), (100.0, 0.5, 10), (1.0, 0.01, 10**9), (5.0, 0.999, 3)]
+)
+@pytest.mark.filterwarnings("error")
+def test_extremes_are_answered(mu: float, rate: float, count: int) -> None:
+    rounds = [Rounds(mu, count)]
+    found = [
+        composed_delta(rounds, epsilon=e, participation=fixed(rate), interval=1e-3) for e in (0.0, 0.5, 5.0, 300.0)
+    ]
+    assert all(0.0 <= delta <= 1.0 for delta in found)
+    assert found == sorted(found, reverse=True)
+    # A client that is never drawn costs nothing.
+    assert found[0] <= min(1.0, count * rate) * 1.001
+
+
+def test_normal_tails_are_as_accurate_as_assumed() -> None:
+    rng = np.random.default_rng(3)
+    with mpmath.workdps(40):
+        for x in rng.uniform(-3.0, 37.5, 1_000):
+            exact = mpmath.ncdf(-mpmath.mpf(x))
+            assert abs(mpmath.mpf(float(ndtr(-x))) / exact - 1) <= 1e-14 + x * x * 2.0**-52
+        for x in 10.0 ** rng.uniform(-9, 1.5, 300):
+            assert abs(mpmath.mpf(float(erf(x))) / mpmath.erf(mpmath.mpf(x)) - 1) <= 1e-14
+
+
+@pytest.mark.parametrize("points", [COARSE_POINTS, FINE_POINTS])
+def test_ffts_are_as_accurate_as_assumed(points: int) -> None:
+    rng = np.random.default_rng(4)
+    allowed = fixed_size._FFT_ERROR * math.log2(points)
+    for scale in (0.0, 1.0, 50.0):
+        masses = np.exp(-scale * rng.random(points) * np.arange(points) / points)
+        masses[rng.integers(points)] += points
+        exact = fft.rfft(masses.astype(np.longdouble))
+        found = np.fft.rfft(masses)
+        assert np.linalg.norm(found - exact) <= 0.2 * allowed * np.linalg.norm(exact)
+        back = fft.irfft(found.astype(np.clongdouble), points)
+        assert np.linalg.norm(np.fft.irfft(found, points) - back) <= 0.2 * allowed * np.linalg.norm(back)
