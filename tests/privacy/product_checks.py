@@ -120,9 +120,28 @@ def wrong_products() -> list[str]:
     return [sentence for product in few_products() for sentence in violations(product)]
 
 
-def wrong_coin_products() -> list[str]:
-    """The same for coins alone."""
-    return [sentence for product in few_products() if product.name == "two coins" for sentence in violations(product)]
+def wrong_repetitions() -> list[str]:
+    """Two clients with a hundred coins, or in a hundred rounds: few outcomes, so all is exact, and much to smooth."""
+    wrong = []
+    for theta, copies, rounds, t in ((0.1, 100, 1, 2.0), (0.3, 1, 100, 2.0), (0.25, 10, 10, 1.0)):
+        law = coins(theta, 2, copies)
+        found = products.smoothed_certificate(law, dim=1, sensitivity=t, reach=t, tail=1e-9, rounds=rounds)
+        logs = np.linspace(-6.0, 6.0, 121) * found.mu
+        gammas = np.exp(logs[np.abs(logs) < 25.0])
+        allowed = oracle.gaussian_divergences(found.mu, gammas) + found.tail_mass * np.minimum(1.0, gammas)
+        tightest = 0.0
+        for ones in (0, 1):
+            pair = oracle.step_pair(law.low, law.high, sides(ones, 1), -1.0 + t, -1.0)
+            for order in (pair, pair[::-1]):
+                exact = oracle.repeated_divergences(order, copies * rounds, gammas)
+                if np.any(exact > allowed + 1e-11 * (1.0 + gammas)):
+                    wrong.append(
+                        f"{law} in {rounds} rounds: H is up to {np.max(exact / allowed):.6g} of what is allowed"
+                    )
+                tightest = max(tightest, float(np.max(exact / allowed)))
+        if tightest < 0.9:
+            wrong.append(f"{law} in {rounds} rounds: H is nowhere over {tightest:.6g} of what is allowed")
+    return wrong
 
 
 def random_products(count: int, seed: int) -> list[Product]:
@@ -359,8 +378,12 @@ def wrong_rates() -> list[str]:
 def wrong_moments() -> list[str]:
     """R of a curve whose cells are wide, against 50 digits: bounds lie above, and not far."""
     wrong = []
-    x = [-1.5, -1.0, -0.5, 0.0, 0.2, 0.4, 0.8]
-    for e in ([0.01, 0.05, 0.1, 0.3, 0.25, 0.2, 0.0], [0.0, 0.0, 0.1, 0.3, 0.1, 0.0, 0.0]):
+    cases = [
+        ([-1.5, -1.0, -0.5, 0.0, 0.2, 0.4, 0.8], [0.01, 0.05, 0.1, 0.3, 0.25, 0.2, 0.0]),
+        ([-1.0, -0.5, 0.0, 0.2, 0.4], [0.0, 0.1, 0.3, 0.1, 0.0]),
+        ([0.0, 0.4, 0.8], [0.3, 0.1, 0.0]),
+    ]
+    for x, e in cases:
         curve = curves.Curve(1.0, np.array(x), np.array(e))
         for w in (1.0, 50.0):
             end = 3.0 * math.sqrt(w)

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from cpsgd.mechanisms.binomial import BinomialLaw
-from cpsgd.mechanisms.law import Steps
+from cpsgd.mechanisms.law import Array, Steps
 from cpsgd.privacy import curves, products, smoothed
 from cpsgd.privacy.certificate import GaussianCertificate
 
 from . import product_checks as checks
 
 Check = Callable[[], list[str]]
-Array = checks.Array
 
 
 def no_overshoot(patch: pytest.MonkeyPatch) -> None:
@@ -189,7 +188,7 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], Check]] = [
     (mean_of_free_steps, checks.wrong_blocks),
     (nobody_between_the_blocks, checks.wrong_covers),
     (one_sign, checks.wrong_curves),
-    (forgotten_copy, checks.wrong_coin_products),
+    (forgotten_copy, checks.wrong_repetitions),
     (tails_of_one_coordinate, checks.wrong_tails),
     (free_thresholds, checks.wrong_tails),
 ]

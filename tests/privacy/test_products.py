@@ -19,8 +19,8 @@ from . import product_oracle as oracle
 # ---------------------------------------------------------------------- the truth, by enumeration
 
 
-def test_two_coins_by_enumeration() -> None:
-    assert checks.wrong_coin_products() == []
+def test_many_coins_and_many_rounds_of_two_clients() -> None:
+    assert checks.wrong_repetitions() == []
 
 
 @pytest.mark.slow
