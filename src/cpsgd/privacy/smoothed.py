@@ -54,16 +54,16 @@ _WORTHWHILE = 4e-4
 _PARTS = ((_NARROW, 1), (0.5, 2), (math.inf, 6))
 _TRIES, _PRECISION, _LARGEST_STEP, _WIDEST_CELL = 60, 1e-4, 1e3, 20.0
 _SAFE = 1.0 + 1e-8
+# A line in exp(x) that falls over a cell of width h lies over the line in x by less than this times h of its fall.
+_BENT = 1.0 / 7.0
 
 
 @dataclass(frozen=True, eq=False)
 class Growth:
     """How w grows as coordinates are swapped for Gaussians: what a family's certificates follow from.
 
-    Any of the `starts` may be the w₀ that the adversary is given: a low one costs little, but rates are high there.
-
     Attributes:
-        starts: Values of w, rising.
+        starts: Values of w, rising. Any of them will do as what the adversary is given; the best is taken.
         rates: κ at each, falling; each holds up to the next, the last one from there on.
         reach: The largest distance in a coordinate.
     """
@@ -212,7 +212,7 @@ class _Curves:
         if least > 0.0 and test.gap(least) <= 0.0:
             return least
         # The gap falls at least about as fast as log κ rises; false positions find where it closes.
-        x, low, high = math.log(self.last_rate), None, None
+        x, low, high = math.log(max(self.last_rate, least)), None, None
         for _ in range(_TRIES):
             gap = test.gap(math.exp(x))
             if gap <= 0.0:
@@ -308,12 +308,12 @@ def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> 
 def _masses(x: Array, e: Array, w: float) -> Array:
     """The measure of the cells at their ends.
 
-    In a cell ẽ is linear in s, hence under ē + δ ξ with ξ from -1 to 1, up to the share h/7 of its fall; the exponent,
+    In a cell ẽ is linear in s, hence under ē + δ ξ with ξ from -1 to 1, up to a share h/8 of its fall; the exponent,
     concave in x, lies under its tangent y ξ in the middle. With E_j the averages of ξ^j exp(y ξ) the two ends get
     (h/2) (ē E₀ ± (ē E₁ + δ E₂) + δ E₁).
     """
     width, middle = np.diff(x), 0.5 * (x[:, 1:] + x[:, :-1])
-    bent = np.maximum(0.0, e[:, :-1] - e[:, 1:]) * width / 7.0
+    bent = np.maximum(0.0, e[:, :-1] - e[:, 1:]) * width * _BENT
     mean, half = 0.5 * (e[:, 1:] + e[:, :-1]) + bent, 0.5 * (e[:, 1:] - e[:, :-1])
     y = -(middle / w + 0.5) * 0.5 * width
     if float(np.max(np.abs(y))) > _WIDEST_CELL:
