@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import mpmath
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import gammaln, ndtr
 from scipy.stats import binom, skellam
 
 Array = NDArray[np.float64]
@@ -81,6 +81,16 @@ def divergences(pairs: Sequence[Pair], gammas: Array) -> Array:
     return found
 
 
+def repeated_divergences(pair: Pair, count: int, gammas: Array) -> Array:
+    """H_γ of `count` coordinates with the same three possible outcomes: only how often each occurs matters."""
+    i, j = (x.ravel() for x in np.meshgrid(np.arange(count + 1), np.arange(count + 1)))
+    i, j = i[i + j <= count], j[i + j <= count]
+    k = count - i - j
+    ways = gammaln(count + 1) - gammaln(i + 1) - gammaln(j + 1) - gammaln(k + 1)
+    first, second = (np.exp(ways + i * np.log(a) + j * np.log(b) + k * np.log(c)) for a, b, c in pair)
+    return np.array([np.maximum(first - gamma * second, 0.0).sum() for gamma in gammas])
+
+
 def gaussian_divergences(mu: float, gammas: Array) -> Array:
     """H_γ of N(μ, 1) against N(0, 1)."""
     c = np.log(gammas)
@@ -140,7 +150,7 @@ def _convolved(first: Exact, second: Exact) -> Exact:
 
 
 def smoothed_excess(pair: tuple[Exact, Exact], w: float, c: float) -> mpmath.mpf:
-    """H_exp(c)(pair ⊗ G(w)) - H_exp(c)(G(w)): given an outcome of the pair, the tests of the Gaussian are thresholds."""
+    """H_exp(c)(pair ⊗ G(w)) - H_exp(c)(G(w)): for each outcome of the pair, tests of the Gaussian are thresholds."""
     with mpmath.workdps(DIGITS):
         root, gamma, one = mpmath.sqrt(w), mpmath.exp(c), mpmath.mpf(1)
         total = mpmath.fsum(_divergence(a, b, root, gamma) for a, b in zip(*pair, strict=True))

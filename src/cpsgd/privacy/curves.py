@@ -34,7 +34,7 @@ _MOST_SHIFTS = 32
 # Nodes of a curve, in standard deviations of the log-likelihood ratio: close together where the mass is.
 _CENTRE, _FINE, _COARSE = 5.0, 1.0 / 28.0, 0.25
 # A curve that has not fallen to the tail's mass this far out belongs to a law whose support ends there.
-_FARTHEST = 400.0
+_FARTHEST, _LARGEST = 400.0, 50.0
 # With more backgrounds than this, neighbouring ones are covered by one: the share 2θ/_MOST_BLOCKS of the noise is lost.
 _MOST_BLOCKS, _LEAST_BLOCKS, _BLOCK_WORK = 320, 32, 12_000.0
 _GROUPS = 4
@@ -307,14 +307,14 @@ def _envelope(mixtures: list[list[tuple[float, _Pair]]], t: float, deviation: fl
             np.maximum(found, total, out=found)
         return found * (1.0 + 1e-14)
 
-    centre = np.arange(0.0, _CENTRE, _FINE) * deviation
+    centre = np.arange(0.0, _CENTRE, _FINE) * min(deviation, _LARGEST / _CENTRE)
     sides = []
     for sign in (1.0, -1.0):
         x = centre
         e = excess(sign * x)
         width = _COARSE * deviation
         while e[-1] > tail * min(1.0, math.exp(sign * float(x[-1]))):
-            if x[-1] > _FARTHEST * deviation or x[-1] > 50.0:
+            if x[-1] > min(_FARTHEST * deviation, _LARGEST - 8.0 * width):
                 raise ConditionError(
                     f"No smoothed certificate for {name}: more than {tail:.2g} of the noise in a coordinate lies where "
                     "the other neighbour has (next to) none. More noise or a larger tail would do."

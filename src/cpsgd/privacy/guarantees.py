@@ -132,7 +132,7 @@ def guarantee(
         >>> protocol = Protocol.rotated_binomial(clients=10_000, dim=65_536, clip_norm=1.0, levels=2, trials=16)
         >>> found = guarantee(protocol, delta=1e-9)
         >>> found.method, f"{found.epsilon:.3f}"
-        ('gaussian-certificate', '0.542')
+        ('smoothed-certificate', '0.531')
         >>> dict(found.alternatives)["paper-theorem"] > 3.36
         True
     """

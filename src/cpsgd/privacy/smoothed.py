@@ -46,7 +46,7 @@ _FLAT = 0.12
 # Values of w grow by this factor. c/√w runs from -W to W, W one of these, over so many values times W.
 _GROWTH, _THRESHOLDS = 1.2, 5.0
 _WIDTHS = (6.0, 7.0, 8.0, 9.0, 10.0, 12.0, 14.0, 17.0, 20.0, 25.0, 30.0)
-_LARGEST_EXPONENT = 300.0
+_LARGEST_EXPONENT, _SMALLEST_EXPONENT = 300.0, 640.0
 _FASTEST, _LOSS = 3.0, 2e-4
 # A start is lowered while more than this share of w may be gained.
 _WORTHWHILE = 4e-4
@@ -54,6 +54,8 @@ _WORTHWHILE = 4e-4
 _PARTS = ((_NARROW, 1), (0.5, 2), (math.inf, 6))
 _TRIES, _PRECISION, _LARGEST_STEP, _WIDEST_CELL = 60, 1e-4, 1e3, 20.0
 _SAFE = 1.0 + 1e-8
+# A line in exp(x) that falls over a cell of width h lies over the line in x by less than this times h of its fall.
+_BENT = 1.0 / 7.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,44 +74,45 @@ class Growth:
 
     def reached(self, budget: float) -> float:
         """Upper bound on w when the squared distances add up to `budget`."""
-        return min(self._reached(first, budget) for first in range(len(self.starts)))
+        return min(self._reached_from(first, budget) for first in range(len(self.starts)))
+
+    def _reached_from(self, first: int, budget: float) -> float:
+        left = budget * (1.0 + 1e-12)
+        for i in range(first, len(self.starts) - 1):
+            gap = (self.starts[i + 1] - self.starts[i]) / self.rates[i] * (1.0 - 1e-12)
+            if left <= gap:
+                return float(self.starts[i] + left * self.rates[i]) * (1.0 + 1e-12)
+            left += self._overshoots[first, i + 1] - gap
+        return float(self.starts[-1] + left * self.rates[-1]) * (1.0 + 1e-12)
 
     def affordable(self, w: float) -> float:
         """The largest Σt², rounded down, after which w is at most this; 0 where even the start is more."""
-        return max(self._affordable(first, w) for first in range(len(self.starts)))
-
-    def _reached(self, first: int, budget: float) -> float:
-        left = (budget + self._overshoots[first]) * (1.0 + 1e-12)
-        for w, following, rate in self._steps[first:]:
-            enough = (following - w) / rate * (1.0 - 1e-12)
-            if left <= enough:
-                return (w + left * rate) * (1.0 + 1e-12)
-            left -= enough
-        raise AssertionError("the last rate has no end")
-
-    def _affordable(self, first: int, w: float) -> float:
-        spent = math.fsum(max(0.0, min(w, following) - start) / rate for start, following, rate in self._steps[first:])
-        return max(0.0, spent * (1.0 - 1e-9) - self._overshoots[first])
+        found = 0.0
+        for first in range(len(self.starts)):
+            spent = 0.0
+            for i in range(first, len(self.starts)):
+                last = i + 1 == len(self.starts) or self.starts[i + 1] >= w
+                end = w if last else self.starts[i + 1]
+                spent += max(0.0, end - self.starts[i]) / self.rates[i]
+                if last:
+                    break
+                spent -= self._overshoots[first, i + 1]
+            found = max(found, spent * (1.0 - 1e-9))
+        return found
 
     @cached_property
-    def _steps(self) -> list[tuple[float, float, float]]:
-        starts = [float(w) for w in self.starts]
-        return list(zip(starts, [*starts[1:], math.inf], [float(rate) for rate in self.rates], strict=True))
+    def _overshoots(self) -> Array:
+        """Σt² that is lost from each start, a row, because a coordinate may step over the n-th value of w, a column.
 
-    @cached_property
-    def _overshoots(self) -> list[float]:
-        """Σt² that coordinates may gain by a step from below a value of w to beyond it, for each start.
-
-        A step from between the i-th value and the next ends less than κ_i T² - (w_n - w_{i+1}) beyond the n-th, where a
-        unit of w should take 1/κ_n of Σt² and took only 1/κ_{n-1}, or even less. Each value is stepped over once.
+        A step from between the i-th value and the next, with the rate κ_i, ends less than κ_i T² - (w_n - w_{i+1})
+        beyond the n-th, where w should take 1/κ_n - 1/κ_{n-1} more of Σt² than before. It may step over several.
         """
-        found = np.zeros(len(self.starts))
+        found = np.zeros((len(self.starts), len(self.starts)))
         for n in range(1, len(self.starts)):
-            beyond = self.rates[:n] * self.reach**2 - (self.starts[n] - self.starts[1 : n + 1])
-            # From a later start there are fewer places to come from.
-            most = np.maximum.accumulate(np.maximum(beyond, 0.0)[::-1])[::-1]
-            found[:n] += most * (1.0 / self.rates[n] - 1.0 / self.rates[n - 1])
-        return [float(lost) for lost in found * (1.0 + 1e-12)]
+            beyond = np.maximum(self.rates[:n] * self.reach**2 - (self.starts[n] - self.starts[1 : n + 1]), 0.0)
+            farthest = np.maximum.accumulate(beyond[::-1])[::-1]
+            found[:n, n] = farthest * (1.0 / self.rates[n] - 1.0 / self.rates[n - 1])
+        return found * (1.0 + 1e-9)
 
 
 def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
@@ -177,18 +180,20 @@ class _Curves:
         # Which of the widths was the last one needed: for the next, smaller w it is that or more.
         self._width = 0
 
-    def rate(self, w: float, tail: float, least: float) -> float:
-        """Upper bound on κ(w); `least` if that is one."""
+    def rate(self, w: float, tail: float, least: float = 0.0) -> float:
+        """Upper bound on κ(w); `least` where that is one."""
         largest = self.family.others[-1] if self.family.others else self.first
         farthest = float(np.max(np.abs(largest.log_ratios)))
-        # The logarithm of the smallest number below, apart from a cell's width and a scale.
-        smallest = 0.5 * farthest * farthest / w + 1.5 * farthest - math.log(tail)
+        # Minus the logarithm of the smallest mass, apart from a cell's width and a scale.
+        smallest = farthest * (0.5 * farthest / w + 1.5) - math.log(tail)
         for place in range(max(0, self._width - 1), len(_WIDTHS)):
             widest, self._width = _WIDTHS[place], place
             # Far enough out, what is smoothed is under the tail; from there on it only falls.
             end = widest * math.sqrt(w)
-            if end < farthest + w or max(farthest * end / w, smallest) > _LARGEST_EXPONENT:
+            if end < farthest + w:
                 continue
+            if farthest * (end / w + 0.5) > _LARGEST_EXPONENT or smallest > _SMALLEST_EXPONENT:
+                break
             moments = _moments([largest], w, end, 3)[0]
             log_density = -0.5 * (widest - 0.5 * math.sqrt(w)) ** 2
             if math.log(float(np.max(moments))) + log_density <= math.log(tail * math.sqrt(w)):
@@ -204,16 +209,18 @@ class _Curves:
             moments=_moments(curves, w, end, thresholds),
             smallest=self._smallest(w, end, curves[0].distance),
         )
+        if least > 0.0 and test.gap(least) <= 0.0:
+            return least
         # The gap falls at least about as fast as log κ rises; false positions find where it closes.
         x, low, high = math.log(max(self.last_rate, least)), None, None
         for _ in range(_TRIES):
             gap = test.gap(math.exp(x))
-            if gap > 0.0:
-                low = x, gap
-            else:
+            if gap <= 0.0:
                 high = x, gap
-                if gap > -_PRECISION or math.exp(x) <= least:
+                if gap > -_PRECISION:
                     break
+            else:
+                low = x, gap
             if low is not None and high is not None:
                 if high[0] - low[0] < 0.1 * _PRECISION:
                     break
@@ -289,7 +296,7 @@ def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> 
         e[i, :size], e[i, size:] = curve.excess, curve.excess[-1]
     mass = _masses(x, e, w)
     found, middle = np.empty((len(curves), thresholds)), thresholds // 2
-    # From c = 0 on to either side, so that nothing that grows has vanished before.
+    # From c = 0 to either side, so that nothing vanishes that would grow again.
     for sign in (1, -1):
         term, factor = 2.0 * mass, np.exp(sign * end / middle / w * x)
         for k in range(middle + 1):
@@ -301,12 +308,12 @@ def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> 
 def _masses(x: Array, e: Array, w: float) -> Array:
     """The measure of the cells at their ends.
 
-    In a cell ẽ is linear in s, hence under ē + δ ξ with ξ from -1 to 1, up to the share h/7 of its fall; the exponent,
+    In a cell ẽ is linear in s, hence under ē + δ ξ with ξ from -1 to 1, up to a share h/8 of its fall; the exponent,
     concave in x, lies under its tangent y ξ in the middle. With E_j the averages of ξ^j exp(y ξ) the two ends get
     (h/2) (ē E₀ ± (ē E₁ + δ E₂) + δ E₁).
     """
     width, middle = np.diff(x), 0.5 * (x[:, 1:] + x[:, :-1])
-    bent = np.maximum(0.0, e[:, :-1] - e[:, 1:]) * width / 7.0
+    bent = np.maximum(0.0, e[:, :-1] - e[:, 1:]) * width * _BENT
     mean, half = 0.5 * (e[:, 1:] + e[:, :-1]) + bent, 0.5 * (e[:, 1:] - e[:, :-1])
     y = -(middle / w + 0.5) * 0.5 * width
     if float(np.max(np.abs(y))) > _WIDEST_CELL:
@@ -367,9 +374,11 @@ class _Test:
         squares = np.minimum(self._c0**2, self._c1**2)
         y = 0.5 * (self._c0**2 + self._c1**2)
         average, bend = _averages(w, widths, self._c0, self._c1)
-        # log J/Δ <= 0 at Δ = 0
-        found = self._worst(self._smallest, math.log(rate) + np.minimum(average[:1], 0.0), 0.0 * bend[:1])
-        found = max(found, self._worst(self._smallest, math.log(rate) + average[:1], bend[:1]))
+        # Up to the smallest distance J/Δ is 1 at Δ = 0 or what it is at that distance, if less.
+        found = [
+            self._worst(self._smallest, math.log(rate) + np.minimum(average[:1], 0.0), 0.0 * bend[:1]),
+            self._worst(self._smallest, math.log(rate) + average[:1], bend[:1]),
+        ]
         value = average + np.log(widths)[:, None]
         # J + (t' - t) ∂J/∂t, ∂J/∂t = 2 κ t exp g(v)
         v = w + widths[:-1]
@@ -383,20 +392,22 @@ class _Test:
         convex = (squares >= v * (1.0 + 0.25 * v)) | (widths[1:, None] <= w / (1.0 + 0.25 * w))
         # Where J/Δ is flat the other comparison is the sharper one.
         convex &= (widths[1:] * (self._c1[-1] / w) ** 2 > _NARROW)[:, None]
-        found = max(found, self._worst(self._log_moments[:-1], value[:-1], bend[:-1], convex))
-        found = max(found, self._worst(self._log_moments[1:], ahead, ahead_bend, convex))
+        found.append(self._worst(self._log_moments[:-1], value[:-1], bend[:-1], convex))
+        found.append(self._worst(self._log_moments[1:], ahead, ahead_bend, convex))
         if not np.all(convex):
             for part in (slice(0, -1), slice(1, None)):
                 rows = math.log(rate) + average[part]
-                found = max(found, self._worst(self._log_largest, rows, bend[part], ~convex))
-        return found + 1e-8
+                found.append(self._worst(self._log_largest, rows, bend[part], ~convex))
+        # Of NumPy's, so that what is not a number is not lost.
+        return float(np.max(found)) + 1e-8
 
     def _worst(self, logs: Array, value: Array, bend: Array, where: NDArray[np.bool_] | None = None) -> float:
         """The largest excess of log R, under its chord between two thresholds, over log J, over its tangent in c²."""
         c0, c1 = self._c0, self._c1
         y = 0.5 * (c0 * c0 + c1 * c1)
         rise = np.diff(logs, axis=1) / (c1 - c0)
-        vertex = np.clip(rise / (2.0 * np.maximum(bend, 1e-300)), c0, c1)
+        with np.errstate(over="ignore"):
+            vertex = np.clip(rise / (2.0 * np.maximum(bend, 1e-300)), c0, c1)
         base = logs[:, :-1] - value + bend * y - rise * c0
         here = np.maximum(rise * c0 - bend * c0 * c0, rise * c1 - bend * c1 * c1)
         here = base + np.maximum(here, (rise - bend * vertex) * vertex)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from cpsgd.errors import ConditionError
+from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.mechanisms.law import Steps
+from cpsgd.mechanisms.skellam import SkellamLaw
+from cpsgd.privacy import curves, smoothed
+
+from . import product_checks as checks
+from . import product_oracle as oracle
+
+
+def test_curves_lie_over_all_pairs_and_not_far() -> None:
+    assert checks.wrong_curves() == []
+
+
+def test_a_block_of_unknown_sides_is_covered() -> None:
+    assert checks.wrong_blocks() == []
+
+
+def test_blocks_cover_every_number_of_clients_at_one_end() -> None:
+    assert checks.wrong_covers() == []
+
+
+@pytest.mark.parametrize("law", [checks.coins(0.2, 400), checks.sampled_coins(0.3, 0.4, 400)])
+def test_blocks_lie_over_every_k_in_them(law: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "_MOST_BLOCKS", 8)
+    monkeypatch.setattr(curves, "_LEAST_BLOCKS", 8)
+    families = curves.of_steps(law, reach=2.0, tail=1e-9)
+    found = [family.first for family in families]
+    s = np.exp(np.linspace(-1.0, 1.0, 81) * float(np.max(np.abs(found[0].log_ratios))))
+    bound = np.max([checks.interpolated(curve, s) for curve in found], axis=0) + families[0].tail * np.minimum(1.0, s)
+    for k in (0, 1, 49, 50, 51, 133, 199, 200, 350, 399):
+        pair = oracle.step_pair(law.low, law.high, checks.sides(k, 399), 1.0, -1.0)
+        assert np.all(checks.exact_excess(pair, s) <= bound + 1e-13)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.01])
+def test_mixtures_are_scaled_curves(scale: float) -> None:
+    noise = oracle.binomial_masses(40, 0.5)
+    curve = curves.of_law(BinomialLaw(40, 0.5), reach=1.0, tail=1e-9)[0].first
+    scaled = smoothed._scaled(curve, scale)
+    assert scaled.distance == scale
+    exact = checks.exact_excess(oracle.lattice_pair(noise, scale, 0.0), np.exp(scaled.log_ratios))
+    assert np.all(scaled.excess >= exact - 1e-14)
+    assert scaled.excess == pytest.approx(exact, abs=1e-11)
+
+
+def test_the_excess_of_a_skellam_law() -> None:
+    law = SkellamLaw(5, 3.0, 1000)
+    noise = oracle.skellam_masses(law.variance)
+    family = curves.of_law(law, reach=2.0, tail=1e-9)[0]
+    for curve in (family.first, *family.others):
+        exact = checks.exact_excess(oracle.lattice_pair(noise, curve.distance, 0.0), np.exp(curve.log_ratios))
+        assert np.all(curve.excess + family.tail >= exact - 1e-12)
+        assert curve.excess == pytest.approx(exact, abs=1e-9)
+
+
+def test_nodes_between_whole_numbers() -> None:
+    found = curves._distances(3.5)
+    assert {2.0, 3.0, 3.5} <= set(found)
+    ratios = np.array([*found]) / np.array([1.0, *found[:-1]])
+    assert np.all((ratios > 1.0) & (ratios <= curves._RATIO * 1.02))
+    assert curves._distances(1.0) == []
+
+
+def test_a_large_tail_leaves_a_curve() -> None:
+    # Everything is under the tail, and there is a curve all the same.
+    curve = curves.of_steps(checks.coins(2.0**-16, 10), reach=2.0, tail=0.1)[0].first
+    assert len(curve.excess) > 20
+    assert np.all(curve.excess > 0.0)
+
+
+@pytest.mark.parametrize(
+    ("law", "reach"),
+    [
+        (Steps((0.7, 0.3), (0.2, 0.8), 10), 2.0),  # no mirror images
+        (Steps((0.3, 0.7), (0.7, 0.3), 10), 2.0),  # the ratio falls
+        (Steps((0.6, 0.1, 0.3), (0.3, 0.1, 0.6), 10), 2.0),  # not log-concave
+        (Steps((0.5, 0.0, 0.5), (0.5, 0.0, 0.5), 10), 2.0),  # with a hole
+        (Steps((0.8, 0.3), (0.3, 0.8), 10), 2.0),  # more than one
+        (Steps((1.2, -0.2), (-0.2, 1.2), 10), 2.0),
+        (Steps((1.0,), (1.0,), 10), 2.0),
+        (checks.coins(0.1, 10), 2.5),
+        (checks.coins(0.1, 10), math.nan),
+        (checks.coins(0.1, 1), 2.0),  # nobody else
+    ],
+)
+def test_steps_that_the_proofs_do_not_cover_are_refused(law: Steps, reach: float) -> None:
+    with pytest.raises(ConditionError):
+        curves.of_steps(law, reach=reach, tail=1e-6)
+
+
+def test_laws_that_end_before_their_tail_are_refused() -> None:
+    with pytest.raises(ConditionError, match="More noise or a larger tail"):
+        curves.of_law(BinomialLaw(20, 0.5), reach=1.0, tail=1e-9)
+    with pytest.raises(ConditionError, match="33 lattice units"):
+        curves.of_law(BinomialLaw(10_000, 0.5), reach=32.5, tail=1e-9)
+
+
+def test_powers_lose_what_they_say() -> None:
+    step = np.array([0.3, 0.7])
+    for count in (1, 7, 100, 1000):
+        found = curves._power(step, count, 1e-6)
+        assert found.lost <= 1e-6
+        exact = oracle.binomial_masses(count, 0.7)
+        kept = exact[found.first : found.first + len(found.mass)]
+        # SciPy's masses are within about 1e-12. Sums of trimmed laws have less than the whole law at their ends.
+        assert np.all(found.mass <= kept * (1.0 + found.error + 1e-11))
+        assert 1.0 - found.mass.sum() <= found.lost + 1e-12

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from cpsgd.errors import ConditionError, CpsgdError
+from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.mechanisms.law import Law, Steps
+from cpsgd.mechanisms.skellam import SkellamLaw
+from cpsgd.privacy import gaussian, products
+from cpsgd.privacy.products import smoothed_certificate, smoothed_epsilon, smoothed_sensitivity
+
+from . import product_checks as checks
+from . import product_oracle as oracle
+
+# ---------------------------------------------------------------------- the truth, by enumeration
+
+
+def test_many_coins_and_many_rounds_of_two_clients() -> None:
+    assert checks.wrong_repetitions() == []
+
+
+@pytest.mark.slow
+def test_products_by_enumeration() -> None:
+    assert checks.wrong_products() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_products_by_enumeration(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Also where there is next to nothing to smooth, which is refused otherwise to save time.
+    monkeypatch.setattr(products, "_FEWEST", 0.0)
+    wrong, accepted = checks.wrong_random_products(checks.random_products(75, seed))
+    assert wrong == []
+    assert accepted > 40
+
+
+@pytest.mark.slow
+def test_tails_are_charged_for_every_coordinate_copy_and_round() -> None:
+    assert checks.wrong_tails() == []
+
+
+def test_a_second_round_that_looks_at_the_first() -> None:
+    # In the second round the distance is spent on one coordinate or on two, whichever the first outcome suggests.
+    law, reach = checks.coins(0.3, 12), 2.0
+    one = oracle.step_pair(law.low, law.high, checks.sides(0, 11), -1.0, 1.0)
+    few = oracle.step_pair(law.low, law.high, checks.sides(11, 11), 1.0, -0.6)
+    rest = oracle.step_pair(law.low, law.high, checks.sides(5, 11), -1.0, 0.2)
+    none = oracle.step_pair(law.low, law.high, checks.sides(5, 11), 0.0, 0.0)
+    found = smoothed_certificate(law, dim=2, sensitivity=reach, reach=reach, tail=1e-9, rounds=2)
+    for gamma in np.exp(np.linspace(-5.0, 5.0, 21)):
+        for swap in (False, True):
+            exact = 0.0
+            for i, (a, b) in enumerate(zip(*(one[::-1] if swap else one), strict=True)):
+                second = [one, none] if i % 2 else [few, rest]
+                second = [pair[::-1] for pair in second] if swap else second
+                exact += a * float(oracle.divergences(second, np.array([gamma * b / a]))[0])
+            allowed = float(oracle.gaussian_divergences(found.mu, np.array([gamma]))[0])
+            assert exact <= allowed + found.tail_mass * min(1.0, gamma) + 1e-13
+
+
+@pytest.mark.parametrize("rate", [0.9, 0.3, 0.01])
+def test_poisson_sampling_of_coins(rate: float) -> None:
+    # Zero-out: with the client's zero vector in both laws, its own in one of them with the probability `rate`.
+    law, t = checks.coins(0.4, 15), 1.0
+    pairs = [oracle.step_pair(law.low, law.high, checks.sides(k, 14), t, 0.0) for k in (14, 0)]
+    found = smoothed_certificate(law, dim=2, sensitivity=math.sqrt(2.0) * (1 + 1e-12), reach=1.0, tail=1e-9)
+    first = np.outer(pairs[0][0], pairs[1][0]).ravel()
+    zero = np.outer(pairs[0][1], pairs[1][1]).ravel()
+    sampled = (1.0 - rate) * zero + rate * first
+    grid = np.linspace(-40.0, 40.0, 400_001)
+    width = grid[1] - grid[0]
+    density = np.exp(-0.5 * grid**2) / math.sqrt(2.0 * math.pi) * width
+    moved = (1.0 - rate) * density + rate * density * np.exp(found.mu * grid - 0.5 * found.mu**2)
+    for gamma in np.exp(np.linspace(-1.0, 1.0, 41) * found.mu * 4.0):
+        for exact, allowed in (
+            (np.maximum(sampled - gamma * zero, 0.0).sum(), np.maximum(moved - gamma * density, 0.0).sum()),
+            (np.maximum(zero - gamma * sampled, 0.0).sum(), np.maximum(density - gamma * moved, 0.0).sum()),
+        ):
+            assert exact <= allowed + rate * found.tail_mass + 1e-9
+
+
+# ---------------------------------------------------------------------- figures
+
+LARGE = {"dim": 65_536, "sensitivity": 19.8177, "reach": 1.0, "delta": 1e-9}
+
+
+@pytest.mark.parametrize(("coins", "most"), [(1, 2.29), (6, 0.890), (16, 0.533)])
+def test_figures_of_the_paper_setting(coins: int, most: float) -> None:
+    law = BinomialLaw(10_000 * coins, 0.5)
+    epsilon, certificate = smoothed_epsilon(law, **LARGE)
+    assert epsilon <= most
+    # No certificate of this kind can be better than a Gaussian of the same variance.
+    assert epsilon >= gaussian.gdp_epsilon(LARGE["sensitivity"] / math.sqrt(law.variance), LARGE["delta"])
+    assert 0.0 < certificate.tail_mass < 0.5 * LARGE["delta"]
+
+
+def test_never_below_the_exact_composition_of_one_direction() -> None:
+    # Exact composition of 392 coordinates at distance 1, one order, gives 2.273 as a lower bound.
+    assert smoothed_epsilon(BinomialLaw(10_000, 0.5), **LARGE)[0] >= 2.273
+
+
+def test_many_rounds_of_few_coins() -> None:
+    epsilon, _ = smoothed_epsilon(BinomialLaw(64, 0.5), dim=1, sensitivity=2.0, reach=2.0, delta=1e-5, rounds=40)
+    # The truth is 17.94.
+    assert 17.94 <= epsilon <= 20.5
+
+
+@pytest.mark.parametrize(
+    ("copies", "reach", "theta", "epsilon"), [(1, 3.3, 0.1096, 1.987), (1, 3.6, 0.1196, 1.996), (3, 3.6, 0.0704, 1.996)]
+)
+def test_coins(copies: int, reach: float, theta: float, epsilon: float) -> None:
+    law = checks.coins(math.floor(theta * 65_536) / 65_536, 10_000, copies)
+    found, certificate = smoothed_epsilon(law, dim=65_536, sensitivity=2.0 * 256.0 / reach, reach=2.0, delta=1e-9)
+    assert found == pytest.approx(epsilon, rel=2e-3)
+    # To first order, from the variance that is there whatever the others hold.
+    least = 2.0 * 256.0 / reach * law.high[1] - 2.0 * 256.0 / reach * 0.5
+    assert certificate.mu >= least * math.sqrt(copies / (10_000 * 0.25))
+
+
+def test_fewer_bits_than_coordinates() -> None:
+    found, _ = smoothed_epsilon(
+        checks.sampled_coins(0.05, 0.5, 10_000), dim=65_536, sensitivity=2.0 * 256.0 / 4.0, reach=2.0, delta=1e-9
+    )
+    assert 1.5 < found < 1.8
+
+
+# ---------------------------------------------------------------------- what must rise and what must not
+
+
+def test_rounds_up_to_a_power_of_two_share_their_rates() -> None:
+    law = checks.coins(0.1, 500)
+    found = [
+        smoothed_certificate(law, dim=400, sensitivity=10.0, reach=2.0, tail=1e-8, rounds=rounds)
+        for rounds in (5, 6, 8)
+    ]
+    assert found[0].mu < found[1].mu < found[2].mu
+    assert found[0].tail_mass < found[1].tail_mass < found[2].tail_mass
+    # A round is a round: eight of them cost √8 times one, or less, as the start is paid for once.
+    single = smoothed_certificate(law, dim=400, sensitivity=10.0, reach=2.0, tail=1e-9)
+    assert found[-1].mu <= single.mu * math.sqrt(8.0) * 1.001
+
+
+def test_copies_are_coordinates() -> None:
+    four = smoothed_certificate(checks.coins(0.1, 500, 4), dim=100, sensitivity=10.0, reach=2.0, tail=1e-8)
+    one = smoothed_certificate(checks.coins(0.1, 500), dim=400, sensitivity=20.0, reach=2.0, tail=1e-8)
+    assert four.mu == one.mu
+    assert four.tail_mass == one.tail_mass
+
+
+def test_zero_out_is_half_of_replace_one() -> None:
+    law = checks.coins(0.1, 5_000)
+    replaced = smoothed_certificate(law, dim=1_000, sensitivity=40.0, reach=2.0, tail=1e-9)
+    zeroed = smoothed_certificate(law, dim=1_000, sensitivity=20.0, reach=1.0, tail=1e-9)
+    assert 0.5 * replaced.mu * 0.99 <= zeroed.mu <= 0.5 * replaced.mu * 1.005
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [lambda n: checks.coins(0.2, n), lambda n: BinomialLaw(n, 0.4)])
+def test_more_clients_hide_more(make: Callable[[int], Law | Steps]) -> None:
+    found = [
+        smoothed_certificate(make(n), dim=50, sensitivity=5.0, reach=1.0, tail=1e-6).mu for n in (100, 150, 400, 1_600)
+    ]
+    assert found == sorted(found, reverse=True)
+
+
+def test_the_sensitivity_that_a_mu_allows() -> None:
+    law = BinomialLaw(2_000, 0.5)
+    for rounds in (1, 3):
+        allowed = smoothed_sensitivity(law, dim=500, reach=1.0, mu=0.5, tail=1e-9, rounds=rounds)
+        found = smoothed_certificate(law, dim=500, sensitivity=allowed, reach=1.0, tail=1e-9, rounds=rounds)
+        assert found.mu == pytest.approx(0.5, rel=1e-3)
+
+
+# ---------------------------------------------------------------------- the ends of the world
+
+_SIXTEENTH = 2.0**-16
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        checks.coins(_SIXTEENTH, 2),
+        checks.coins(0.5 - _SIXTEENTH, 2),
+        checks.coins(0.5 - _SIXTEENTH, 50),
+        checks.sampled_coins(_SIXTEENTH, 0.5, 1_000),
+        checks.sampled_coins(2.0 / 3.0, 0.5, 3),
+        BinomialLaw(1, 0.5),
+        BinomialLaw(1_000, 0.001),
+        BinomialLaw(100_000, 0.999),
+        SkellamLaw(2, 1e-3, 100),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("tail", "rounds"), [(0.3, 1), (1e-30, 1), (1e-120, 3), (1e-10, 10**5)])
+def test_right_or_refused(law: Law | Steps, tail: float, rounds: int) -> None:
+    try:
+        found = smoothed_certificate(law, dim=1_000, sensitivity=4.0, reach=1.0, tail=tail, rounds=rounds)
+    except ConditionError:
+        return
+    assert math.isfinite(found.mu)
+    assert 0.0 < found.tail_mass < 1.01 * tail
+    if isinstance(law, Law):
+        assert found.mu > 4.0 * math.sqrt(rounds / law.variance) * (1.0 - tail)
+    else:
+        # The means of two neighbours and the largest standard deviation.
+        steps = np.arange(len(law.low))
+        apart, variance = float(steps @ (np.array(law.high) - np.array(law.low))), float((steps - 1.0) ** 2 @ law.low)
+        assert found.mu > (4.0 * apart / 2.0) * math.sqrt(rounds / (law.clients * variance)) * (1.0 - math.sqrt(tail))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dim": 0}, {"sensitivity": 0.0}, {"sensitivity": math.nan}, {"tail": 0.0}, {"tail": 1e-260}, {"rounds": 0}],
+)
+def test_parameters_out_of_range(changes: dict[str, float]) -> None:
+    with pytest.raises(CpsgdError):
+        smoothed_certificate(
+            checks.coins(0.1, 50), **{"dim": 10, "sensitivity": 2.0, "reach": 2.0, "tail": 1e-6, "rounds": 1, **changes}
+        )
+
+
+def test_next_to_nothing_to_smooth() -> None:
+    with pytest.raises(ConditionError, match="so few coordinates"):
+        smoothed_certificate(BinomialLaw(100, 0.5), dim=1, sensitivity=1.0, reach=1.0, tail=1e-6)

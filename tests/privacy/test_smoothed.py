@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+
+from cpsgd.errors import ConditionError
+from cpsgd.privacy import curves, smoothed
+
+from . import product_checks as checks
+
+
+def test_walks_over_the_values_of_w() -> None:
+    assert checks.wrong_growth() == []
+
+
+def test_one_step_over_several_values() -> None:
+    # From 1, with the rate 8, one coordinate at distance 1 ends at 9, beyond all values.
+    growth = smoothed.Growth(np.array([1.0, 2.0, 3.0, 4.0]), np.array([8.0, 4.0, 2.0, 1.0]), 1.0)
+    assert growth._reached_from(0, 1.0) >= 9.0
+    # The last value as the start is better: 4 + 1.
+    assert growth.reached(1.0) == pytest.approx(5.0)
+    assert growth.affordable(5.0) == pytest.approx(1.0)
+    assert growth.affordable(0.5) == 0.0
+
+
+def test_averages_over_a_cell() -> None:
+    assert checks.wrong_cells() == []
+
+
+def test_moments_against_quadrature() -> None:
+    assert checks.wrong_moments() == []
+
+
+@pytest.mark.slow
+def test_the_gaussian_side_against_quadrature() -> None:
+    assert checks.wrong_averages() == []
+
+
+@pytest.mark.slow
+def test_rates_with_fifty_digits() -> None:
+    assert checks.wrong_rates() == []
+
+
+def test_nothing_vanishes_that_would_grow_again() -> None:
+    # At c = -end the last cell contributes less than the smallest number, at c = end nearly everything.
+    curve = curves.Curve(1.0, np.linspace(-1.0, 12.0, 521), np.full(521, 1e-90))
+    w, end = 0.5, 12.2
+    found = smoothed._moments([curve], w, end, 5)[0]
+    with mpmath.workdps(30):
+        exact = mpmath.quad(
+            lambda x: 2e-90 * mpmath.exp(x * end / w - x * x / (2 * w) - x / 2), mpmath.linspace(-1, 12, 53)
+        )
+    assert exact <= found[-1] <= 1.5 * exact
+
+
+def test_a_line_in_s_is_under_a_bent_line_in_x() -> None:
+    for width in (1e-6, 0.1, 1.0, 5.0, 40.0):
+        with mpmath.workdps(40):
+            h = mpmath.mpf(width)
+            most = (mpmath.log(mpmath.expm1(h) / h) - 1) / h + 1 / mpmath.expm1(h)
+            u = mpmath.log(mpmath.expm1(h) / h) / h
+            assert mpmath.almosteq(most, u - mpmath.expm1(u * h) / mpmath.expm1(h), rel_eps=1e-12)
+            assert 0 < most <= h / 8
+    assert smoothed._BENT > 1.0 / 8.0
+
+
+def test_rates_fall_and_the_smallest_distances_are_fisher_information() -> None:
+    families = curves.of_steps(checks.coins(0.1, 60), reach=2.0, tail=1e-12)
+    fisher = max(smoothed.fisher(family) for family in families)
+    growth = smoothed.growth(families, around=100.0 * fisher, tail=1e-12)
+    assert np.all(np.diff(growth.rates) <= 0.0)
+    assert np.all(np.diff(growth.starts) > 0.0)
+    # In units of X a step moves the mean by θ; the variance of the others and of the client is at most ¼ each.
+    assert 0.01 / (0.25 * 60) <= growth.rates[-1] <= 1.2 * 0.01 / ((0.25 - 0.01) * 60)
+
+
+def test_pairs_too_far_apart_are_refused() -> None:
+    families = curves.of_steps(checks.coins(0.45, 3), reach=2.0, tail=1e-9)
+    with pytest.raises(ConditionError, match="too large against the whole"):
+        smoothed.growth(families, around=1e-3, tail=1e-9)
+
+
+def test_what_is_not_a_number_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    families = curves.of_steps(checks.coins(0.1, 50), reach=2.0, tail=1e-9)
+    monkeypatch.setattr(smoothed._Test, "_worst", lambda *args: math.nan)
+    with pytest.raises(ConditionError):
+        smoothed.growth(families, around=1.0, tail=1e-9)
+
+
+def test_one_part_that_is_not_a_number_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    families = curves.of_steps(checks.coins(0.1, 50), reach=2.0, tail=1e-9)
+    real, calls = smoothed._Test._worst, iter(range(10**9))
+    monkeypatch.setattr(smoothed._Test, "_worst", lambda *args: math.nan if next(calls) % 3 == 1 else real(*args))
+    with pytest.raises(ConditionError):
+        smoothed.growth(families, around=1.0, tail=1e-9)
