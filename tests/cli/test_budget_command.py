@@ -69,7 +69,7 @@ def test_one_mean_for_people(budget: Any) -> None:
     assert "measured" not in text
     expected = guarantee(PROTOCOL, 1e-6).epsilon
     assert Ledger("b.ledger").total("people").epsilon == expected
-    shown = budget("budget", "show", "b.ledger", "--population", "people").stdout
+    shown = " ".join(budget("budget", "show", "b.ledger", "--population", "people").stdout.split())
     assert "of 0.4 at δ = 1e-06, replace-one neighbours, one client" in shown
     assert "docs/accounting.md" in shown
     assert "released" in shown

@@ -146,7 +146,7 @@ def run(data: ArrayDataset, mechanism: Any, **options: Any) -> Trainer:
 
 
 def test_training_with_the_privacy_of_examples(families: ArrayDataset) -> None:
-    protocol = plan_examples(200, 15, 3.0, 1e-5, examples=5, clip_norm=1.0, bits=10).protocol
+    protocol = plan_examples(200, 15, 3.0, 1e-5, examples=5, clip_norm=1.0, bits=10, mechanism="binomial").protocol
     trainer = run(families, protocol, epsilon=3.0, delta=1e-5)
     found = trainer.guarantee()
     assert found is not None
@@ -186,7 +186,7 @@ def test_bad_input(families: ArrayDataset) -> None:
     with pytest.raises(ParameterError, match="whole clients"):
         plan_examples(200, 15, 3.0, 1e-5, examples=5, participation="poisson:0.1")
     with pytest.raises(InfeasibleError, match="example among 5"):
-        plan_examples(2, 15, 0.5, 1e-5, examples=5, bits=1.6)
+        plan_examples(2, 15, 0.5, 1e-5, examples=5, bits=1.6, mechanism="binomial")
 
 
 def test_a_range_that_one_example_fills_is_refused() -> None:
