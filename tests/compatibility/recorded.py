@@ -13,10 +13,10 @@ def read(name: str) -> Any:
     return json.loads((DATA / name).read_text(encoding="utf-8"))
 
 
-def same(found: float, recorded: dict[str, str]) -> bool:
+def same(found: float, recorded: dict[str, str], tolerance: float = 1e-12) -> bool:
     """Whether it is the same number, but for the last digits of a floating-point library."""
     expected = float.fromhex(recorded["hex"])
-    return found == expected or abs(found - expected) <= 1e-12 * abs(expected)
+    return found == expected or abs(found - expected) <= tolerance * abs(expected)
 
 
 def better(found: float, recorded: dict[str, str]) -> bool:

@@ -16,6 +16,9 @@ from cpsgd.privacy.examples import example_protocol
 from .recorded import better, read, same
 
 CHUNKS = 8
+# The scale is searched for to a thousandth, around an optimum that is flat. Where certificates became tighter, the
+# search starts elsewhere and ends a little off.
+SEARCHED = 1e-6
 PROVE: dict[str, Callable[..., cpsgd.Guarantee]] = {
     "guarantee": cpsgd.guarantee,
     "guarantee_over_rounds": guarantee_over_rounds,
@@ -75,26 +78,26 @@ def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int) -> None:
         expected = cpsgd.Protocol.from_dict(row["protocol"])
         assert expected.fingerprint.hex() == row["fingerprint"], row
         assert found.surviving == row["surviving"], row
-        if better(found.error.total, row["squared_error"]):  # tighter certificates since
+        if found.error.total < (1.0 - SEARCHED) * float.fromhex(
+            row["squared_error"]["hex"]
+        ):  # tighter certificates since
             assert found.bits <= row["bits"], row
             assert found.guarantee.epsilon <= row["arguments"]["epsilon"], row
             continue
         for name in ("clients", "dim", "clip_norm", "levels", "trials", "p", "rotate", "modulus", "rotation_seed"):
             assert found.protocol.to_dict()[name] == expected.to_dict()[name], (name, row)
-        assert same(found.protocol.to_dict()["coordinate_range"], row["coordinate_range"]), row
-        assert same(found.guarantee.epsilon, row["epsilon"]) or better(found.guarantee.epsilon, row["epsilon"]), row
-        assert same(found.ratio, row["ratio"]), row
-        assert same(found.error.total, row["squared_error"]), row
+        assert same(found.protocol.to_dict()["coordinate_range"], row["coordinate_range"], SEARCHED), row
+        epsilon = found.guarantee.epsilon
+        assert same(epsilon, row["epsilon"], SEARCHED) or better(epsilon, row["epsilon"]), row
+        assert same(found.ratio, row["ratio"], SEARCHED), row
+        assert same(found.error.total, row["squared_error"], SEARCHED), row
         assert same(found.gaussian_squared_error, row["gaussian_squared_error"]), row
         # The bound now also counts what the sampler's resolution may do, some 1e-24.
         recorded = float.fromhex(row["overflow_probability"]["hex"])
         assert found.overflow_probability == pytest.approx(recorded, rel=1e-12, abs=1e-20), row
         assert (found.guarantee.method, found.bits) == (row["method"], row["bits"])
-        frontier = [
-            [point.bits, *(point.to_dict()[name] for name in ("levels", "trials", "modulus"))]
-            for point in found.frontier
-        ]
-        assert frontier == row["frontier"], row
+        # Tighter certificates may choose other levels and noise; what errors they had is not on record.
+        assert [point.bits for point in found.frontier] == [point[0] for point in row["frontier"]], row
 
 
 def check_no_worse(found: cpsgd.Plan, row: dict[str, Any]) -> None:

@@ -311,7 +311,7 @@ def wrong_sampling() -> list[str]:
         rounds = sampled_rounds(mu, rate)
         pairs = itertools.combinations_with_replacement(rounds, 2)
         for count, laws in [(1, pair) for pair in rounds] + [(2, composed(list(pair))) for pair in pairs]:
-            claimed = fixed_size.sampled_profile([fixed_size.Kind(mu, rate, count)], fixed_size.COARSE_POINTS)
+            claimed = fixed_size.sampled_profile([fixed_size.SampledRounds(mu, rate, count)], fixed_size.COARSE_POINTS)
             for epsilon in (0.0, 0.1, 0.5, 2.0):
                 # The enumeration itself is accurate to about 1e-13.
                 if (exact := hockey_stick(*laws, epsilon)) > claimed(epsilon) + 1e-12:

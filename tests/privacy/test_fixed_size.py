@@ -18,7 +18,7 @@ from cpsgd import Protocol
 from cpsgd.adjacency import Adjacency
 from cpsgd.privacy import fixed_size
 from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, mixed_epsilon
-from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, Kind, sampled_profile
+from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, SampledRounds, sampled_profile
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.rounds import guarantee_over_rounds, round_cost
@@ -37,7 +37,7 @@ def fixed(rate: float) -> Participation:
 @pytest.mark.parametrize("points", [COARSE_POINTS, FINE_POINTS])
 @pytest.mark.parametrize(("mu", "count"), [(1.0, 1), (0.1, 100), (0.02, 2_500), (0.5, 6)])
 def test_without_sampling_it_is_the_gaussian(mu: float, count: int, points: int) -> None:
-    delta = sampled_profile([Kind(mu, 1.0, count)], points)
+    delta = sampled_profile([SampledRounds(mu, 1.0, count)], points)
     for epsilon in (0.0, 0.1, 1.0, 3.0, 6.0, 10.0, 20.0):
         exact = gdp_delta(mu * math.sqrt(count), epsilon)
         assert exact <= delta(epsilon) <= exact * (1.003 if points == FINE_POINTS else 1.03)
@@ -46,7 +46,7 @@ def test_without_sampling_it_is_the_gaussian(mu: float, count: int, points: int)
 @pytest.mark.parametrize(("mu", "rate"), [(1.0, 0.1), (0.3, 0.5), (2.0, 0.01), (4.0, 1e-4), (0.05, 0.9)])
 def test_one_round_is_the_amplified_curve(mu: float, rate: float) -> None:
     # Balle, Barthe and Gaboardi 2018, Theorem 11: δ'(log(1 + q(e^ε - 1))) = q δ(ε).
-    delta = sampled_profile([Kind(mu, rate, 1)], FINE_POINTS)
+    delta = sampled_profile([SampledRounds(mu, rate, 1)], FINE_POINTS)
     for epsilon in (0.01, 0.3, 1.0, 4.0):
         exact = rate * gdp_delta(mu, epsilon)
         if exact > 1e-290:
@@ -54,7 +54,7 @@ def test_one_round_is_the_amplified_curve(mu: float, rate: float) -> None:
 
 
 def test_kinds_are_composed_together() -> None:
-    both = sampled_profile([Kind(0.3, 1.0, 4), Kind(0.2, 1.0, 9)], FINE_POINTS)
+    both = sampled_profile([SampledRounds(0.3, 1.0, 4), SampledRounds(0.2, 1.0, 9)], FINE_POINTS)
     exact = gdp_delta(math.sqrt(4 * 0.09 + 9 * 0.04), 2.0)
     assert exact <= both(2.0) <= 1.001 * exact
 
@@ -77,7 +77,7 @@ def test_rounds_of_any_kind_are_never_below_the_integral() -> None:
 def test_one_round_attains_the_bound() -> None:
     # The client drawn instead is like the second neighbour: no bound on one round can be smaller.
     a, b = checks.sampled_rounds(1.0, 0.1)[0]
-    delta = sampled_profile([Kind(1.0, 0.1, 1)], FINE_POINTS)
+    delta = sampled_profile([SampledRounds(1.0, 0.1, 1)], FINE_POINTS)
     for epsilon in (0.05, 0.3, 1.0):
         assert hockey_stick(a, b, epsilon) == pytest.approx(delta(epsilon), rel=2e-3)
 

@@ -164,7 +164,7 @@ class Target:
                     reason = error
             slope = self.counted_rounds * allowed * allowed / (2.0 * law.variance)
             if renyi_floor(slope, self.delta) < self.epsilon:
-                allowed = max(allowed, self._renyi_sensitivity(law, levels))
+                allowed = max(allowed, self._renyi_sensitivity(law, levels, allowed))
         if allowed == 0.0:
             raise reason or ConditionError(f"No certificate exists for {law}.")
         return self._scale_for(mechanism, allowed)
@@ -258,10 +258,10 @@ class Target:
             best = max(best, min(most, mu / certificate.unit_mu))
         return best * (1.0 - 1e-12)
 
-    def _renyi_sensitivity(self, law: Law, levels: int) -> float:
+    def _renyi_sensitivity(self, law: Law, levels: int, guess: float) -> float:
         """The largest S that Rényi certificates of all rounds allow, over a few shares of δ for the tails."""
         # A Gaussian of the same variance allows more than any certificate.
-        most = math.sqrt(law.variance) * self.gaussian_mu * 1.0001
+        most = max(2.0 * guess, math.sqrt(law.variance) * self.gaussian_mu * 1.0001)
         # A plan has seconds, and this certificate is only worth them where there is little noise.
         meter = Meter(MAX_WORK / 2)
         best, boxes = 0.0, set()

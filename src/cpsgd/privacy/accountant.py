@@ -33,7 +33,7 @@ from scipy.optimize import brentq
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy import gaussian
-from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, Kind, sampled_profile
+from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, SampledRounds, sampled_profile
 from cpsgd.privacy.participation import Participation
 
 if TYPE_CHECKING:
@@ -195,9 +195,9 @@ def _profiles(parts: Sequence[Part], interval: float) -> list[Profile]:
     # The rounds without sampling are one Gaussian.
     others = _summed([r for r, participation in parts if participation.rate == 1.0])
     if any(participation.scheme == "fixed-size" for _, participation in parts):
-        kinds = [Kind(r.mu, rate, r.count) for r, rate in sampled]
+        kinds = [SampledRounds(r.mu, rate, r.count) for r, rate in sampled]
         if others > 0.0:
-            kinds.append(Kind(others, 1.0, 1))
+            kinds.append(SampledRounds(others, 1.0, 1))
         # Sampling never costs privacy: given who was drawn, a client is in some of the rounds only, and divergences are
         # jointly convex.
         return [sampled_profile(kinds, FINE_POINTS if interval <= FINE else COARSE_POINTS), unsampled]

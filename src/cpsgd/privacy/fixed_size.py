@@ -70,7 +70,7 @@ _TINY = 1e-300
 
 
 @dataclass(frozen=True)
-class Kind:
+class SampledRounds:
     """`count` rounds, each μ-GDP for replace-one neighbours; a client is drawn for each with this rate (1: always)."""
 
     mu: float
@@ -88,11 +88,11 @@ class Kind:
         return 0.5 * self.mu + (math.log1p(math.expm1(_LARGEST_LOSS) / self.rate)) / self.mu
 
 
-def sampled_profile(kinds: Sequence[Kind], points: int) -> Callable[[float], float]:
+def sampled_profile(kinds: Sequence[SampledRounds], points: int) -> Callable[[float], float]:
     """Upper bounds on δ as a function of ε >= 0 for all the rounds together.
 
     Example:
-        >>> delta = sampled_profile([Kind(mu=1.0, rate=0.01, count=1000)], FINE_POINTS)
+        >>> delta = sampled_profile([SampledRounds(mu=1.0, rate=0.01, count=1000)], FINE_POINTS)
         >>> f"{delta(1.5):.3g}"
         '0.000844'
     """
@@ -143,7 +143,7 @@ class _Losses:
         return float(np.sum(self.tilted(power)[0] * (self.loss - self.mean(power)) ** 2))
 
 
-def _pair(kind: Kind, x: Array, loss: Array) -> _Losses:
+def _pair(kind: SampledRounds, x: Array, loss: Array) -> _Losses:
     """The pair of one round, its losses rounded to these, which belong to the outputs x; x[0] = μ/2 has loss 0."""
     mu, rate = kind.mu, kind.rate
     # An output is computed from a loss, or a loss from an output, with a few roundings.
@@ -172,7 +172,7 @@ def _pair(kind: Kind, x: Array, loss: Array) -> _Losses:
     return _Losses(np.concatenate([loss, -loss]), np.concatenate([above, below]), infinite, short)
 
 
-def _loss(kind: Kind, x: Array) -> Array:
+def _loss(kind: SampledRounds, x: Array) -> Array:
     """l(x) for x >= μ/2."""
     exponent = np.maximum(kind.mu * (x - 0.5 * kind.mu), 0.0)
     small = np.minimum(exponent, 30.0)
@@ -180,12 +180,12 @@ def _loss(kind: Kind, x: Array) -> Array:
     return np.where(exponent > 30.0, beyond, np.log1p(kind.rate * np.expm1(small)))
 
 
-def _output(kind: Kind, loss: Array) -> Array:
+def _output(kind: SampledRounds, loss: Array) -> Array:
     """The x with l(x) = loss."""
     return np.log1p(np.expm1(loss) / kind.rate) / kind.mu + 0.5 * kind.mu
 
 
-def _rough(kind: Kind, level: float) -> _Losses:
+def _rough(kind: SampledRounds, level: float) -> _Losses:
     """The pair, cut at equal distances of the output, without the farthest."""
     x = np.linspace(0.5 * kind.mu, kind.farthest(level), _PIECES)
     loss = np.maximum.accumulate(_loss(kind, x))
@@ -197,7 +197,7 @@ def _rough(kind: Kind, level: float) -> _Losses:
 class _Composition:
     """δ of all rounds. Losses that are large, but too rare to matter for δ, are taken for infinite."""
 
-    def __init__(self, kinds: Sequence[Kind], points: int) -> None:
+    def __init__(self, kinds: Sequence[SampledRounds], points: int) -> None:
         self._kinds, self._points = kinds, points
         self._level = 2
         self._cuts: dict[int, _Cut] = {}
@@ -226,7 +226,7 @@ class _Cut:
         infinite: Upper bound on the probability of a loss that counts as infinite, in any round.
     """
 
-    def __init__(self, kinds: Sequence[Kind], points: int, level: float) -> None:
+    def __init__(self, kinds: Sequence[SampledRounds], points: int, level: float) -> None:
         self._kinds, self._points, self._level = kinds, points, level
         self._rough = [(_rough(kind, level), kind.count) for kind in kinds]
         self.infinite = math.fsum(count * losses.infinite for losses, count in self._rough) * (1.0 + 1e-14)
@@ -289,7 +289,7 @@ class _Sums:
 
     def __init__(
         self,
-        kinds: Sequence[Kind],
+        kinds: Sequence[SampledRounds],
         points: int,
         level: float,
         top: float,
@@ -329,7 +329,7 @@ class _Sums:
             log_tail = tail - top_power * self._last * self._interval
             self._infinite += math.exp(min(0.0, log_tail + 1e-13 * (1.0 + abs(tail))))
 
-    def _grid(self, kind: Kind, level: float) -> _Losses:
+    def _grid(self, kind: SampledRounds, level: float) -> _Losses:
         """The pair of one round on the grid, without the farthest losses."""
         farthest = float(_loss(kind, np.array([kind.farthest(level)]))[0])
         steps = min(math.ceil(farthest / self._interval), _MOST_WINDOWS * self._points)

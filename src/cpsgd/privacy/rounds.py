@@ -140,7 +140,8 @@ def guarantee_over_rounds(
         )
     if not steps:
         found[_PER_ROUND] = _attempt(lambda: _per_round(protocol, delta, count, scheme, neighbours, fewest, colluding))
-    if not exact and scheme.scheme == "every":
+    if not exact:
+        # For sampled rounds, too: given who was drawn, a client is in some of the rounds only.
         for name, prove in (("smoothed-certificate", _smoothed), ("renyi-certificate", _renyi)):
             below = min((result[0] for result in found.values() if not isinstance(result, str)), default=math.inf)
             if not (steps and name == "renyi-certificate"):
