@@ -177,12 +177,14 @@ class _Curves:
         self.first = family.first
         self.spread = float(np.max(np.abs(self.first.log_ratios)))
         self.last_rate = fisher(family)
+        self._scale = min(1.0, family.reach / self.first.distance)
+        self._largest = family.others[-1] if family.others else _scaled(self.first, self._scale)
         # Which of the widths was the last one needed: for the next, smaller w it is that or more.
         self._width = 0
 
     def rate(self, w: float, tail: float, least: float = 0.0) -> float:
         """Upper bound on κ(w); `least` where that is one."""
-        largest = self.family.others[-1] if self.family.others else self.first
+        largest = self._largest
         farthest = float(np.max(np.abs(largest.log_ratios)))
         # Minus the logarithm of the smallest mass, apart from a cell's width and a scale.
         smallest = farthest * (0.5 * farthest / w + 1.5) - math.log(tail)
@@ -240,10 +242,9 @@ class _Curves:
 
         Distances are closer together where J/Δ changes with Δ.
         """
-        first, reach = self.first, self.family.reach
+        first, scale = self.first, self._scale
         smallest = _FLAT / ((end / w + 1.5) * self.spread)
         narrow = math.sqrt(_NARROW / self.last_rate) * w / end / first.distance
-        scale = min(1.0, reach / first.distance)
         scales = [scale]
         while scale > smallest or len(scales) < 2:
             scale /= _RATIO if scale > narrow else _NARROW_RATIO
