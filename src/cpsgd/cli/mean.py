@@ -72,8 +72,8 @@ def run(
     simulation: here the real error can be measured, because one machine holds all vectors.
 
     With --epsilon the planner chooses the mechanism and its parameters; otherwise it is the paper's, with k = 2 and
-    m = 14 if not given, four bits per coordinate.
-    With --delta the ε proved for the round is shown (replace-one neighbours).
+    m = 14 if not given, four bits per coordinate. With --delta the ε proved for the round is shown (replace-one
+    neighbours).
 
     With --ledger the mean is a release: the round is refused if too little is left of the population's budget, and
     charged to it before the mean is computed. A table that cannot be read to its end costs nothing. The real error is

@@ -102,7 +102,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
     from cpsgd.reports import live, run_report
 
     run_report.check()
-    experiment = Experiment(settings)
+    experiment = Experiment(settings, begun=folder if resume else None)
     console = Console(stderr=json, highlight=False)
     protocol = experiment.protocol
     console.print(
@@ -277,7 +277,7 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
             ("privacy", f"{privacy}, participation {found.participation}"),
             ("protects", run_report.unit_text(summary)),
             ("proved by", escape(found.citation)),
-            ("paper's bound", escape(run_report.paper_text(summary["paper_bound"]))),
+            ("published", escape(run_report.published_text(summary["paper_bound"]))),
         ]
     return [
         *facts,

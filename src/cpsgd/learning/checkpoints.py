@@ -26,10 +26,11 @@ from typing import Any
 
 from cpsgd import _validate
 from cpsgd._torch import torch
-from cpsgd.errors import CheckpointError
+from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.devices import enough_memory
+from cpsgd.protocol import Protocol
 
 _MAGIC = b"cpsgd checkpoint 1\n"
 _DIGEST_BYTES = 32
@@ -78,6 +79,22 @@ def _unpacked(body: bytes) -> Any:
         return torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
     except Exception:  # zipfile and PyTorch let all kinds of errors through from a damaged archive
         return None
+
+
+def begun_protocol(folder: Path) -> Protocol | None:
+    """The protocol of the run in a folder; None where no run has begun, or it sends floats.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged or something else.
+    """
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        fields = load(path)["config"]["mechanism"].get("protocol")
+        return None if fields is None else Protocol.from_dict(fields)
+    except (KeyError, TypeError, AttributeError, ParameterError):
+        raise CheckpointError(f"{path} does not hold the state of a run of this kind.") from None
 
 
 class _Lock:

@@ -14,7 +14,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.learning import mechanisms, models
 from cpsgd.learning.accounting import SAMPLED_SIZES
-from cpsgd.learning.checkpoints import RoundMetrics
+from cpsgd.learning.checkpoints import RoundMetrics, begun_protocol
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import Dataset, load
 from cpsgd.learning.mechanisms import NO_PRIVACY as NO_PRIVACY
@@ -22,6 +22,7 @@ from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.options import AccountOptions, FolderOptions
 from cpsgd.learning.settings import Settings
 from cpsgd.learning.trainer import Trainer
+from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.options import parameters_of, spelled_out
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples, sum_norm
@@ -33,6 +34,10 @@ from cpsgd.protocol import Protocol
 
 PRIVATE = "private"
 """Name of the run that the others are compared with."""
+
+_MORE_BITS = 4.0
+MORE_BITS = f"{_MORE_BITS:g} bits"
+"""Name of the run that is as private and sends more, where the private one sends less than that."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,11 @@ class Experiment:
         mechanisms: The private mechanism and the baselines, by name.
     """
 
-    def __init__(self, settings: Settings, dataset: Dataset | None = None) -> None:
-        """Loads the data, unless `dataset` holds it, counts the model's parameters, and plans the protocol."""
+    def __init__(self, settings: Settings, dataset: Dataset | None = None, *, begun: Path | None = None) -> None:
+        """Loads the data, unless `dataset` holds it, counts the model's parameters, and plans the protocol.
+
+        Runs that have `begun` in that run directory keep their protocols, whatever would be planned today.
+        """
         self.settings = settings
         self.dataset = load(settings.dataset, clients=settings.clients) if dataset is None else dataset
         # Without a seed the runs still begin with the same weights, if they begin in the same process.
@@ -90,11 +98,13 @@ class Experiment:
         # Their sizes do not depend on the key.
         self._cohorts = Cohorts.plan(settings, population=self.dataset.size, key=0, delta=settings.delta)
         self._adjacency: Adjacency = settings.adjacency or self._cohorts.adjacency
-        self.mechanisms: dict[str, Mechanism] = {PRIVATE: (chosen := self._chosen())}
-        if settings.baselines and isinstance(chosen, Plan):
-            self.mechanisms |= mechanisms.baselines(chosen)
-        elif settings.baselines:
-            self.mechanisms |= mechanisms.baselines_of(self.protocol, self._gaussian_sigma())
+        chosen = None if begun is None else begun_protocol(folder_of(begun, PRIVATE))
+        self.mechanisms: dict[str, Mechanism] = {PRIVATE: chosen or self._chosen(settings.bits)}
+        if settings.baselines:
+            self.mechanisms |= self._baselines()
+        if begun is not None:
+            kept = {name: begun_protocol(folder_of(begun, name)) for name in self.mechanisms}
+            self.mechanisms |= {name: protocol for name, protocol in kept.items() if protocol is not None}
 
     @property
     def protocol(self) -> Protocol:
@@ -144,20 +154,25 @@ class Experiment:
         )
 
     def paper_bound(self, noise_clients: int) -> dict[str, Any]:
-        """ε by the paper's own theorem: of the protocol itself, and with the paper's X at the same k and m.
+        """ε by the published accounting of the mechanism (`method`), for the protocol itself.
 
-        The noise of `noise_clients`, the messages of the smallest round, counts. Without an `epsilon` there is a
+        For the paper's mechanism that is its own theorem, and there is a second ε, with the paper's X at the same k and
+        m. The noise of `noise_clients`, the messages of the smallest round, counts. Without an `epsilon` there is a
         `reason`.
         """
+        published = self.protocol.mechanism.published
+        method = None if published is None else published[0]
         if self._cohorts.participation.sampled:
-            return {"epsilon": None, "reason": "The paper has no bound for sampled cohorts."}
+            return {"method": method, "epsilon": None, "reason": "The paper has no bound for sampled cohorts."}
         if self.settings.examples is not None:
-            return {"epsilon": None, "reason": "The paper has no bound for single examples."}
-        found: dict[str, Any] = {"epsilon": None, "reason": None}
+            return {"method": method, "epsilon": None, "reason": "The paper has no bound for single examples."}
+        found: dict[str, Any] = {"method": method, "epsilon": None, "reason": None}
         try:
             found["epsilon"] = self._paper_epsilon(self.protocol, noise_clients)
         except ConditionError as error:
             found["reason"] = str(error)
+        if published != Binomial.published:
+            return found
         widened, found["paper_range"] = mechanisms.at_paper_range(self.protocol, self.settings.delta)
         try:
             found["epsilon_at_paper_range"] = self._paper_epsilon(widened, noise_clients)
@@ -172,12 +187,22 @@ class Experiment:
             return protocol.mechanism.published_epsilon(protocol, delta, adjacency, noise_clients)
         return published_epsilon(protocol, delta, rounds=counted, adjacency=adjacency, noise_clients=noise_clients)
 
+    def _baselines(self) -> dict[str, Mechanism]:
+        """What the private run is compared with: no noise, Gaussian noise, and more bits."""
+        private, bits = self.mechanisms[PRIVATE], self.settings.bits
+        found: dict[str, Mechanism] = {}
+        if bits is not None and bits < _MORE_BITS:
+            found[MORE_BITS] = self._chosen(_MORE_BITS)
+        if isinstance(private, Plan):
+            return found | mechanisms.baselines(private)
+        return found | mechanisms.baselines_of(self.protocol, self._gaussian_sigma())
+
     def _model(self) -> torch.nn.Module:
         data = self.dataset
         return models.by_name(self.settings.model, data.feature_dim, data.classes, seed=self._first_weights)
 
-    def _chosen(self) -> Plan | Protocol:
-        """The private mechanism: what the settings spell out, or else the planner's."""
+    def _chosen(self, bits: float | None) -> Plan | Protocol:
+        """The private mechanism: what the settings spell out, or else the planner's for so many bits."""
         settings, cohorts = self.settings, self._cohorts
         if settings.explicit:
             norm, examples = settings.clip_norm, settings.examples
@@ -194,7 +219,7 @@ class Experiment:
             "epsilon": settings.epsilon,
             "delta": self._accounted_delta,
             "clip_norm": settings.clip_norm,
-            "bits": settings.bits,
+            "bits": bits,
             "rounds": settings.rounds,
             "adjacency": self._adjacency,
             "dropout": 1.0 - self._surviving / cohorts.messages,

@@ -21,6 +21,7 @@ CURVES, REPORT = "curves.png", "report.html"
 _STYLES: dict[str, dict[str, Any]] = {
     # Broad and below the others: where all agree, all are seen.
     "private": {"color": plotting.ACCENT, "linewidth": 5.0, "alpha": 0.5, "solid_capstyle": "butt", "zorder": 1},
+    "4 bits": {"color": plotting.SEQUENCE[2], "linewidth": 1.4},
     "no privacy": {"color": plotting.INK, "linewidth": 1.4},
     "gaussian": {"color": plotting.SEQUENCE[1], "linewidth": 1.4, "linestyle": (0, (4, 2))},
     "quantized": {"color": plotting.SEQUENCE[3], "linewidth": 1.4, "linestyle": (0, (1, 1.5))},
@@ -84,7 +85,7 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
             ("participation", f"{guarantee['participation']}, {guarantee['rounds']:,} rounds"),
             ("proved by", guarantee["citation"]),
             ("noise of", f"{guarantee['noise_clients']:,} clients per round"),
-            ("the paper's own bound", paper_text(bound)),
+            ("published bound", published_text(bound)),
         ]
     runs = "".join(
         f"<tr{' class=first' if index == 0 else ''}><th>{escape(result['name'])}</th>"
@@ -163,10 +164,10 @@ def seed_text(summary: Mapping[str, Any]) -> str:
     return "not seeded, the noise came from the operating system"
 
 
-def paper_text(bound: Mapping[str, Any]) -> str:
-    """What the paper's theorem says of a run, in words."""
+def published_text(bound: Mapping[str, Any]) -> str:
+    """What the published accounting of its mechanism says of a run, in words."""
     if bound["epsilon"] is not None:
-        return f"ε = {rounded_up(bound['epsilon'])} for the same protocol"
+        return f"ε = {rounded_up(bound['epsilon'])} for the same protocol, by {bound['method']}"
     text = f"none for this protocol: {bound['reason']}"
     if bound.get("epsilon_at_paper_range") is not None:
         text += (
