@@ -352,6 +352,10 @@ class Protocol:
             replace_one_distance=self.replace_one_distance,
         )
 
+    def reach(self, adjacency: Adjacency) -> float:
+        """The largest distance of two neighbours in one coordinate, in units of the noise's law."""
+        return self.mechanism.reach(adjacency)
+
     def assumption(self, adjacency: Adjacency) -> str | None:
         """What a guarantee for these neighbours takes on trust about the vectors; None where it is enforced.
 

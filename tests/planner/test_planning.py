@@ -1,4 +1,7 @@
-"""The plans: the targets they must meet, the wishes they keep, and what they say where none exists."""
+"""Plans with the paper's mechanism: the targets they must meet, the wishes they keep, what they say where none exists.
+
+Which mechanism is chosen where none is named: test_choice.py.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpsgd import planner
 from cpsgd.codec import pack
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.mechanisms import Binomial, Mechanism
 from cpsgd.mechanisms.binomial import MAX_COINS
-from cpsgd.planner import Plan, plan, planning, problem
+from cpsgd.planner import Plan, planning, problem
 from cpsgd.planner.examples import plan_examples
 from cpsgd.planner.modulus import overflow_probability, smallest_modulus
 from cpsgd.planner.search import Design, Setting, best_design
@@ -27,6 +31,11 @@ from cpsgd.privacy.rounds import guarantee_over_rounds
 
 REFERENCE: dict[str, Any] = {"clients": 10_000, "dim": 65_536, "epsilon": 2.0, "delta": 1e-9}
 SMALL: dict[str, Any] = {"clients": 500, "dim": 2_000, "epsilon": 3.0, "delta": 1e-6}
+
+
+def plan(*size: Any, **wishes: Any) -> Plan:
+    """The best plan with the paper's mechanism."""
+    return planner.plan(*size, **{"mechanism": "binomial", **wishes})
 
 
 def binomial(found: Plan) -> Binomial:
@@ -427,8 +436,8 @@ def test_the_finished_protocols_accounting_has_the_last_word(monkeypatch: pytest
     # Even if the search were wrong by a tenth, no plan would promise what its own accounting does not.
     honest = Target.smallest_scale
 
-    def careless(self: Target, mechanism: Mechanism, *, renyi: bool = True) -> float:
-        return 0.9 * honest(self, mechanism, renyi=renyi)
+    def careless(self: Target, mechanism: Mechanism) -> float:
+        return 0.9 * honest(self, mechanism)
 
     monkeypatch.setattr(Target, "smallest_scale", careless)
     for wishes in ({"bits": 4}, {"bits": 6, "rounds": 20, "participation": "every"}, {"bits": 12, "secure": True}):

@@ -17,7 +17,7 @@ from cpsgd.audit import checks
 from cpsgd.audit.bound import Attacker, Promise, Rehearsal
 from cpsgd.audit.checks import Check, Played
 from cpsgd.audit.law import Array, LikelihoodRatio
-from cpsgd.audit.playing import Canary, Encode, Player, Start, canaries_of, peculiar, resting, rounded
+from cpsgd.audit.playing import Canary, Encode, Player, RoundLattice, Start, canaries_of, peculiar, resting, rounded
 from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.guarantees import Guarantee, guarantee
@@ -324,15 +324,16 @@ def _error_rates(scores: Array, worlds: NDArray[np.bool_]) -> tuple[tuple[float,
 
 
 def _check_size(protocol: Protocol, count: int, rounds: int) -> None:
-    protocol.check_integers()
+    if protocol.mechanism.grid is None:
+        protocol.check_integers()
     if protocol.dim > _MAX_DIM:
         raise ParameterError(
             f"Expected at most {_MAX_DIM} coordinates to audit, got {protocol.dim}; audit the same protocol with fewer."
         )
     if rounds * protocol.dim > _MAX_NUMBERS:
         raise ParameterError(f"Expected rounds times dim <= {_MAX_NUMBERS}, got {rounds} times {protocol.dim}.")
-    mechanism = protocol.mechanism
-    reach = 0.5 * count * mechanism.levels + 8.0 * math.sqrt(count * mechanism.noise_variance)
+    span = RoundLattice(protocol, 0).span + 1.0
+    reach = 0.5 * count * span + 8.0 * math.sqrt(count * protocol.mechanism.noise_variance)
     if reach > _MAX_SUM:
         raise ParameterError(
             "The sums are too large to be told apart in a released mean of float32; audit fewer surviving messages."

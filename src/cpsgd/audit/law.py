@@ -1,4 +1,4 @@
-"""The exact law of a round's sums: the noise and every client's rounding, convolved in each coordinate."""
+"""The exact law of a round's sums: every client's rounding, and the noise beside it, convolved in each coordinate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from cpsgd.errors import ParameterError
-from cpsgd.mechanisms.law import Normal
+from cpsgd.mechanisms.law import Law, Normal, Steps
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -40,7 +40,7 @@ class SumLaw:
 
         Args:
             protocol: Fixes the noise of a client.
-            groups: Lattice points, and how many clients have them.
+            groups: Where clients lie (`RoundLattice.points`), and how many are there.
 
         Raises:
             ParameterError: The law would take too much memory.
@@ -49,27 +49,42 @@ class SumLaw:
         law = protocol.mechanism.law(count)
         if isinstance(law, Normal):
             raise ParameterError("Only sums of integers have a law that can be convolved.")
-        noise = law.window(_NATS)
-        width = len(noise.mass) + count
-        if protocol.dim * width > _MAX_ENTRIES:
-            raise ParameterError(
-                f"The exact law of {protocol.dim} coordinates with {width} outcomes each is too large to compute; "
-                "audit a protocol of fewer coordinates, or with fewer surviving messages."
-            )
-        self.first = np.full(protocol.dim, noise.first)
-        roundings = np.ones((protocol.dim, 1))
-        for points, clients in groups:
-            below = np.floor(points)
-            self.first = self.first + clients * below.astype(np.int64)
-            ups: Array = np.asarray(binom.pmf(np.arange(clients + 1), clients, (points - below)[:, None]))
-            roundings = np.array([np.convolve(*rows) for rows in zip(roundings, ups, strict=True)])
-        self.mass = np.array([np.convolve(noise.mass, rounding) for rounding in roundings])
+        self.first = np.zeros(protocol.dim, dtype=np.int64)
+        self.mass = np.ones((protocol.dim, 1))
+        if isinstance(law, Steps):
+            _check_size(protocol.dim, law.copies * count * (len(law.low) - 1) + 1)
+            for points, clients in groups:
+                self._add_steps(law, points, clients)
+        else:
+            self._add_rounding(law, groups)
         outcomes = np.arange(self.mass.shape[1])
         self.mean = self.first + self.mass @ outcomes
         self.variance = self.mass @ outcomes**2 - (self.mass @ outcomes) ** 2
         middle = count * protocol.mechanism.centre
         self.outward = np.where(self.mean >= middle, 1.0, -1.0)
         self._below = np.cumsum(self.mass, axis=1) - self.mass
+
+    def _add_steps(self, law: Steps, points: Array, clients: int) -> None:
+        """Clients whose integers have a law that is affine in their coordinate, from -1 to 1."""
+        low, high = np.array(law.low), np.array(law.high)
+        masses = 0.5 * ((1.0 - points)[:, None] * low + (1.0 + points)[:, None] * high)
+        left = clients * law.copies
+        while left:
+            if left & 1:
+                self.mass = _convolved(self.mass, masses)
+            masses, left = _convolved(masses, masses) if left > 1 else masses, left >> 1
+
+    def _add_rounding(self, law: Law, groups: Sequence[tuple[Array, int]]) -> None:
+        """Clients who round to one of two neighbouring levels, and the noise of all."""
+        noise = law.window(_NATS)
+        _check_size(len(self.first), len(noise.mass) + self.count)
+        for points, clients in groups:
+            below = np.floor(points)
+            self.first = self.first + clients * below.astype(np.int64)
+            ups: Array = np.asarray(binom.pmf(np.arange(clients + 1), clients, (points - below)[:, None]))
+            self.mass = _convolved(self.mass, ups)
+        self.first = self.first + noise.first
+        self.mass = np.array([np.convolve(noise.mass, rounding) for rounding in self.mass])
 
     def coincidence(self, rounds: int) -> float:
         """The probability that so many rounds have the same sums in all coordinates."""
@@ -122,6 +137,19 @@ class SumLaw:
         rows = np.arange(sums.shape[1])
         spread = self._below[rows, inside] + generator.random(sums.shape) * self.mass[rows, inside]
         return np.where(index < 0, 0.0, np.where(index > inside, 1.0, np.clip(spread, 0.0, 1.0)))
+
+
+def _convolved(first: Array, second: Array) -> Array:
+    """Row by row."""
+    return np.array([np.convolve(*rows) for rows in zip(first, second, strict=True)])
+
+
+def _check_size(dim: int, width: int) -> None:
+    if dim * width > _MAX_ENTRIES:
+        raise ParameterError(
+            f"The exact law of {dim} coordinates with {width} outcomes each is too large to compute; "
+            "audit a protocol of fewer coordinates, or with fewer surviving messages."
+        )
 
 
 class LikelihoodRatio:

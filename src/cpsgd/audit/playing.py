@@ -22,6 +22,7 @@ from cpsgd.audit.law import Array, SumLaw
 from cpsgd.codec import rotate
 from cpsgd.codec.clip import Vector
 from cpsgd.codec.rounding import Grid
+from cpsgd.mechanisms.law import Steps
 from cpsgd.protocol import Protocol
 
 # What float32 may do to a coordinate on its way through the codec, relative to the range of the levels.
@@ -54,12 +55,17 @@ class RoundLattice:
         return self._rotation @ vector
 
     def points(self, vector: Vector) -> Array:
-        """Where a client's vector lies between the levels: clipped, rotated, clipped to the range; 0 to k - 1."""
+        """Where a client's vector lies: clipped, rotated, clipped to the range.
+
+        Between the levels, 0 to k - 1; or, where there are none, in units of the range, -1 to 1.
+        """
         exact = vector.astype(np.float64)
         norm = float(np.linalg.norm(exact))
         clipped = exact * min(1.0, self.protocol.clip_norm / norm) if norm else exact
         reach = self._grid.limit / self._grid.unit
-        return (np.clip(clipped @ self._rotation, -reach, reach) + reach) / self.protocol.scale
+        inside = np.clip(clipped @ self._rotation, -reach, reach)
+        mechanism = self.protocol.mechanism
+        return inside / reach if isinstance(mechanism.law(1), Steps) else (inside + reach) / mechanism.scale
 
     def sums(self, means: NDArray[np.float32], count: int) -> Array:
         """The sums of `count` clients' integers behind released means, one row each; integers but for float32."""
@@ -67,8 +73,14 @@ class RoundLattice:
         return means.astype(np.float64) @ self._rotation * (count / mechanism.scale) + count * mechanism.centre
 
     def slack(self, count: int) -> float:
-        """How far the codec's grid and float32 may move the expected sum of `count` clients, in levels."""
-        return count * (math.ldexp(1.0, -self._grid.fraction_bits) + _FLOAT32 * self.protocol.mechanism.levels)
+        """How far the codec's grid and float32 may move the expected sum of `count` clients, in integers."""
+        step = 1.0 / (self._grid.unit * self.protocol.mechanism.scale)
+        return count * (step + _FLOAT32 * (self.span + 1.0))
+
+    @property
+    def span(self) -> float:
+        """How far a coordinate moves the mean of a client's integer, from one end of the range to the other."""
+        return 2.0 * self._grid.limit / self._grid.unit / self.protocol.mechanism.scale
 
 
 def _rotation(dim: int, signs: NDArray[np.uint8]) -> Array:
@@ -162,7 +174,7 @@ def _beside_zero(lattice: RoundLattice, offset: float, within: float) -> Array:
     protocol = lattice.protocol
     # With an even number of levels zero is halfway between two of them.
     centre = 0.5 if protocol.mechanism.levels % 2 == 0 else 0.0
-    coordinate = (offset - centre) * protocol.scale
+    coordinate = (offset - centre) * protocol.mechanism.scale
     norm = abs(coordinate) * math.sqrt(protocol.dim)
     allowed = within * protocol.clip_norm
     if norm > allowed:

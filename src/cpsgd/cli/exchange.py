@@ -29,8 +29,9 @@ def protocol(
 ) -> None:
     """Write a protocol file, and say what a round with it sends and how wrong it can be.
 
-    With --protocol, says it of a file that exists. With --epsilon the planner chooses k, m and X; otherwise k = 2 and
-    m = 14 if not given, four bits per coordinate. With --delta the ε proved for a round is shown.
+    With --protocol, says it of a file that exists. With --epsilon the planner chooses the mechanism and its parameters;
+    otherwise it is the paper's, with k = 2 and m = 14 if not given, four bits per coordinate. With --delta the ε proved
+    for a round is shown.
     """
     chosen = parameters.sized(size, required)
     if out is not None:
@@ -45,7 +46,7 @@ def protocol(
         print(chosen.to_json())
     bound = promises["error_bound"]
     if bound["squared_error"] is None:
-        error = f"the paper gives none here: {bound['reason']}"
+        error = f"none is published: {bound['reason']}"
     else:
         error = f"{bound['squared_error']:.4g} expected squared error of the mean at most; {bound['theorem']}"
     output.show(

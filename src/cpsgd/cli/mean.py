@@ -71,7 +71,8 @@ def run(
     Every row is encoded as its client would do it, and the messages are added up as the server would. This is a
     simulation: here the real error can be measured, because one machine holds all vectors.
 
-    With --epsilon the planner chooses k, m and X; otherwise k = 2 and m = 14 if not given, four bits per coordinate.
+    With --epsilon the planner chooses the mechanism and its parameters; otherwise it is the paper's, with k = 2 and
+    m = 14 if not given, four bits per coordinate.
     With --delta the ε proved for the round is shown (replace-one neighbours).
 
     With --ledger the mean is a release: the round is refused if too little is left of the population's budget, and

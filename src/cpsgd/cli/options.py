@@ -13,8 +13,8 @@ from cyclopts import Group, Parameter, validators
 
 from cpsgd.cli.frame import WHOLE, whole
 from cpsgd.errors import ParameterError
-from cpsgd.mechanisms.options import DEFAULT, MechanismOptions, field_texts, parameters_of, spelled_out
-from cpsgd.planner.problem import Requirements
+from cpsgd.mechanisms.options import MechanismOptions, field_texts, parameters_of, spelled_out
+from cpsgd.planner.problem import BEST, Requirements
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -191,7 +191,7 @@ class ProtocolChoice:
             from cpsgd.planner import plan
 
             asked |= {"clients": clients, "dim": dim, "clip_norm": clip_norm, "rotate": rotate, **self._stated}
-            planned = plan(**asked, mechanism=self.mechanism.mechanism or DEFAULT)
+            planned = plan(**asked, mechanism=self.mechanism.mechanism or BEST)
             return planned.protocol if self.seed is None else replace(planned.protocol, rotation_seed=self.seed)
         if "bits" in asked:
             raise ParameterError("--bits is for the planner; give --epsilon and --delta with it.")

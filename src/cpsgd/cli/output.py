@@ -129,6 +129,7 @@ def sent(protocol: Protocol) -> dict[str, Any]:
         "name": protocol.name,
         "fingerprint": protocol.fingerprint.hex(),
         "message_bytes": protocol.message_bytes,
+        "longest_message_bytes": protocol.longest_message_bytes,
         "bits_per_client": protocol.bits_per_client,
         "bits_per_coordinate": protocol.bits_per_coordinate,
         "sent_bits_per_coordinate": protocol.bits_per_client / protocol.dim,
@@ -149,15 +150,22 @@ def sent_facts(protocol: Protocol) -> list[tuple[str, str]]:
     ]
 
 
+def caution(protocol: Protocol) -> list[tuple[str, str]]:
+    """What the mechanism's users must mind, for people."""
+    return [] if protocol.mechanism.caution is None else [("mind", protocol.mechanism.caution)]
+
+
 def message_facts(protocol: Protocol) -> list[tuple[str, str]]:
-    """How long a message is, and a warning where nothing in it is private."""
+    """How long a message is, what to mind about it, and a warning where nothing in it is private."""
     packed = protocol.bits_per_client / protocol.dim
+    average = "" if protocol.longest_message_bytes == protocol.message_bytes else " on average"
     facts = [
         (
             "message",
-            f"{protocol.message_bytes:,} bytes per client, header included: {packed:.4g} bits per coordinate "
+            f"{protocol.message_bytes:,} bytes per client{average}, header included: {packed:.4g} bits per coordinate "
             f"({protocol.bits_per_coordinate:.4g} by the paper's count)",
-        )
+        ),
+        *caution(protocol),
     ]
     try:
         protocol.mechanism.law(protocol.clients)

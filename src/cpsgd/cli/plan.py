@@ -27,7 +27,7 @@ def run(
     plot: Annotated[Path | None, Parameter(metavar="FILE", help="Draw the frontier into this file.")] = None,
     json: options.Json = False,
 ) -> None:
-    """The best protocol for what you want: k, m, X, its proved ε and its expected error."""
+    """The best protocol for what you want: its mechanism, parameters, proved ε and expected error."""
     from cpsgd.planner import Requirements, plan_for
 
     _files.check_picture(plot)
@@ -48,20 +48,23 @@ def run(
 
 def _summary(found: Plan) -> object:
     protocol, error = found.protocol, found.error
+    mechanism = protocol.mechanism
     share = {name: f"{100.0 * part / error.total:.1f} %" for name, part in asdict(error).items()}
     rows = [
-        ("protocol", f"[bold]{escape(protocol.mechanism.describe())}[/bold]; s = {protocol.scale:.4g}"),
+        ("protocol", f"[bold]{mechanism.name}[/bold]: {escape(mechanism.describe())}; s = {protocol.scale:.4g}"),
         (
             "message",
             f"{protocol.bits_per_coordinate:.4g} bits per coordinate, {protocol.message_bytes:,} bytes "
             f"(floats: {4 * protocol.dim:,})",
         ),
+        *output.caution(protocol),
         (
             "error",
             f"[bold]{error.total:.4g}[/bold] expected squared error: noise {share['noise']}, "
             f"rounding {share['rounding']}, clipping {share['clipping']}",
         ),
         ("", f"{found.ratio:.3f} × the exact Gaussian mechanism's {found.gaussian_squared_error:.4g}"),
+        *_considered(found),
         *guarantee_rows(found.guarantee),
     ]
     if found.rounds > 1:
@@ -75,6 +78,20 @@ def _summary(found: Plan) -> object:
             ("modulus", f"{protocol.modulus:,}; a round overflows with probability ≤ {found.overflow_probability:.2g}")
         )
     return output.facts(rows, title=f"Plan for {protocol.clients:,} clients, {protocol.dim:,} coordinates")
+
+
+def _considered(found: Plan) -> list[tuple[str, str]]:
+    """The mechanisms that the chosen one was compared with, and how near each comes."""
+    texts = []
+    for each in found.considered:
+        if each.squared_error is None:
+            text = each.reason or ""
+        else:
+            ratio = f"{each.squared_error / found.gaussian_squared_error:.3f} × the Gaussian's"
+            text = ratio if each.proved else f"at best {ratio}"
+        texts.append(f"{each.mechanism}: {text}")
+    # The first is the one chosen; its figures stand above.
+    return [("instead of" if index == 0 else "", f"[dim]{escape(text)}[/dim]") for index, text in enumerate(texts[1:])]
 
 
 def _frontier(found: Plan) -> object:

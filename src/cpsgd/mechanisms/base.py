@@ -144,6 +144,9 @@ class Mechanism(ABC):
     not_summed: ClassVar[str | None] = None
     """Why clients' integers may not be added up by others (secure aggregation, an all-reduce), and what to use then."""
 
+    caution: ClassVar[str | None] = None
+    """What whoever uses it must mind, beyond what holds for all."""
+
     fewest_values: ClassVar[int] = 3
     """The fewest values of a private message."""
 

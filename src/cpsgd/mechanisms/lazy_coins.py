@@ -40,6 +40,7 @@ class LazyCoins(SampledCoins):
     title = "biased coins that are flipped now and then"
     fewest_values = 3
     not_summed = None
+    caution = None
 
     def kernel(self) -> LazyFlipper:
         """Flips the coins."""

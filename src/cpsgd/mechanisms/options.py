@@ -16,7 +16,6 @@ from typing import Any, get_args, get_type_hints
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import MECHANISMS, Mechanism, by_name
 
-DEFAULT = "binomial"
 # How people call X, which is a field's long name.
 _SHORT = {"coordinate_range": "range"}
 _LONG = {short: long for long, short in _SHORT.items()}

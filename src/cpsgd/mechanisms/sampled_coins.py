@@ -57,6 +57,10 @@ class SampledCoins(Tilted):
         "would be no noise but an error. Use coins, or lazy-coins, which have the same law and may be added up."
     )
 
+    caution: ClassVar[str | None] = (
+        "never publish messages or their ids: only the sum, or the mean, of all of them is private"
+    )
+
     rate: float
 
     def __post_init__(self) -> None:

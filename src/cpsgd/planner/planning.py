@@ -13,7 +13,7 @@ from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
 from cpsgd.planner.problem import BEST, WHOLE_BITS, Problem, Requirements
-from cpsgd.planner.search import MAX_BITS
+from cpsgd.planner.search import MAX_BITS, Considered, Design
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.participation import Participation
 from cpsgd.protocol import Protocol
@@ -58,6 +58,7 @@ class Plan:
         surviving: The fewest messages a round may end with. A round with fewer must be refused or accounted anew.
         colluding: Clients whose noise does not count because they may tell it.
         overflow_probability: Proved bound on the probability that a round's sum wraps around the modulus (0 without).
+        considered: What each mechanism reaches at these bits, the one that is chosen first.
         explore: Computes the frontier.
     """
 
@@ -72,6 +73,7 @@ class Plan:
     surviving: int
     colluding: int
     overflow_probability: float
+    considered: tuple[Considered, ...]
     explore: Callable[[], tuple[FrontierPoint, ...]] = field(repr=False, compare=False)
 
     @cached_property
@@ -107,9 +109,19 @@ class Plan:
             "colluding": self.colluding,
             "overflow_probability": self.overflow_probability,
             "guarantee": self.guarantee.to_dict(),
+            "considered": [
+                {**asdict(each), "ratio": each.squared_error and each.squared_error / self.gaussian_squared_error}
+                for each in self.considered
+            ],
             "frontier": [point.to_dict() for point in self.frontier],
             "protocol": protocol.to_dict(),
         }
+
+
+def _chosen_first(considered: tuple[Considered, ...], design: Design) -> tuple[Considered, ...]:
+    """What was considered, with the error of the finished design, whose scale was brought closer since."""
+    chosen = Considered(design.mechanism.name, design.error.total, proved=True)
+    return (chosen, *(each for each in considered if each.mechanism != chosen.mechanism))
 
 
 def plan(
@@ -203,7 +215,7 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
         bits = close[0] if close else min(designs, key=lambda b: (designs[b].error.total, b), default=None)
     if bits is None or bits not in designs:
         raise problem.too_few_bits(asked)
-    chosen = bits
+    chosen, considered = bits, designs[bits].considered
     try:
         design, protocol, guarantee = problem.finish(designs[chosen], chosen)
     except ConditionError as error:
@@ -230,5 +242,6 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
         surviving=problem.setting.surviving,
         colluding=problem.colluding,
         overflow_probability=problem.overflow_probability(protocol),
+        considered=_chosen_first(considered, design),
         explore=frontier,
     )

@@ -13,7 +13,7 @@ Candidates are ranked with s as a Gaussian of slightly smaller variance would ne
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scipy.optimize import minimize_scalar
 
@@ -31,6 +31,8 @@ _FINALISTS = ((1_000_000, 12), (5_000_000, 3), (math.inf, 1))
 _MOST_REFUSED = 4
 # The ideal scale times this is surely below what any certificate allows.
 _SURELY = 0.99
+# Next to no noise needs a scale that no error is worth, and that no range of coordinates allows.
+_FARTHEST = 1e9
 # A modulus, or the values of a message, must fit the radix of a message, which is below 2^32.
 MAX_BITS = MAX_RADIX.bit_length() - 1
 
@@ -89,12 +91,34 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Considered:
+    """How near one mechanism comes at a number of bits.
+
+    Attributes:
+        mechanism: Its name.
+        squared_error: Expected squared error of its best design, None where it has none. If not `proved`, what no
+            design of it can come below, which is not below what another is proved to reach.
+        proved: Whether that design was certified.
+        reason: Why it has no design.
+    """
+
+    mechanism: str
+    squared_error: float | None
+    proved: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class Design:
-    """A mechanism that keeps the target, the smallest modulus for it (or None), and the error it promises."""
+    """A mechanism that keeps the target, the smallest modulus for it (or None), and the error it promises.
+
+    The best one of a search knows which mechanisms were `considered`, the nearest to the Gaussian first.
+    """
 
     mechanism: Mechanism
     modulus: int | None
     error: ExpectedError
+    considered: tuple[Considered, ...] = ()
 
 
 def roughly_feasible(setting: Setting, target: Target, bits: float) -> bool:
@@ -127,26 +151,35 @@ def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
     """The design of at most `bits` bits per coordinate with the smallest expected error, or None if there is none."""
     values = values_of(bits)
     search = _search(setting, target, bits)
-    found: list[Design] = []
+    best: Design | None = None
+    considered: list[Considered] = []
     kinds = setting.mechanisms
     if len(kinds) > 1 and bits >= 1.0:
         # From one bit on, others are as accurate, and their integers may be added up by anyone.
         kinds = tuple(kind for kind in kinds if kind.not_summed is None)
     contenders = [_Contender.of(setting, target, kind, search) for kind in kinds]
     for contender in sorted(contenders, key=lambda each: each.floor):
+        name = contender.kind.name
         # No certificate brings it below what the others are proved to reach.
-        if found and min(design.error.total for design in found) <= contender.floor:
-            break
+        if best is not None and best.error.total <= contender.floor < math.inf:
+            considered.append(Considered(name, contender.floor))
+            continue
         design = contender.best(setting, target, values)
-        if design is not None:
-            found.append(design)
-    return min(found, key=lambda design: design.error.total, default=None)
+        if design is None:
+            considered.append(Considered(name, None, reason=contender.unfit(setting, values)))
+            continue
+        considered.append(Considered(name, design.error.total, proved=True))
+        if best is None or design.error.total < best.error.total:
+            best = design
+    considered.sort(key=lambda each: math.inf if each.squared_error is None else each.squared_error)
+    return None if best is None else replace(best, considered=tuple(considered))
 
 
 @dataclass(frozen=True)
 class _Contender:
     """The candidates of one mechanism, the most promising first, and an error that none of them comes below."""
 
+    kind: type[Mechanism]
     floor: float
     ranked: list[Mechanism]
 
@@ -162,7 +195,15 @@ class _Contender:
             if ideal is not None:
                 floor = min(floor, ideal.error.total)
         ranked.sort(key=lambda pair: pair[0])
-        return cls(floor, [candidate for _, candidate in ranked])
+        return cls(kind, floor, [candidate for _, candidate in ranked])
+
+    def unfit(self, setting: Setting, values: int) -> str:
+        """Why there is no design."""
+        if values < self.kind.fewest_values:
+            return f"a message needs {self.kind.fewest_values} values"
+        if self.ranked:
+            return "too little noise for a certificate"
+        return "no sum fits the modulus" if setting.overflow is not None else "nothing fits"
 
     def best(self, setting: Setting, target: Target, values: int) -> Design | None:
         """The best design that is certified."""
@@ -224,6 +265,8 @@ def _certified(setting: Setting, target: Target, candidate: Mechanism, values: i
 def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: float, values: int) -> Design | None:
     """The design with the best scale that is at least `smallest_scale` and whose modulus fits, None if none fits."""
     least, widest = setting.useful_scales(candidate)
+    if smallest_scale > _FARTHEST * widest:
+        return None
 
     def at(scale: float) -> Design:
         return setting.design(candidate.with_scale(scale))

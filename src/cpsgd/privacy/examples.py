@@ -15,8 +15,9 @@ distance of two neighbours *on the grid that rounding starts from*. With `unit` 
    most 1, together √d.
 
 A gradient is taken to depend on its own example and the model only, as it does without layers that mix examples. So
-neighbours' grid points are within Δ unit + 2 η B unit + √d, Δ = 2D or D, and the certificates, which depend on that
-distance alone, hold for a client bound of
+neighbours' grid points are within Δ unit + 2 η B unit + √d, Δ = 2D or D. The certificates depend on that distance and
+on the largest one in a coordinate, which is the whole range for both adjacencies; where the sums lie does not matter to
+them, nor whether noise is added or the rounding is the noise. So they hold for a client bound of
 
     D' = D + 2 η B + √d / unit
 
@@ -29,14 +30,12 @@ is absent, or replaced by another, and that moves the sum by up to B and not by 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
 
 from cpsgd import _validate
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
+from cpsgd.protocol import Protocol
 
 HEADROOM = 2.0**-10
 """How much larger than the largest sum a client's clip norm is."""
@@ -47,7 +46,16 @@ def example_norm(clip_norm: float, examples: int) -> float:
     return clip_norm / (_validate.integer("examples", examples, low=1) * (1.0 + HEADROOM)) * (1.0 - 2.0**-50)
 
 
-def example_protocol(protocol: Protocol, examples: int) -> Protocol:
+@dataclass(frozen=True)
+class OneExample(Protocol):
+    """A protocol as the accounting of single examples sees it; see `example_protocol`."""
+
+    def reach(self, adjacency: Adjacency) -> float:
+        """The whole range, also for zero-out: without an example a sum may be anything, not zero alone."""
+        return super().reach(Adjacency.REPLACE_ONE)
+
+
+def example_protocol(protocol: Protocol, examples: int) -> OneExample:
     """The protocol whose clients are as far apart as one example moves a sum; for the accounting only.
 
     Raises:
@@ -79,4 +87,5 @@ def example_protocol(protocol: Protocol, examples: int) -> Protocol:
             )
     # A distance that is stated is that of whole sums, of which one example moves a part.
     norm = (bound + moved) * (1.0 + 1e-12)
-    return replace(protocol, clip_norm=norm, replace_one_distance=None, distance_reason=None)
+    kept = {each.name: getattr(protocol, each.name) for each in fields(protocol)}
+    return OneExample(**{**kept, "clip_norm": norm, "replace_one_distance": None, "distance_reason": None})

@@ -192,7 +192,7 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
     else:
 
         def smoothed(delta: float) -> tuple[float, float]:
-            reach = mechanism.reach(adjacency)
+            reach = protocol.reach(adjacency)
             epsilon, proof = smoothed_epsilon(law, dim=dim, sensitivity=sensitivity, reach=reach, delta=delta)
             return epsilon, proof.tail_mass
 

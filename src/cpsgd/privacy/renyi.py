@@ -36,6 +36,8 @@ _FIRST_SHARE = 1.0 / 6.0
 _FURTHER_WORK = 2e7
 # Boxes in a row that bring no gain, after which no narrower one is tried. (ε is not quite a smooth function of them.)
 _PATIENCE = 2
+# A box that is worse by more than this at the best order of another is not better at its own.
+_CLOSE = 0.03
 _UNIT = 2.0**-53
 
 
@@ -126,14 +128,15 @@ def summed_renyi_certificate(
             boxes, orders = orders.boxes, orders_with(share)
             if orders.boxes == boxes:
                 continue
-            if (other := orders.at(best.order)).epsilon < best.epsilon:
-                worth, best, best_orders = other.epsilon < 0.9 * best.epsilon, other, orders
-                # The best order changes with the box, but not by much unless ε does.
-                best = orders.best(best) if worth else best
-                failures = 0
+            other = orders.at(best.order)
+            # The best order changes a little with the box, and much only where ε does.
+            if other.epsilon < (1.0 + _CLOSE) * best.epsilon:
+                other = orders.best(other, step=0.5 if other.epsilon < 0.9 * best.epsilon else 0.2)
+            if other.epsilon < best.epsilon:
+                best, best_orders, failures = other, orders, 0
             elif (failures := failures + 1) == _PATIENCE:
                 break
-        best = best_orders.best(best, step=0.2)
+        best = best_orders.best(best, step=0.11)
     return best
 
 

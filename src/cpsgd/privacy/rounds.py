@@ -261,7 +261,7 @@ def _smoothed(
             law,
             dim=dim,
             sensitivity=sensitivity,
-            reach=mechanism.reach(adjacency),
+            reach=protocol.reach(adjacency),
             delta=delta * (1.0 - share),
             rounds=rounds,
         )
@@ -327,7 +327,7 @@ def round_cost(
             law,
             dim=protocol.dim,
             sensitivity=sensitivity,
-            reach=mechanism.reach(adjacency),
+            reach=protocol.reach(adjacency),
             tail=min(0.5, tail / counted),
         )
         return Rounds(found.mu, count, counted * found.tail_mass * (1.0 + 1e-15))

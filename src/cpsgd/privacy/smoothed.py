@@ -62,10 +62,8 @@ _BENT = 1.0 / 7.0
 class Growth:
     """How w grows as coordinates are swapped for Gaussians: what a family's certificates follow from.
 
-    Any of the `starts` may be the w₀ that the adversary is given: a low one costs little, but rates are high there.
-
     Attributes:
-        starts: Values of w, rising.
+        starts: Values of w, rising. Any of them will do as what the adversary is given; the best is taken.
         rates: κ at each, falling; each holds up to the next, the last one from there on.
         reach: The largest distance in a coordinate.
     """

@@ -1,0 +1,79 @@
+"""Which mechanism a plan chooses where none is named, and how near it comes to the exact Gaussian mechanism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.planner import plan
+from cpsgd.planner.problem import BEST
+
+MANY: dict[str, Any] = {"clients": 10_000, "dim": 65_536, "epsilon": 2.0, "delta": 1e-9}
+HUNDRED: dict[str, Any] = {"clients": 100, "dim": 10_000, "epsilon": 2.0, "delta": 1e-6}
+LARGE: dict[str, Any] = {"clients": 1_000, "dim": 2**20, "epsilon": 2.0, "delta": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("size", "bits", "ratio"),
+    [
+        (MANY, 1, 1.065),
+        pytest.param(MANY, 2, 1.03, marks=pytest.mark.slow),
+        pytest.param(MANY, 3, 1.012, marks=pytest.mark.slow),
+        pytest.param(HUNDRED, 1, 1.06, marks=pytest.mark.slow),
+        pytest.param(LARGE, 1, 1.02, marks=pytest.mark.slow),
+        pytest.param(MANY, 0.05, 1.08, marks=pytest.mark.slow),
+    ],
+)
+def test_few_bits_are_nearly_as_good_as_real_numbers(size: dict[str, Any], bits: float, ratio: float) -> None:
+    found = plan(**size, bits=bits)
+    assert found.ratio <= ratio
+    assert found.guarantee.epsilon <= 2.0
+    assert found.protocol.bits_per_coordinate <= bits
+    assert found.protocol.mechanism.name == ("coins" if bits >= 1 else "sampled-coins")
+    if bits < 1:
+        assert found.protocol.message_bytes <= 480
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "bits"), [(HUNDRED, 6.5), (LARGE, 6.5), (MANY, 11.5)])
+def test_secure_sums_in_a_small_modulus(size: dict[str, Any], bits: float) -> None:
+    found = plan(**size, bits=bits, secure=True)
+    assert found.ratio <= 1.1
+    assert found.protocol.modulus is not None
+    assert found.protocol.modulus <= 2**bits
+    assert found.overflow_probability <= 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("clients", "ratio"), [(10, 1.45), (30, 1.3), (100, 1.15)])
+@pytest.mark.parametrize("mechanism", [BEST, "binomial"])
+def test_few_clients_and_many_rounds(clients: int, ratio: float, mechanism: str) -> None:
+    found = plan(clients, 1_000, 4.0, 1e-5, rounds=30, bits=4, mechanism=mechanism)
+    assert found.ratio <= ratio
+    assert found.guarantee.epsilon <= 4.0
+
+
+def test_many_clients_and_few_coordinates_are_for_rounding_and_noise() -> None:
+    assert plan(10**6, 10**5, 2.0, 1e-9, bits=2).protocol.mechanism.name == "binomial"
+
+
+def test_a_mechanism_that_is_named_is_taken() -> None:
+    assert plan(**MANY, bits=4, mechanism="binomial").protocol.mechanism.name == "binomial"
+
+
+def test_sampled_coins_are_not_for_secure_aggregation() -> None:
+    with pytest.raises(ParameterError, match=r"not for secure aggregation.*Use coins"):
+        plan(**MANY, bits=0.05, secure=True, mechanism="sampled-coins")
+
+
+def test_less_than_a_bit_has_no_secure_plan() -> None:
+    with pytest.raises(InfeasibleError, match="do not fit the modulus"):
+        plan(**HUNDRED, bits=0.5, secure=True)
+
+
+@pytest.mark.parametrize("mean_norm", [0.0, 1.5, -1.0])
+def test_a_mean_longer_than_every_vector_is_refused(mean_norm: float) -> None:
+    with pytest.raises(ParameterError, match="mean_norm"):
+        plan(**HUNDRED, bits=8, secure=True, mean_norm=mean_norm)
