@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -20,6 +21,7 @@ from cpsgd.privacy import (
 )
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import _attempt, _Moved
+from cpsgd.privacy.products import smoothed_epsilon
 from cpsgd.protocol import Protocol
 
 from . import checks
@@ -45,28 +47,36 @@ def rotated(levels: int, trials: int, clients: int = 10_000) -> Protocol:
 def test_table(levels: int, trials: int, reference: float, gaussian: float) -> None:
     protocol = rotated(levels, trials)
     found = guarantee(protocol, 1e-9)
-    # The reference spends a fixed share on tails, on a slightly wider range; optimised, ε is up to 0.5 % lower.
-    assert 0.994 * reference < found.epsilon < reference + 5e-4
+    # The reference is the Gaussian or the Rényi certificate's; the smoothed one comes closer to a Gaussian.
+    assert found.epsilon < reference + 5e-4
     sigma = math.sqrt(10_000 * trials) / 2
     exact = analytic_epsilon(sigma=sigma, sensitivity=checks.sensitivity(protocol), delta=1e-9)
     assert exact == pytest.approx(gaussian, abs=5e-4)
-    assert found.epsilon > exact
+    assert exact < found.epsilon < 1.006 * exact
     assert dict(found.alternatives)["paper-theorem"] == pytest.approx(theorem_epsilon(protocol, 1e-9), rel=1e-6)
 
 
-@pytest.mark.parametrize(("levels", "trials", "best"), [(2, 1, "renyi-certificate"), (2, 16, "gaussian-certificate")])
+@pytest.mark.parametrize(
+    ("levels", "trials", "best"), [(2, 1, "smoothed-certificate"), (16, 1024, "gaussian-certificate")]
+)
 def test_names_the_method_with_the_smallest_epsilon(levels: int, trials: int, best: str) -> None:
     protocol = rotated(levels, trials)
     law, sensitivity = BinomialLaw(10_000 * trials, 0.5), checks.sensitivity(protocol)
-    renyi = renyi_certificate(law, delta=1e-9, sensitivity=sensitivity, dim=65_536, levels=levels)
+    renyi = math.inf
+    with contextlib.suppress(ConditionError):  # with much noise it takes too long
+        renyi = renyi_certificate(law, delta=1e-9, sensitivity=sensitivity, dim=65_536, levels=levels).epsilon
     epsilon, certificate = certified_epsilon(law, delta=1e-9, sensitivity=sensitivity, dim=65_536, levels=levels)
     found = guarantee(protocol, 1e-9)
     assert found.method == best
     assert found.citation == CITATIONS[best]
-    assert found.epsilon == min(renyi.epsilon, epsilon)
-    assert found.tail == (renyi.tail_mass if best == "renyi-certificate" else certificate.tail_mass)
+    smoothed = smoothed_epsilon(law, delta=1e-9, sensitivity=sensitivity, dim=65_536, reach=levels - 1.0)[0]
+    assert found.epsilon == (smoothed if best == "smoothed-certificate" else epsilon)
+    assert found.epsilon <= min(epsilon, renyi)
+    if best == "gaussian-certificate":
+        assert found.tail == certificate.tail_mass
     assert {method for method, _ in found.alternatives} == {
         "renyi-certificate",
+        "smoothed-certificate",
         "gaussian-certificate",
         "paper-theorem",
     } - {best}
@@ -187,15 +197,16 @@ def test_bad_parameters() -> None:
 def test_prints_and_serialises() -> None:
     found = guarantee(rotated(2, 16), 1e-9)
     text = str(found)
-    assert text.startswith("ε = 0.5419 at δ = 1e-09, replace-one adjacency\n")
+    assert text.startswith("ε = 0.5314 at δ = 1e-09, replace-one adjacency\n")
     assert "Dong, Roth and Su" in text
     assert "10,000 clients" in text
     assert "paper-theorem: 3.363" in text
     assert max(map(len, text.splitlines())) <= 100
     data = json.loads(json.dumps(found.to_dict()))
     assert data["epsilon"] == found.epsilon
-    assert data["alternatives"][1] == {"method": "paper-theorem", "epsilon": dict(found.alternatives)["paper-theorem"]}
-    assert "reason" in data["alternatives"][0]
+    theorem = {"method": "paper-theorem", "epsilon": dict(found.alternatives)["paper-theorem"]}
+    assert data["alternatives"][-1] == theorem
+    assert "reason" in data["alternatives"][1]
 
 
 def test_printed_epsilon_is_never_too_small() -> None:
