@@ -343,7 +343,7 @@ def test_epsilon_is_for_the_rows_that_are_there(cpsgd: Any) -> None:
         (("--epsilon", 2), "--delta"),
         (("--bits", 4), "--epsilon"),
         (("--epsilon", 2, "--delta", 1e-6, "--levels", 3, "--range", 1), "--levels, --range"),
-        (("--epsilon", 2, "--delta", 1e-6, "--bits", 1), "bits"),
+        (("--epsilon", 2, "--delta", 1e-6, "--bits", 1, "--mechanism", "binomial"), "bits"),
         (("--trials", 0, "--delta", 1e-6), "no noise"),
     ],
 )

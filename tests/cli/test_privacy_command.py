@@ -59,7 +59,7 @@ def test_epsilon_names_its_theorem(privacy: Run, as_json: Json) -> None:
     assert {"epsilon", "delta", "method", "alternatives", "citation", "adjacency"} <= data.keys()
     assert 0.530 < data["epsilon"] < 0.543
     assert data["delta"] == 1e-9
-    assert data["method"] == "gaussian-certificate"
+    assert data["method"] == "smoothed-certificate"
     paper = next(entry for entry in data["alternatives"] if entry["method"] == "paper-theorem")
     assert paper["epsilon"] == pytest.approx(3.36, abs=0.01)
     text = privacy(EPSILON)

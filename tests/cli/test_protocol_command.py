@@ -55,7 +55,7 @@ def test_a_bound_that_does_not_apply_is_explained(cpsgd: Any) -> None:
     answer = json.loads(cpsgd("protocol", *ROUND, "--range", 0.1, "--json").stdout)
     assert answer["error_bound"]["squared_error"] is None
     assert "Theorem 4 needs coordinate_range" in answer["error_bound"]["reason"]
-    assert "gives none here: Theorem 4 needs" in cpsgd("protocol", *ROUND, "--range", 0.1, "--out", "p.json").stdout
+    assert "none is published: Theorem 4 needs" in cpsgd("protocol", *ROUND, "--range", 0.1, "--out", "p.json").stdout
 
 
 def test_an_existing_file_is_described(cpsgd: Any) -> None:
