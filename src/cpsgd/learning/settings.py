@@ -45,7 +45,8 @@ class TaskOptions(OptionGroup):
         dataset: The data set: digits, infinite-digits, mnist or infinite-mnist.
         clients: Clients there are; by default as many as the data set has.
         model: The model: linear, or mlp with the widths of its hidden layers, as mlp-60-60.
-        baselines: Run the baselines, too: without privacy, with Gaussian noise, and rounded without noise.
+        baselines: Run the baselines, too: without privacy, with Gaussian noise, rounded without noise, and as private
+            with 4 bits, where there are fewer.
     """
 
     preset: str
@@ -60,12 +61,12 @@ class ProtocolOptions(MechanismOptions, OptionGroup):  # type: ignore[misc]  # m
     """What a message looks like: by a number of bits, for which it is planned, or by parameters.
 
     Attributes:
-        bits: Bits per coordinate, for which the planner picks the mechanism's parameters; 4 by default.
+        bits: Bits per coordinate, for which the planner picks the mechanism and its parameters; 1 by default.
         clip_norm: D: longer updates are scaled down to this Euclidean norm; 1 by default. With `examples`, each
             example's gradient is.
     """
 
-    bits: float | None = 4.0
+    bits: float | None = 1.0
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:

@@ -30,6 +30,9 @@ _AS_GOOD_AS_GAUSSIAN = 1.001
 WHOLE_BITS = tuple(map(float, range(1, MAX_BITS + 1)))
 """The numbers of bits that are looked at where none is asked for."""
 
+# Bits below one that are named where still fewer were asked for.
+_SHARES = tuple(2.0**-power for power in range(1, 17))
+
 BEST = "best"
 """In place of a mechanism's name: whichever is the most accurate."""
 
@@ -100,7 +103,7 @@ def _asked_for(required: Requirements) -> tuple[type[Mechanism], ...]:
     if required.mechanism == BEST:
         kinds = [kind for kind in mechanisms.MECHANISMS.values() if kind.planned]
         return tuple(kind for kind in kinds if not required.secure or kind.not_summed is None)
-    kind = mechanisms.by_name(required.mechanism)
+    kind = mechanisms.MECHANISMS[_validate.choice("mechanism", required.mechanism, (BEST, *mechanisms.MECHANISMS))]
     if required.secure and kind.not_summed is not None:
         raise ParameterError(kind.not_summed)
     return (kind,)
@@ -284,15 +287,16 @@ class Problem:
         """
         asked = f"{bits:g} bits" if bits is not None else f"up to {MAX_BITS} bits"
         reason = "every certificate needs more noise than that holds, whatever ε is"
-        # Mechanisms that leave coordinates out have no fewest bits.
-        fewest = max(2, min(kind.fewest_values for kind in self.setting.mechanisms))
+        fewest = min(kind.fewest_values for kind in self.setting.mechanisms)
         least = math.log2(fewest)
+        # Mechanisms that leave coordinates out take less than a bit.
+        shares = _SHARES if fewest == 1 else ()
         if self.setting.overflow is None and bits is not None and values_of(bits) < fewest:
             reason = f"rounding and noise need at least {fewest} values, log2({fewest}) = {least:.4g} bits"
         elif self.setting.overflow is not None:
             reason = "the sums of so many clients' noise alone do not fit the modulus, or there is too little noise"
         remedies = []
-        more = [b for b in {least, *WHOLE_BITS} if b > (bits or 0.0)]
+        more = [b for b in {least, *shares, *WHOLE_BITS} if b > (bits or 0.0)]
         smallest = next((b for b in sorted(more) if self._feasible(b)), None)
         if smallest is not None:
             remedies.append(f"bits={smallest:.4g} may be the fewest that will do")

@@ -38,7 +38,9 @@ _STEPS_EXCESS = 1.0015
 # Nearer to the Gaussian of equal variance than this nothing is worth a slower certificate.
 _CLOSE = 0.998
 # Certificates of sums without separate noise are tried until μ is this close to what is allowed.
-_CLOSE_ENOUGH, _STEPS_TRIES = 0.9998, 5
+_CLOSE_ENOUGH, _STEPS_TRIES = 0.9998, 8
+# How much wider the scale becomes at most from one to the next.
+_LONGEST_STEP = 1.3
 
 
 @dataclass(frozen=True)
@@ -182,26 +184,37 @@ class Target:
         if sampled:
             tail = SAMPLED_TAIL_SHARE * self.delta / self.counted_rounds / counted_tail(self.participation)
         mu = self._sampled_mu if sampled else gaussian.gdp_mu(self.epsilon, self.delta * (1.0 - 1.01 * SHARES[0]))
-        scale, enough = self.rough_scale(mechanism), math.inf
+        scale, enough, at_enough = self.rough_scale(mechanism), math.inf, 0.0
+        # Scales that are too small, and the μ there.
+        below, at_below = 0.0, math.inf
+        reason: ConditionError | None = None
         for _ in range(_STEPS_TRIES):
             tried = mechanism.with_scale(scale)
             law = tried.law(self.honest)
             assert isinstance(law, Steps)
-            sensitivity = tried.sensitivity(**self._size)
-            found = smoothed_certificate(
-                law, dim=self.dim, sensitivity=sensitivity, reach=tried.reach(self.adjacency), tail=tail, rounds=rounds
-            )
-            if found.mu <= mu:
-                enough = min(enough, tried.scale)
-                if found.mu >= _CLOSE_ENOUGH * mu:
+            sensitivity, reach = tried.sensitivity(**self._size), tried.reach(self.adjacency)
+            try:
+                found = smoothed_certificate(
+                    law, dim=self.dim, sensitivity=sensitivity, reach=reach, tail=tail, rounds=rounds
+                ).mu
+            except ConditionError as error:
+                found, reason = math.inf, error
+            if found <= mu and tried.scale <= enough:
+                enough, at_enough = tried.scale, found
+                if found >= _CLOSE_ENOUGH * mu:
                     break
-            # μ is nearly proportional to 1/s.
-            following = max(tried.scale, 1e-300) * (found.mu / mu) * (1.0 + 1e-4)
-            if following == scale:
+            elif found > mu and tried.scale >= below:
+                below, at_below = tried.scale, found
+            # μ is nearly proportional to 1/s, but rises faster where odds come near to certain.
+            following = max(tried.scale, 1e-300) * min(found / mu, _LONGEST_STEP) * (1.0 + 1e-4)
+            if below and enough < math.inf:
+                share = math.log(mu / at_enough) / math.log(at_below / at_enough) if at_below < math.inf else 0.5
+                following = enough * (below / enough) ** share * (1.0 + 1e-4)
+            if following == scale or following >= enough * (1.0 + 1e-9):
                 break
             scale = following
         if enough == math.inf:
-            raise ConditionError(f"No scale of {mechanism.name} was found that keeps the target.")
+            raise reason or ConditionError(f"No scale of {mechanism.name} was found that keeps the target.")
         return enough
 
     def _smoothed_sensitivity(self, law: Law, mechanism: Mechanism) -> float:
