@@ -12,8 +12,9 @@ from scipy.stats import binom, skellam
 
 from cpsgd import Protocol
 from cpsgd.codec import pipeline
-from cpsgd.mechanisms import Binomial
+from cpsgd.mechanisms import Binomial, Coins, LazyCoins
 from cpsgd.mechanisms.base import Deviation
+from cpsgd.mechanisms.tilted import Tilted
 from cpsgd.planner.modulus import overflow_probability, smallest_modulus
 
 MECHANISM = Binomial(levels=5, trials=11, coordinate_range=0.3)
@@ -195,3 +196,25 @@ def test_both_kinds_of_slopes_are_met() -> None:
         modulus = smallest_modulus(mechanism, clients=50, dim=64, clip_norm=1.0)
         met.add(modulus / 2 - deviation.offset > deviation.steepest * deviation.proxy)
     assert met == {True, False}
+
+
+@pytest.mark.parametrize("clients", [1, 2, 4, 30])
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        Coins(coins=1, theta=0.2, coordinate_range=0.6),
+        Coins(coins=10, theta=0.06, coordinate_range=0.6),
+        LazyCoins(rate=0.6, theta=0.2, coordinate_range=0.6),
+    ],
+    ids=lambda mechanism: mechanism.name,
+)
+def test_few_coins_get_a_modulus_that_holds_their_sums(mechanism: Tilted, clients: int) -> None:
+    """However steep a slope, the bound is one: sums of few coins reach their ends with a probability that is seen."""
+    modulus = smallest_modulus(mechanism, clients=clients, dim=16, clip_norm=1.0, overflow=1e-9)
+    steps = mechanism.steps(clients)
+    masses, middle = np.ones(1), 0.5 * (np.array(steps.low) + np.array(steps.high))
+    for _ in range(clients * steps.copies):
+        masses = np.convolve(masses, middle)
+    distances = np.abs(np.arange(len(masses)) - clients * mechanism.centre)
+    assert masses[distances > 0.5 * modulus].sum() <= 1e-9
+    assert overflow_probability(modulus, mechanism, clients=clients, dim=16, clip_norm=1.0) <= 1e-9

@@ -157,7 +157,7 @@ class Tilted(Mechanism):
             """The a and b; the law at -x is the mirror image of that at x, so both signs of λ are alike."""
             a, b = 1.0 + 1e-15, 0.0
             for v, (low, high) in enumerate(zip(steps.low, steps.high, strict=True)):
-                grown = math.expm1(min(slope * (v - centre), _LARGEST_EXPONENT))
+                grown = math.expm1(slope * (v - centre))
                 a, b = a + 0.5 * (low + high) * grown, b + 0.5 * (high - low) * grown
             return a, b
 
@@ -173,7 +173,9 @@ class Tilted(Mechanism):
             return cumulant
 
         cumulants = [at_most, *map(rotated, mean.cumulants())]
-        return [Deviation(slack, 0.0, cumulant=cumulant) for cumulant in cumulants]
+        # Beyond this floats overflow, and nothing is claimed.
+        steepest = _LARGEST_EXPONENT / (len(steps.low) - 1 - centre)
+        return [Deviation(slack, 0.0, steepest, cumulant) for cumulant in cumulants]
 
     def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
         """What the mean will be off by.
