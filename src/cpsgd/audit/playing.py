@@ -54,12 +54,20 @@ class RoundLattice:
         return self._rotation @ vector
 
     def points(self, vector: Vector) -> Array:
-        """Where a client's vector lies between the levels: clipped, rotated, clipped to the range; 0 to k - 1."""
+        """Where a client's vector lies between the levels: clipped, rotated, clipped to the range; 0 to k - 1.
+
+        Where rounding is the noise there are two levels, the ends of the range.
+        """
         exact = vector.astype(np.float64)
         norm = float(np.linalg.norm(exact))
         clipped = exact * min(1.0, self.protocol.clip_norm / norm) if norm else exact
         reach = self._grid.limit / self._grid.unit
-        return (np.clip(clipped @ self._rotation, -reach, reach) + reach) / self.protocol.scale
+        return (np.clip(clipped @ self._rotation, -reach, reach) + reach) / self.step
+
+    @property
+    def step(self) -> float:
+        """The distance of two levels."""
+        return 2.0 * self._grid.limit / self._grid.unit / (self.protocol.mechanism.levels - 1)
 
     def sums(self, means: NDArray[np.float32], count: int) -> Array:
         """The sums of `count` clients' integers behind released means, one row each; integers but for float32."""
@@ -67,8 +75,8 @@ class RoundLattice:
         return means.astype(np.float64) @ self._rotation * (count / mechanism.scale) + count * mechanism.centre
 
     def slack(self, count: int) -> float:
-        """How far the codec's grid and float32 may move the expected sum of `count` clients, in levels."""
-        return count * (math.ldexp(1.0, -self._grid.fraction_bits) + _FLOAT32 * self.protocol.mechanism.levels)
+        """How far the codec's grid and float32 may move the expected sum of `count` clients."""
+        return count * (1.0 + 2.0 * _FLOAT32 * self._grid.limit) / (self._grid.unit * self.protocol.scale)
 
 
 def _rotation(dim: int, signs: NDArray[np.uint8]) -> Array:
@@ -138,6 +146,12 @@ def rounded(lattice: RoundLattice) -> Array:
     return _beside_zero(lattice, _OFFSET, within=0.5)
 
 
+def outermost(lattice: RoundLattice) -> Array:
+    """A vector longer than the norm's bound, with equal coordinates once it is rotated: all of it counts."""
+    dim = lattice.protocol.dim
+    return lattice.unrotated(np.full(dim, _LENGTH * lattice.protocol.clip_norm / math.sqrt(dim)))
+
+
 def peculiar(lattice: RoundLattice) -> dict[str, Vector]:
     """Vectors by name that code may treat in a way of its own, and must not."""
     dim, clip_norm = lattice.protocol.dim, lattice.protocol.clip_norm
@@ -162,7 +176,7 @@ def _beside_zero(lattice: RoundLattice, offset: float, within: float) -> Array:
     protocol = lattice.protocol
     # With an even number of levels zero is halfway between two of them.
     centre = 0.5 if protocol.mechanism.levels % 2 == 0 else 0.0
-    coordinate = (offset - centre) * protocol.scale
+    coordinate = (offset - centre) * lattice.step
     norm = abs(coordinate) * math.sqrt(protocol.dim)
     allowed = within * protocol.clip_norm
     if norm > allowed:
