@@ -121,11 +121,16 @@ def fractions(protocol: Protocol, vector: np.ndarray) -> np.ndarray:
 
 @protocols
 def test_others_rest_on_a_level_if_there_is_one(protocol: Protocol) -> None:
-    vector = resting(RoundLattice(protocol, 6))
-    assert np.linalg.norm(vector) <= protocol.clip_norm
+    lattice = RoundLattice(protocol, 6)
+    vector = resting(lattice)
     if protocol.mechanism.levels == 2:
-        np.testing.assert_array_equal(vector, 0.0)
+        # The level is out of reach: towards it, and too long.
+        assert np.linalg.norm(vector) == pytest.approx(8.0 * protocol.clip_norm, rel=1e-5)
+        points = encoders_points(protocol, vector)
+        assert points.max() < 0.5
+        assert np.ptp(points) < 1e-3
     else:
+        assert np.linalg.norm(vector) <= protocol.clip_norm
         assert fractions(protocol, vector).max() < 1e-3
 
 

@@ -17,7 +17,7 @@ from cpsgd.audit import checks
 from cpsgd.audit.bound import Attacker, Promise, Rehearsal
 from cpsgd.audit.checks import Check, Played
 from cpsgd.audit.law import Array, LikelihoodRatio
-from cpsgd.audit.playing import Canary, Encode, Player, Start, canaries_of, outermost, peculiar, resting, rounded
+from cpsgd.audit.playing import Canary, Encode, Player, Start, canaries_of, peculiar, resting, rounded
 from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.guarantees import Guarantee, guarantee
@@ -36,9 +36,9 @@ _MAX_NUMBERS = 2**27
 _MAX_SUM = 2.0**17
 # Besides the δ asked for: claims are tested where samples can see something.
 _DELTAS = (1e-4, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
-# Shares of the rounds: to find the best canary and its thresholds, and to check the law of other vectors: of all
-# clients between levels, of all as far out as they may be, and of few.
-_EXPLORING, _ROUNDING, _OUTERMOST, _FEW = 0.15, 0.1, 0.05, 0.1
+# Shares of the rounds: to find the best canary and its thresholds, and to check the law of other vectors, in full
+# rounds and in those with few messages.
+_EXPLORING, _ROUNDING, _FEW = 0.2, 0.1, 0.1
 # The checks that chance can fail: all but that of the integers.
 _RANDOM_CHECKS = 10
 _CURVE_POINTS = 200
@@ -180,7 +180,7 @@ def audit(
 
     # Which canary, and which attacker, promises most.
     choices = canaries_of(player.lattice, neighbours)
-    attacked = rounds - sum(int(share * rounds) for share in (_EXPLORING, _ROUNDING, _OUTERMOST, _FEW))
+    attacked = rounds - int(_EXPLORING * rounds) - int(_ROUNDING * rounds) - int(_FEW * rounds)
     explored = [_explore(player, canary, count, int(_EXPLORING * rounds) // len(choices)) for canary in choices]
     batches = [batch for lesson in explored for batch in lesson.batches]
 
@@ -200,7 +200,6 @@ def audit(
 
     found = tuple(Claim(delta_, epsilon, proved(delta_, error)) for delta_, epsilon in claims)
     batches.append(player.play("between levels", [(rounded(player.lattice), count)], int(_ROUNDING * rounds)))
-    batches.append(player.play("outermost", [(outermost(player.lattice), count)], int(_OUTERMOST * rounds)))
     vectors = peculiar(player.lattice)
     ends = np.linspace(0, int(_FEW * rounds), len(vectors) + 1).astype(int)
     for (name, vector), number in zip(vectors.items(), np.diff(ends), strict=True):
@@ -325,17 +324,21 @@ def _error_rates(scores: Array, worlds: NDArray[np.bool_]) -> tuple[tuple[float,
 
 
 def _check_size(protocol: Protocol, count: int, rounds: int) -> None:
-    protocol.check_integers()
+    mechanism = protocol.mechanism
+    grid = mechanism.grid
+    if grid is None:
+        raise ParameterError(
+            f"The {protocol.name} protocol sends floats: there is no lattice to bring its sums back to. "
+            "Audit one that sends integers."
+        )
     if protocol.dim > _MAX_DIM:
         raise ParameterError(
             f"Expected at most {_MAX_DIM} coordinates to audit, got {protocol.dim}; audit the same protocol with fewer."
         )
     if rounds * protocol.dim > _MAX_NUMBERS:
         raise ParameterError(f"Expected rounds times dim <= {_MAX_NUMBERS}, got {rounds} times {protocol.dim}.")
-    mechanism = protocol.mechanism
-    assert mechanism.grid is not None  # integers are rounded from a grid
     variance = mechanism.noise_variance + mechanism.largest_rounding_variance
-    reach = count * mechanism.grid.limit / mechanism.grid.unit / mechanism.scale + 8.0 * math.sqrt(count * variance)
+    reach = count * grid.limit / grid.unit / mechanism.scale + 8.0 * math.sqrt(count * variance)
     if reach > _MAX_SUM:
         raise ParameterError(
             "The sums are too large to be told apart in a released mean of float32; audit fewer surviving messages."

@@ -136,20 +136,20 @@ def canaries_of(lattice: RoundLattice, adjacency: Adjacency) -> list[Canary]:
 def resting(lattice: RoundLattice) -> Array:
     """A vector for the clients who are not attacked: on the level next to zero, so that rounding hides nobody.
 
-    Zero itself, where that level is out of the norm's reach.
+    As far towards it as the norm's bound allows, where that level is out of reach; and then too long, as canaries are.
     """
-    return _beside_zero(lattice, 0.0, within=1.0)
+    dim, allowed = lattice.protocol.dim, lattice.protocol.clip_norm
+    level = _beside_zero(lattice, 0.0)
+    if math.sqrt(dim) * abs(level) > allowed:
+        level *= _LENGTH * allowed / (math.sqrt(dim) * abs(level))
+    return lattice.unrotated(np.full(dim, level))
 
 
 def rounded(lattice: RoundLattice) -> Array:
     """A vector well inside the norm's bound that lies between levels in every coordinate."""
-    return _beside_zero(lattice, _OFFSET, within=0.5)
-
-
-def outermost(lattice: RoundLattice) -> Array:
-    """A vector longer than the norm's bound, with equal coordinates once it is rotated: all of it counts."""
-    dim = lattice.protocol.dim
-    return lattice.unrotated(np.full(dim, _LENGTH * lattice.protocol.clip_norm / math.sqrt(dim)))
+    dim, allowed = lattice.protocol.dim, 0.5 * lattice.protocol.clip_norm
+    coordinate = _beside_zero(lattice, _OFFSET)
+    return lattice.unrotated(np.full(dim, coordinate * min(1.0, allowed / (math.sqrt(dim) * abs(coordinate)))))
 
 
 def peculiar(lattice: RoundLattice) -> dict[str, Vector]:
@@ -171,17 +171,11 @@ def peculiar(lattice: RoundLattice) -> dict[str, Vector]:
     }
 
 
-def _beside_zero(lattice: RoundLattice, offset: float, within: float) -> Array:
-    """All rotated coordinates `offset` levels above the level at or below zero, if that is short enough."""
-    protocol = lattice.protocol
+def _beside_zero(lattice: RoundLattice, offset: float) -> float:
+    """A coordinate `offset` levels above the level at or below zero."""
     # With an even number of levels zero is halfway between two of them.
-    centre = 0.5 if protocol.mechanism.levels % 2 == 0 else 0.0
-    coordinate = (offset - centre) * lattice.step
-    norm = abs(coordinate) * math.sqrt(protocol.dim)
-    allowed = within * protocol.clip_norm
-    if norm > allowed:
-        coordinate *= allowed / norm if offset else 0.0
-    return lattice.unrotated(np.full(protocol.dim, coordinate))
+    centre = 0.5 if lattice.protocol.mechanism.levels % 2 == 0 else 0.0
+    return (offset - centre) * lattice.step
 
 
 # ---------------------------------------------------------------------- rounds
