@@ -98,20 +98,21 @@ def loose_clip(protocol: Protocol) -> tuple[Encode, Start]:
 
 def one_word_for_all_coins(protocol: Protocol) -> tuple[Encode, Start]:
     """The coins of a coordinate are all compared with the same word: none of them adds anything to the first."""
-    mechanism = tilted(protocol)
+    mechanism = protocol.mechanism
     assert isinstance(mechanism, Coins)
+    coins = mechanism.coins
     single = replace(protocol, mechanism=replace(mechanism, coins=1))
 
     class Repeated(Decoded):
         def mean(self) -> NDArray[np.float32]:
             adding = self.aggregator
-            return pipeline.decode(self.protocol, adding.sums * mechanism.coins, adding.count, adding.round)
+            return pipeline.decode(self.protocol, adding.sums * np.uint32(coins), adding.count, adding.round)
 
     return single.encode, lambda protocol, round: Repeated(single, protocol, round)
 
 
 class _OffCentre(Aggregator):
-    """Takes the middle of all values for the largest of them, less one half."""
+    """Counts from one instead of from zero."""
 
     def mean(self) -> NDArray[np.float32]:
         sums = self.sums + np.uint32(self.count)

@@ -113,7 +113,7 @@ def unbiased(batches: Sequence[Played], false_alarm: float) -> Check:
     more than they should.
     """
     worst = 0.0
-    each = 0.5 * false_alarm / len(batches) / 3.0
+    each = 0.9 * false_alarm / len(batches) / 3.0
     largest = max(batch.law.largest for batch in batches)
     pooled = np.zeros((2, 3))
     for batch in batches:
@@ -131,7 +131,7 @@ def unbiased(batches: Sequence[Played], false_alarm: float) -> Check:
     pulls = max(float(np.max(np.abs(batch.law.pull))) for batch in batches)
     for (deviation, spread, slack), weight in zip(pooled, (1.0, pulls), strict=True):
         if weight > 0.0:
-            limit = float(bennett(spread, weight * largest, 0.25 * false_alarm)) + slack
+            limit = float(bennett(spread, weight * largest, 0.05 * false_alarm)) + slack
             worst = max(worst, float(abs(deviation) / limit))
     return Check(
         "unbiased", "largest deviation of an average from its expectation, in units of what chance allows", worst, 1.0
