@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cpsgd import Guarantee, Protocol, guarantee, plan
 from cpsgd.audit import AuditReport, audit
 from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.mechanisms import Coins, LazyCoins
 from cpsgd.simulation.cpu import RoundSimulator
 
 from .faults import Integers, keyed, noise_of
@@ -57,6 +58,23 @@ PROTOCOLS = {
     "range within the ball": Protocol.rotated_binomial(
         clients=2, dim=16, clip_norm=1.0, levels=4, trials=250, coordinate_range=0.2
     ),
+    "one coin": plan(clients=4, dim=16, epsilon=4.0, delta=DELTA, bits=1, mechanism="coins").protocol,
+    "many coins": plan(clients=4, dim=16, epsilon=4.0, delta=DELTA, bits=4, mechanism="coins").protocol,
+    "coins within the ball": Protocol(
+        clients=20, dim=8, clip_norm=1.0, mechanism=Coins(coins=3, theta=0.2, coordinate_range=0.25)
+    ),
+    "coins, secure aggregation": plan(
+        clients=4, dim=16, epsilon=4.0, delta=DELTA, bits=6, secure=True, mechanism="coins"
+    ).protocol,
+    "sampled coins": plan(clients=8, dim=16, epsilon=4.0, delta=DELTA, bits=0.5, mechanism="sampled-coins").protocol,
+    "lazy coins": plan(clients=4, dim=16, epsilon=4.0, delta=DELTA, mechanism="lazy-coins").protocol,
+    "lazy coins without rotation": Protocol(
+        clients=12,
+        dim=2,
+        clip_norm=1.0,
+        rotate=False,
+        mechanism=LazyCoins(rate=0.5, theta=0.3, coordinate_range=1.0),
+    ),
 }
 
 
@@ -88,6 +106,14 @@ def test_the_product_passes_with_zero_out_neighbours_survivors_and_another_round
 def test_honest_keystreams_pass_whatever_they_are(seed: int) -> None:
     encode, start = keyed(PROTOCOL, lambda round, message: (seed << 96) + (round << 32) + message)
     assert failed(audit(PROTOCOL, DELTA, rounds=1_000, encode=encode, start=start, seed=seed)) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one coin", "sampled coins", "lazy coins"])
+@pytest.mark.parametrize("seed", range(5))
+def test_honest_coins_pass_whatever_their_keystreams(name: str, seed: int) -> None:
+    encode, start = keyed(PROTOCOLS[name], lambda round, message: (seed << 96) + (round << 32) + message)
+    assert failed(audit(PROTOCOLS[name], DELTA, rounds=1_000, encode=encode, start=start, seed=seed)) == set()
 
 
 # Neighbours that are easily told apart, so that few rounds are enough.

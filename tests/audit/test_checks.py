@@ -13,6 +13,7 @@ from cpsgd import Protocol
 from cpsgd.audit import checks
 from cpsgd.audit.checks import Check, Played
 from cpsgd.audit.law import SumLaw
+from cpsgd.mechanisms import Coins, LazyCoins
 
 FALSE_ALARM = 1e-6
 DIM = 16
@@ -57,8 +58,8 @@ def test_bennett_solves_its_equation(variance: float) -> None:
     assert nats == pytest.approx(math.log(2e6), rel=1e-3)
 
 
-def all_checks(exact: np.ndarray, numbers: np.ndarray, false_alarm: float) -> list[Check]:
-    played = [batch(exact)]
+def all_checks(exact: np.ndarray, numbers: np.ndarray, false_alarm: float, law: SumLaw = LAW) -> list[Check]:
+    played = [Played("test", law, 0.0, exact, np.arange(len(exact)))]
     return [
         checks.unbiased(played, false_alarm),
         checks.spread(played, [numbers], false_alarm),
@@ -92,6 +93,60 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
     assert max(alarms.values(), default=0) <= 65
     # Some of the limits are exact, so that silence would be a bug.
     assert alarms["quiet"] > 0
+
+
+# Sums of few coins, whose law is coarse: two clients whose points differ, in every coordinate the same.
+COINS = [
+    Coins(coins=1, theta=0.3, coordinate_range=0.5),
+    Coins(coins=5, theta=0.1, coordinate_range=0.5),
+    LazyCoins(rate=0.2, theta=0.5, coordinate_range=0.5),
+]
+POINTS = (0.0, 0.75)
+
+
+def tossed(mechanism: Coins | LazyCoins, rounds: int, seed: int) -> np.ndarray:
+    generator, total = np.random.default_rng(seed), np.zeros((rounds, DIM))
+    for point in POINTS:
+        odds = 0.5 + mechanism.theta * (2.0 * point - 1.0)
+        if isinstance(mechanism, Coins):
+            total += generator.binomial(mechanism.coins, odds, size=total.shape)
+        else:
+            heads = generator.random(total.shape) < odds
+            total += np.where(generator.random(total.shape) < mechanism.rate, 2 * heads, 1)
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", COINS, ids=lambda mechanism: mechanism.describe())
+def test_false_alarms_of_coins_are_as_rare_as_stated(mechanism: Coins | LazyCoins) -> None:
+    protocol = Protocol(clients=2, dim=DIM, clip_norm=1.0, mechanism=mechanism)
+    law = SumLaw(protocol, [(np.full(DIM, point), 1) for point in POINTS])
+    alarms: Counter[str] = Counter()
+    for seed in range(300):
+        exact = tossed(mechanism, 60, seed)
+        numbers = law.uniform(exact.astype(np.int64), np.random.default_rng(1_000 + seed))
+        alarms.update(check.name for check in all_checks(exact, numbers, 0.1, law) if not check.passed)
+    assert max(alarms.values(), default=0) <= 65
+    assert alarms["quiet"] > 0
+
+
+def test_vectors_that_count_for_more_are_found_in_all_rounds_together() -> None:
+    # A fiftieth more of what 40 vectors add up to: too little for each of them.
+    generator = np.random.default_rng(4)
+    points = generator.uniform(0.0, 3.0, size=(40, DIM))
+    laws = [SumLaw(PROTOCOL, [(row, 1)]) for row in points]
+    honest_sums = [law.sample(500, generator) for law in laws]
+    longer = [
+        sums + np.where(generator.random(sums.shape) < 0.2 * np.abs(row - 1.5), np.sign(row - 1.5), 0.0)
+        for sums, row in zip(honest_sums, points, strict=True)
+    ]
+    for played, passed in ((honest_sums, True), (longer, False)):
+        batches = [Played("test", law, 0.0, sums, np.arange(500)) for law, sums in zip(laws, played, strict=True)]
+        assert checks.unbiased(batches, FALSE_ALARM).passed is passed
+    assert all(
+        checks.unbiased([Played("test", law, 0.0, sums, np.arange(500))], FALSE_ALARM).passed
+        for law, sums in zip(laws, longer, strict=True)
+    )
 
 
 def test_integers() -> None:

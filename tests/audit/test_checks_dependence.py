@@ -66,6 +66,18 @@ def test_noise_that_comes_back_in_other_coordinates_is_found() -> None:
     assert not checks.rounds(uniform(exact), FALSE_ALARM).passed
 
 
+def test_noise_of_the_same_size_is_found_though_its_sign_is_fresh() -> None:
+    exact = honest(2_000)
+    signs = np.random.default_rng(5).choice([-1.0, 1.0], size=(2_000, 16))
+    later = exact.copy()
+    later[1::2] = 51.0 + signs[1::2] * np.abs(exact[::2] - 51.0)
+    assert checks.coordinates(uniform(later), FALSE_ALARM).passed
+    assert not checks.rounds(uniform(later), FALSE_ALARM).passed
+    beside = exact.copy()
+    beside[:, 6] = 51.0 + signs[:, 6] * np.abs(exact[:, 1] - 51.0)
+    assert not checks.coordinates(uniform(beside), FALSE_ALARM).passed
+
+
 def test_the_end_is_not_compared_with_the_beginning() -> None:
     exact = honest(500)
     exact[-1] = exact[0]

@@ -12,6 +12,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.audit.playing import RoundLattice, canaries_of, peculiar, resting, rounded
 from cpsgd.codec import pipeline, rotate
 from cpsgd.codec.rounding import Grid
+from cpsgd.mechanisms import Coins, LazyCoins, SampledCoins
 
 PROTOCOLS = [
     Protocol.rotated_binomial(clients=3, dim=16, clip_norm=1.0, levels=8, trials=20, coordinate_range=0.3),
@@ -19,6 +20,12 @@ PROTOCOLS = [
     Protocol.rotated_binomial(clients=3, dim=5, clip_norm=0.01, levels=2, trials=300, p=0.2),
     Protocol.binomial(clients=3, dim=6, clip_norm=2.0, levels=5, trials=20),
     Protocol.binomial(clients=3, dim=1, clip_norm=2.0, levels=4000, trials=20),
+    Protocol(clients=3, dim=24, clip_norm=1.0, mechanism=Coins(coins=1, theta=0.2, coordinate_range=0.5)),
+    Protocol(clients=3, dim=9, clip_norm=3.0, mechanism=Coins(coins=40, theta=0.05, coordinate_range=2.0)),
+    Protocol(clients=3, dim=15, clip_norm=1.0, mechanism=SampledCoins(rate=0.1, theta=0.4, coordinate_range=0.2)),
+    Protocol(
+        clients=3, dim=2, clip_norm=1.0, rotate=False, mechanism=LazyCoins(rate=0.6, theta=0.5, coordinate_range=1.0)
+    ),
 ]
 
 
@@ -30,14 +37,20 @@ def grid_of(protocol: Protocol) -> Grid:
 
 def reach(protocol: Protocol) -> float:
     """X."""
-    return protocol.scale * (protocol.mechanism.levels - 1) / 2
+    return grid_of(protocol).limit / grid_of(protocol).unit
 
 
 def encoders_points(protocol: Protocol, vector: np.ndarray) -> np.ndarray:
     """Where the encoder puts a vector between the levels."""
     grid = grid_of(protocol)
     points = pipeline.to_grid(protocol, vector, 6)
-    return (np.clip(np.rint(points), -grid.limit, grid.limit) + grid.limit) / 2.0**grid.fraction_bits
+    shares = (np.clip(np.rint(points), -grid.limit, grid.limit) + grid.limit) / (2.0 * grid.limit)
+    return shares * (protocol.mechanism.levels - 1)
+
+
+def resolution(lattice: RoundLattice) -> float:
+    """How far the codec may move a point."""
+    return lattice.slack(1) * lattice.protocol.scale / lattice.step
 
 
 protocols = pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: f"d={protocol.dim}")
@@ -49,7 +62,7 @@ def test_points_are_the_encoders(protocol: Protocol, length: float) -> None:
     vector = np.random.default_rng(4).normal(size=protocol.dim)
     vector *= length * protocol.clip_norm / np.linalg.norm(vector)
     lattice = RoundLattice(protocol, 6)
-    np.testing.assert_allclose(lattice.points(vector), encoders_points(protocol, vector), atol=lattice.slack(1))
+    np.testing.assert_allclose(lattice.points(vector), encoders_points(protocol, vector), atol=resolution(lattice))
 
 
 @pytest.mark.slow
@@ -81,7 +94,7 @@ def test_unrotated(protocol: Protocol) -> None:
     lattice = RoundLattice(protocol, 6)
     wanted = np.full(protocol.dim, 0.1 * min(reach(protocol), protocol.clip_norm / protocol.dim))
     points = lattice.points(lattice.unrotated(wanted))
-    np.testing.assert_allclose(points * protocol.scale - reach(protocol), wanted, atol=1e-6 * reach(protocol))
+    np.testing.assert_allclose(points * lattice.step - reach(protocol), wanted, atol=1e-6 * reach(protocol))
 
 
 @protocols
@@ -98,8 +111,10 @@ def test_sums_come_back_from_the_mean(protocol: Protocol) -> None:
 def test_the_corner_is_as_far_as_neighbours_can_be(protocol: Protocol, adjacency: Adjacency) -> None:
     lattice = RoundLattice(protocol, 6)
     farthest = protocol.mechanism.sensitivity(dim=protocol.dim, clip_norm=protocol.clip_norm, adjacency=adjacency)
+    # Units of the law in a level.
+    unit = protocol.mechanism.reach(Adjacency.REPLACE_ONE) / (protocol.mechanism.levels - 1)
     distances = {
-        canary.name: float(np.linalg.norm(lattice.points(canary.one) - lattice.points(canary.zero)))
+        canary.name: unit * float(np.linalg.norm(lattice.points(canary.one) - lattice.points(canary.zero)))
         for canary in canaries_of(lattice, adjacency)
     }
     assert max(distances.values()) == pytest.approx(farthest, rel=1e-5)
@@ -121,11 +136,16 @@ def fractions(protocol: Protocol, vector: np.ndarray) -> np.ndarray:
 
 @protocols
 def test_others_rest_on_a_level_if_there_is_one(protocol: Protocol) -> None:
-    vector = resting(RoundLattice(protocol, 6))
-    assert np.linalg.norm(vector) <= protocol.clip_norm
-    if protocol.mechanism.levels == 2:
-        np.testing.assert_array_equal(vector, 0.0)
+    lattice = RoundLattice(protocol, 6)
+    vector = resting(lattice)
+    if protocol.mechanism.levels == 2 and np.sqrt(protocol.dim) * reach(protocol) > protocol.clip_norm:
+        # The level is out of reach: towards it, and too long.
+        assert np.linalg.norm(vector) == pytest.approx(8.0 * protocol.clip_norm, rel=1e-5)
+        points = encoders_points(protocol, vector)
+        assert points.max() < 0.5
+        assert np.ptp(points) < 1e-3
     else:
+        assert np.linalg.norm(vector) <= protocol.clip_norm
         assert fractions(protocol, vector).max() < 1e-3
 
 
@@ -141,7 +161,7 @@ def test_peculiar_vectors_are_encoded_where_the_auditor_expects_them(protocol: P
     lattice = RoundLattice(protocol, 6)
     for name, vector in peculiar(lattice).items():
         points = encoders_points(protocol, vector)
-        np.testing.assert_allclose(lattice.points(vector), points, atol=lattice.slack(1), err_msg=name)
+        np.testing.assert_allclose(lattice.points(vector), points, atol=resolution(lattice), err_msg=name)
 
 
 def test_peculiar_vectors_are_what_they_are_called() -> None:

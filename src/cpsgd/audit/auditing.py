@@ -324,16 +324,21 @@ def _error_rates(scores: Array, worlds: NDArray[np.bool_]) -> tuple[tuple[float,
 
 
 def _check_size(protocol: Protocol, count: int, rounds: int) -> None:
-    if protocol.mechanism.grid is None:
-        protocol.check_integers()
+    mechanism = protocol.mechanism
+    grid = mechanism.grid
+    if grid is None:
+        raise ParameterError(
+            f"The {protocol.name} protocol sends floats: there is no lattice to bring its sums back to. "
+            "Audit one that sends integers."
+        )
     if protocol.dim > _MAX_DIM:
         raise ParameterError(
             f"Expected at most {_MAX_DIM} coordinates to audit, got {protocol.dim}; audit the same protocol with fewer."
         )
     if rounds * protocol.dim > _MAX_NUMBERS:
         raise ParameterError(f"Expected rounds times dim <= {_MAX_NUMBERS}, got {rounds} times {protocol.dim}.")
-    span = RoundLattice(protocol, 0).span + 1.0
-    reach = 0.5 * count * span + 8.0 * math.sqrt(count * protocol.mechanism.noise_variance)
+    variance = mechanism.noise_variance + mechanism.largest_rounding_variance
+    reach = count * grid.limit / grid.unit / mechanism.scale + 8.0 * math.sqrt(count * variance)
     if reach > _MAX_SUM:
         raise ParameterError(
             "The sums are too large to be told apart in a released mean of float32; audit fewer surviving messages."

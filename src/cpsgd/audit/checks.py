@@ -74,7 +74,7 @@ class Played:
     @property
     def blur(self) -> float:
         """How far the codec's resolution may move the distribution function of a sum."""
-        return self.slack * float(self.law.mass.max())
+        return self.slack * min(1.0, self.law.narrowing * float(self.law.mass.max()))
 
     @property
     def sums(self) -> Integers:
@@ -108,20 +108,31 @@ def integers(batches: Sequence[Played]) -> Check:
 def unbiased(batches: Sequence[Played], false_alarm: float) -> Check:
     """Whether the means are right on average: in every coordinate, and in all together, upwards and outwards.
 
-    A sum's deviation from its expectation is a sum of independent coins, those of the noise and of the rounding.
+    A sum's deviation from its expectation is a sum of independent parts, those of the noise and of the rounding. Beside
+    every batch by itself, all are added up: as they are, and with the weights that best show vectors that count for
+    more than they should.
     """
     worst = 0.0
-    each = false_alarm / len(batches) / 3.0
+    each = 0.9 * false_alarm / len(batches) / 3.0
+    largest = max(batch.law.largest for batch in batches)
+    pooled = np.zeros((2, 3))
     for batch in batches:
         rounds, dim = batch.exact.shape
         deviations = np.sum(batch.sums - batch.law.mean, axis=0)
-        # The codec's resolution moves the expectation, and with it the variance of a client's rounding.
+        # The codec's resolution moves the expectation, and with it the variance of a part.
         slack = rounds * batch.slack
-        variance = rounds * batch.law.variance + slack
-        apart = np.abs(deviations) / (bennett(variance, 1.0, each / dim) + slack)
-        together = float(bennett(float(variance.sum()), 1.0, each)) + dim * slack
+        variance = rounds * batch.law.variance + largest * slack
+        apart = np.abs(deviations) / (bennett(variance, largest, each / dim) + slack)
+        together = float(bennett(float(variance.sum()), largest, each)) + dim * slack
         pushed = max(abs(float(deviations.sum())), abs(float(deviations @ batch.law.outward)))
         worst = max(worst, float(apart.max()), pushed / together)
+        for total, weights in zip(pooled, (np.ones(dim), batch.law.pull), strict=True):
+            total += deviations @ weights, variance @ weights**2, slack * np.sum(np.abs(weights))
+    pulls = max(float(np.max(np.abs(batch.law.pull))) for batch in batches)
+    for (deviation, spread, slack), weight in zip(pooled, (1.0, pulls), strict=True):
+        if weight > 0.0:
+            limit = float(bennett(spread, weight * largest, 0.05 * false_alarm)) + slack
+            worst = max(worst, float(abs(deviation) / limit))
     return Check(
         "unbiased", "largest deviation of an average from its expectation, in units of what chance allows", worst, 1.0
     )
@@ -254,17 +265,45 @@ def in_order(batches: Sequence[Played], uniforms: Sequence[Array]) -> Array:
     return np.concatenate(list(uniforms))[np.argsort(times)]
 
 
+@dataclass(frozen=True)
+class _View:
+    """Numbers to be compared: independent and centred if the uniform ones are what they are called.
+
+    Attributes:
+        numbers: The numbers.
+        variance: Theirs.
+        largest: None is larger.
+        wobble: Variance of a number's square.
+    """
+
+    numbers: Array
+    variance: float
+    largest: float
+    wobble: float
+
+
+def _views(uniforms: Array) -> tuple[_View, _View]:
+    """The noise, u - ½, and its size, (u - ½)²: who includes the same coordinates twice has the same sizes again."""
+    noise = uniforms - 0.5
+    # With t = (u - ½)² - 1/12: E t² = 1/180, E t⁴ = 1/15120.
+    return _View(noise, 1.0 / 12.0, 0.5, 1.0 / 180.0), _View(
+        noise**2 - 1.0 / 12.0, 1.0 / 180.0, 1.0 / 6.0, 1.0 / 15120.0 - 1.0 / 32400.0
+    )
+
+
 def coordinates(uniforms: Array, false_alarm: float) -> Check:
-    """Whether the noise of any two coordinates is uncorrelated."""
+    """Whether the noise of any two coordinates is uncorrelated, and whether its size is."""
     question = "largest correlation of two coordinates, in units of what chance allows"
     rounds, dim = uniforms.shape
     if dim == 1:
         return Check("coordinates", question, 0.0, None)
-    centred = uniforms - 0.5
-    products = centred.T @ centred
-    np.fill_diagonal(products, 0.0)
-    limit = bennett(rounds / 144.0, 0.25, false_alarm / (dim * (dim - 1) / 2.0))
-    return Check("coordinates", question, float(np.abs(products).max() / limit), 1.0)
+    worst = 0.0
+    for view in _views(uniforms):
+        products = view.numbers.T @ view.numbers
+        np.fill_diagonal(products, 0.0)
+        limit = bennett(rounds * view.variance**2, view.largest**2, 0.5 * false_alarm / (dim * (dim - 1) / 2.0))
+        worst = max(worst, float(np.abs(products).max() / limit))
+    return Check("coordinates", question, worst, 1.0)
 
 
 def rounds(uniforms: Array, false_alarm: float) -> Check:
@@ -272,18 +311,21 @@ def rounds(uniforms: Array, false_alarm: float) -> Check:
 
     All numbers are one sequence, round after round and coordinate after coordinate, and are compared with themselves at
     every distance. So a keystream is also found that comes back in other coordinates, as one does that is not moved on
-    far enough. With x = u - ½, the products x_i x_(i+L) are differences of a martingale, of conditional variances
-    x_i²/12 that sum to at most `variance` but for half of the false alarms.
+    far enough. The products x_i x_(i+L) are differences of a martingale, of conditional variances x_i² V, V the
+    variance of x, that sum to at most `variance` but for half of the false alarms. The same for the size of the noise.
     """
-    sequence = uniforms.ravel()[:_MAX_LAGGED] - 0.5
-    size = len(sequence)
-    # Twice as long, so that the end is not compared with the beginning.
-    power = np.abs(np.fft.rfft(sequence, 2 * size)) ** 2
-    products = np.fft.irfft(power, 2 * size)[1:size]
-    variance = (size / 12.0 + bennett(size / 180.0, 1.0 / 6.0, 0.5 * false_alarm)) / 12.0
-    limit = bennett(variance, 0.25, 0.5 * false_alarm / (size - 1))
+    worst = 0.0
+    for view in _views(uniforms):
+        sequence = view.numbers.ravel()[:_MAX_LAGGED]
+        size = len(sequence)
+        # Twice as long, so that the end is not compared with the beginning.
+        power = np.abs(np.fft.rfft(sequence, 2 * size)) ** 2
+        products = np.fft.irfft(power, 2 * size)[1:size]
+        squares = size * view.variance + float(bennett(size * view.wobble, view.largest**2, 0.25 * false_alarm))
+        limit = bennett(squares * view.variance, view.largest**2, 0.25 * false_alarm / (size - 1))
+        worst = max(worst, float(np.abs(products).max() / limit))
     question = "largest correlation of the noise with itself any distance later, in units of what chance allows"
-    return Check("rounds", question, float(np.abs(products).max() / limit), 1.0)
+    return Check("rounds", question, worst, 1.0)
 
 
 def repeats(batches: Sequence[Played], false_alarm: float) -> Check:

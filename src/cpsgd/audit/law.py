@@ -1,4 +1,4 @@
-"""The exact law of a round's sums: every client's rounding, and the noise beside it, convolved in each coordinate."""
+"""The exact law of a round's sums, and what follows from it for an attacker and for checks."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import binom
 
+from cpsgd.audit.convolution import Array as Array
+from cpsgd.audit.convolution import Integers as Integers
+from cpsgd.audit.convolution import of_noise, of_steps
 from cpsgd.errors import ParameterError
-from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.mechanisms.law import Normal, Steps
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
-
-# Outcomes rarer than about e^-200 are left out.
-_NATS = 200.0
-_MAX_ENTRIES = 2**24
 
 
 class SumLaw:
@@ -32,15 +26,18 @@ class SumLaw:
         mass: A row of masses for each coordinate, from `first` on.
         mean: Expected sums.
         variance: Their variances.
+        largest: A sum is one of independent parts, none of which is ever further from its mean than this.
+        narrowing: A mass of the sum of all parts but one is at most so many times one of the whole sum, next to it.
         outward: 1 or -1, the side of the middle that an expected sum is on. Vectors that are too long push this way.
+        pull: How far that is, over the variance: the weights that show best whether all vectors are too long.
     """
 
     def __init__(self, protocol: Protocol, groups: Sequence[tuple[Array, int]]) -> None:
-        """Convolves the noise with the rounding of all clients.
+        """Convolves what all clients contribute.
 
         Args:
-            protocol: Fixes the noise of a client.
-            groups: Where clients lie (`RoundLattice.points`), and how many are there.
+            protocol: Fixes the law of a client's integers.
+            groups: Points between the levels, and how many clients have them.
 
         Raises:
             ParameterError: The law would take too much memory.
@@ -49,19 +46,15 @@ class SumLaw:
         law = protocol.mechanism.law(count)
         if isinstance(law, Normal):
             raise ParameterError("Only sums of integers have a law that can be convolved.")
-        self.first = np.zeros(protocol.dim, dtype=np.int64)
-        self.mass = np.ones((protocol.dim, 1))
-        if isinstance(law, Steps):
-            _check_size(protocol.dim, law.copies * count * (len(law.low) - 1) + 1)
-            for points, clients in groups:
-                self._add_steps(law, points, clients)
-        else:
-            self._add_rounding(law, groups)
+        found = of_steps(law, groups) if isinstance(law, Steps) else of_noise(law, groups)
+        self.first, self.mass = found.first, found.mass
+        self.largest, self.narrowing = found.largest, found.narrowing
         outcomes = np.arange(self.mass.shape[1])
         self.mean = self.first + self.mass @ outcomes
         self.variance = self.mass @ outcomes**2 - (self.mass @ outcomes) ** 2
         middle = count * protocol.mechanism.centre
         self.outward = np.where(self.mean >= middle, 1.0, -1.0)
+        self.pull = (self.mean - middle) / self.variance
         self._below = np.cumsum(self.mass, axis=1) - self.mass
 
     def _add_steps(self, law: Steps, points: Array, clients: int) -> None:
@@ -90,12 +83,16 @@ class SumLaw:
         """The probability that so many rounds have the same sums in all coordinates."""
         return float(np.prod(np.sum(self.mass**rounds, axis=1)))
 
+    def masses(self, outcomes: Integers) -> Array:
+        """Of outcomes, one row per coordinate."""
+        index = outcomes - self.first[:, None]
+        inside = np.clip(index, 0, self.mass.shape[1] - 1)
+        found: Array = np.where(index == inside, np.take_along_axis(self.mass, inside, axis=1), 0.0)
+        return found
+
     def probability(self, sums: Integers) -> Array:
         """Of each row of sums."""
-        index = sums - self.first
-        inside = np.clip(index, 0, self.mass.shape[1] - 1)
-        masses = np.where(index == inside, self.mass[np.arange(sums.shape[1]), inside], 0.0)
-        product: Array = masses.prod(axis=1)
+        product: Array = self.masses(sums.T).prod(axis=0)
         return product
 
     def remainders(self, divisor: int) -> Array:
@@ -106,9 +103,9 @@ class SumLaw:
     def tail_ends(self, shares: Array) -> Array:
         """How much the tails that hold these shares together may gain or lose for each unit that a sum is moved by.
 
-        To move one client's rounding by a probability e is to move e of the rest of the sum by one. So a tail gains or
-        loses at most e times a mass of the rest next to where it ends, and a mass of the rest is at most twice the
-        larger of two neighbouring masses of the sum.
+        To move the mean of one part by e is to move e of the rest of the sum by one, or half of it by two. So a tail
+        gains or loses at most e times a mass of the rest next to where it ends, and a mass of the rest is at most
+        `narrowing` times the largest of the neighbouring masses of the sum.
         """
         gains = np.zeros(len(shares))
         for row in self.mass:
@@ -116,7 +113,7 @@ class SumLaw:
             for masses in (row, row[::-1]):
                 ends = np.searchsorted(np.cumsum(masses), 0.5 * shares, side="right")
                 near = np.clip(ends[:, None] + np.arange(-2, 3), 0, len(row) - 1)
-                both += 2.0 * masses[near].max(axis=1)
+                both += self.narrowing * masses[near].max(axis=1)
             gains = np.maximum(gains, both)
         return gains
 
@@ -161,26 +158,23 @@ class LikelihoodRatio:
 
     def __init__(self, zero: SumLaw, one: SumLaw) -> None:
         """Tabulates the logarithm for each coordinate, where both laws have masses."""
-        self._first = np.maximum(zero.first, one.first)
-        width = zero.mass.shape[1]
-        shift = np.abs(zero.first - one.first)
-        self._last = self._first + np.maximum(width - shift, 1) - 1
-        outcomes = self._first[:, None] + np.arange(width)
-        outcomes = np.minimum(outcomes, self._last[:, None])
+        lowest = np.minimum(zero.first, one.first)
+        ends = [law.first + law.mass.shape[1] for law in (zero, one)]
+        outcomes = lowest[:, None] + np.arange(int(np.max(np.maximum(*ends) - lowest)))
+        masses = [law.masses(outcomes) for law in (zero, one)]
+        known = (masses[0] > 0.0) & (masses[1] > 0.0)
         # Where the laws do not overlap at all, the continuation alone tells them apart.
-        self._table = np.where((shift < width)[:, None], _log_mass(one, outcomes) - _log_mass(zero, outcomes), 0.0)
+        self._table = np.zeros(outcomes.shape)
+        self._table[known] = np.log(masses[1][known]) - np.log(masses[0][known])
+        last = outcomes.shape[1] - 1 - np.argmax(known[:, ::-1], axis=1)
+        self._lowest, self._first = lowest, lowest + np.argmax(known, axis=1)
+        self._last = np.maximum(self._first, np.where(known.any(axis=1), lowest + last, lowest))
         self._slope = (one.mean - zero.mean) / zero.variance
 
     def score(self, sums: Integers) -> Array:
         """The ratio's logarithm for each row of sums."""
         inside = np.clip(sums, self._first, self._last)
         rows = np.arange(sums.shape[1])
-        ratios = self._table[rows, inside - self._first] + (sums - inside) * self._slope
+        ratios = self._table[rows, inside - self._lowest] + (sums - inside) * self._slope
         scores: Array = ratios.sum(axis=1)
         return scores
-
-
-def _log_mass(law: SumLaw, outcomes: Integers) -> Array:
-    index = np.clip(outcomes - law.first[:, None], 0, law.mass.shape[1] - 1)
-    masses: Array = np.maximum(np.take_along_axis(law.mass, index, axis=1), 1e-300)
-    return np.log(masses)

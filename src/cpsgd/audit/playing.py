@@ -55,17 +55,20 @@ class RoundLattice:
         return self._rotation @ vector
 
     def points(self, vector: Vector) -> Array:
-        """Where a client's vector lies: clipped, rotated, clipped to the range.
+        """Where a client's vector lies between the levels: clipped, rotated, clipped to the range; 0 to k - 1.
 
-        Between the levels, 0 to k - 1; or, where there are none, in units of the range, -1 to 1.
+        Where rounding is the noise there are two levels, the ends of the range.
         """
         exact = vector.astype(np.float64)
         norm = float(np.linalg.norm(exact))
         clipped = exact * min(1.0, self.protocol.clip_norm / norm) if norm else exact
         reach = self._grid.limit / self._grid.unit
-        inside = np.clip(clipped @ self._rotation, -reach, reach)
-        mechanism = self.protocol.mechanism
-        return inside / reach if isinstance(mechanism.law(1), Steps) else (inside + reach) / mechanism.scale
+        return (np.clip(clipped @ self._rotation, -reach, reach) + reach) / self.step
+
+    @property
+    def step(self) -> float:
+        """The distance of two levels."""
+        return 2.0 * self._grid.limit / self._grid.unit / (self.protocol.mechanism.levels - 1)
 
     def sums(self, means: NDArray[np.float32], count: int) -> Array:
         """The sums of `count` clients' integers behind released means, one row each; integers but for float32."""
@@ -73,14 +76,8 @@ class RoundLattice:
         return means.astype(np.float64) @ self._rotation * (count / mechanism.scale) + count * mechanism.centre
 
     def slack(self, count: int) -> float:
-        """How far the codec's grid and float32 may move the expected sum of `count` clients, in integers."""
-        step = 1.0 / (self._grid.unit * self.protocol.mechanism.scale)
-        return count * (step + _FLOAT32 * (self.span + 1.0))
-
-    @property
-    def span(self) -> float:
-        """How far a coordinate moves the mean of a client's integer, from one end of the range to the other."""
-        return 2.0 * self._grid.limit / self._grid.unit / self.protocol.mechanism.scale
+        """How far the codec's grid and float32 may move the expected sum of `count` clients."""
+        return count * (1.0 + 2.0 * _FLOAT32 * self._grid.limit) / (self._grid.unit * self.protocol.scale)
 
 
 def _rotation(dim: int, signs: NDArray[np.uint8]) -> Array:
@@ -140,14 +137,20 @@ def canaries_of(lattice: RoundLattice, adjacency: Adjacency) -> list[Canary]:
 def resting(lattice: RoundLattice) -> Array:
     """A vector for the clients who are not attacked: on the level next to zero, so that rounding hides nobody.
 
-    Zero itself, where that level is out of the norm's reach.
+    As far towards it as the norm's bound allows, where that level is out of reach; and then too long, as canaries are.
     """
-    return _beside_zero(lattice, 0.0, within=1.0)
+    dim, allowed = lattice.protocol.dim, lattice.protocol.clip_norm
+    level = _beside_zero(lattice, 0.0)
+    if math.sqrt(dim) * abs(level) > allowed:
+        level *= _LENGTH * allowed / (math.sqrt(dim) * abs(level))
+    return lattice.unrotated(np.full(dim, level))
 
 
 def rounded(lattice: RoundLattice) -> Array:
     """A vector well inside the norm's bound that lies between levels in every coordinate."""
-    return _beside_zero(lattice, _OFFSET, within=0.5)
+    dim, allowed = lattice.protocol.dim, 0.5 * lattice.protocol.clip_norm
+    coordinate = _beside_zero(lattice, _OFFSET)
+    return lattice.unrotated(np.full(dim, coordinate * min(1.0, allowed / (math.sqrt(dim) * abs(coordinate)))))
 
 
 def peculiar(lattice: RoundLattice) -> dict[str, Vector]:
@@ -169,17 +172,11 @@ def peculiar(lattice: RoundLattice) -> dict[str, Vector]:
     }
 
 
-def _beside_zero(lattice: RoundLattice, offset: float, within: float) -> Array:
-    """All rotated coordinates `offset` levels above the level at or below zero, if that is short enough."""
-    protocol = lattice.protocol
+def _beside_zero(lattice: RoundLattice, offset: float) -> float:
+    """A coordinate `offset` levels above the level at or below zero."""
     # With an even number of levels zero is halfway between two of them.
-    centre = 0.5 if protocol.mechanism.levels % 2 == 0 else 0.0
-    coordinate = (offset - centre) * protocol.mechanism.scale
-    norm = abs(coordinate) * math.sqrt(protocol.dim)
-    allowed = within * protocol.clip_norm
-    if norm > allowed:
-        coordinate *= allowed / norm if offset else 0.0
-    return lattice.unrotated(np.full(protocol.dim, coordinate))
+    centre = 0.5 if lattice.protocol.mechanism.levels % 2 == 0 else 0.0
+    return (offset - centre) * lattice.step
 
 
 # ---------------------------------------------------------------------- rounds

@@ -1,0 +1,98 @@
+"""The audit fails code that gets coins wrong, with its default number of rounds or fewer. All randomness is fixed.
+
+What is close to chance gets the default number; how close, docs/auditing.md says.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import pytest
+
+from cpsgd import Protocol, plan
+from cpsgd.audit import AuditReport, audit
+
+from . import coin_faults, faults
+
+DELTA = 1e-3
+DEFAULT = int(inspect.signature(audit).parameters["rounds"].default)
+FEW = 2_500
+
+PLANS: dict[str, dict[str, Any]] = {
+    "one coin": {"mechanism": "coins", "bits": 1},
+    "many coins": {"mechanism": "coins", "bits": 4},
+    "sampled coins": {"mechanism": "sampled-coins", "bits": 0.25},
+    "lazy coins": {"mechanism": "lazy-coins"},
+}
+
+# How each fault is found, and in how many rounds. Others may notice as well.
+Found = tuple[faults.Fault, int, set[str]]
+EVERYWHERE: dict[str, Found] = {
+    "biased coins": (coin_faults.biased_coins, DEFAULT, {"unbiased"}),
+    "θ too large": (coin_faults.larger_theta, DEFAULT, {"unbiased"}),
+    "clip not enforced": (coin_faults.loose_clip, DEFAULT, {"unbiased"}),
+    "wrong centre": (coin_faults.wrong_centre, FEW, {"unbiased", "law"}),
+    "noise-free coordinate": (coin_faults.noise_free_coordinate, FEW, {"unbiased", "law"}),
+    "deterministic rounding": (coin_faults.deterministic_rounding, FEW, {"unbiased", "spread", "law"}),
+    "keystream of all clients": (faults.one_keystream_for_all_clients, FEW, {"spread", "tails"}),
+    "keystream of all rounds": (faults.one_keystream_for_all_rounds, FEW, {"unbiased", "law"}),
+    "keystream of two rounds": (faults.one_keystream_for_two_rounds, DEFAULT, {"rounds"}),
+}
+ONLY: dict[str, dict[str, Found]] = {
+    "one coin": {},
+    "many coins": {"one word for all coins": (coin_faults.one_word_for_all_coins, FEW, {"spread", "law", "tails"})},
+    "sampled coins": {
+        "pattern of all clients": (coin_faults.one_pattern_for_all_clients, FEW, {"spread", "law", "tails"}),
+        "pattern of all rounds": (coin_faults.one_pattern_for_all_rounds, FEW, {"spread", "law", "rounds"}),
+        "pattern of two rounds": (coin_faults.one_pattern_for_two_rounds, FEW, {"rounds"}),
+        "pattern of another client, a round before": (
+            coin_faults.pattern_of_another_client_in_the_round_before,
+            FEW,
+            {"rounds"},
+        ),
+    },
+    "lazy coins": {
+        "choice of all clients": (coin_faults.one_choice_for_all_clients, FEW, {"spread", "law", "tails"}),
+        "choice of all rounds": (coin_faults.one_choice_for_all_rounds, FEW, {"spread", "law"}),
+        "choice of two rounds": (coin_faults.one_choice_for_two_rounds, DEFAULT, {"rounds"}),
+    },
+}
+ALL = [(kind, name) for kind, own in ONLY.items() for name in (EVERYWHERE | own)]
+
+
+@cache
+def protocol_of(kind: str) -> Protocol:
+    """The command's default: four clients, sixteen coordinates, ε = 2."""
+    return plan(clients=4, dim=16, epsilon=2.0, delta=DELTA, **PLANS[kind]).protocol
+
+
+def played(kind: str, fault: faults.Fault, rounds: int) -> AuditReport:
+    encode, start = fault(protocol_of(kind))
+    return audit(protocol_of(kind), DELTA, rounds=rounds, encode=encode, start=start, seed=2)
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+@pytest.mark.usefixtures("fixed_seed")
+@pytest.mark.slow
+def test_a_fault_is_found(kind: str, name: str) -> None:
+    fault, rounds, expected = (EVERYWHERE | ONLY[kind])[name]
+    report = played(kind, fault, rounds)
+    assert not report.passed
+    assert expected <= {check.name for check in report.checks if not check.passed}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("one coin", coin_faults.moved(lambda points: points)),
+        ("sampled coins", coin_faults.moved(lambda points: points)),
+        ("sampled coins", coin_faults.honest_patterns),
+        ("lazy coins", coin_faults.honest_choice),
+    ],
+)
+@pytest.mark.usefixtures("fixed_seed")
+@pytest.mark.slow
+def test_the_same_code_without_its_fault_passes(kind: str, fault: faults.Fault) -> None:
+    assert [check.name for check in played(kind, fault, DEFAULT).checks if not check.passed] == []
