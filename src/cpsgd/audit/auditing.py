@@ -17,7 +17,7 @@ from cpsgd.audit import checks
 from cpsgd.audit.bound import Attacker, Promise, Rehearsal
 from cpsgd.audit.checks import Check, Played
 from cpsgd.audit.law import Array, LikelihoodRatio
-from cpsgd.audit.playing import Canary, Encode, Player, RoundLattice, Start, canaries_of, peculiar, resting, rounded
+from cpsgd.audit.playing import Canary, Encode, Player, Start, canaries_of, peculiar, resting, rounded
 from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.guarantees import Guarantee, guarantee

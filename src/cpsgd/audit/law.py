@@ -57,28 +57,6 @@ class SumLaw:
         self.pull = (self.mean - middle) / self.variance
         self._below = np.cumsum(self.mass, axis=1) - self.mass
 
-    def _add_steps(self, law: Steps, points: Array, clients: int) -> None:
-        """Clients whose integers have a law that is affine in their coordinate, from -1 to 1."""
-        low, high = np.array(law.low), np.array(law.high)
-        masses = 0.5 * ((1.0 - points)[:, None] * low + (1.0 + points)[:, None] * high)
-        left = clients * law.copies
-        while left:
-            if left & 1:
-                self.mass = _convolved(self.mass, masses)
-            masses, left = _convolved(masses, masses) if left > 1 else masses, left >> 1
-
-    def _add_rounding(self, law: Law, groups: Sequence[tuple[Array, int]]) -> None:
-        """Clients who round to one of two neighbouring levels, and the noise of all."""
-        noise = law.window(_NATS)
-        _check_size(len(self.first), len(noise.mass) + self.count)
-        for points, clients in groups:
-            below = np.floor(points)
-            self.first = self.first + clients * below.astype(np.int64)
-            ups: Array = np.asarray(binom.pmf(np.arange(clients + 1), clients, (points - below)[:, None]))
-            self.mass = _convolved(self.mass, ups)
-        self.first = self.first + noise.first
-        self.mass = np.array([np.convolve(noise.mass, rounding) for rounding in self.mass])
-
     def coincidence(self, rounds: int) -> float:
         """The probability that so many rounds have the same sums in all coordinates."""
         return float(np.prod(np.sum(self.mass**rounds, axis=1)))
@@ -134,19 +112,6 @@ class SumLaw:
         rows = np.arange(sums.shape[1])
         spread = self._below[rows, inside] + generator.random(sums.shape) * self.mass[rows, inside]
         return np.where(index < 0, 0.0, np.where(index > inside, 1.0, np.clip(spread, 0.0, 1.0)))
-
-
-def _convolved(first: Array, second: Array) -> Array:
-    """Row by row."""
-    return np.array([np.convolve(*rows) for rows in zip(first, second, strict=True)])
-
-
-def _check_size(dim: int, width: int) -> None:
-    if dim * width > _MAX_ENTRIES:
-        raise ParameterError(
-            f"The exact law of {dim} coordinates with {width} outcomes each is too large to compute; "
-            "audit a protocol of fewer coordinates, or with fewer surviving messages."
-        )
 
 
 class LikelihoodRatio:

@@ -22,7 +22,6 @@ from cpsgd.audit.law import Array, SumLaw
 from cpsgd.codec import rotate
 from cpsgd.codec.clip import Vector
 from cpsgd.codec.rounding import Grid
-from cpsgd.mechanisms.law import Steps
 from cpsgd.protocol import Protocol
 
 # What float32 may do to a coordinate on its way through the codec, relative to the range of the levels.
