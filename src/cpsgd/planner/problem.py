@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from cpsgd import _validate, mechanisms
@@ -12,7 +12,7 @@ from cpsgd.codec import pack
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.planner import modulus
-from cpsgd.planner.search import MAX_BITS, Design, Setting, best_design, roughly_feasible, values_of
+from cpsgd.planner.search import MAX_BITS, Design, Setting, best_design, feasible, roughly_feasible, values_of
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.participation import Participation
@@ -30,6 +30,8 @@ _AS_GOOD_AS_GAUSSIAN = 1.001
 WHOLE_BITS = tuple(map(float, range(1, MAX_BITS + 1)))
 """The numbers of bits that are looked at where none is asked for."""
 
+# Up to how many times as many clients as would roughly do are tried, until certificates agree.
+_MOST_MORE_CLIENTS = 64
 # Bits below one that are named where still fewer were asked for.
 _SHARES = tuple(2.0**-power for power in range(1, 17))
 
@@ -283,7 +285,7 @@ class Problem:
     def too_few_bits(self, bits: float | None) -> InfeasibleError:
         """No design at these bits: names the fewest bits, and the fewest clients at these bits, that have one.
 
-        Both are found without certificates, which take long, and so only roughly.
+        Both are found roughly, and then certified: what is named can be had.
         """
         asked = f"{bits:g} bits" if bits is not None else f"up to {MAX_BITS} bits"
         reason = "every certificate needs more noise than that holds, whatever ε is"
@@ -297,9 +299,9 @@ class Problem:
             reason = "the sums of so many clients' noise alone do not fit the modulus, or there is too little noise"
         remedies = []
         more = [b for b in {least, *shares, *WHOLE_BITS} if b > (bits or 0.0)]
-        smallest = next((b for b in sorted(more) if self._feasible(b)), None)
+        smallest = next((b for b in sorted(more) if self._roughly(b) and self._certainly(b)), None)
         if smallest is not None:
-            remedies.append(f"bits={smallest:.4g} may be the fewest that will do")
+            remedies.append(f"bits={smallest:.4g} is the fewest that will do")
         enough = self._enough_clients(bits if bits is not None else MAX_BITS)
         if enough is not None:
             remedies.append(f"about {enough:,} clients would do at {asked}")
@@ -311,17 +313,11 @@ class Problem:
 
     def _enough_clients(self, bits: float) -> int | None:
         """The fewest clients (within a factor 1.1) with a design at these bits, if more of them help at all."""
-        high = low = self.setting.clients
-        while (high := 2 * high) < 2**32:
-            if self._scaled(high)._feasible(bits):
-                break
-        else:
+        clients = self.setting.clients
+        rough = _first(clients, 2**32, lambda n: self._scaled(n)._roughly(bits))
+        if rough is None:
             return None
-        low = high // 2
-        while high > max(1.1 * low, low + 1):
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._scaled(middle)._feasible(bits) else (middle, high)
-        return high
+        return _first(rough - 1, _MOST_MORE_CLIENTS * rough, lambda n: self._scaled(n)._certainly(bits))
 
     def _scaled(self, clients: int) -> Problem:
         """The same requirements with more clients, of whom the same share drops out."""
@@ -332,8 +328,11 @@ class Problem:
             target=replace(self.target, honest=surviving - self.colluding),
         )
 
-    def _feasible(self, bits: float) -> bool:
+    def _roughly(self, bits: float) -> bool:
         return roughly_feasible(self.setting, self.target, bits)
+
+    def _certainly(self, bits: float) -> bool:
+        return feasible(self.setting, self.target, bits)
 
     def too_accurate(self, designs: dict[float, Design], max_error: float) -> InfeasibleError:
         """No design is as accurate as that: names the smallest error at this ε and the smallest ε for this error."""
@@ -368,6 +367,20 @@ class Problem:
             middle = math.sqrt(low * high)
             low, high = (low, middle) if reached(middle) else (middle, high)
         return high
+
+
+def _first(low: int, most: int, enough: Callable[[int], bool]) -> int | None:
+    """The smallest number above `low` (within a factor 1.1) that is enough, None if none up to `most` is."""
+    step = 1
+    while not enough(low + step):
+        low, step = low + step, max(2 * step, low // 4)
+        if low + step > most:
+            return None
+    high = low + step
+    while high > max(1.1 * low, low + 1):
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 def _convenient(modulus: int, dim: int, values: int) -> int:

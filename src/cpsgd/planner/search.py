@@ -127,6 +127,16 @@ def roughly_feasible(setting: Setting, target: Target, bits: float) -> bool:
     return any(_Contender.of(setting, target, kind, search).ranked for kind in setting.mechanisms)
 
 
+def feasible(setting: Setting, target: Target, bits: float) -> bool:
+    """Whether some mechanism has a design that is certified."""
+    search = _search(setting, target, bits)
+    contenders = [_Contender.of(setting, target, kind, search) for kind in setting.mechanisms]
+    return any(
+        contender.ranked and contender.best(setting, target, search.values) is not None
+        for contender in sorted(contenders, key=lambda each: each.floor)
+    )
+
+
 def _search(setting: Setting, target: Target, bits: float) -> Search:
     values = values_of(bits)
 
@@ -208,7 +218,16 @@ class _Contender:
     def best(self, setting: Setting, target: Target, values: int) -> Design | None:
         """The best design that is certified."""
         most = next(count for limit, count in _FINALISTS if target.honest * values < limit)
-        finalists = [_certified(setting, target, candidate, values) for candidate in self.ranked[:most]]
+        found = self._best_of(self.ranked[:most], setting, target, values)
+        if found is None:
+            # There is so little noise that what ranks high has no certificate; the quick one finds what does.
+            sure = [candidate for candidate in self.ranked if target.quickly_certified(candidate)]
+            found = self._best_of(sure[:most], setting, target, values)
+        return found
+
+    @staticmethod
+    def _best_of(candidates: list[Mechanism], setting: Setting, target: Target, values: int) -> Design | None:
+        finalists = [_certified(setting, target, candidate, values) for candidate in candidates]
         # The slower certificates may allow less noise, by about the same factor for all; the winner may change with it.
         found: dict[_Finalist, Design] = {}
         refused: set[_Finalist] = set()

@@ -138,6 +138,16 @@ class Target:
         except ConditionError:
             return self.rough_scale(mechanism)
 
+    def quickly_certified(self, mechanism: Mechanism) -> bool:
+        """Whether the quickest certificate proves anything about so much noise."""
+        law = mechanism.law(self.honest)
+        if not isinstance(law, Law):
+            return False
+        try:
+            return self._gaussian_sensitivity(law, mechanism.levels) > 0.0
+        except ConditionError:
+            return False
+
     def smallest_scale(self, mechanism: Mechanism) -> float:
         """The smallest s (rounded up) at which a mechanism's rounding and noise meet the requirement.
 

@@ -26,6 +26,8 @@ SHARES = (0.003, 0.1, 0.5)
 
 # Coordinates at their largest distance that neighbours must be able to differ in.
 _FEWEST = 3.0
+# How often the budget is doubled where there is too little to smooth over: what is given away is more, and still valid.
+_LARGER_BUDGETS = 4
 
 
 def smoothed_certificate(
@@ -64,12 +66,9 @@ def smoothed_certificate(
     if each < SMALLEST_MASS:
         raise ConditionError(f"No smoothed certificate is computed for a tail of {each:.2g} per coordinate.")
     budget = sensitivity * sensitivity * copies
-    if isinstance(law, Law) and budget * rounds < _FEWEST * min(reach, sensitivity) ** 2:
-        raise ConditionError(
-            "No smoothed certificate is computed: neighbours may differ in so few coordinates that there is next to "
-            "nothing to smooth."
-        )
-    found = _growth(law, min(reach, sensitivity), each, budget * most)
+    if isinstance(law, Law) and coordinates * rounds < _FEWEST:
+        raise ConditionError("No smoothed certificate is computed: there is next to nothing to smooth.")
+    found = _first_growth(law, min(reach, sensitivity), each, budget * most)
     mu = math.sqrt(found.reached(budget * rounds)) * (1.0 + 1e-15)
     mass = coordinates * rounds * (_families(law, min(reach, sensitivity), each)[0].tail + each) * (1.0 + 2.0**-50)
     return GaussianCertificate(mu=mu, unit_mu=mu / sensitivity * (1.0 + 2.0**-52), tail_mass=mass)
@@ -86,7 +85,7 @@ def smoothed_sensitivity(law: Law, *, dim: int, reach: float, mu: float, tail: f
         raise ConditionError(f"No smoothed certificate is computed for a tail of {each:.2g} per coordinate.")
     # A Gaussian of the same variance allows about that much; a smaller reach would be proved for less than is used.
     most = min(reach, 1.01 * mu * math.sqrt(law.variance / rounds))
-    if mu * mu * law.variance < _FEWEST * most * most:
+    if dim * rounds < _FEWEST or mu * mu * law.variance < _FEWEST * most * most:
         raise ConditionError("No smoothed certificate is computed: there is next to nothing to smooth.")
     found = growth(_families(law, most, each), around=mu * mu, tail=each)
     allowed = math.sqrt(found.affordable(mu * mu) / rounds)
@@ -119,6 +118,16 @@ def smoothed_epsilon(
 def _families(law: Law | Steps, reach: float, tail: float) -> list[Family]:
     make = curves.of_steps if isinstance(law, Steps) else curves.of_law
     return make(law, reach=reach, tail=tail)  # type: ignore[arg-type]  # each takes its own kind
+
+
+def _first_growth(law: Law | Steps, reach: float, tail: float, budget: float) -> Growth:
+    """The growth up to this budget, or to a few times as much where that is too little to smooth over."""
+    for _ in range(_LARGER_BUDGETS):
+        try:
+            return _growth(law, reach, tail, budget)
+        except ConditionError:
+            budget *= 2.0
+    return _growth(law, reach, tail, budget)
 
 
 @lru_cache(maxsize=64)
