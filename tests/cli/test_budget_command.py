@@ -23,11 +23,11 @@ PROTOCOL = Protocol.rotated_binomial(clients=200, dim=20, clip_norm=1.0, levels=
 
 @pytest.fixture
 def budget(cpsgd: Any) -> Any:
-    """`cpsgd` in a folder with a ledger, a table and a protocol; ε = 0.4 pays for two rounds."""
+    """`cpsgd` in a folder with a ledger, a table and a protocol; ε = 0.3 pays for two rounds."""
     np.save("table.npy", np.full((200, 20), 0.01))
     Path("p.json").write_text(PROTOCOL.to_json())
     result = cpsgd(
-        "budget", "create", "b.ledger", "--population", "people", "--epsilon", 0.4, "--delta", 1e-6, "--json"
+        "budget", "create", "b.ledger", "--population", "people", "--epsilon", 0.3, "--delta", 1e-6, "--json"
     )
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["budget"]["adjacency"] == "replace-one"
@@ -47,7 +47,7 @@ def test_means_are_charged_until_the_budget_is_spent(budget: Any) -> None:
             break
         facts = json.loads(result.stdout)
         assert facts["budget"]["rounds"] == rounds + 1
-        assert facts["budget"]["epsilon"] <= 0.4
+        assert facts["budget"]["epsilon"] <= 0.3
         # The real error tells about people outside of the budget.
         assert facts["squared_error"] is None
         assert facts["simulation"] is False
@@ -65,12 +65,12 @@ def test_means_are_charged_until_the_budget_is_spent(budget: Any) -> None:
 def test_one_mean_for_people(budget: Any) -> None:
     text = mean(budget).stdout
     assert "people: ε = " in text
-    assert "of 0.4 at δ = 1e-06 spent" in text
+    assert "of 0.3 at δ = 1e-06 spent" in text
     assert "measured" not in text
     expected = guarantee(PROTOCOL, 1e-6).epsilon
     assert Ledger("b.ledger").total("people").epsilon == expected
     shown = " ".join(budget("budget", "show", "b.ledger", "--population", "people").stdout.split())
-    assert "of 0.4 at δ = 1e-06, replace-one neighbours, one client" in shown
+    assert "of 0.3 at δ = 1e-06, replace-one neighbours, one client" in shown
     assert "docs/accounting.md" in shown
     assert "released" in shown
 

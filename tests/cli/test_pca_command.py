@@ -48,7 +48,7 @@ def test_json(cpsgd: Any, options: tuple[str, ...]) -> None:
         (("--components", 5), "components"),
         (("--radius", -1), "radius"),
         (("--epsilon", 0.001), "too little"),
-        (("--bits", 1), "bits"),
+        (("--bits", 0), "bits"),
         (("--out", "points.npy"), "overwrite"),
     ],
 )

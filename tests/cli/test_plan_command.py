@@ -26,7 +26,7 @@ def plan(cpsgd: Any) -> Run:
 
 @pytest.mark.slow
 def test_json_keys(plan: Run) -> None:
-    data = json.loads(plan("--bits 4 --json"))
+    data = json.loads(plan("--bits 4 --mechanism binomial --json"))
     assert {
         "levels",
         "trials",
@@ -77,7 +77,7 @@ def test_picture(plan: Run) -> None:
 
 @pytest.mark.slow
 def test_infeasible_wishes_name_the_nearest(cpsgd: Any) -> None:
-    result = cpsgd("plan", *WISHES.split(), "--bits", 1)
+    result = cpsgd("plan", *WISHES.split(), "--bits", 1, "--mechanism", "binomial")
     assert result.exit_code == 2
     assert result.stdout == ""
     assert "bits=1.585 is the fewest" in result.stderr

@@ -22,6 +22,12 @@ GROUPS = [
 ]
 
 
+# Plans are now made with the best mechanism: these fields are of the one that release 0.1.0 had, which can be named.
+OF_BINOMIAL = {"levels", "trials", "p"}
+# Only a method that proves nothing has a reason, and all do now.
+OF_FAILURES = {"guarantee.alternatives.[].reason"}
+
+
 def keys_of(value: object, path: str = "") -> set[str]:
     """Names of all fields, as paths; [] stands for any element of a list."""
     if isinstance(value, dict):
@@ -41,8 +47,11 @@ def test_commands_print_the_same_keys_and_end_the_same(
     for case in CASES:
         if case["group"] != group:
             continue
-        done = invoke(app, *case["args"])
+        named = ["--mechanism", "binomial"] if case["args"][0] == "plan" else []
+        done = invoke(app, *case["args"], *named)
         assert done.exit_code == case["exit_code"], (case["args"], done.stderr)
         if case["keys"] is not None:
-            missing = set(case["keys"]) - keys_of(json.loads(done.stdout))
+            missing = set(case["keys"]) - keys_of(json.loads(done.stdout)) - OF_FAILURES
+            if not named:
+                missing = {key for key in missing if key.split(".")[-1] not in OF_BINOMIAL}
             assert not missing, (case["args"], missing)

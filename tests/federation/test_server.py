@@ -106,7 +106,7 @@ def test_sums_modulo_a_number_that_is_no_power_of_two(
     tmp_path: Path, way: str, silent: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole rounds of a plan for a fraction of a bit, one client falling silent, and the integers of the others."""
-    odd = plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, dropout=0.25, bits=12.4)
+    odd = plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, dropout=0.25, bits=12.4, mechanism="binomial")
     protocol, made = odd.protocol, {}
     assert protocol.modulus is not None
     assert protocol.modulus.bit_count() > 1

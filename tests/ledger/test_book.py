@@ -71,7 +71,7 @@ def test_a_round_too_many_is_refused_before_anything_is_written(ledger: Ledger) 
     assert error.value.total == cost(affordable + 1) > error.value.limit == 1.0
     assert ledger.head == head
     # One with more noise still fits.
-    rich = Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=5_000)
+    rich = Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=1_000_000)
     ledger.reserve("people", RoundEvent(rich, survivors=1_000))
     assert ledger.total("people").epsilon <= 1.0
 

@@ -225,7 +225,8 @@ def test_partitions_of_several_kinds_each_are_covered_in_every_combination() -> 
     rich = total(once(), once(SECOND), once(partition="autumn"), once(SECOND, partition="autumn")).epsilon
     pairs = [total(event(a), event(b)).epsilon for a in (FIRST, SECOND) for b in (FIRST, SECOND)]
     assert rich >= max(pairs) * (1 - 1e-12)
-    assert rich == pytest.approx(max(pairs), rel=0.01)
+    # Rounds of one kind have a certificate of their own, which is a little tighter.
+    assert rich == pytest.approx(max(pairs), rel=0.02)
 
 
 # ------------------------------------------------------------------ what else is paid for

@@ -93,14 +93,23 @@ class Spending:
             InfeasibleError: The budget is too small; the message says how many rounds it buys.
             ConditionError: Nothing is proved about such rounds.
         """
-        found = self.guarantee(self._with(rounds, survivors))
-        if self.epsilon is not None and found is not None and found.epsilon > self.epsilon:
+        cost = "more than any ε that is proved"
+        try:
+            found = self.guarantee(self._with(rounds, survivors))
+        except ConditionError:
+            if self.epsilon is None or not self._holds(self._with(1, survivors)):
+                raise
+            affordable = False
+        else:
+            affordable = self.epsilon is None or found is None or found.epsilon <= self.epsilon
+            cost = f"ε={found.epsilon:.4g}" if found is not None else cost
+        if not affordable:
             missing = self._messages - survivors
             dropout = math.ceil(1e4 * missing / self._messages) / 1e4
             most = bisect_left(range(1, rounds), True, key=lambda count: not self._holds(self._with(count, survivors)))
             remedy = f" Of {self._messages:,} messages {missing:,} may not arrive: plan with dropout={dropout:g}."
             raise InfeasibleError(
-                f"{rounds:,} rounds of {survivors:,} messages cost ε={found.epsilon:.4g} at δ={self.delta:g}; "
+                f"{rounds:,} rounds of {survivors:,} messages cost {cost} at δ={self.delta:g}; "
                 f"the budget ε={self.epsilon:g} buys {most:,}. "
                 f"Run fewer rounds, plan with more noise, or allow more.{remedy if missing > 0 else ''}"
             )

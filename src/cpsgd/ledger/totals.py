@@ -33,6 +33,7 @@ from cpsgd.privacy.rounds import (
     TAIL_SHARES,
     composition_citation,
     guarantee_over_rounds,
+    joint_cost,
     round_cost,
 )
 from cpsgd.protocol import Protocol
@@ -307,15 +308,22 @@ def _of_gaussians(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof
 
 def _part(kinds: frozenset[_Kind], count: int, tail: float, adjacency: Adjacency) -> Part:
     """One of these kinds, `count` times: the largest μ and the largest tails of them."""
-    costs = [_cost(kind.protocol, kind.honest, kind.participation, tail, adjacency) for kind in kinds]
+    # Repetitions of one kind are smoothed together; of several, a client may meet each once.
+    together = count if len(kinds) == 1 else 1
+    costs = [_cost(kind.protocol, kind.honest, kind.participation, together, tail, adjacency) for kind in kinds]
     (participation,) = {kind.participation for kind in kinds}
     mu, tail_mass, variation = (max(getattr(cost, name) for cost in costs) for name in ("mu", "tail_mass", "variation"))
     return Rounds(mu, count, tail_mass, variation), participation
 
 
 @lru_cache(maxsize=4096)
-def _cost(protocol: Protocol, honest: int, participation: Participation, tail: float, adjacency: Adjacency) -> Rounds:
-    return round_cost(protocol, adjacency, honest, 0, 1, tail, participation)
+def _cost(
+    protocol: Protocol, honest: int, participation: Participation, count: int, tail: float, adjacency: Adjacency
+) -> Rounds:
+    found = round_cost(protocol, adjacency, honest, 0, 1, tail, participation)
+    if participation.rate < 1.0:
+        return found
+    return joint_cost(protocol, adjacency, honest, count, tail, found)
 
 
 def _added_up(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:

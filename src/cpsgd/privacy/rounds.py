@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -138,14 +138,18 @@ def guarantee_over_rounds(
         found[method] = _attempt(
             lambda: (*_composed(protocol, delta, sizes, scheme, neighbours, colluding, shares), citation)
         )
-    if not steps:
-        found[_PER_ROUND] = _attempt(lambda: _per_round(protocol, delta, count, scheme, neighbours, fewest, colluding))
-    if not exact:
-        # For sampled rounds, too: given who was drawn, a client is in some of the rounds only.
-        for name, prove in (("smoothed-certificate", _smoothed), ("renyi-certificate", _renyi)):
-            below = min((result[0] for result in found.values() if not isinstance(result, str)), default=math.inf)
-            if not (steps and name == "renyi-certificate"):
-                found[name] = _attempt(partial(prove, protocol, delta, sizes, neighbours, colluding, below))
+    # For sampled rounds, too: given who was drawn, a client is in some of the rounds only.
+    methods: dict[str, Callable[..., tuple[float, float, str]]] = {
+        "smoothed-certificate": _smoothed,
+        "renyi-certificate": _renyi,
+        _PER_ROUND: partial(_per_round, scheme),
+    }
+    left_out = {"smoothed-certificate", "renyi-certificate"} if exact else {"renyi-certificate", _PER_ROUND}
+    for name, prove in methods.items():
+        if (exact or steps) and name in left_out:
+            continue
+        below = min((result[0] for result in found.values() if not isinstance(result, str)), default=math.inf)
+        found[name] = _attempt(partial(prove, protocol, delta, sizes, neighbours, colluding, below))
     proved = {name: result for name, result in found.items() if not isinstance(result, str)}
     if not proved:
         raise ConditionError(str(next(iter(found.values()))))
@@ -171,7 +175,8 @@ def guarantee_over_rounds(
 
 def composition_citation(schemes: Iterable[str]) -> str:
     """The theorems behind composing equivalent Gaussians of rounds with these schemes of participation."""
-    return "; ".join([CITATIONS["gaussian-certificate"], *(_COMPOSED[scheme] for scheme in sorted(schemes))])
+    certificates = [CITATIONS["gaussian-certificate"], CITATIONS["smoothed-certificate"]]
+    return "; ".join([*certificates, *(_COMPOSED[scheme] for scheme in sorted(schemes))])
 
 
 Result = tuple[float, float, str] | str
@@ -342,6 +347,29 @@ def round_cost(
     return Rounds(certificate.mu, count, counted * certificate.tail_mass * (1.0 + 1e-15), variation)
 
 
+def joint_cost(protocol: Protocol, adjacency: Adjacency, honest: int, count: int, tail: float, known: Rounds) -> Rounds:
+    """What is `known` to be the cost of rounds, or less where all their coordinates are smoothed together.
+
+    Rounds that are √w-GDP together compose with others as if each of them were √(w/count)-GDP.
+    """
+    law, sensitivity = protocol.mechanism.law(honest), protocol.sensitivity(adjacency)
+    if isinstance(law, Normal) or (isinstance(law, Law) and known.mu**2 * law.variance < (_GAIN * sensitivity) ** 2):
+        return known
+    try:
+        found = smoothed_certificate(
+            law,
+            dim=protocol.dim,
+            sensitivity=sensitivity,
+            reach=protocol.reach(adjacency),
+            tail=min(0.5, tail * count),
+            rounds=count,
+        )
+    except ConditionError:
+        return known
+    mu = found.mu / math.sqrt(count) * (1.0 + 1e-15)
+    return replace(known, mu=mu, tail_mass=found.tail_mass / count * (1.0 + 1e-15)) if mu < known.mu else known
+
+
 def counted_tail(scheme: Participation) -> float:
     """The share of a certificate's tail that counts: with fixed-size sampling only that of rounds the client is in."""
     return math.nextafter(scheme.rate, 1.0) if scheme.scheme == "fixed-size" else 1.0
@@ -375,22 +403,32 @@ def published_epsilon(
 
 
 def _per_round(
+    scheme: Participation,
     protocol: Protocol,
     delta: float,
-    rounds: int,
-    scheme: Participation,
+    sizes: Counter[int],
     adjacency: Adjacency,
-    surviving: int,
     colluding: int,
+    below: float,
 ) -> tuple[float, float, str]:
     """Each round's (ε, δ) alone, by whichever certificate is best for one round, composed optimally."""
+    rounds, fewest = sizes.total(), min(sizes)
     _check_composable(scheme, rounds)
     each = 0.5 * delta / rounds
-    single = guarantee(protocol, each, adjacency=adjacency, surviving=surviving, colluding=colluding)
-    composed = composition.optimal_composition(epsilon=single.epsilon, delta=each, rounds=rounds, target_delta=delta)
-    if composed > LARGEST_EPSILON:
+
+    def composed(epsilon: float) -> float:
+        return composition.optimal_composition(epsilon=epsilon, delta=each, rounds=rounds, target_delta=delta)
+
+    law = protocol.mechanism.law(fewest - colluding)
+    if isinstance(law, Law):
+        # No certificate of one round comes below a Gaussian of the same variance by much.
+        floor = composed(gdp_epsilon(protocol.sensitivity(adjacency) / math.sqrt(law.variance), each) / _GAIN)
+        if floor >= below:
+            raise ConditionError(f"could not come below {math.floor(1e4 * floor) / 1e4:g}, so not computed")
+    single = guarantee(protocol, each, adjacency=adjacency, surviving=fewest, colluding=colluding)
+    if (epsilon := composed(single.epsilon)) > LARGEST_EPSILON:
         raise ConditionError(f"Nothing worth the name is proved about {rounds} such rounds; run fewer or add noise.")
-    return composed, rounds * single.tail, f"{single.citation}; {composition.CITATION}"
+    return epsilon, rounds * single.tail, f"{single.citation}; {composition.CITATION}"
 
 
 def _published(
