@@ -66,7 +66,7 @@ def test_a_protocol_without_noise_is_refused_by_default(small_plan: Plan) -> Non
     [
         ({"epsilon": 4.0, "delta": 1e-5, "rounds": 3}, "costs ε = "),
         ({"epsilon": 8.0, "delta": 1e-7, "rounds": 3}, "costs ε = "),
-        ({"epsilon": 8.0, "delta": 1e-5, "rounds": 3, "colluding": 1}, "costs ε = |could see more"),
+        ({"epsilon": 8.0, "delta": 1e-5, "rounds": 3, "colluding": 2}, "costs ε = |could see more"),
         ({"rounds": 2}, "announces 3 rounds"),
         ({"min_clients": 4}, "at least 4"),
     ],
@@ -386,12 +386,11 @@ def test_errors_of_a_users_function_keep_their_text(error: Exception) -> None:
 
 def test_a_servers_word_on_distances_does_not_count(small_plan: Plan) -> None:
     """A server that states a distance out of thin air must not make its protocol look more private than it is."""
-    needed = guarantee_over_rounds(small_plan.protocol, 1e-5, rounds=3, surviving=small_plan.surviving).epsilon
+    rounds: dict[str, Any] = {"rounds": 3, "surviving": small_plan.surviving, "colluding": 1}
+    needed = guarantee_over_rounds(small_plan.protocol, 1e-5, **rounds).epsilon
     stated = {"replace_one_distance": small_plan.protocol.clip_norm, "distance_reason": "trust me"}
     claimed = with_protocol(small_plan, **stated)
-    assert (
-        guarantee_over_rounds(claimed.protocol, 1e-5, rounds=3, surviving=small_plan.surviving).epsilon < 0.7 * needed
-    )
+    assert guarantee_over_rounds(claimed.protocol, 1e-5, **rounds).epsilon < 0.7 * needed
     limits = {"epsilon": 0.99 * needed, "delta": 1e-5, "rounds": 3}
     for offered in (small_plan, claimed):
         with pytest.raises(RoundRefusedError, match="costs ε = "):

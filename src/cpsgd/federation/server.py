@@ -35,7 +35,8 @@ class Terms:
     """What a server holds all rounds to.
 
     Attributes:
-        plan: From `cpsgd.plan(..., secure=True)`, or `plan_examples` for single examples.
+        plan: From `cpsgd.plan(..., secure=True, colluding=1)`, or `plan_examples` for single examples. Clients see the
+            released models, and each can subtract its own noise: the plan's guarantee must not count it.
         secure: Sums by secure aggregation. Without, the server sees each client's noisy message, and clients must
             agree to that.
         examples: With a plan for single examples, how many a client's sum holds at most. Clients that are set up for
@@ -61,6 +62,11 @@ class Terms:
             raise ParameterError(
                 f"The plan is for participation {str(plan.participation)!r}, and here the same nodes may be in every "
                 'round; plan with participation="every".'
+            )
+        if plan.colluding < 1:
+            raise ParameterError(
+                "The plan has colluding=0: its guarantee is for outsiders only. Every client sees the released models, "
+                "and can subtract its own noise; plan with colluding=1 or more."
             )
         if (self.ledger is None) != (self.population is None):
             raise ParameterError("Give ledger and population together.")
