@@ -25,9 +25,10 @@ class Limits:
     somebody then knew the reason. From a server that just says so, 2D counts.
 
     Attributes:
-        epsilon: ε that all rounds together may cost at most, or None for no limit; needs `delta`. The first protocol
-            that keeps it, with the number of rounds announced for it, is then all the client takes part in: costs of
-            different ones would add up. With a `Memory` that holds over all runs and restarts, without for one run.
+        epsilon: ε that all rounds together may cost at most, or None for no limit; needs `delta`. What a server
+            announces must keep it by itself, and each round together with all that were answered before, of
+            whatever protocol (`cpsgd.federation.spending`). With a `Memory` that holds over all runs and restarts,
+            without for one run.
         delta: δ of that guarantee.
         rounds: Rounds that a server may announce and the client answers at most, counted in the same way; or None.
         colluding: Other clients whose noise does not count: they may tell it to the server, and each of them knows
