@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from cpsgd import plan
+from cpsgd import Plan
 from cpsgd.errors import ParameterError, RoundRefusedError
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.server import Terms
 from cpsgd.privacy import guarantee_over_rounds
 
-from .local import DIM
 
-
-@pytest.mark.parametrize(("clients", "least"), [(10, 4.2), (3, 4.9), (2, 5.6)])
-def test_a_plan_that_counts_every_clients_noise_is_refused(clients: int, least: float) -> None:
-    wishes = {"clients": clients, "dim": DIM, "epsilon": 4.0, "delta": 1e-6, "rounds": 5, "secure": True, "bits": 14}
-    for_outsiders = plan(**wishes, mechanism="binomial")
-    # What one of the clients can tell, who subtracts its own noise, is more than what was asked for.
-    among_clients = {"rounds": 5, "surviving": clients, "colluding": 1}
-    assert guarantee_over_rounds(for_outsiders.protocol, 1e-6, **among_clients).epsilon > least
+def test_a_plan_that_counts_every_clients_noise_is_refused(small_plan: Plan) -> None:
+    protocol, rounds = small_plan.protocol, {"rounds": 3, "surviving": small_plan.surviving}
+    outsiders = guarantee_over_rounds(protocol, 1e-5, **rounds).epsilon
+    # What one of the three others can tell, who subtracts its own noise, is more.
+    among_clients = guarantee_over_rounds(protocol, 1e-5, **rounds, colluding=1).epsilon
+    assert among_clients > 1.2 * outsiders
     with pytest.raises(ParameterError, match="plan with colluding=1"):
-        Terms(plan=for_outsiders)
-    with pytest.raises(RoundRefusedError, match="this client's limit is 4"):
-        Limits(epsilon=4.0, delta=1e-6).check(for_outsiders.protocol, rounds=5, surviving=clients)
-
-    for_all = plan(**wishes, mechanism="binomial", colluding=1)
-    assert guarantee_over_rounds(for_all.protocol, 1e-6, **among_clients).epsilon <= 4.0
-    assert Terms(plan=for_all).plan.guarantee.epsilon <= 4.0
-    Limits(epsilon=4.0, delta=1e-6).check(for_all.protocol, rounds=5, surviving=clients)
+        Terms(plan=replace(small_plan, colluding=0))
+    assert among_clients <= Terms(plan=small_plan).plan.guarantee.epsilon <= 8.0
+    with pytest.raises(RoundRefusedError, match="costs ε = "):
+        Limits(epsilon=0.5 * (outsiders + among_clients), delta=1e-5).check(protocol, **rounds)
+    Limits(epsilon=8.0, delta=1e-5).check(protocol, **rounds)
 
 
 def test_a_client_cannot_count_on_anothers_noise() -> None:

@@ -23,7 +23,7 @@ from cpsgd.errors import (
 from cpsgd.federation.messages import Request
 from cpsgd.federation.server import ServerSession, Terms
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.secagg import Invitation, Stage, graph
+from cpsgd.secagg import Invitation, SecureParameters, Stage, graph
 
 from .local import DIM, RUN, Client, carry, honest
 from .silos import CLIENTS, VECTORS, Silos
@@ -221,7 +221,12 @@ def test_too_few_nodes_are_asked_for_nothing(small_plan: Plan, tmp_path: Path) -
 def test_who_has_too_few_neighbours_left_is_noted() -> None:
     """On a sparse graph a client may have answered and still be of no use."""
     large = plan(300, 1, 8.0, 1e-5, secure=True, dropout=0.2, colluding=1, bits=14)
-    terms = Terms(plan=large)
+
+    class Sparse(Terms):
+        def parameters(self, round: int, clients: int) -> SecureParameters:
+            return replace(super().parameters(round, clients), neighbours=72, threshold=37)
+
+    terms = Sparse(plan=large)
     parameters = terms.parameters(1, 300)
     clients = {str(i): Client() for i in range(300)}
     session = ServerSession(terms, 1, list(clients), run=RUN)

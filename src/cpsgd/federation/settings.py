@@ -7,7 +7,8 @@ the right time makes it run several ClientApps at once, all from the same state.
 written before the answer, under a lock: a line for each stage that was answered. A line has three words: the run, the
 round, and the digest of the round's kind (in hexadecimal) for a round in which something about the data left, or the
 name of another stage that was answered. What a digest stands for is said once, before its first round: the word
-`#kind`, the digest, and the `RoundKind` in base 64. Release 0.1.0 wrote the same, but no kinds, and digests of whole plans.
+`#kind`, the digest, and the `RoundKind` in base 64. Release 0.1.0 wrote the same, with digests of whole plans and no
+kinds.
 
 **Identity and roster.** A roster makes clients independent of what the server says about who they are. Each checks by
 itself that the keys it is given are signed by people on the roster, by each of them once, for this run, this round and

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from cpsgd.adjacency import Adjacency
 from cpsgd.errors import CpsgdError, RoundRefusedError, WireError
 from cpsgd.federation.limits import Limits
 from cpsgd.protocol import Protocol
@@ -93,7 +94,8 @@ def check_affordable(limits: Limits, before: History, kind: RoundKind, rounds: i
             examples = each.examples if limits.examples is not None and each.examples else None
             event = RoundEvent(protocol, survivors=each.surviving, colluding=limits.colluding, examples=examples)
             events += [event] * count
-        budget = Budget(population="self", epsilon=limits.epsilon, delta=limits.delta, adjacency=limits.adjacency)
+        adjacency = Adjacency(limits.adjacency)
+        budget = Budget(population="self", epsilon=limits.epsilon, delta=limits.delta, adjacency=adjacency)
         found = total(budget, (), events).epsilon
     except CpsgdError as error:
         raise RoundRefusedError(f"Nothing is proved about this round after those before: {error}") from None
