@@ -9,8 +9,24 @@ folder=$(mktemp -d)
 # Nothing is sent anywhere, and nothing is installed while the app runs.
 export FLWR_HOME="$folder/home" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-processes=()
-trap 'kill "${processes[@]}" 2>/dev/null || true; wait; rm -rf "$folder"' EXIT
+# Everything runs in process groups of its own, and whatever ends this script ends them: first politely, then by force.
+set -m
+groups=()
+cleanup() {
+  local group
+  trap - EXIT INT TERM HUP
+  for group in "${groups[@]}"; do kill -TERM -- "-$group" 2>/dev/null || true; done
+  for _ in {1..50}; do
+    for group in "${groups[@]}"; do kill -0 -- "-$group" 2>/dev/null && { sleep 0.1; continue 2; }; done
+    break
+  done
+  for group in "${groups[@]}"; do kill -KILL -- "-$group" 2>/dev/null || true; done
+  rm -rf "$folder"
+}
+trap cleanup EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 # 1. A certificate authority of our own, and a certificate for the SuperLink.
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj "/CN=digits authority" \
@@ -33,9 +49,9 @@ root-certificates = "$folder/ca.crt"
 TOML
 flower-superlink --host 127.0.0.1 --port "$port" --enable-supernode-auth --ssl-ca-certfile "$folder/ca.crt" \
   --ssl-certfile "$folder/server.crt" --ssl-keyfile "$folder/server.key" > "$folder/superlink.log" 2>&1 &
-processes+=($!)
+groups+=($!)
 until (exec 3<> "/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
-  kill -0 "${processes[0]}" || { cat "$folder/superlink.log"; exit 1; }
+  kill -0 "${groups[0]}" 2>/dev/null || { cat "$folder/superlink.log"; exit 1; }
   sleep 0.5
 done
 
@@ -53,8 +69,10 @@ for ((silo = 0; silo < silos; silo++)); do
     --auth-supernode-private-key "$folder/silo-$silo" --port $((port + 1 + silo)) \
     --node-config "partition-id=$silo cpsgd-memory=\"$folder/silo-$silo.memory\" \
       cpsgd-identity=\"$folder/silo-$silo.identity\" cpsgd-roster=\"$folder/roster\"" > "$folder/silo-$silo.log" 2>&1 &
-  processes+=($!)
+  groups+=($!)
 done
 
-# 5. The run.
-flwr run . digits --stream --run-config "roster=\"$folder/roster\"" "$@"
+# 5. The run, as a job of its own so that this script hears signals meanwhile.
+flwr run . digits --stream --run-config "roster=\"$folder/roster\"" "$@" &
+groups+=($!)
+wait $!
