@@ -9,18 +9,23 @@ folder=$(mktemp -d)
 # Nothing is sent anywhere, and nothing is installed while the app runs.
 export FLWR_HOME="$folder/home" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-# Everything runs in process groups of its own, and whatever ends this script ends them: first politely, then by force.
+# A SuperNode's executor looks for work ten times per second, not once.
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
+# Whatever ends this script ends all it has started, first politely, then by force. Some of Flower's processes leave their
+# process group, and outlive those that started them; all of them have our FLWR_HOME in their environment.
 set -m
 groups=()
+ours() {
+  if [[ -d /proc/self ]]; then grep -lzxF "FLWR_HOME=$FLWR_HOME" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; fi
+}
 cleanup() {
-  local group
+  local signal group pid
   trap - EXIT INT TERM HUP
-  for group in "${groups[@]}"; do kill -TERM -- "-$group" 2>/dev/null || true; done
-  for _ in {1..50}; do
-    for group in "${groups[@]}"; do kill -0 -- "-$group" 2>/dev/null && { sleep 0.1; continue 2; }; done
-    break
+  for signal in TERM KILL KILL; do
+    for group in "${groups[@]}"; do kill "-$signal" -- "-$group" 2>/dev/null || true; done
+    for pid in $(ours); do kill "-$signal" "$pid" 2>/dev/null || true; done
+    for _ in {1..50}; do [[ -z $(ours) ]] && break; sleep 0.1; done
   done
-  for group in "${groups[@]}"; do kill -KILL -- "-$group" 2>/dev/null || true; done
   rm -rf "$folder"
 }
 trap cleanup EXIT
