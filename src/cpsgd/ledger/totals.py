@@ -25,6 +25,7 @@ from typing import Any
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
+from cpsgd.mechanisms.law import Steps
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.participation import Participation
@@ -45,6 +46,8 @@ _BASIC_CITATION = (
 )
 _EVERY = Participation.every()
 _FEW = 8
+# The share of δ for the tails of rounds that are smoothed together; more of it would gain next to nothing.
+_JOINT_SHARE = 0.003
 
 
 @dataclass(frozen=True)
@@ -295,7 +298,7 @@ def _of_gaussians(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof
     failures: list[ConditionError] = []
     for share in [SAMPLED_TAIL_SHARE] if _sampled(groups) else TAIL_SHARES:
         try:
-            parts = [_part(kinds, count, share * delta / rounded, adjacency) for kinds, count in _ordered(groups)]
+            parts = [_part(kinds, count, delta / rounded, share, adjacency) for kinds, count in _ordered(groups)]
             found.append((mixed_epsilon(parts, delta=delta), parts))
         except ConditionError as error:
             failures.append(error)
@@ -306,24 +309,34 @@ def _of_gaussians(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof
     return _Proof(epsilon, "gaussian composition", composition_citation({p.scheme for _, p in parts}), tail)
 
 
-def _part(kinds: frozenset[_Kind], count: int, tail: float, adjacency: Adjacency) -> Part:
-    """One of these kinds, `count` times: the largest μ and the largest tails of them."""
-    # Repetitions of one kind are smoothed together; of several, a client may meet each once.
-    together = count if len(kinds) == 1 else 1
-    costs = [_cost(kind.protocol, kind.honest, kind.participation, together, tail, adjacency) for kind in kinds]
+def _part(kinds: frozenset[_Kind], count: int, delta: float, share: float, adjacency: Adjacency) -> Part:
+    """One of these kinds, `count` times: the largest μ and the largest tails of them. `delta` is that of a round."""
     (participation,) = {kind.participation for kind in kinds}
+    joint: Rounds | None = None
+    if len(kinds) == 1 and participation.rate == 1.0:
+        # Repetitions of one kind are smoothed together; of several kinds, a client may meet each once.
+        (kind,) = kinds
+        joint = _joint_cost(kind, count, _JOINT_SHARE * delta, adjacency)
+        if joint is not None and isinstance(kind.protocol.mechanism.law(kind.honest), Steps):
+            return joint, participation
+    costs = [_cost(kind, share * delta, adjacency) for kind in kinds]
+    if joint is not None and joint.mu < costs[0].mu:
+        return joint, participation
     mu, tail_mass, variation = (max(getattr(cost, name) for cost in costs) for name in ("mu", "tail_mass", "variation"))
     return Rounds(mu, count, tail_mass, variation), participation
 
 
 @lru_cache(maxsize=4096)
-def _cost(
-    protocol: Protocol, honest: int, participation: Participation, count: int, tail: float, adjacency: Adjacency
-) -> Rounds:
-    found = round_cost(protocol, adjacency, honest, 0, 1, tail, participation)
-    if participation.rate < 1.0:
-        return found
-    return joint_cost(protocol, adjacency, honest, count, tail, found)
+def _cost(kind: _Kind, tail: float, adjacency: Adjacency) -> Rounds:
+    return round_cost(kind.protocol, adjacency, kind.honest, 0, 1, tail, kind.participation)
+
+
+@lru_cache(maxsize=4096)
+def _joint_cost(kind: _Kind, count: int, tail: float, adjacency: Adjacency) -> Rounds | None:
+    try:
+        return joint_cost(kind.protocol, adjacency, kind.honest, count, tail)
+    except ConditionError:
+        return None
 
 
 def _added_up(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -347,27 +347,33 @@ def round_cost(
     return Rounds(certificate.mu, count, counted * certificate.tail_mass * (1.0 + 1e-15), variation)
 
 
-def joint_cost(protocol: Protocol, adjacency: Adjacency, honest: int, count: int, tail: float, known: Rounds) -> Rounds:
-    """What is `known` to be the cost of rounds, or less where all their coordinates are smoothed together.
+def joint_cost(protocol: Protocol, adjacency: Adjacency, honest: int, count: int, tail: float) -> Rounds:
+    """What `count` rounds cost if all their coordinates are smoothed together, with a tail of this mass per round.
 
     Rounds that are √w-GDP together compose with others as if each of them were √(w/count)-GDP.
+
+    Raises:
+        ConditionError: There is no smoothed certificate.
     """
-    law, sensitivity = protocol.mechanism.law(honest), protocol.sensitivity(adjacency)
-    if isinstance(law, Normal) or (isinstance(law, Law) and known.mu**2 * law.variance < (_GAIN * sensitivity) ** 2):
-        return known
-    try:
-        found = smoothed_certificate(
-            law,
-            dim=protocol.dim,
-            sensitivity=sensitivity,
-            reach=protocol.reach(adjacency),
-            tail=min(0.5, tail * count),
-            rounds=count,
-        )
-    except ConditionError:
-        return known
-    mu = found.mu / math.sqrt(count) * (1.0 + 1e-15)
-    return replace(known, mu=mu, tail_mass=found.tail_mass / count * (1.0 + 1e-15)) if mu < known.mu else known
+    law = protocol.mechanism.law(honest)
+    if isinstance(law, Normal):
+        raise ConditionError("Gaussian noise needs no smoothing.")
+    # Up to the next power of two the certificate is made for, so that the same serves every count.
+    most = 1 << (count - 1).bit_length()
+    found = smoothed_certificate(
+        law,
+        dim=protocol.dim,
+        sensitivity=protocol.sensitivity(adjacency),
+        reach=protocol.reach(adjacency),
+        tail=min(0.5, tail * most),
+        rounds=count,
+    )
+    return Rounds(
+        mu=found.mu / math.sqrt(count) * (1.0 + 1e-15),
+        count=count,
+        tail_mass=found.tail_mass / count * (1.0 + 1e-15),
+        variation=honest * protocol.dim * protocol.mechanism.variation,
+    )
 
 
 def counted_tail(scheme: Participation) -> float:
