@@ -13,7 +13,7 @@ from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
 from cpsgd.planner.problem import BEST, WHOLE_BITS, Problem, Requirements
-from cpsgd.planner.search import MAX_BITS, Considered, Design
+from cpsgd.planner.search import MAX_BITS, Considered, Design, best_design
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.participation import Participation
 from cpsgd.protocol import Protocol
@@ -202,22 +202,21 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
         bits = _validate.positive("bits", bits, high=MAX_BITS + 1e-9)
     if max_error is not None:
         max_error = _validate.positive("max_error", max_error)
-    asked = bits
     gaussian = problem.gaussian_squared_error
     enough = _CLOSE_TO_GAUSSIAN * gaussian if max_error is None else max_error
     if bits is not None:
-        designs = problem.designs(enough, [bits])
+        design = best_design(problem.setting, problem.target, bits)
+        found = None if design is None else (bits, design)
     else:
-        designs = problem.designs(enough, WHOLE_BITS, stop=True)
-        close = [b for b, design in designs.items() if design.error.total <= enough]
-        if not close and max_error is not None:
-            raise problem.too_accurate(designs, max_error)
-        bits = close[0] if close else min(designs, key=lambda b: (designs[b].error.total, b), default=None)
-    if bits is None or bits not in designs:
-        raise problem.too_few_bits(asked)
-    chosen, considered = bits, designs[bits].considered
+        found = problem.fewest_bits(enough)
+    if found is None:
+        raise problem.too_few_bits(bits)
+    chosen, design = found
+    if max_error is not None and design.error.total > max_error:
+        raise problem.too_accurate(chosen, design, max_error)
+    considered = design.considered
     try:
-        design, protocol, guarantee = problem.finish(designs[chosen], chosen)
+        design, protocol, guarantee = problem.finish(design, chosen)
     except ConditionError as error:
         raise InfeasibleError(
             f"The best that {chosen:.4g} bits hold cannot be accounted for; use more. {error}"
