@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cpsgd import _validate, mechanisms
 from cpsgd.adjacency import Adjacency
@@ -110,6 +110,19 @@ def _asked_for(required: Requirements) -> tuple[type[Mechanism], ...]:
 
 
 @dataclass(frozen=True)
+class Finished(Design):
+    """A design as a protocol.
+
+    Attributes:
+        protocol: The parameters to run with.
+        guarantee: What is proved for it.
+    """
+
+    protocol: Protocol = field(kw_only=True)
+    guarantee: Guarantee = field(kw_only=True)
+
+
+@dataclass(frozen=True)
 class Problem:
     """Requirements, validated and sorted into what is judged (setting) and what is kept (target)."""
 
@@ -196,33 +209,49 @@ class Problem:
                 designs[b] = best
         return designs
 
-    def fewest_bits(self, enough: float) -> tuple[float, Design] | None:
+    def at(self, bits: float) -> Finished | None:
+        """The best protocol with at most this many bits per coordinate, None if there is none.
+
+        Raises:
+            ConditionError: None of them can be accounted for.
+        """
+        return self._best(Contest(self.setting, self.target, bits), bits)
+
+    def _best(self, contest: Contest, bits: float) -> Finished | None:
+        return contest.best(lambda design: self.finish(design, bits))
+
+    def fewest_bits(self, enough: float) -> tuple[float, Finished] | None:
         """The fewest whole bits with an expected squared error of at most `enough`, or of the smallest there is.
 
         Numbers of bits at which nothing could come that near are certified only if no other comes near either.
         """
-        found: list[tuple[float, Design]] = []
+        found: list[tuple[float, Finished]] = []
         rest: list[tuple[float, float, Contest]] = []
         for b in WHOLE_BITS:
             contest = Contest(self.setting, self.target, b)
             if contest.floor > enough:
                 rest.append((contest.floor, b, contest))
-            elif (design := contest.best()) is not None:
+            elif (design := self._best(contest, b)) is not None:
                 found.append((b, design))
                 if design.error.total <= enough:
                     return found[-1]
         for floor, b, contest in sorted(rest, key=lambda each: each[:2]):
-            if all(floor < design.error.total for _, design in found) and (design := contest.best()) is not None:
+            if (
+                all(floor < design.error.total for _, design in found)
+                and (design := self._best(contest, b)) is not None
+            ):
                 found.append((b, design))
         return min(found, key=lambda each: (each[1].error.total, each[0]), default=None)
 
-    def finish(self, design: Design, bits: float) -> tuple[Design, Protocol, Guarantee]:
+    def finish(self, design: Design, bits: float) -> Finished:
         """The design as a protocol, with nearly the smallest scale whose own guarantee is within ε."""
         design, protocol, guarantee = self._accounted(design, bits)
-        if design.modulus is not None:
-            design = replace(design, modulus=_convenient(design.modulus, self.setting.dim, values_of(bits)))
+        modulus = design.modulus
+        if modulus is not None:
+            modulus = _convenient(modulus, self.setting.dim, values_of(bits))
         # Sums modulo something are post-processing: the guarantee is the same.
-        return design, replace(protocol, modulus=design.modulus), guarantee
+        protocol = replace(protocol, modulus=modulus)
+        return Finished(design.mechanism, modulus, design.error, protocol=protocol, guarantee=guarantee)
 
     def _accounted(self, design: Design, bits: float) -> tuple[Design, Protocol, Guarantee]:
         """The design with nearly the smallest scale whose own guarantee is within ε, and that guarantee.
@@ -356,7 +385,7 @@ class Problem:
         return roughly_feasible(self.setting, self.target, bits)
 
     def too_accurate(self, bits: float, best: Design, max_error: float) -> InfeasibleError:
-        """The best design is not that accurate: names the smallest error at this ε and the smallest ε for this error."""
+        """No design is as accurate as that: names the smallest error at this ε and the smallest ε for this error."""
         error = best.error.total
         remedy = f"The smallest error at ε={self.target.epsilon:g} is {error:.4g}, with bits={bits:g}"
         needed = self._smallest_epsilon(bits, max_error)

@@ -13,11 +13,13 @@ Candidates are ranked with s as a Gaussian of slightly smaller variance would ne
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from scipy.optimize import minimize_scalar
 
-from cpsgd.errors import ConditionError
+from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.mechanisms.base import Search
 from cpsgd.planner import modulus
@@ -32,6 +34,9 @@ _MOST_REFUSED = 4
 # The ideal scale times this is surely below what any certificate allows: all of them bound the Fisher information of a
 # shift from above, which is at least one over the variance (Cramér and Rao). The rest is for tails and tolerances.
 _SURELY = 0.999
+# A design that is finished may have less error by about this factor.
+_AS_FINISHED = 0.999
+_UNACCOUNTED = "the finished protocol has no guarantee"
 # Next to no noise needs a scale that no error is worth, and that no range of coordinates allows.
 _FARTHEST = 1e9
 # A modulus, or the values of a message, must fit the radix of a message, which is below 2^32.
@@ -122,6 +127,9 @@ class Design:
     considered: tuple[Considered, ...] = ()
 
 
+AnyDesign = TypeVar("AnyDesign", bound=Design)
+
+
 def roughly_feasible(setting: Setting, target: Target, bits: float) -> bool:
     """Whether some mechanism has a candidate whose rough scale fits; nothing is certified."""
     search = _search(setting, target, bits)
@@ -150,7 +158,7 @@ def _search(setting: Setting, target: Target, bits: float) -> Search:
 
 def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
     """The design of at most `bits` bits per coordinate with the smallest expected error, or None if there is none."""
-    return Contest(setting, target, bits).best()
+    return Contest(setting, target, bits).best(lambda design: design)
 
 
 class Contest:
@@ -172,10 +180,19 @@ class Contest:
         self._contenders = sorted(contenders, key=lambda each: each.promise)
         self.floor = min((each.floor for each in contenders), default=math.inf)
 
-    def best(self) -> Design | None:
-        """The certified design with the smallest expected error, or None if there is none."""
-        best: Design | None = None
+    def best(self, finish: Callable[[Design], AnyDesign]) -> AnyDesign | None:
+        """The design with the smallest expected error, or None if there is none.
+
+        Args:
+            finish: Makes what is wanted of a certified design. It may turn out to be less accurate, or impossible.
+
+        Raises:
+            ConditionError: No design can be finished.
+            ParameterError: The same.
+        """
+        best: AnyDesign | None = None
         considered: list[Considered] = []
+        failure: ConditionError | ParameterError | None = None
         for contender in self._contenders:
             name = contender.kind.name
             # No certificate brings it below what the others are proved to reach.
@@ -186,11 +203,24 @@ class Contest:
             if design is None:
                 considered.append(Considered(name, None, reason=contender.unfit(self._setting, self._values)))
                 continue
-            considered.append(Considered(name, design.error.total, proved=True))
-            if best is None or design.error.total < best.error.total:
-                best = design
+            error = design.error.total
+            if best is None or error * _AS_FINISHED < best.error.total:
+                try:
+                    finished = finish(design)
+                except (ConditionError, ParameterError) as reason:
+                    failure = reason
+                    considered.append(Considered(name, None, reason=_UNACCOUNTED))
+                    continue
+                error = finished.error.total
+                if best is None or error < best.error.total:
+                    best = finished
+            considered.append(Considered(name, error, proved=True))
+        if best is None:
+            if failure is not None:
+                raise failure
+            return None
         considered.sort(key=lambda each: math.inf if each.squared_error is None else each.squared_error)
-        return None if best is None else replace(best, considered=tuple(considered))
+        return replace(best, considered=tuple(considered))
 
 
 @dataclass(frozen=True)
@@ -330,13 +360,13 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
         # False positions, with the weight of an end that stays halved (Illinois), and never all the way to an end.
         share = min(max(at_low / (at_low - at_high), 0.02), 0.98)
         middle = low * (high / low) ** share
-        found = over(middle)
-        if found > 0.0:
-            low, at_low = middle, found
+        excess = over(middle)
+        if excess > 0.0:
+            low, at_low = middle, excess
             at_high *= 0.5 if side < 0 else 1.0
             side = -1
         else:
-            high, at_high = middle, found
+            high, at_high = middle, excess
             at_low *= 0.5 if side > 0 else 1.0
             side = 1
     return at(high)

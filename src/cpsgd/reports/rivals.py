@@ -31,15 +31,19 @@ OURS, PUBLISHED = "ours", "published"
 NAME = "frontier"
 """The files are called this."""
 
-# Bits that are asked for, with less and with more than which nothing happens; a plan may need fewer.
+# Bits that are asked for; a plan may need fewer, and then the next fewer are asked for.
 _BITS = {
-    False: (
-        *(0.02, 0.03, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 1.0, math.log2(3), 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0),
-        *(7.0, 8.0, 10.0, 12.0, 16.0),
+    False: (0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, math.log2(3), 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0),
+    True: (
+        *(4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 8.0, 8.5, 9.0, 9.5, 10.0, 10.5, 11.0, 11.5),
+        12.0,
+        13.0,
+        14.0,
+        16.0,
+        20.0,
     ),
-    True: (*(0.5 * half for half in range(8, 25)), 13.0, 14.0, 16.0, 18.0, 20.0, 24.0),
 }
-_PUBLISHED_BITS = (1.0, math.log2(3), *(0.5 * half for half in range(4, 57)))
+_PUBLISHED_BITS = (1.0, math.log2(3), *(0.5 * half for half in range(4, 13)), *(float(bits) for bits in range(7, 29)))
 # Where the picture ends. Its axis has log(ratio - 0.9), which spreads what lies near 1.
 _LOWEST, _HIGHEST, _ORIGIN = 0.985, 12.0, 0.9
 _LEAST_BITS, _MOST_BITS = 0.018, 36.0
@@ -134,34 +138,38 @@ def compute(
 
 
 def _ours(scene: Scene, secure: bool, name: str) -> list[tuple[float, float]]:
-    """From many bits to few, until the error leaves the picture."""
+    """From many bits to few, until the error leaves the picture. Every point is a plan with its own guarantee."""
     found: dict[float, float] = {}
+    needed = math.inf
     fewest = math.log2(MECHANISMS[name].fewest_values)
     for bits in reversed(_BITS[secure]):
         if bits < fewest - 1e-9:
             break
+        if bits >= needed:
+            continue  # the last plan fits these, too
         try:
             best = plan(**vars(scene), bits=bits, secure=secure, mechanism=name)
         except (InfeasibleError, ParameterError):
             break  # too few bits; or there is nothing to plan, or no secure aggregation
         needed = best.protocol.bits_per_coordinate
-        found[needed] = min(best.ratio, found.get(needed, math.inf))
+        found[needed] = best.ratio
         if best.ratio > _HIGHEST:
             break
     return sorted(found.items())
 
 
 def _published(scene: Scene, secure: bool, name: str) -> list[tuple[float, float]]:
+    """From many bits to few; where more bits bring nothing, the fewest of them."""
     gaussian = Problem.of(Requirements(**vars(scene))).gaussian_squared_error
-    found = []
+    found: dict[float, float] = {}
     for bits in reversed(_PUBLISHED_BITS):
         error = published_error(name, PublishedProblem(**vars(scene), bits=bits, secure=secure))
         if error is None:
             break
-        found.append((bits, error / gaussian))
+        found[error / gaussian] = bits
         if error > _HIGHEST * gaussian:
             break
-    return found[::-1]
+    return sorted((bits, ratio) for ratio, bits in found.items())
 
 
 def write(folder: Path, points: Sequence[RivalPoint]) -> list[Path]:
