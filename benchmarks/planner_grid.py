@@ -63,7 +63,7 @@ def ratio(asked: dict[str, Any], mechanism: str) -> tuple[str, str]:
     try:
         found = plan(**asked, mechanism=mechanism)
     except CpsgdError:
-        return "", ""
+        return "", ""  # none keeps the requirement
     return f"{found.ratio:.{_DIGITS}g}", found.protocol.mechanism.name
 
 
@@ -72,7 +72,8 @@ def judge(asked: dict[str, Any], before: str) -> dict[str, Any]:
     start = time.process_time()
     best, mechanism = ratio(asked, "best")
     seconds = time.process_time() - start
-    binomial, _ = ratio(asked, "binomial")
+    # Where it is the best, it need not be planned again.
+    binomial = best if mechanism == "binomial" else ratio(asked, "binomial")[0]
     row = {**asked, "before": before, "binomial": binomial, "best": best}
     return {**row, "mechanism": mechanism, "seconds": f"{seconds:.2f}"}
 
@@ -99,18 +100,22 @@ def main() -> None:
         with path.open(newline="", encoding="utf-8") as file:
             known = {key(row): row["before"] for row in csv.DictReader(file)}
     rows: list[dict[str, Any]] = []
-    for asked in requirements():
-        if chosen.record_before:
-            rows.append({**asked, "before": ratio(asked, "binomial")[0]})
-        else:
-            rows.append(judge(asked, known[key(asked)]))
-            if worse(rows[-1]):
-                print("WORSE", rows[-1], flush=True)
-        print(f"{len(rows):>3}/{COUNT}", *(rows[-1].get(name, "") for name in COLUMNS), flush=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    # Beside the old file until all is done, so that nothing is lost where it is stopped.
+    partial = path.with_suffix(".partial")
+    with partial.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         table.writeheader()
-        table.writerows(rows)
+        for asked in requirements():
+            if chosen.record_before:
+                rows.append({**asked, "before": ratio(asked, "binomial")[0]})
+            else:
+                rows.append(judge(asked, known[key(asked)]))
+                if worse(rows[-1]):
+                    print("WORSE", rows[-1], flush=True)
+            table.writerow(rows[-1])
+            file.flush()
+            print(f"{len(rows):>3}/{COUNT}", *(rows[-1].get(name, "") for name in COLUMNS), flush=True)
+    partial.replace(path)
     failures = [] if chosen.record_before else [row for row in rows if worse(row)]
     print(f"{len(rows)} requirements, {sum(bool(row['before']) for row in rows)} with a plan before")
     if not chosen.record_before:

@@ -53,6 +53,8 @@ _WORTHWHILE = 4e-4
 # Parts of the interval of v that J is bounded on: more of them where Δ (c/w)² is over these limits.
 _PARTS = ((_NARROW, 1), (0.5, 2), (math.inf, 6))
 _TRIES, _PRECISION, _LARGEST_STEP, _WIDEST_CELL = 60, 1e-4, 1e3, 20.0
+# How much less precise κ may be where this share of the way is left, and at most.
+_CARE, _LEAST_PRECISE = 0.01, 30.0
 _SAFE = 1.0 + 1e-8
 # A line in exp(x) that falls over a cell of width h lies over the line in x by less than this times h of its fall.
 _BENT = 1.0 / 7.0
@@ -133,10 +135,11 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
     rates: list[float] = []
     while True:
         try:
-            rate = 0.0
+            # Where little of the way is left κ need not be precise.
+            rate, precision = 0.0, _PRECISION * min(max(1.0, _CARE * around / w), _LEAST_PRECISE)
             # The costliest first: what is enough for it will mostly do for the others.
             for each in sorted(curves, key=lambda each: each.last_rate, reverse=True):
-                rate = max(rate, each.rate(w, tail, rate))
+                rate = max(rate, each.rate(w, tail, rate, precision))
         except _TooRoughError:
             break
         # Where κ hardly changes, or little of the way is left, steps may be longer.
@@ -182,8 +185,8 @@ class _Curves:
         # Which of the widths was the last one needed: for the next, smaller w it is that or more.
         self._width = 0
 
-    def rate(self, w: float, tail: float, least: float = 0.0) -> float:
-        """Upper bound on κ(w); `least` where that is one."""
+    def rate(self, w: float, tail: float, least: float = 0.0, precision: float = _PRECISION) -> float:
+        """Upper bound on κ(w), within about `precision` of the best; `least` where that is one."""
         largest = self._largest
         farthest = float(np.max(np.abs(largest.log_ratios)))
         # Minus the logarithm of the smallest mass, apart from a cell's width and a scale.
@@ -199,10 +202,10 @@ class _Curves:
             moments = _moments([largest], w, end, 3)[0]
             log_density = -0.5 * (widest - 0.5 * math.sqrt(w)) ** 2
             if math.log(float(np.max(moments))) + log_density <= math.log(tail * math.sqrt(w)):
-                return self._rate(w, end, 2 * round(0.5 * _THRESHOLDS * widest) + 1, least)
+                return self._rate(w, end, 2 * round(0.5 * _THRESHOLDS * widest) + 1, least, precision)
         raise _TooRoughError
 
-    def _rate(self, w: float, end: float, thresholds: int, least: float) -> float:
+    def _rate(self, w: float, end: float, thresholds: int, least: float, precision: float) -> float:
         curves = self._nodes(w, end)
         test = _Test(
             w=w,
@@ -213,23 +216,28 @@ class _Curves:
         )
         if least > 0.0 and test.gap(least) <= 0.0:
             return least
-        # The gap falls at least about as fast as log κ rises; false positions find where it closes.
-        x, low, high = math.log(max(self.last_rate, least)), None, None
+        # The gap falls at least about as fast as log κ rises; false positions find where it closes. An end that stays
+        # counts half as much (Illinois).
+        x, low, high, side = math.log(max(self.last_rate, least)), None, None, 0
         for _ in range(_TRIES):
             gap = test.gap(math.exp(x))
             if gap <= 0.0:
                 high = x, gap
-                if gap > -_PRECISION:
+                if gap > -precision:
                     break
+                low = (low[0], 0.5 * low[1]) if low is not None and side > 0 else low
+                side = 1
             else:
                 low = x, gap
+                high = (high[0], 0.5 * high[1]) if high is not None and side < 0 else high
+                side = -1
             if low is not None and high is not None:
-                if high[0] - low[0] < 0.1 * _PRECISION:
+                if high[0] - low[0] < 0.1 * precision:
                     break
-                x = low[0] + (high[0] - low[0]) * max(0.1, (low[1] + 0.3 * _PRECISION) / (low[1] - high[1]))
+                x = low[0] + (high[0] - low[0]) * max(0.1, (low[1] + 0.3 * precision) / (low[1] - high[1]))
                 x = min(x, 0.9 * high[0] + 0.1 * low[0])
             else:
-                x += min(0.3, gap + 0.3 * _PRECISION)
+                x += min(0.3, gap + 0.3 * precision)
             if math.exp(x) * test.distances[-1] ** 2 > _LARGEST_STEP * w:
                 break
         if high is None:
