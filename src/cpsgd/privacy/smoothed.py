@@ -41,6 +41,8 @@ from cpsgd.privacy.curves import Curve, Family
 # Distances of the scaled first curve grow by these factors: tangents of t² are then within 0.06 % of it and, where
 # Δ (c/w)² is so small that J/Δ is flat and chords will do, those.
 _RATIO, _NARROW_RATIO, _NARROW = 1.025, 1.03, 0.05
+# Where less will do, exponents of these factors are larger; after a failure that is not tried for so many values of w.
+_COARSER, _RETRY = 2.5, 4
 # The smallest distance is so small that the kernel of R is constant, to this much, where the curve matters.
 _FLAT = 0.12
 # Values of w grow by this factor. c/√w runs from -W to W, W one of these, over so many values times W.
@@ -184,6 +186,8 @@ class _Curves:
         self._largest = family.others[-1] if family.others else _scaled(self.first, self._scale)
         # Which of the widths was the last one needed: for the next, smaller w it is that or more.
         self._width = 0
+        # For how many values of w few distances are not tried.
+        self._wait = 0
 
     def rate(self, w: float, tail: float, least: float = 0.0, precision: float = _PRECISION) -> float:
         """Upper bound on κ(w), within about `precision` of the best; `least` where that is one."""
@@ -206,14 +210,13 @@ class _Curves:
         raise _TooRoughError
 
     def _rate(self, w: float, end: float, thresholds: int, least: float, precision: float) -> float:
-        curves = self._nodes(w, end)
-        test = _Test(
-            w=w,
-            thresholds=np.linspace(-end, end, thresholds),
-            distances=np.array([curve.distance for curve in curves]),
-            moments=_moments(curves, w, end, thresholds),
-            smallest=self._smallest(w, end, curves[0].distance),
-        )
+        # What is enough for another family is mostly enough for this one, by far: then few distances will show it.
+        self._wait = max(0, self._wait - 1)
+        if least > 0.0 and not self._wait:
+            if self._test(w, end, thresholds, _COARSER).gap(least) <= 0.0:
+                return least
+            self._wait = _RETRY
+        test = self._test(w, end, thresholds, 1.0)
         if least > 0.0 and test.gap(least) <= 0.0:
             return least
         # The gap falls at least about as fast as log κ rises; false positions find where it closes. An end that stays
@@ -245,17 +248,28 @@ class _Curves:
         self.last_rate = math.exp(high[0])
         return self.last_rate * _SAFE
 
-    def _nodes(self, w: float, end: float) -> list[Curve]:
+    def _test(self, w: float, end: float, thresholds: int, coarser: float) -> _Test:
+        curves = self._nodes(w, end, coarser)
+        return _Test(
+            w=w,
+            thresholds=np.linspace(-end, end, thresholds),
+            distances=np.array([curve.distance for curve in curves]),
+            moments=_moments(curves, w, end, thresholds),
+            smallest=self._smallest(w, end, curves[0].distance),
+        )
+
+    def _nodes(self, w: float, end: float, coarser: float) -> list[Curve]:
         """The first curve, scaled down to where it is narrow against √w, and the others.
 
-        Distances are closer together where J/Δ changes with Δ.
+        Distances are closer together where J/Δ changes with Δ. With `coarser` over 1 there are fewer of them, and the
+        bound is less tight.
         """
         first, scale = self.first, self._scale
         smallest = _FLAT / ((end / w + 1.5) * self.spread)
         narrow = math.sqrt(_NARROW / self.last_rate) * w / end / first.distance
         scales = [scale]
         while scale > smallest or len(scales) < 2:
-            scale /= _RATIO if scale > narrow else _NARROW_RATIO
+            scale /= (_RATIO if scale > narrow else _NARROW_RATIO) ** coarser
             scales.append(scale)
         curves = [_scaled(first, scale) for scale in reversed(scales)]
         return [*curves, *self.family.others]
