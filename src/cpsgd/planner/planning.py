@@ -163,8 +163,8 @@ def plan(
 
     Example:
         >>> best = plan(clients=10_000, dim=65_536, epsilon=2.0, delta=1e-9, bits=4)
-        >>> best.protocol.mechanism.levels, best.protocol.mechanism.trials, round(best.ratio, 2)
-        (3, 13, 1.07)
+        >>> best.protocol.mechanism.name, best.protocol.mechanism.coins, round(best.ratio, 2)
+        ('coins', 15, 1.01)
         >>> best.guarantee.epsilon <= 2.0
         True
     """

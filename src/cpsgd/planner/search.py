@@ -39,6 +39,8 @@ _AS_FINISHED = 0.999
 _UNACCOUNTED = "the finished protocol has no guarantee"
 # Next to no noise needs a scale that no error is worth, and that no range of coordinates allows.
 _FARTHEST = 1e9
+# No scale is widened by more than this for the sake of the modulus.
+_WIDEST = 2.0**19
 # A modulus, or the values of a message, must fit the radix of a message, which is below 2^32.
 MAX_BITS = MAX_RADIX.bit_length() - 1
 
@@ -133,7 +135,11 @@ AnyDesign = TypeVar("AnyDesign", bound=Design)
 def roughly_feasible(setting: Setting, target: Target, bits: float) -> bool:
     """Whether some mechanism has a candidate whose rough scale fits; nothing is certified."""
     search = _search(setting, target, bits)
-    return any(_Contender.of(setting, target, kind, search).ranked for kind in setting.mechanisms)
+    return any(
+        _with_best_scale(setting, candidate, target.rough_scale(candidate), search.values) is not None
+        for kind in setting.mechanisms
+        for candidate in kind.candidates(search)
+    )
 
 
 def _search(setting: Setting, target: Target, bits: float) -> Search:
@@ -349,10 +355,12 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
 
     low = high = scale
     at_low = at_high = over(scale)
+    if at_high > 0.0 and over(_WIDEST * scale) > 0.0:
+        return None
     while at_high > 0.0:
         low, at_low = high, at_high
         high *= 2.0
-        if high > 1e6 * scale:
+        if high > _WIDEST * scale:
             return None
         at_high = over(high)
     side = 0
