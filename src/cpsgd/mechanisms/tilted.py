@@ -191,8 +191,9 @@ class Tilted(Mechanism):
         resolution = (clip.MARGIN * clip_norm) ** 2 + dim / self.grid.unit**2 / 12.0
         deviation = clip_norm / math.sqrt(dim)
         if rotate and reach < clip_norm:
-            square = deviation**2 * _clipped_square(reach / deviation)
-            clipped = clip_norm * clip_norm * gaussian_clipping(reach / deviation)
+            # Of all vectors of norm D clipping takes most from one with a single coordinate.
+            square = max(deviation**2 * _clipped_square(reach / deviation), reach**2 / dim)
+            clipped = min(clip_norm * clip_norm * gaussian_clipping(reach / deviation), (clip_norm - reach) ** 2)
         else:
             # No coordinate of a vector of norm D exceeds D, whatever the rotation.
             square = min(clip_norm, reach) ** 2 / dim

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cpsgd import _validate
-from cpsgd.errors import ConditionError, CpsgdError, InfeasibleError, ParameterError
+from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.planner.planning import Plan, best_plan
 from cpsgd.planner.problem import Problem, Requirements
-from cpsgd.planner.search import Design, best_design
 from cpsgd.privacy.examples import HEADROOM, example_protocol
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.protocol import Protocol
@@ -72,40 +71,15 @@ def plan_examples(
         raise InfeasibleError(f"No protocol keeps ε={epsilon:g} for an example among {examples}: {error}") from None
 
 
-# What finishing a design may add to its error before the other mechanisms are asked.
-_AS_SEARCHED = 1.02
-
-
 @dataclass(frozen=True)
 class _ExampleProblem(Problem):
-    """A problem whose setting is about whole sums and whose target is about one example."""
+    """A problem whose setting is about whole sums and whose target is about one example.
+
+    The search knows nothing of grids. One that is coarse against a single example's share costs distance, or has no
+    proof at all: then another mechanism is chosen.
+    """
 
     examples: int = field(kw_only=True)
-
-    def finish(self, design: Design, bits: float) -> tuple[Design, Protocol, Guarantee]:
-        """The design as a protocol, or one with another mechanism where that turns out to be better.
-
-        The search knows nothing of grids. One that is coarse against a single example's share costs distance, or has
-        no proof at all.
-        """
-        found: list[tuple[Design, Protocol, Guarantee]] = []
-        reason: CpsgdError | None = None
-        try:
-            found.append(super().finish(design, bits))
-        except (ConditionError, ParameterError) as error:
-            reason = error
-        if not found or found[0][0].error.total > _AS_SEARCHED * design.error.total:
-            others = tuple(kind for kind in self.setting.mechanisms if kind.name != design.mechanism.name)
-            rest = replace(self, setting=replace(self.setting, mechanisms=others))
-            if (other := best_design(rest.setting, self.target, bits)) is not None:
-                try:
-                    found.append(rest.finish(other, bits))
-                except (ConditionError, ParameterError) as error:
-                    reason = error
-        if not found:
-            assert reason is not None
-            raise reason
-        return min(found, key=lambda finished: finished[0].error.total)
 
     def proved(self, protocol: Protocol) -> Guarantee:
         """The guarantee for one example."""

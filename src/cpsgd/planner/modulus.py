@@ -27,6 +27,7 @@ _ACCURACY, _COST = 1e-5, 1.0 + 1e-9
 # Slopes are searched for up to e^±40, from one that suits a tail of e^-30.
 _PROBE, _TYPICAL_NATS = 1e-4, 60.0
 _FARTHEST = 40.0
+_PARABOLAS = 12
 _GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
 
 
@@ -167,8 +168,33 @@ def _smallest(objective: Callable[[float], float], deviation: Deviation) -> floa
         low, high, at_low, at_high = high, low, at_high, at_low
     # From `low` to `high` it falls (or both are out of reach); go on until it rises.
     while at_high <= at_low and abs(high) < _FARTHEST:
+        if math.exp(low) >= deviation.steepest and step > 0.0:
+            return at_low  # there is no larger λ
         low, high, at_low, at_high = high, high + step, at_high, at(high + step)
     left, right = sorted((low - step, high))
+    # Where it is smooth, the vertex of a parabola through three places is soon as good as the best place itself.
+    place, best = low, at_low
+    at_left, at_right = at(left), at(right)
+    for _ in range(_PARABOLAS):
+        if not math.isfinite(at_left + at_right):
+            break
+        vertex = _vertex(left, place, right, at_left, best, at_right)
+        if not left < vertex < right or abs(vertex - place) < _ACCURACY:
+            return best
+        found = at(vertex)
+        if found > best:
+            if vertex < place:
+                left, at_left = vertex, found
+            else:
+                right, at_right = vertex, found
+            continue
+        if best - found < _ACCURACY**2 * abs(best):
+            return found
+        if vertex < place:
+            right, at_right = place, best
+        else:
+            left, at_left = place, best
+        place, best = vertex, found
     first, second = right - _GOLDEN * (right - left), left + _GOLDEN * (right - left)
     at_first, at_second = at(first), at(second)
     while right - left > _ACCURACY:
@@ -180,4 +206,12 @@ def _smallest(objective: Callable[[float], float], deviation: Deviation) -> floa
             left, first, at_first = first, second, at_second
             second = left + _GOLDEN * (right - left)
             at_second = at(second)
-    return min(at_first, at_second)
+    return min(at_first, at_second, best)
+
+
+def _vertex(left: float, place: float, right: float, at_left: float, best: float, at_right: float) -> float:
+    """Where the parabola through three points is smallest; not a number between them where it is not."""
+    down, up = (at_left - best) * (right - place), (at_right - best) * (place - left)
+    if down + up <= 0.0:
+        return math.inf
+    return place + 0.5 * (down * (right - place) - up * (place - left)) / (down + up)

@@ -12,7 +12,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
-from cpsgd.planner.problem import BEST, WHOLE_BITS, Problem, Requirements
+from cpsgd.planner.problem import BEST, WHOLE_BITS, Finished, Problem, Requirements
 from cpsgd.planner.search import MAX_BITS, Considered, Design
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.participation import Participation
@@ -118,10 +118,14 @@ class Plan:
         }
 
 
-def _chosen_first(considered: tuple[Considered, ...], design: Design) -> tuple[Considered, ...]:
-    """What was considered, with the error of the finished design, whose scale was brought closer since."""
+def _chosen_first(design: Design) -> tuple[Considered, ...]:
     chosen = Considered(design.mechanism.name, design.error.total, proved=True)
-    return (chosen, *(each for each in considered if each.mechanism != chosen.mechanism))
+    return (chosen, *(each for each in design.considered if each.mechanism != chosen.mechanism))
+
+
+def _at(problem: Problem, bits: float) -> tuple[float, Finished] | None:
+    found = problem.at(bits)
+    return None if found is None else (bits, found)
 
 
 def plan(
@@ -159,8 +163,8 @@ def plan(
 
     Example:
         >>> best = plan(clients=10_000, dim=65_536, epsilon=2.0, delta=1e-9, bits=4)
-        >>> best.protocol.mechanism.levels, best.protocol.mechanism.trials, round(best.ratio, 2)
-        (3, 13, 1.07)
+        >>> best.protocol.mechanism.name, best.protocol.mechanism.coins, round(best.ratio, 2)
+        ('coins', 15, 1.01)
         >>> best.guarantee.epsilon <= 2.0
         True
     """
@@ -202,26 +206,18 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
         bits = _validate.positive("bits", bits, high=MAX_BITS + 1e-9)
     if max_error is not None:
         max_error = _validate.positive("max_error", max_error)
-    asked = bits
     gaussian = problem.gaussian_squared_error
     enough = _CLOSE_TO_GAUSSIAN * gaussian if max_error is None else max_error
-    if bits is not None:
-        designs = problem.designs(enough, [bits])
-    else:
-        designs = problem.designs(enough, WHOLE_BITS, stop=True)
-        close = [b for b, design in designs.items() if design.error.total <= enough]
-        if not close and max_error is not None:
-            raise problem.too_accurate(designs, max_error)
-        bits = close[0] if close else min(designs, key=lambda b: (designs[b].error.total, b), default=None)
-    if bits is None or bits not in designs:
-        raise problem.too_few_bits(asked)
-    chosen, considered = bits, designs[bits].considered
     try:
-        design, protocol, guarantee = problem.finish(designs[chosen], chosen)
+        found = problem.fewest_bits(enough) if bits is None else _at(problem, bits)
     except ConditionError as error:
-        raise InfeasibleError(
-            f"The best that {chosen:.4g} bits hold cannot be accounted for; use more. {error}"
-        ) from None
+        asked = "The best there is" if bits is None else f"The best that {bits:.4g} bits hold"
+        raise InfeasibleError(f"{asked} cannot be accounted for; use more bits. {error}") from None
+    if found is None:
+        raise problem.too_few_bits(bits)
+    chosen, design = found
+    if max_error is not None and design.error.total > max_error:
+        raise problem.too_accurate(chosen, design, max_error)
 
     def frontier() -> tuple[FrontierPoint, ...]:
         points = problem.designs(enough, WHOLE_BITS) | {chosen: design}
@@ -231,8 +227,8 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
         )
 
     return Plan(
-        protocol=protocol,
-        guarantee=guarantee,
+        protocol=design.protocol,
+        guarantee=design.guarantee,
         wished_epsilon=problem.target.epsilon,
         bits=chosen,
         error=design.error,
@@ -241,7 +237,7 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
         participation=problem.target.participation,
         surviving=problem.setting.surviving,
         colluding=problem.colluding,
-        overflow_probability=problem.overflow_probability(protocol),
-        considered=_chosen_first(considered, design),
+        overflow_probability=problem.overflow_probability(design.protocol),
+        considered=_chosen_first(design),
         explore=frontier,
     )

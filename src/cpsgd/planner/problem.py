@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cpsgd import _validate, mechanisms
 from cpsgd.adjacency import Adjacency
@@ -12,7 +12,7 @@ from cpsgd.codec import pack
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.planner import modulus
-from cpsgd.planner.search import MAX_BITS, Design, Setting, best_design, feasible, roughly_feasible, values_of
+from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design, feasible, roughly_feasible, values_of
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.participation import Participation
@@ -112,6 +112,19 @@ def _asked_for(required: Requirements) -> tuple[type[Mechanism], ...]:
 
 
 @dataclass(frozen=True)
+class Finished(Design):
+    """A design as a protocol.
+
+    Attributes:
+        protocol: The parameters to run with.
+        guarantee: What is proved for it.
+    """
+
+    protocol: Protocol = field(kw_only=True)
+    guarantee: Guarantee = field(kw_only=True)
+
+
+@dataclass(frozen=True)
 class Problem:
     """Requirements, validated and sorted into what is judged (setting) and what is kept (target)."""
 
@@ -176,18 +189,18 @@ class Problem:
         needed = (self.target.distance / self.target.gaussian_mu) ** 2  # variance of the honest noise in the sum
         return self.target.dim * needed / (self.target.honest * self.setting.surviving)
 
-    def designs(self, enough: float, bits: Iterable[float], *, stop: bool = False) -> dict[float, Design]:
+    def designs(self, enough: float, bits: Iterable[float]) -> dict[float, Design]:
         """The best design for each number of bits, rising, that has one.
 
-        Beyond the usual numbers of bits, or at once where it is to `stop`, more are looked at only while none has an
-        expected squared error of at most `enough`. And where one is so near the Gaussian mechanism's that more bits
-        would be wasted, it stands for these, too.
+        Beyond the usual numbers of bits more are looked at only while none has an expected squared error of at most
+        `enough`. And where one is so near the Gaussian mechanism's that more bits would be wasted, it stands for these,
+        too.
         """
         close = _AS_GOOD_AS_GAUSSIAN * self.gaussian_squared_error
         designs: dict[float, Design] = {}
         best: Design | None = None
         for b in bits:
-            if (stop or b > _USUAL_BITS) and best is not None and best.error.total <= max(enough, close):
+            if b > _USUAL_BITS and best is not None and best.error.total <= max(enough, close):
                 break
             if best is None or best.error.total > close:
                 found = best_design(self.setting, self.target, b)
@@ -198,13 +211,49 @@ class Problem:
                 designs[b] = best
         return designs
 
-    def finish(self, design: Design, bits: float) -> tuple[Design, Protocol, Guarantee]:
+    def at(self, bits: float) -> Finished | None:
+        """The best protocol with at most this many bits per coordinate, None if there is none.
+
+        Raises:
+            ConditionError: None of them can be accounted for.
+        """
+        return self._best(Contest(self.setting, self.target, bits), bits)
+
+    def _best(self, contest: Contest, bits: float) -> Finished | None:
+        return contest.best(lambda design: self.finish(design, bits))
+
+    def fewest_bits(self, enough: float) -> tuple[float, Finished] | None:
+        """The fewest whole bits with an expected squared error of at most `enough`, or of the smallest there is.
+
+        Numbers of bits at which nothing could come that near are certified only if no other comes near either.
+        """
+        found: list[tuple[float, Finished]] = []
+        rest: list[tuple[float, float, Contest]] = []
+        for b in WHOLE_BITS:
+            contest = Contest(self.setting, self.target, b)
+            if contest.floor > enough:
+                rest.append((contest.floor, b, contest))
+            elif (design := self._best(contest, b)) is not None:
+                found.append((b, design))
+                if design.error.total <= enough:
+                    return found[-1]
+        for floor, b, contest in sorted(rest, key=lambda each: each[:2]):
+            if (
+                all(floor < design.error.total for _, design in found)
+                and (design := self._best(contest, b)) is not None
+            ):
+                found.append((b, design))
+        return min(found, key=lambda each: (each[1].error.total, each[0]), default=None)
+
+    def finish(self, design: Design, bits: float) -> Finished:
         """The design as a protocol, with nearly the smallest scale whose own guarantee is within ε."""
         design, protocol, guarantee = self._accounted(design, bits)
-        if design.modulus is not None:
-            design = replace(design, modulus=_convenient(design.modulus, self.setting.dim, values_of(bits)))
+        modulus = design.modulus
+        if modulus is not None:
+            modulus = _convenient(modulus, self.setting.dim, values_of(bits))
         # Sums modulo something are post-processing: the guarantee is the same.
-        return design, replace(protocol, modulus=design.modulus), guarantee
+        protocol = replace(protocol, modulus=modulus)
+        return Finished(design.mechanism, modulus, design.error, protocol=protocol, guarantee=guarantee)
 
     def _accounted(self, design: Design, bits: float) -> tuple[Design, Protocol, Guarantee]:
         """The design with nearly the smallest scale whose own guarantee is within ε, and that guarantee.
@@ -334,13 +383,10 @@ class Problem:
     def _certainly(self, bits: float) -> bool:
         return feasible(self.setting, self.target, bits)
 
-    def too_accurate(self, designs: dict[float, Design], max_error: float) -> InfeasibleError:
+    def too_accurate(self, bits: float, best: Design, max_error: float) -> InfeasibleError:
         """No design is as accurate as that: names the smallest error at this ε and the smallest ε for this error."""
-        if not designs:
-            return self.too_few_bits(None)
-        bits = min(designs, key=lambda b: designs[b].error.total)
-        best = designs[bits].error.total
-        remedy = f"The smallest error at ε={self.target.epsilon:g} is {best:.4g}, with bits={bits:g}"
+        error = best.error.total
+        remedy = f"The smallest error at ε={self.target.epsilon:g} is {error:.4g}, with bits={bits:g}"
         needed = self._smallest_epsilon(bits, max_error)
         if needed is not None:
             remedy += f"; max_error={max_error:g} needs about epsilon={needed:.3g}"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from scipy.optimize import brentq, minimize_scalar
 
@@ -128,24 +129,25 @@ def _poisson_binomial(problem: PublishedProblem) -> float | None:
     coins = min((values_of(problem.bits) - 1) // (problem.clients if problem.secure else 1), _MOST_COINS)
     if coins < 1:
         return None
+    return _poisson_binomial_error(coins, problem.clients, problem.dim, problem.epsilon, problem.delta)
+
+
+@lru_cache(maxsize=256)
+def _poisson_binomial_error(coins: int, clients: int, dim: int, epsilon: float, delta: float) -> float | None:
+    """The error with so many coins, which is the same for all bits that hold them."""
 
     def missed(log_theta: float) -> float:
         found = published.poisson_binomial_epsilon(
-            coins=coins,
-            theta=math.exp(log_theta),
-            clients=problem.clients,
-            dim=problem.dim,
-            delta=problem.delta,
-            adjacency=_ADJACENCY,
+            coins=coins, theta=math.exp(log_theta), clients=clients, dim=dim, delta=delta, adjacency=_ADJACENCY
         )
-        return min(found, 1e3) - problem.epsilon
+        return min(found, 1e3) - epsilon
 
     least, most = math.log(2.0**-16), math.log(Coins.most_theta)
     if missed(least) > 0.0:
         return None
     theta = math.exp(brentq(missed, least, most, xtol=_TOLERANCE)) if missed(most) > 0.0 else Coins.most_theta
 
-    draws = problem.clients * coins
+    draws = clients * coins
 
     def error(reach: float) -> float:
         # With x̄ = θ x/X a coin has the variance ¼ - x̄²; the squares of a vector's coordinates add up to 1.

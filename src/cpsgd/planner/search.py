@@ -13,11 +13,13 @@ Candidates are ranked with s as a Gaussian of slightly smaller variance would ne
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from scipy.optimize import minimize_scalar
 
-from cpsgd.errors import ConditionError
+from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.mechanisms.base import Search
 from cpsgd.planner import modulus
@@ -29,10 +31,16 @@ from cpsgd.protocol import MAX_RADIX
 _FINALISTS = ((1_000_000, 12), (5_000_000, 3), (math.inf, 1))
 # How many finalists may turn out to have no certificate, before none of them is taken to have one.
 _MOST_REFUSED = 4
-# The ideal scale times this is surely below what any certificate allows.
-_SURELY = 0.99
+# The ideal scale times this is surely below what any certificate allows: all of them bound the Fisher information of a
+# shift from above, which is at least one over the variance (Cramér and Rao). The rest is for tails and tolerances.
+_SURELY = 0.999
+# A design that is finished may have less error by about this factor.
+_AS_FINISHED = 0.999
+_UNACCOUNTED = "the finished protocol has no guarantee"
 # Next to no noise needs a scale that no error is worth, and that no range of coordinates allows.
 _FARTHEST = 1e9
+# No scale is widened by more than this for the sake of the modulus.
+_WIDEST = 2.0**19
 # A modulus, or the values of a message, must fit the radix of a message, which is below 2^32.
 MAX_BITS = MAX_RADIX.bit_length() - 1
 
@@ -121,10 +129,17 @@ class Design:
     considered: tuple[Considered, ...] = ()
 
 
+AnyDesign = TypeVar("AnyDesign", bound=Design)
+
+
 def roughly_feasible(setting: Setting, target: Target, bits: float) -> bool:
     """Whether some mechanism has a candidate whose rough scale fits; nothing is certified."""
     search = _search(setting, target, bits)
-    return any(_Contender.of(setting, target, kind, search).ranked for kind in setting.mechanisms)
+    return any(
+        _with_best_scale(setting, candidate, target.rough_scale(candidate), search.values) is not None
+        for kind in setting.mechanisms
+        for candidate in kind.candidates(search)
+    )
 
 
 def feasible(setting: Setting, target: Target, bits: float) -> bool:
@@ -159,38 +174,78 @@ def _search(setting: Setting, target: Target, bits: float) -> Search:
 
 def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
     """The design of at most `bits` bits per coordinate with the smallest expected error, or None if there is none."""
-    values = values_of(bits)
-    search = _search(setting, target, bits)
-    best: Design | None = None
-    considered: list[Considered] = []
-    kinds = setting.mechanisms
-    if len(kinds) > 1 and bits >= 1.0:
-        # From one bit on, others are as accurate, and their integers may be added up by anyone.
-        kinds = tuple(kind for kind in kinds if kind.not_summed is None)
-    contenders = [_Contender.of(setting, target, kind, search) for kind in kinds]
-    for contender in sorted(contenders, key=lambda each: each.floor):
-        name = contender.kind.name
-        # No certificate brings it below what the others are proved to reach.
-        if best is not None and best.error.total <= contender.floor < math.inf:
-            considered.append(Considered(name, contender.floor))
-            continue
-        design = contender.best(setting, target, values)
-        if design is None:
-            considered.append(Considered(name, None, reason=contender.unfit(setting, values)))
-            continue
-        considered.append(Considered(name, design.error.total, proved=True))
-        if best is None or design.error.total < best.error.total:
-            best = design
-    considered.sort(key=lambda each: math.inf if each.squared_error is None else each.squared_error)
-    return None if best is None else replace(best, considered=tuple(considered))
+    return Contest(setting, target, bits).best(lambda design: design)
+
+
+class Contest:
+    """All mechanisms' candidates at a number of bits per coordinate.
+
+    Attributes:
+        floor: An expected error that no certificate brings any of them below.
+    """
+
+    def __init__(self, setting: Setting, target: Target, bits: float) -> None:
+        self._setting, self._target, self._values = setting, target, values_of(bits)
+        search = _search(setting, target, bits)
+        kinds = setting.mechanisms
+        if len(kinds) > 1 and bits >= 1.0:
+            # From one bit on, others are as accurate, and their integers may be added up by anyone.
+            kinds = tuple(kind for kind in kinds if kind.not_summed is None)
+        contenders = [_Contender.of(setting, target, kind, search) for kind in kinds]
+        # The most promising first: what it reaches may be below the others' floors.
+        self._contenders = sorted(contenders, key=lambda each: each.promise)
+        self.floor = min((each.floor for each in contenders), default=math.inf)
+
+    def best(self, finish: Callable[[Design], AnyDesign]) -> AnyDesign | None:
+        """The design with the smallest expected error, or None if there is none.
+
+        Args:
+            finish: Makes what is wanted of a certified design. It may turn out to be less accurate, or impossible.
+
+        Raises:
+            ConditionError: No design can be finished.
+            ParameterError: The same.
+        """
+        best: AnyDesign | None = None
+        considered: list[Considered] = []
+        failure: ConditionError | ParameterError | None = None
+        for contender in self._contenders:
+            name = contender.kind.name
+            # No certificate brings it below what the others are proved to reach.
+            if best is not None and best.error.total <= contender.floor < math.inf:
+                considered.append(Considered(name, contender.floor))
+                continue
+            design = contender.best(self._setting, self._target, self._values)
+            if design is None:
+                considered.append(Considered(name, None, reason=contender.unfit(self._setting, self._values)))
+                continue
+            error = design.error.total
+            if best is None or error * _AS_FINISHED < best.error.total:
+                try:
+                    finished = finish(design)
+                except (ConditionError, ParameterError) as reason:
+                    failure = reason
+                    considered.append(Considered(name, None, reason=_UNACCOUNTED))
+                    continue
+                error = finished.error.total
+                if best is None or error < best.error.total:
+                    best = finished
+            considered.append(Considered(name, error, proved=True))
+        if best is None:
+            if failure is not None:
+                raise failure
+            return None
+        considered.sort(key=lambda each: math.inf if each.squared_error is None else each.squared_error)
+        return replace(best, considered=tuple(considered))
 
 
 @dataclass(frozen=True)
 class _Contender:
-    """The candidates of one mechanism, the most promising first, and an error that none of them comes below."""
+    """The candidates of one mechanism, the most promising first, its error, and one that none of them comes below."""
 
     kind: type[Mechanism]
     floor: float
+    promise: float
     ranked: list[Mechanism]
 
     @classmethod
@@ -205,7 +260,8 @@ class _Contender:
             if ideal is not None:
                 floor = min(floor, ideal.error.total)
         ranked.sort(key=lambda pair: pair[0])
-        return cls(kind, floor, [candidate for _, candidate in ranked])
+        promise = ranked[0][0] if ranked else math.inf
+        return cls(kind, floor, promise, [candidate for _, candidate in ranked])
 
     def unfit(self, setting: Setting, values: int) -> str:
         """Why there is no design."""
@@ -309,14 +365,35 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
         scale = min([low, math.exp(float(found.x)), widest], key=error_at)
     if setting.overflow is None:
         return at(scale)
+
     # A wider scale makes the vectors small against the noise, until only the noise has to fit.
-    high = scale
-    while (at(high).modulus or 0) > values:
+    def over(scale: float) -> float:
+        """How much too large the modulus is, as a logarithm; at most zero if it fits."""
+        needed = setting.needed_modulus(candidate.with_scale(scale)) or 0
+        return math.log(needed / values) if needed > values else math.log(needed / (values + 0.5))
+
+    low = high = scale
+    at_low = at_high = over(scale)
+    if at_high > 0.0 and over(_WIDEST * scale) > 0.0:
+        return None
+    while at_high > 0.0:
+        low, at_low = high, at_high
         high *= 2.0
-        if high > 1e6 * scale:
+        if high > _WIDEST * scale:
             return None
-    low = scale if high == scale else 0.5 * high
+        at_high = over(high)
+    side = 0
     while high > low * (1.0 + 1e-4):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if (at(middle).modulus or 0) <= values else (middle, high)
+        # False positions, with the weight of an end that stays halved (Illinois), and never all the way to an end.
+        share = min(max(at_low / (at_low - at_high), 0.02), 0.98)
+        middle = low * (high / low) ** share
+        excess = over(middle)
+        if excess > 0.0:
+            low, at_low = middle, excess
+            at_high *= 0.5 if side < 0 else 1.0
+            side = -1
+        else:
+            high, at_high = middle, excess
+            at_low *= 0.5 if side > 0 else 1.0
+            side = 1
     return at(high)

@@ -38,6 +38,8 @@ _FARTHEST, _LARGEST = 400.0, 50.0
 # With more backgrounds than this, neighbouring ones are covered by one: the share 2θ/_MOST_BLOCKS of the noise is lost.
 _MOST_BLOCKS, _LEAST_BLOCKS, _BLOCK_WORK = 320, 32, 12_000.0
 _GROUPS = 4
+# Scalar products of at most this length are computed by one thread.
+_LONGEST_PRODUCT = 4096
 _UNIT = 2.0**-53
 
 
@@ -155,7 +157,7 @@ def of_steps(steps: Steps, *, reach: float, tail: float) -> list[Family]:
     (or at 1, which is the mirror image) and every other client's at -1 or 1: K of them at 1. Where there are too many K
     to take each, a block of them is covered at once: of the clients that differ within the block, the adversary is told
     all but the part that their two extreme laws have in common. That part, a number F of equal steps that is told too,
-    is the same whatever K is.
+    is the same whatever K is. Of a block and its mirror image, with others - K in place of K, one curve tells both.
 
     Raises:
         ConditionError: There are no others, or the steps do not hide enough.
@@ -177,23 +179,25 @@ def of_steps(steps: Steps, *, reach: float, tail: float) -> list[Family]:
     mixtures = []
     worst_lost = 0.0
     blocks = [(j, j) for j in range(len(edges))] if others == len(edges) - 1 else _blocks(edges)
-    for first, last in blocks:
+    # The others are mirror images of these, with A and B swapped.
+    for first, last in blocks[: (len(blocks) + 1) // 2]:
         # `first` clients at 1, `last` counts those at 1 or free; the rest, at -1, are the mirror image of as many at 1.
         base = rises[first].plus(rises[len(edges) - 1 - last].mirrored(), cut)
         kept, untold = _common(low, high, int(edges[last] - edges[first]), cut)
         mixture, lost = [], 0.0
         for weight, free in kept:
             law = base.plus(free, cut)
-            pair = _Pair(np.convolve(law.mass, high), np.convolve(law.mass, low), law.error + 8.0 * _UNIT)
+            pair = _Pair(_convolved(law.mass, high), _convolved(law.mass, low), law.error + 8.0 * _UNIT)
             mixture.append((weight, pair))
             lost = max(lost, law.lost)
         mixtures.append(mixture)
         worst_lost = max(worst_lost, lost + untold)
     # One envelope of all would take each tail from where it is heaviest; a few, each of similar K, lose little.
-    size, deviation = math.ceil(len(mixtures) / _GROUPS), apart / math.sqrt(variance)
+    size, deviation = math.ceil(2 * len(mixtures) / _GROUPS), apart / math.sqrt(variance)
     groups = [mixtures[start : start + size] for start in range(0, len(mixtures), size)]
     found = [_envelope(group, 2.0, deviation, tail, f"steps of {steps.clients} clients") for group in groups]
-    return [Family(curve, (), reach, tail + worst_lost) for curve in found]
+    both = [curve for each in found for curve in (each, _swapped(each))]
+    return [Family(curve, (), reach, tail + worst_lost) for curve in both]
 
 
 def _check_steps(low: Array, high: Array, reach: float) -> None:
@@ -239,7 +243,7 @@ class _Power:
 
     def plus(self, other: _Power, cut: float) -> _Power:
         """The law of the sum of two independent ones, trimmed by at most `cut`."""
-        mass = np.convolve(self.mass, other.mass)
+        mass = _convolved(self.mass, other.mass)
         error = self.error + other.error + (min(len(self.mass), len(other.mass)) + 2) * _UNIT
         below, above = np.cumsum(mass), np.cumsum(mass[::-1])
         start, stop = int(np.searchsorted(below, 0.4 * cut)), int(np.searchsorted(above, 0.4 * cut))
@@ -250,6 +254,23 @@ class _Power:
     def mirrored(self) -> _Power:
         """The law of minus the sum; where it starts does not matter here."""
         return _Power(self.mass[::-1], 0, self.error, self.lost)
+
+
+def _convolved(first: Array, second: Array) -> Array:
+    """The convolution. Every mass is a sum of positive products, at most the shorter one's length of them.
+
+    NumPy's takes scalar products of that length, for which a linear algebra library may wake threads: very slow where
+    processors are shared. So the shorter one is taken in parts that are too short for that.
+    """
+    if len(first) < len(second):
+        first, second = second, first
+    if len(second) <= _LONGEST_PRODUCT:
+        return np.convolve(first, second)
+    found = np.zeros(len(first) + len(second) - 1)
+    for start in range(0, len(second), _LONGEST_PRODUCT):
+        part = second[start : start + _LONGEST_PRODUCT]
+        found[start : start + len(first) + len(part) - 1] += np.convolve(first, part)
+    return found
 
 
 def _power(step: Array, count: int, cut: float) -> _Power:
@@ -326,6 +347,12 @@ def _envelope(mixtures: list[list[tuple[float, _Pair]]], t: float, deviation: fl
         sides.append((sign * x[: last + 1], e[: last + 1]))
     (right, above), (left, below) = sides
     return Curve(t, np.concatenate([left[:0:-1], right]), np.concatenate([below[:0:-1], above]))
+
+
+def _swapped(curve: Curve) -> Curve:
+    """The curve of (B, A): s e(1/s). Lines in s stay lines."""
+    x = -curve.log_ratios[::-1]
+    return Curve(curve.distance, x, curve.excess[::-1] * np.exp(x) * (1.0 + 1e-14))
 
 
 class _Tails:

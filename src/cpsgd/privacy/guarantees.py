@@ -136,6 +136,28 @@ def guarantee(
         >>> dict(found.alternatives)["paper-theorem"] > 3.36
         True
     """
+    return _guarantee(protocol, delta, adjacency, surviving, colluding, thorough=True)
+
+
+def quick_guarantee(
+    protocol: Protocol, delta: float, *, adjacency: Adjacency | str, surviving: int, colluding: int
+) -> Guarantee:
+    """What `guarantee` proves by its quickest method alone, where that applies."""
+    try:
+        return _guarantee(protocol, delta, adjacency, surviving, colluding, thorough=False)
+    except ConditionError:
+        return _guarantee(protocol, delta, adjacency, surviving, colluding, thorough=True)
+
+
+def _guarantee(
+    protocol: Protocol,
+    delta: float,
+    adjacency: Adjacency | str,
+    surviving: int | None,
+    colluding: int,
+    *,
+    thorough: bool,
+) -> Guarantee:
     _validate.probability("delta", delta)
     neighbours = Adjacency.parse(adjacency)
     arrived = protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=0)
@@ -144,7 +166,7 @@ def guarantee(
         raise ConditionError(
             f"No honest client's noise is in the sum (surviving={arrived}, colluding={colluding}): there is no privacy."
         )
-    found = _methods(protocol, delta, neighbours, honest)
+    found = _methods(protocol, delta, neighbours, honest, thorough)
     proved = {m: result for m, result in found.items() if not isinstance(result, str) and m not in COMPARISONS}
     if not proved:
         reasons = "\n".join(f"  {m}: {reason}" for m, reason in found.items() if m not in COMPARISONS)
@@ -174,8 +196,8 @@ _GAIN = 1.002
 _SHARES = (1e-6, 0.1)
 
 
-def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> dict[str, Result]:
-    """What each method proves for a round with so many honest clients, or why it does not."""
+def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int, thorough: bool) -> dict[str, Result]:
+    """What each method proves for a round with so many honest clients, or why it does not; slow ones if `thorough`."""
     mechanism, dim = protocol.mechanism, protocol.dim
     law = mechanism.law(honest)
     sensitivity = protocol.sensitivity(adjacency)
@@ -199,7 +221,8 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
         if isinstance(law, Steps):
             found = {"smoothed-certificate": _attempt(smoothed, delta, moved)}
         else:
-            found = _lattice_methods(law, dim, sensitivity, mechanism.levels, delta, moved, smoothed)
+            slower = smoothed if thorough else None
+            found = _lattice_methods(law, dim, sensitivity, mechanism.levels, delta, moved, slower)
     if mechanism.published is not None:
         name, _ = mechanism.published
         found[name] = _attempt(
@@ -209,9 +232,9 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
 
 
 def _lattice_methods(
-    law: Law, dim: int, sensitivity: float, levels: int, delta: float, moved: _Moved, smoothed: _Prove
+    law: Law, dim: int, sensitivity: float, levels: int, delta: float, moved: _Moved, smoothed: _Prove | None
 ) -> dict[str, Result]:
-    """What the certificates prove for integer noise, or why they do not."""
+    """What the certificates prove for integer noise, or why they do not; without `smoothed` the quickest alone."""
 
     def certificate(delta: float) -> tuple[float, float]:
         epsilon, proof = certified_epsilon(law, dim=dim, sensitivity=sensitivity, levels=levels, delta=delta)
@@ -222,6 +245,8 @@ def _lattice_methods(
         return proof.epsilon, proof.tail_mass
 
     found: dict[str, Result] = {"gaussian-certificate": _attempt(certificate, delta, moved)}
+    if smoothed is None:
+        return found
     # Each of the others is slower than the last, and has a floor that is known at once: that of a Gaussian with the
     # noise's variance (near enough), and the Rényi certificate's own.
     floors = {

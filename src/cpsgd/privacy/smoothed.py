@@ -41,6 +41,8 @@ from cpsgd.privacy.curves import Curve, Family
 # Distances of the scaled first curve grow by these factors: tangents of t² are then within 0.06 % of it and, where
 # Δ (c/w)² is so small that J/Δ is flat and chords will do, those.
 _RATIO, _NARROW_RATIO, _NARROW = 1.025, 1.03, 0.05
+# Where less will do, exponents of these factors are larger; after a failure that is not tried for so many values of w.
+_COARSER, _RETRY = 2.5, 4
 # The smallest distance is so small that the kernel of R is constant, to this much, where the curve matters.
 _FLAT = 0.12
 # Values of w grow by this factor. c/√w runs from -W to W, W one of these, over so many values times W.
@@ -53,6 +55,8 @@ _WORTHWHILE = 4e-4
 # Parts of the interval of v that J is bounded on: more of them where Δ (c/w)² is over these limits.
 _PARTS = ((_NARROW, 1), (0.5, 2), (math.inf, 6))
 _TRIES, _PRECISION, _LARGEST_STEP, _WIDEST_CELL = 60, 1e-4, 1e3, 20.0
+# How much less precise κ may be where this share of the way is left, and at most.
+_CARE, _LEAST_PRECISE = 0.01, 30.0
 _SAFE = 1.0 + 1e-8
 # A line in exp(x) that falls over a cell of width h lies over the line in x by less than this times h of its fall.
 _BENT = 1.0 / 7.0
@@ -133,10 +137,11 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
     rates: list[float] = []
     while True:
         try:
-            rate = 0.0
+            # Where little of the way is left κ need not be precise.
+            rate, precision = 0.0, _PRECISION * min(max(1.0, _CARE * around / w), _LEAST_PRECISE)
             # The costliest first: what is enough for it will mostly do for the others.
             for each in sorted(curves, key=lambda each: each.last_rate, reverse=True):
-                rate = max(rate, each.rate(w, tail, rate))
+                rate = max(rate, each.rate(w, tail, rate, precision))
         except _TooRoughError:
             break
         # Where κ hardly changes, or little of the way is left, steps may be longer.
@@ -181,9 +186,11 @@ class _Curves:
         self._largest = family.others[-1] if family.others else _scaled(self.first, self._scale)
         # Which of the widths was the last one needed: for the next, smaller w it is that or more.
         self._width = 0
+        # For how many values of w few distances are not tried.
+        self._wait = 0
 
-    def rate(self, w: float, tail: float, least: float = 0.0) -> float:
-        """Upper bound on κ(w); `least` where that is one."""
+    def rate(self, w: float, tail: float, least: float = 0.0, precision: float = _PRECISION) -> float:
+        """Upper bound on κ(w), within about `precision` of the best; `least` where that is one."""
         largest = self._largest
         farthest = float(np.max(np.abs(largest.log_ratios)))
         # Minus the logarithm of the smallest mass, apart from a cell's width and a scale.
@@ -199,37 +206,41 @@ class _Curves:
             moments = _moments([largest], w, end, 3)[0]
             log_density = -0.5 * (widest - 0.5 * math.sqrt(w)) ** 2
             if math.log(float(np.max(moments))) + log_density <= math.log(tail * math.sqrt(w)):
-                return self._rate(w, end, 2 * round(0.5 * _THRESHOLDS * widest) + 1, least)
+                return self._rate(w, end, 2 * round(0.5 * _THRESHOLDS * widest) + 1, least, precision)
         raise _TooRoughError
 
-    def _rate(self, w: float, end: float, thresholds: int, least: float) -> float:
-        curves = self._nodes(w, end)
-        test = _Test(
-            w=w,
-            thresholds=np.linspace(-end, end, thresholds),
-            distances=np.array([curve.distance for curve in curves]),
-            moments=_moments(curves, w, end, thresholds),
-            smallest=self._smallest(w, end, curves[0].distance),
-        )
+    def _rate(self, w: float, end: float, thresholds: int, least: float, precision: float) -> float:
+        # What is enough for another family is mostly enough for this one, by far: then few distances will show it.
+        self._wait = max(0, self._wait - 1)
+        if least > 0.0 and not self._wait:
+            if self._test(w, end, thresholds, _COARSER).gap(least) <= 0.0:
+                return least
+            self._wait = _RETRY
+        test = self._test(w, end, thresholds, 1.0)
         if least > 0.0 and test.gap(least) <= 0.0:
             return least
-        # The gap falls at least about as fast as log κ rises; false positions find where it closes.
-        x, low, high = math.log(max(self.last_rate, least)), None, None
+        # The gap falls at least about as fast as log κ rises; false positions find where it closes. An end that stays
+        # counts half as much (Illinois).
+        x, low, high, side = math.log(max(self.last_rate, least)), None, None, 0
         for _ in range(_TRIES):
             gap = test.gap(math.exp(x))
             if gap <= 0.0:
                 high = x, gap
-                if gap > -_PRECISION:
+                if gap > -precision:
                     break
+                low = (low[0], 0.5 * low[1]) if low is not None and side > 0 else low
+                side = 1
             else:
                 low = x, gap
+                high = (high[0], 0.5 * high[1]) if high is not None and side < 0 else high
+                side = -1
             if low is not None and high is not None:
-                if high[0] - low[0] < 0.1 * _PRECISION:
+                if high[0] - low[0] < 0.1 * precision:
                     break
-                x = low[0] + (high[0] - low[0]) * max(0.1, (low[1] + 0.3 * _PRECISION) / (low[1] - high[1]))
+                x = low[0] + (high[0] - low[0]) * max(0.1, (low[1] + 0.3 * precision) / (low[1] - high[1]))
                 x = min(x, 0.9 * high[0] + 0.1 * low[0])
             else:
-                x += min(0.3, gap + 0.3 * _PRECISION)
+                x += min(0.3, gap + 0.3 * precision)
             if math.exp(x) * test.distances[-1] ** 2 > _LARGEST_STEP * w:
                 break
         if high is None:
@@ -237,17 +248,28 @@ class _Curves:
         self.last_rate = math.exp(high[0])
         return self.last_rate * _SAFE
 
-    def _nodes(self, w: float, end: float) -> list[Curve]:
+    def _test(self, w: float, end: float, thresholds: int, coarser: float) -> _Test:
+        curves = self._nodes(w, end, coarser)
+        return _Test(
+            w=w,
+            thresholds=np.linspace(-end, end, thresholds),
+            distances=np.array([curve.distance for curve in curves]),
+            moments=_moments(curves, w, end, thresholds),
+            smallest=self._smallest(w, end, curves[0].distance),
+        )
+
+    def _nodes(self, w: float, end: float, coarser: float) -> list[Curve]:
         """The first curve, scaled down to where it is narrow against √w, and the others.
 
-        Distances are closer together where J/Δ changes with Δ.
+        Distances are closer together where J/Δ changes with Δ. With `coarser` over 1 there are fewer of them, and the
+        bound is less tight.
         """
         first, scale = self.first, self._scale
         smallest = _FLAT / ((end / w + 1.5) * self.spread)
         narrow = math.sqrt(_NARROW / self.last_rate) * w / end / first.distance
         scales = [scale]
         while scale > smallest or len(scales) < 2:
-            scale /= _RATIO if scale > narrow else _NARROW_RATIO
+            scale /= (_RATIO if scale > narrow else _NARROW_RATIO) ** coarser
             scales.append(scale)
         curves = [_scaled(first, scale) for scale in reversed(scales)]
         return [*curves, *self.family.others]

@@ -25,39 +25,54 @@ from cpsgd.reports.numbers import power
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 OURS, PUBLISHED = "ours", "published"
 
 NAME = "frontier"
 """The files are called this."""
 
-# Bits that are asked for, with less and with more than which nothing happens; a plan may need fewer.
+# Bits that are asked for; a plan may need fewer, and then the next fewer are asked for.
 _BITS = {
-    False: (
-        *(0.02, 0.03, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 1.0, math.log2(3), 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0),
-        *(7.0, 8.0, 10.0, 12.0, 16.0),
+    False: (0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, math.log2(3), 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0),
+    True: (
+        *(4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 8.0, 8.5, 9.0, 9.5, 10.0, 10.5, 11.0, 11.5),
+        12.0,
+        13.0,
+        14.0,
+        16.0,
+        20.0,
     ),
-    True: (*(0.5 * half for half in range(8, 25)), 13.0, 14.0, 16.0, 18.0, 20.0, 24.0),
 }
-_PUBLISHED_BITS = (1.0, math.log2(3), *(0.5 * half for half in range(4, 57)))
+_PUBLISHED_BITS = (1.0, math.log2(3), *(0.5 * half for half in range(4, 13)), *(float(bits) for bits in range(7, 29)))
 # Where the picture ends. Its axis has log(ratio - 0.9), which spreads what lies near 1.
 _LOWEST, _HIGHEST, _ORIGIN = 0.985, 12.0, 0.9
-_LEAST_BITS, _MOST_BITS = 0.018, 36.0
+# With secure aggregation no sum fits fewer bits than these.
+_LEAST_BITS, _MOST_BITS = {False: 0.018, True: 3.6}, 36.0
 
 # Colours of Okabe and Ito, which colour-blind eyes tell apart, and a mark of its own for each.
 _STYLES = {
     "coins": ("#d55e00", "o"),
     "sampled-coins": ("#e69f00", "D"),
+    "lazy-coins": ("#882255", "X"),
     "binomial": ("#0072b2", "s"),
     "skellam": ("#009e73", "^"),
     "discrete-gaussian": ("#cc79a7", "v"),
 }
 _OTHER = ("#56b4e9", "P")
+_OUR_NAMES = {
+    "coins": "coins (the rounding is the noise)",
+    "sampled-coins": "sampled coins (not for secure sums)",
+    "lazy-coins": "lazy coins (for secure sums)",
+    "binomial": "rounding + Binomial noise (cpSGD)",
+    "skellam": "rounding + Skellam noise",
+    "discrete-gaussian": "rounding + discrete Gaussian noise",
+}
 _PUBLISHED_NAMES = {
-    "coins": "Poisson binomial (2022)",
-    "binomial": "cpSGD (2018)",
-    "skellam": "Skellam (2021)",
-    "discrete-gaussian": "discrete Gaussian (2021)",
+    "coins": "Poisson binomial (ICML 2022)",
+    "binomial": "cpSGD (NeurIPS 2018)",
+    "skellam": "Skellam (NeurIPS 2021)",
+    "discrete-gaussian": "distributed discrete Gaussian (ICML 2021)",
 }
 
 
@@ -134,34 +149,38 @@ def compute(
 
 
 def _ours(scene: Scene, secure: bool, name: str) -> list[tuple[float, float]]:
-    """From many bits to few, until the error leaves the picture."""
+    """From many bits to few, until the error leaves the picture. Every point is a plan with its own guarantee."""
     found: dict[float, float] = {}
+    needed = math.inf
     fewest = math.log2(MECHANISMS[name].fewest_values)
     for bits in reversed(_BITS[secure]):
         if bits < fewest - 1e-9:
             break
+        if bits >= needed:
+            continue  # the last plan fits these, too
         try:
             best = plan(**vars(scene), bits=bits, secure=secure, mechanism=name)
         except (InfeasibleError, ParameterError):
             break  # too few bits; or there is nothing to plan, or no secure aggregation
         needed = best.protocol.bits_per_coordinate
-        found[needed] = min(best.ratio, found.get(needed, math.inf))
+        found[needed] = best.ratio
         if best.ratio > _HIGHEST:
             break
     return sorted(found.items())
 
 
 def _published(scene: Scene, secure: bool, name: str) -> list[tuple[float, float]]:
+    """From many bits to few; where more bits bring nothing, the fewest of them."""
     gaussian = Problem.of(Requirements(**vars(scene))).gaussian_squared_error
-    found = []
+    found: dict[float, float] = {}
     for bits in reversed(_PUBLISHED_BITS):
         error = published_error(name, PublishedProblem(**vars(scene), bits=bits, secure=secure))
         if error is None:
             break
-        found.append((bits, error / gaussian))
+        found[error / gaussian] = bits
         if error > _HIGHEST * gaussian:
             break
-    return found[::-1]
+    return sorted((bits, ratio) for ratio, bits in found.items())
 
 
 def write(folder: Path, points: Sequence[RivalPoint]) -> list[Path]:
@@ -180,42 +199,27 @@ def write(folder: Path, points: Sequence[RivalPoint]) -> list[Path]:
 def draw(points: Sequence[RivalPoint], path: Path) -> Path:
     """A column of panels per scene: without secure aggregation above, with it below."""
     scenes = list(dict.fromkeys(Scene(p.clients, p.dim, p.epsilon, p.delta) for p in points))
-    figure = plotting.new_figure(1.4 + 3.0 * len(scenes), 7.6)
-    panels = figure.subplots(2, len(scenes), sharex=True, sharey=True, squeeze=False)
+    figure = plotting.new_figure(2.0 + 3.3 * len(scenes), 8.6)
+    figure.set_layout_engine(None)
+    panels = figure.subplots(2, len(scenes), sharex="row", sharey=True, squeeze=False)
+    figure.subplots_adjust(left=0.09, right=0.98, top=0.885, bottom=0.245, wspace=0.07, hspace=0.17)
     for column, scene in enumerate(scenes):
         for row, secure in enumerate((False, True)):
             axes = panels[row, column]
             shown = [p for p in points if Scene(p.clients, p.dim, p.epsilon, p.delta) == scene and p.secure == secure]
-            _panel(axes, shown)
-            title = f"n = {scene.clients:,}, d = {scene.dim:,}, δ = {power(scene.delta)}"
+            _panel(axes, shown, secure)
+            size = f"{scene.clients:,} clients, d = {scene.dim:,}, δ = {power(scene.delta)}"
+            how = "with secure aggregation" if secure else "without secure aggregation"
             plotting.tidy(
                 axes,
-                title=title if row == 0 else "",
-                xlabel="bits per coordinate" if row else "",
-                ylabel="error ÷ Gaussian's" if column == 0 else None,
+                title=size if row == 0 else "",
+                xlabel="bits per coordinate",
+                ylabel=f"{how}\nsquared error ÷ the exact Gaussian's" if column == 0 else None,
             )
-            how = "secure aggregation" if secure else "no secure aggregation"
-            axes.text(0.03, 0.96, how, transform=axes.transAxes, va="top", fontsize=10, color=plotting.MUTED)
-    labels = [axes.get_legend_handles_labels() for axes in panels.flat]
-    handles = {label: line for lines, names in labels for line, label in zip(lines, names, strict=True)}
-    ours = [label for name in (*_STYLES, *MECHANISMS) if (label := MECHANISMS[name].title) in handles]
-    order = list(dict.fromkeys([*ours, *handles]))
-    figure.legend(
-        [handles[label] for label in order],
-        order,
-        title="solid: accounted by this package; dashed: designed and accounted by their authors. "
-        "Errors are stretched near 1.",
-        title_fontsize=11,
-        loc="outside lower center",
-        ncols=2,
-        columnspacing=6.0,
-        frameon=False,
-        fontsize=11,
-        labelcolor=plotting.INK,
-    )
+    _legends(figure, panels[0, 0])
     epsilons = ", ".join(f"{epsilon:g}" for epsilon in dict.fromkeys(scene.epsilon for scene in scenes))
     figure.suptitle(
-        f"Squared error of a private mean ÷ that of the exact Gaussian mechanism, ε = {epsilons}",
+        f"What a bit buys: the error of a private mean (ε = {epsilons}) against the size of a message",
         x=0.01,
         ha="left",
         fontsize=14,
@@ -225,24 +229,63 @@ def draw(points: Sequence[RivalPoint], path: Path) -> Path:
     return plotting.save(figure, path)
 
 
-def _panel(axes: Axes, points: Sequence[RivalPoint]) -> None:
+def _legends(figure: Figure, axes: Axes) -> None:
+    """What is ours to the left, what others published to the right."""
+    groups = (
+        ("solid: designed and proved by this package", OURS, _OUR_NAMES, 0.08),
+        ("dashed: as designed and accounted by the authors", PUBLISHED, _PUBLISHED_NAMES, 0.62),
+    )
+    for title, accounting, names, left in groups:
+        lines = [axes.plot([], [], **_line(name, accounting))[0] for name in names]
+        labels = list(names.values())
+        if accounting == PUBLISHED:
+            lines.append(axes.plot([], [], **_EXACT)[0])
+            labels.append("exact Gaussian noise, 32-bit floats")
+        legend = figure.legend(
+            lines,
+            labels,
+            title=title,
+            title_fontproperties={"weight": "bold", "size": 10.5},
+            alignment="left",
+            loc="upper left",
+            bbox_to_anchor=(left, 0.185),
+            ncols=2 if accounting == OURS else 1,
+            frameon=False,
+            fontsize=10,
+            labelcolor=plotting.INK,
+            handlelength=3.0,
+        )
+        legend.get_title().set_color(plotting.INK)
+
+
+def _panel(axes: Axes, points: Sequence[RivalPoint], secure: bool) -> None:
     axes.set_xscale("log")
     axes.set_yscale("function", functions=(_stretch, lambda height: np.exp(height) + _ORIGIN))
     axes.minorticks_off()
-    axes.set_xlim(_LEAST_BITS, _MOST_BITS)
+    axes.set_xlim(_LEAST_BITS[secure], _MOST_BITS)
     axes.set_ylim(_LOWEST, _HIGHEST)
-    ticks = (0.02, 0.05, 0.1, 0.3, 1, 2, 4, 8, 16, 32)
+    ticks = (4, 6, 8, 12, 16, 24, 32) if secure else (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     heights = (1, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10)
     axes.set_yticks(heights, [f"{height:g}" for height in heights])
     axes.axhline(1.0, color=plotting.INK, linewidth=1.0, zorder=1)
-    axes.plot([32.0], [1.0], "*", color=plotting.INK, markersize=11, zorder=5, label="exact Gaussian, 32-bit floats")
+    axes.plot([32.0], [1.0], **_EXACT)
     for accounting in (PUBLISHED, OURS):
         for name in MECHANISMS:
             curve = [p for p in points if (p.mechanism, p.accounting) == (name, accounting)]
             if curve:
                 x, y = [p.bits for p in curve], [p.ratio for p in curve]
                 axes.plot(x, y, **_line(name, accounting))
+
+
+_EXACT: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "*",
+    "color": plotting.INK,
+    "markersize": 11,
+    "zorder": 5,
+    "clip_on": False,
+}
 
 
 def _stretch(ratio: Array) -> Array:
@@ -255,7 +298,6 @@ def _line(name: str, accounting: str) -> dict[str, Any]:
         # Two that all but coincide: one is drawn broader, and the other's dashes lie on it.
         broad = name == "discrete-gaussian"
         return {
-            "label": f"{_PUBLISHED_NAMES.get(name, name)}, published",
             "color": color,
             "linewidth": 4.0 if broad else 1.8,
             "alpha": 0.55 if broad else 1.0,
@@ -263,7 +305,6 @@ def _line(name: str, accounting: str) -> dict[str, Any]:
             "zorder": 2 if broad else 3,
         }
     return {
-        "label": MECHANISMS[name].title,
         "color": color,
         "linewidth": 2.6 if name.endswith("coins") else 1.6,
         "marker": marker,

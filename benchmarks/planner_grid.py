@@ -1,0 +1,128 @@
+"""Is a plan ever worse than it was? Over 200 requirements: error ratios before coins and now, and the time of a plan.
+
+The requirements are a fixed list that covers its ranges evenly: points of Roberts' R-sequence, the higher-dimensional
+relative of multiples of the golden ratio. Ratios are expected squared errors over the exact Gaussian mechanism's.
+
+    python benchmarks/planner_grid.py --out docs/results/planner
+
+plans all of them, writes `grid.csv` and fails where a plan is worse than what the file says it was before. That column
+was recorded once with the package as it was before coins and the smoothed certificate (commit e3c2542):
+
+    PYTHONPATH=OLD/src python benchmarks/planner_grid.py --out docs/results/planner --record-before
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cpsgd.errors import CpsgdError
+from cpsgd.planner import plan
+
+COUNT = 200
+NAME = "grid.csv"
+BITS = {
+    False: (0.05, 0.3, 1.0, math.log2(3), 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0),
+    True: (4.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0),
+}
+ASKED = ("clients", "dim", "epsilon", "delta", "bits", "secure", "rounds")
+COLUMNS = (*ASKED, "before", "binomial", "best", "mechanism", "seconds")
+# Ratios are rounded to so many digits in the file: less than what counts as worse.
+_DIGITS, SLACK = 12, 1e-9
+_FACTOR = 10.0**6 / 5.0
+
+
+def requirements() -> Iterator[dict[str, Any]]:
+    """What `plan` is asked for: n = 5..10⁶, d = 1..2²⁰, ε = 0.1..8, 0.05..16 bits, secure or not, 1 or 100 rounds."""
+    root = 1.2  # of x^7 = x + 1
+    for _ in range(60):
+        root = (1.0 + root) ** (1.0 / 7.0)
+    for i in range(COUNT):
+        u = [math.fmod(0.5 + i * root**-j, 1.0) for j in range(1, 7)]
+        secure = u[3] >= 0.5
+        clients = round(5.0 * _FACTOR ** u[0])
+        yield {
+            "clients": clients,
+            "dim": round(2.0 ** (20.0 * u[1])),
+            "epsilon": round(0.1 * 80.0 ** u[2], 3),
+            "delta": min(1e-5, float(f"{0.01 / clients:.0e}")),
+            "bits": BITS[secure][int(u[4] * len(BITS[secure]))],
+            "secure": secure,
+            "rounds": 1 if u[5] < 0.5 else 100,
+        }
+
+
+def ratio(asked: dict[str, Any], mechanism: str) -> tuple[str, str]:
+    """The error ratio and the mechanism of a plan, nothing where there is none."""
+    try:
+        found = plan(**asked, mechanism=mechanism)
+    except CpsgdError:
+        return "", ""  # none keeps the requirement
+    return f"{found.ratio:.{_DIGITS}g}", found.protocol.mechanism.name
+
+
+def judge(asked: dict[str, Any], before: str) -> dict[str, Any]:
+    """A row of the table."""
+    start = time.process_time()
+    best, mechanism = ratio(asked, "best")
+    seconds = time.process_time() - start
+    # Where it is the best, it need not be planned again.
+    binomial = best if mechanism == "binomial" else ratio(asked, "binomial")[0]
+    row = {**asked, "before": before, "binomial": binomial, "best": best}
+    return {**row, "mechanism": mechanism, "seconds": f"{seconds:.2f}"}
+
+
+def worse(row: dict[str, Any]) -> bool:
+    """Whether there was a better plan before, or is one with the paper's mechanism."""
+    known = [float(row[name]) for name in ("before", "binomial") if row[name]]
+    return bool(known) and not (row["best"] and float(row["best"]) <= min(known) * (1.0 + SLACK))
+
+
+def key(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row[name]) for name in ASKED)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of grid.csv")
+    parser.add_argument("--record-before", action="store_true", help="record what the package on the path reaches")
+    chosen = parser.parse_args()
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    path = chosen.out / NAME
+    known: dict[tuple[str, ...], str] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            known = {key(row): row["before"] for row in csv.DictReader(file)}
+    rows: list[dict[str, Any]] = []
+    # Beside the old file until all is done, so that nothing is lost where it is stopped.
+    partial = path.with_suffix(".partial")
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        for asked in requirements():
+            if chosen.record_before:
+                rows.append({**asked, "before": ratio(asked, "binomial")[0]})
+            else:
+                rows.append(judge(asked, known[key(asked)]))
+                if worse(rows[-1]):
+                    print("WORSE", rows[-1], flush=True)
+            table.writerow(rows[-1])
+            file.flush()
+            print(f"{len(rows):>3}/{COUNT}", *(rows[-1].get(name, "") for name in COLUMNS), flush=True)
+    partial.replace(path)
+    failures = [] if chosen.record_before else [row for row in rows if worse(row)]
+    print(f"{len(rows)} requirements, {sum(bool(row['before']) for row in rows)} with a plan before")
+    if not chosen.record_before:
+        times = sorted(float(row["seconds"]) for row in rows)
+        print(f"{len(failures)} worse; median {times[len(times) // 2]:.2f} s, slowest {times[-1]:.2f} s")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
