@@ -13,14 +13,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, M
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
-from cpsgd import _validate
 from cpsgd.engines.flower import records
 from cpsgd.engines.flower.records import RECORD, STATE
 from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
 from cpsgd.federation.client import ClientSession, call_privately
 from cpsgd.federation.limits import Limits
-from cpsgd.federation.messages import Arrays, check_alike, flatten, unflatten
+from cpsgd.federation.messages import Arrays, check_alike, flatten
 from cpsgd.federation.settings import Memory, Signing
+from cpsgd.federation.silo import example_sum
 from cpsgd.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -123,18 +123,12 @@ def silo_sum(
     Raises:
         ParameterError: The train function does not run under `cpsgd_mod(examples=...)`.
     """
-    from cpsgd.learning.datasets.base import Batch
-    from cpsgd.learning.gradients import ClientUpdates, ExampleSums, trainable
-
     accepted = message.content.config_records.get(RECORD) or ConfigRecord()
     examples, clip_norm = accepted.get("examples"), accepted.get("clip-norm")
     if not isinstance(examples, int) or examples < 1:
         raise ParameterError("silo_sum needs a train function with mods=[cpsgd_mod(examples=...)].")
-    sums = ExampleSums(ClientUpdates(model, loss), _validate.positive("clip_norm", clip_norm), examples)
-    batch = Batch(features, labels, np.array([len(labels)], dtype=np.int64))
-    (vector,) = next(iter(sums.chunks(batch)))
-    like = {name: np.empty(parameter.shape, np.float32) for name, parameter in trainable(model).items()}
-    return records.make_arrays(unflatten(vector, like))
+    found = example_sum(model, loss, features, labels, clip_norm=clip_norm, examples=examples)
+    return records.make_arrays(found)
 
 
 def _model(message: Message, error: CpsgdError) -> Arrays:
