@@ -1,4 +1,4 @@
-"""`CpsgdController`: the server's side. Runs rounds of secure aggregation over NVFlare and releases private means only."""
+"""`CpsgdController`: the server's side. Runs rounds of secure aggregation over NVFlare, releases private means only."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.logging.constants import is_log_streaming_allowed
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cpsgd.engines.nvflare import shareables
@@ -88,6 +89,7 @@ class CpsgdExecutor(Executor):
         self.executor, self.limits, self.allow_metrics, self.secure = executor, limits, allow_metrics, secure
         self._conditions({})
         self._state = b""
+        self._warned = False
         # A server may also push tasks, which NVFlare runs beside those that the client has asked for.
         self._lock = Lock()
 
@@ -107,6 +109,13 @@ class CpsgdExecutor(Executor):
     def _answer(self, data: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         request, site = shareables.read_request(data), _site(fl_ctx)
         limits, allowed, secure = self._conditions(site)
+        if not self._warned and is_log_streaming_allowed(fl_ctx):
+            self._warned = True
+            self.log_warning(
+                fl_ctx,
+                "This site lets NVFlare send logs to the server, and with them what errors of the train script quote. "
+                'Set "allow_log_streaming" to false in local/resources.json.',
+            )
         session = ClientSession(
             limits,
             fl_ctx.get_job_id(),
