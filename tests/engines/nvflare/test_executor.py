@@ -66,7 +66,7 @@ def test_the_same_stage_is_not_answered_twice(site: Site) -> None:
     assert "RoundError" in reason(site.answer(opening()))
 
 
-def test_a_stage_that_trains_needs_a_model(tmp_path: Path) -> None:
+def test_a_stage_that_trains_needs_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = sites(tmp_path)
     execute = members[0].executor.execute
 
@@ -75,7 +75,7 @@ def test_a_stage_that_trains_needs_a_model(tmp_path: Path) -> None:
         bare["cpsgd-request"] = data["cpsgd-request"]
         return execute(name, bare, *others)
 
-    members[0].executor.execute = without_model
+    monkeypatch.setattr(members[0].executor, "execute", without_model)
     server = controller(num_rounds=1)
     run(server, members, tmp_path / "server")
     assert "StageError: Expected a model" in server.reports[0].dropped["site-0"]
