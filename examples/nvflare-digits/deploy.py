@@ -10,9 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from digits import SILOS
-from federation import ADMIN, Federation
 from job import parse, private_recipe, read_accuracy
 from nvflare.recipe import ProdEnv
+
+from federation import ADMIN, Federation
 
 
 def main() -> None:

@@ -61,6 +61,17 @@ class Federation:
         """What all processes wrote."""
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("*.log")))
 
+    def environment(self) -> dict[str, str]:
+        """For all processes of the federation: NVFlare's scripts call python3, and write to the home."""
+        return {
+            **os.environ,
+            "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
+            "HOME": str(self.folder),
+            "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",  # else a job waits 15 minutes for a site that has died
+            "OMP_NUM_THREADS": "1",
+            _MARK: self._mark,
+        }
+
     def _provision(self) -> None:
         """Certificates and startup kits; then, for each site, what is for its operator to set."""
         # NVFlare binds to 127.0.0.1 only where the server is called localhost.
@@ -70,7 +81,10 @@ class Federation:
             *({"name": site, "type": "client", "org": "example"} for site in self.sites),
         ]
         builders = [
-            {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder", "args": {"template_file": _TEMPLATE}},
+            {
+                "path": "nvflare.lighter.impl.workspace.WorkspaceBuilder",
+                "args": {"template_file": ["master_template.yml"]},
+            },
             {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
             {"path": "nvflare.lighter.impl.cert.CertBuilder"},
             {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
@@ -78,7 +92,7 @@ class Federation:
         project = {"api_version": 3, "name": "federation", "participants": people, "builders": builders}
         (self.folder / "project.yml").write_text(json.dumps(project))  # which is YAML, too
         command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "workspace"]
-        subprocess.run(command, cwd=self.folder, env=self._environment(), check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, cwd=self.folder, env=self.environment(), check=True, stdout=subprocess.DEVNULL)
         identities = {site: create_identity(self.folder / f"{site}.identity") for site in self.sites}
         # The sites tell each other these lines, and not through the server.
         self.roster.write_text("".join(public_line(identities[site], site) + "\n" for site in self.sites))
@@ -108,16 +122,11 @@ class Federation:
         with (self.folder / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(
                 ["bash", str(self._kits / name / "startup" / "sub_start.sh"), "--once"],
-                env=self._environment(),
+                env=self.environment(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    def _environment(self) -> dict[str, str]:
-        """NVFlare's scripts call python3, and write to the home."""
-        path = str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
-        return {**os.environ, "PATH": path, "HOME": str(self.folder), "OMP_NUM_THREADS": "1", _MARK: self._mark}
 
     def _listens(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1.0):
@@ -163,9 +172,6 @@ class Federation:
                     if mark in (entry / "environ").read_bytes().split(b"\0"):
                         found.append(int(entry.name))
         return found
-
-
-_TEMPLATE = ["master_template.yml"]
 
 
 def _is_of(pid: int, kit: Path) -> bool:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -88,6 +90,10 @@ class CpsgdExecutor(Executor):
         # Under these names the Job API writes them into the job's configuration.
         self.executor, self.limits, self.allow_metrics, self.secure = executor, limits, allow_metrics, secure
         self._conditions({})
+        # SciPy, which limits are computed with, looks at PyTorch where it is loaded, also where a train script that
+        # starts in another thread has loaded half of it.
+        with suppress(ImportError):
+            import_module("torch")
         self._state = b""
         self._warned = False
         # A server may also push tasks, which NVFlare runs beside those that the client has asked for.
