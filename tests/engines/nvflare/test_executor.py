@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,19 @@ def test_requests_that_are_none_are_refused(site: Site, request_bytes: bytes) ->
 def test_the_same_stage_is_not_answered_twice(site: Site) -> None:
     assert site.answer(opening()).get_return_code() == ReturnCode.OK
     assert "RoundError" in reason(site.answer(opening()))
+
+
+def test_of_tasks_pushed_at_the_same_time_one_is_answered(site: Site) -> None:
+    task = opening()
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda _: site.answer(task), range(8)))
+    assert sorted(reply.get_return_code() == ReturnCode.OK for reply in replies) == [False] * 7 + [True]
+
+
+def test_a_site_that_sends_its_logs_to_the_server_is_warned_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        site.answer(opening())
+    assert caplog.text.count("allow_log_streaming") == 1
 
 
 def test_a_stage_that_trains_needs_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
