@@ -142,6 +142,10 @@ class ThresholdError(SecureAggregationError):
     """Too few clients are left to finish the round, or to let its sum be seen."""
 
 
+class ImplausibleMeanError(CpsgdError):
+    """A mean is larger than any that honest clients' vectors could have."""
+
+
 class LedgerError(CpsgdError):
     """The privacy ledger refuses something. Nothing was recorded, unless the message says so."""
 

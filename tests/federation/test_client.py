@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,8 @@ from cpsgd.federation.client import ClientSession, SessionState, call_privately
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
 from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.ledger import Budget, RoundEvent
+from cpsgd.ledger.totals import total
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.secagg import Stage
 
@@ -66,7 +69,7 @@ def test_a_protocol_without_noise_is_refused_by_default(small_plan: Plan) -> Non
     [
         ({"epsilon": 4.0, "delta": 1e-5, "rounds": 3}, "costs ε = "),
         ({"epsilon": 8.0, "delta": 1e-7, "rounds": 3}, "costs ε = "),
-        ({"epsilon": 8.0, "delta": 1e-5, "rounds": 3, "colluding": 1}, "costs ε = |could see more"),
+        ({"epsilon": 8.0, "delta": 1e-5, "rounds": 3, "colluding": 2}, "costs ε = |could see more"),
         ({"rounds": 2}, "announces 3 rounds"),
         ({"min_clients": 4}, "at least 4"),
     ],
@@ -123,15 +126,19 @@ def test_a_threshold_that_colluding_clients_could_use_is_refused(small_plan: Pla
         Client(colluding=2).ask(opening(small_plan, secure=parameters(small_plan, threshold=3)))
 
 
-def test_after_the_first_round_a_limit_belongs_to_one_protocol(small_plan: Plan) -> None:
-    clients = {"a": Client(epsilon=8.0, delta=1e-5, rounds=3), **{name: Client() for name in "bcd"}}
+def test_rounds_of_another_protocol_add_up(small_plan: Plan) -> None:
+    clients = {"a": Client(epsilon=8.0, delta=1e-5), **{name: Client() for name in "bcd"}}
     session = ServerSession(Terms(plan=small_plan), 1, list(clients), run=RUN)
     assert carry(session, clients, honest) is not None
     assert session.report.survivors == 4
-    # Less costly, even; but the sum of both is accounted for nowhere.
     quieter = with_more_noise(small_plan)
-    with pytest.raises(RoundRefusedError, match="another protocol"):
-        clients["a"].ask(opening(quieter, round=2, secure=parameters(quieter, round=2)))
+    session = ServerSession(Terms(plan=quieter), 2, list(clients), run=RUN)
+    assert carry(session, clients, honest) is not None
+    # The limit is for both together: two more of the first kind would be the plan's three and a quieter one.
+    session = ServerSession(Terms(plan=small_plan), 3, list(clients), run=RUN)
+    assert carry(session, clients, honest) is not None
+    with pytest.raises(RoundRefusedError, match=r"3 rounds, and one more would bring their cost to ε = .* limit is 8"):
+        clients["a"].ask(opening(small_plan, round=4, secure=parameters(small_plan, round=4)))
 
 
 @pytest.mark.slow
@@ -158,31 +165,109 @@ def remembering(path: Path, run: str = RUN, **options: Any) -> Client:
     return Client(run=run, settings={"cpsgd-memory": str(path)}, **options)
 
 
-def test_with_a_memory_a_limit_belongs_to_one_protocol_over_all_runs(small_plan: Plan, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "secure": False}
-    remembering(tmp_path / "memory", "1", **options).ask(plain(small_plan))
-    quieter = with_more_noise(small_plan)
-    other = remembering(tmp_path / "memory", "2", **options)
-    with pytest.raises(RoundRefusedError, match="another protocol"):
-        other.ask(plain(quieter))
-    assert other.trained == 0
-    remembering(tmp_path / "memory", "2", **options).ask(plain(small_plan))
+LIMITED: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "secure": False}
 
 
-def test_two_runs_that_begin_together_cannot_both_have_their_protocol(small_plan: Plan, tmp_path: Path) -> None:
+def test_a_rehearsal_costs_what_it_costs_and_no_more(small_plan: Plan, tmp_path: Path) -> None:
+    """Another number of rounds, or another protocol: later plans are answered as far as the limit goes."""
+    memory = tmp_path / "memory"
+    remembering(memory, "1", **LIMITED).ask(plain(replace(small_plan, rounds=1)))
+    remembering(memory, "2", **LIMITED).ask(plain(with_more_noise(small_plan)))
+    remembering(memory, "3", **LIMITED).ask(plain(small_plan))
+    spent = remembering(memory, "4", **LIMITED)
+    with pytest.raises(RoundRefusedError, match=r"3 rounds, and one more would bring their cost to ε = "):
+        spent.ask(plain(small_plan))
+    assert spent.trained == 0
+    # Its own decision: with a larger limit it goes on, and what was spent counts.
+    larger: dict[str, Any] = {**LIMITED, "epsilon": 9.5}
+    remembering(memory, "5", **larger).ask(plain(small_plan))
+    with pytest.raises(RoundRefusedError, match=r"4 rounds, .* limit is 9.5"):
+        remembering(memory, "6", **larger).ask(plain(small_plan))
+    assert memory.read_text().count("#kind") == 2
+
+
+def test_of_other_rounds_the_ledgers_total_counts(small_plan: Plan, tmp_path: Path) -> None:
     quieter = with_more_noise(small_plan)
-    options: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "secure": False}
+    options = {"survivors": small_plan.surviving, "colluding": 1}
+    events = [RoundEvent(each.protocol, **options) for each in (small_plan, quieter)]
+    both = total(Budget(population="a", epsilon=8.0, delta=1e-5), (), events).epsilon
+    for name, epsilon, answered in (("less", both * 0.999, False), ("enough", both * 1.001, True)):
+        limits: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-5, "secure": False}
+        remembering(tmp_path / name, "1", **limits).ask(plain(replace(small_plan, rounds=1)))
+        client = remembering(tmp_path / name, "2", **limits)
+        if answered:
+            client.ask(plain(replace(quieter, rounds=1)))
+        else:
+            with pytest.raises(RoundRefusedError, match="one more"):
+                client.ask(plain(replace(quieter, rounds=1)))
+        assert client.trained == answered
+
+
+def test_rounds_of_examples_count_for_whole_clients_in_full(small_plan: Plan, tmp_path: Path) -> None:
+    """A client that once protected examples and now protects itself counts what those rounds cost it as a whole."""
+    memory = tmp_path / "memory"
+    for run in ("1", "2", "3"):
+        remembering(memory, run, **LIMITED, examples=2).ask(replace(plain(small_plan), examples=2))
+    with pytest.raises(RoundRefusedError, match="one more"):
+        remembering(memory, "4", **LIMITED).ask(plain(small_plan))
+    remembering(memory, "4", **LIMITED, examples=2).ask(replace(plain(small_plan), examples=2))
+
+
+def test_plans_of_release_0_1_0_count_where_they_are_known(small_plan: Plan, tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    limits = Limits(epsilon=8.0, delta=1e-5)
+    digest = limits.digest(small_plan.protocol, rounds=3, surviving=small_plan.surviving).hex()
+    memory.write_text(f"1 1 {digest}\n1 2 {digest}\n")
+    remembering(memory, "2", **LIMITED).ask(plain(small_plan))
+    with pytest.raises(RoundRefusedError, match="3 rounds, and one more"):
+        remembering(memory, "3", **LIMITED).ask(plain(small_plan))
+    with pytest.raises(RoundRefusedError, match=r"does not say what they cost. Begin a new memory"):
+        remembering(memory, "3", **{**LIMITED, "epsilon": 9.0}).ask(plain(small_plan))
+
+
+@pytest.mark.parametrize("kind", ["{", "[]", '{"protocol":"","surviving":3}'])
+def test_a_damaged_kind_is_refused(small_plan: Plan, kind: str, tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    memory.write_text(f"#kind {'ab' * 16} {base64.b64encode(kind.encode()).decode()}\n1 1 {'ab' * 16}\n")
+    with pytest.raises(WireError, match="damaged"):
+        remembering(memory, **LIMITED).ask(plain(small_plan))
+
+
+def test_two_runs_that_begin_together_cannot_both_have_the_last_round(small_plan: Plan, tmp_path: Path) -> None:
+    quieter = with_more_noise(small_plan)
+    memory = tmp_path / "memory"
+    for run in ("1", "2"):
+        remembering(memory, run, **LIMITED).ask(plain(small_plan))
 
     class Slow(Client):
         def train(self, protocol: Protocol) -> np.ndarray:
             # While this round trains, which is after it was counted, another run asks.
-            with pytest.raises(RoundRefusedError, match="another protocol"):
-                remembering(tmp_path / "memory", "2", **options).ask(plain(quieter))
+            with pytest.raises(RoundRefusedError, match="3 rounds, and one more"):
+                remembering(memory, "4", **LIMITED).ask(plain(quieter))
             return super().train(protocol)
 
-    slow = Slow(run="1", settings={"cpsgd-memory": str(tmp_path / "memory")}, **options)
+    slow = Slow(run="3", settings={"cpsgd-memory": str(memory)}, **LIMITED)
     slow.ask(plain(small_plan))
     assert slow.trained == 1
+
+
+def test_a_round_that_began_before_anothers_end_is_counted_after_it(small_plan: Plan, tmp_path: Path) -> None:
+    """What was affordable when the round began may not be when it is to train."""
+    memory = tmp_path / "memory"
+    for run in ("1", "2"):
+        remembering(memory, run, **LIMITED).ask(plain(small_plan))
+    clients = {name: Client() for name in "abcd"}
+    clients["a"] = Client(settings={"cpsgd-memory": str(memory)}, epsilon=8.0, delta=1e-5)
+    session = ServerSession(Terms(plan=small_plan), 1, list(clients), run=RUN)
+    for stage in (Stage.ADVERTISE, Stage.SHARE):
+        assert session.stage is stage
+        for node, request in session.requests().items():
+            session.receive(node, clients[node].ask(request))
+        session.close()
+    remembering(memory, "3", **LIMITED).ask(plain(small_plan))
+    with pytest.raises(RoundRefusedError, match="3 rounds, and one more"):
+        clients["a"].ask(session.requests()["a"])
+    assert clients["a"].trained == 0
 
 
 def test_with_a_memory_a_lost_state_does_not_answer_a_round_twice(small_plan: Plan, tmp_path: Path) -> None:
@@ -334,7 +419,7 @@ def test_a_damaged_state_is_refused(small_plan: Plan, state: bytes) -> None:
     assert client.state == state
 
 
-@pytest.mark.parametrize("run", ["", "two words", "line\n", "é"])
+@pytest.mark.parametrize("run", ["", "two words", "line\n", "é", "#kind"])
 def test_runs_are_words(run: str) -> None:
     with pytest.raises(ParameterError, match="one word"):
         ClientSession(Limits(), run)
@@ -386,12 +471,11 @@ def test_errors_of_a_users_function_keep_their_text(error: Exception) -> None:
 
 def test_a_servers_word_on_distances_does_not_count(small_plan: Plan) -> None:
     """A server that states a distance out of thin air must not make its protocol look more private than it is."""
-    needed = guarantee_over_rounds(small_plan.protocol, 1e-5, rounds=3, surviving=small_plan.surviving).epsilon
+    rounds: dict[str, Any] = {"rounds": 3, "surviving": small_plan.surviving, "colluding": 1}
+    needed = guarantee_over_rounds(small_plan.protocol, 1e-5, **rounds).epsilon
     stated = {"replace_one_distance": small_plan.protocol.clip_norm, "distance_reason": "trust me"}
     claimed = with_protocol(small_plan, **stated)
-    assert (
-        guarantee_over_rounds(claimed.protocol, 1e-5, rounds=3, surviving=small_plan.surviving).epsilon < 0.7 * needed
-    )
+    assert guarantee_over_rounds(claimed.protocol, 1e-5, **rounds).epsilon < 0.7 * needed
     limits = {"epsilon": 0.99 * needed, "delta": 1e-5, "rounds": 3}
     for offered in (small_plan, claimed):
         with pytest.raises(RoundRefusedError, match="costs ε = "):

@@ -46,8 +46,13 @@ def test_the_file_is_that_of_release_0_1_0(tmp_path: Path) -> None:
         with pytest.raises(StageError, match=f"'{stage}' of round 1 of this run already"):
             memory.once("12345678901234567890", 1, Stage(stage))
     memory.once("12345678901234567890", 2, Stage.ADVERTISE)
-    assert memory.add(Answered("7", 2, "ef" * 16), lambda before: None) == 2
-    assert path.read_text() == before + f"12345678901234567890 2 advertise\n7 2 {'ef' * 16}\n"
+    assert memory.add(Answered("7", 2, "ef" * 16), lambda *before: None, "some kind") == 2
+    kind = f"#kind {'ef' * 16} c29tZSBraW5k\n"
+    assert path.read_text() == before + f"12345678901234567890 2 advertise\n{kind}7 2 {'ef' * 16}\n"
+    # A kind is said once.
+    assert memory.add(Answered("7", 3, "ef" * 16), lambda *before: None, "some kind") == 3
+    assert path.read_text().count("#kind") == 1
+    assert memory.history()[1] == {"ef" * 16: "some kind"}
 
 
 @pytest.mark.parametrize("content", [b"1 2", b"1 2 ab\n3 4", b"1 two ab\n", b"\xff\n", b"1 2 xy\n", b"1 2 done\n"])

@@ -23,7 +23,7 @@ from cpsgd.errors import (
 from cpsgd.federation.messages import Request
 from cpsgd.federation.server import ServerSession, Terms
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.secagg import Invitation, Stage, graph
+from cpsgd.secagg import Invitation, SecureParameters, Stage, graph
 
 from .local import DIM, RUN, Client, carry, honest
 from .silos import CLIENTS, VECTORS, Silos
@@ -106,7 +106,7 @@ def test_sums_modulo_a_number_that_is_no_power_of_two(
     tmp_path: Path, way: str, silent: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole rounds of a plan for a fraction of a bit, one client falling silent, and the integers of the others."""
-    odd = plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, dropout=0.25, bits=12.4)
+    odd = plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, dropout=0.25, colluding=1, bits=12.4, mechanism="binomial")
     protocol, made = odd.protocol, {}
     assert protocol.modulus is not None
     assert protocol.modulus.bit_count() > 1
@@ -220,8 +220,13 @@ def test_too_few_nodes_are_asked_for_nothing(small_plan: Plan, tmp_path: Path) -
 @pytest.mark.slow
 def test_who_has_too_few_neighbours_left_is_noted() -> None:
     """On a sparse graph a client may have answered and still be of no use."""
-    large = plan(300, 1, 8.0, 1e-5, secure=True, dropout=0.2, bits=14)
-    terms = Terms(plan=large)
+    large = plan(300, 1, 8.0, 1e-5, secure=True, dropout=0.2, colluding=1, bits=14)
+
+    class Sparse(Terms):
+        def parameters(self, round: int, clients: int) -> SecureParameters:
+            return replace(super().parameters(round, clients), neighbours=72, threshold=37)
+
+    terms = Sparse(plan=large)
     parameters = terms.parameters(1, 300)
     clients = {str(i): Client() for i in range(300)}
     session = ServerSession(terms, 1, list(clients), run=RUN)
@@ -420,7 +425,7 @@ def test_bad_terms(small_plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="with a modulus, got none"):
         Terms(plan=replace(small_plan, protocol=replace(small_plan.protocol, modulus=None)))
     with pytest.raises(ParameterError, match="participation"):
-        Terms(plan=plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, participation="once", bits=14))
+        Terms(plan=plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, participation="once", colluding=1, bits=14))
     with pytest.raises(InfeasibleError, match="may drop out"):
         Terms(plan=replace(small_plan, surviving=2))
     with pytest.raises(ParameterError, match="examples"):

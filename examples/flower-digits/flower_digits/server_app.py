@@ -52,6 +52,7 @@ def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
         rounds=rounds,
         participation="every",
         dropout=0.1,
+        colluding=1,
         secure=True,
         bits=16,
     )

@@ -47,6 +47,8 @@ def run(
 
 
 def _summary(found: Plan) -> object:
+    from cpsgd.planner.utility import utility_warning
+
     protocol, error = found.protocol, found.error
     mechanism = protocol.mechanism
     share = {name: f"{100.0 * part / error.total:.1f} %" for name, part in asdict(error).items()}
@@ -64,6 +66,7 @@ def _summary(found: Plan) -> object:
             f"rounding {share['rounding']}, clipping {share['clipping']}",
         ),
         ("", f"{found.ratio:.3f} × the exact Gaussian mechanism's {found.gaussian_squared_error:.4g}"),
+        *([("", f"[yellow]{escape(warning)}[/yellow]")] if (warning := utility_warning(found)) else []),
         *_considered(found),
         *guarantee_rows(found.guarantee),
     ]

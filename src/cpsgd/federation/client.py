@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from logging import getLogger
 from typing import Any, ParamSpec, TypeVar
 
@@ -15,13 +17,17 @@ from cpsgd.errors import ParameterError, RoundError, RoundRefusedError, StageErr
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
 from cpsgd.federation.settings import Answered, Memory, Signing
+from cpsgd.federation.spending import History, RoundKind, check_affordable
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import Invitation, SecureClient, Stage
 
 Train = Callable[[Protocol], NDArray[np.float32]]
 """Computes the client's vector for the protocol that was accepted. Called at most once in a round."""
 
-_ANOTHER_PROTOCOL = "This client's limit is accounted for with another protocol, and it keeps to that."
+_UNKNOWN = (
+    "This client's memory holds rounds of release 0.1.0 with another plan, and does not say what they cost. Begin a "
+    "new memory, with a limit that is smaller by what those rounds were allowed to cost."
+)
 _UNSIGNED = Signing()
 _log = getLogger("cpsgd")
 _P = ParamSpec("_P")
@@ -38,7 +44,10 @@ class SessionState:
         rounds: Rounds that the server announced with the protocol.
         answered: Rounds in which something was sent, over all runs that the engine keeps one state for, or over all
             that are in the client's memory.
-        accepted: Digest of the last protocol that was found acceptable, in hexadecimal.
+        accepted: Digest of the last protocol and number of rounds that were found acceptable, in hexadecimal.
+        kind: The current round's kind, as text.
+        spent: Without a memory, how many rounds of each kind were answered.
+        checked: Digest of the history that the current round was found affordable after.
         protocol: The current round's protocol as JSON.
         secrets: The state of the secure aggregation client, empty when no round is under way.
     """
@@ -48,6 +57,9 @@ class SessionState:
     rounds: int = 0
     answered: int = 0
     accepted: str = ""
+    kind: str = ""
+    spent: dict[str, int] = field(default_factory=dict)
+    checked: str = ""
     protocol: str = ""
     secrets: bytes = b""
 
@@ -101,13 +113,15 @@ class ClientSession:
             secure: False also accepts rounds without secure aggregation, in which the server sees this client's own
                 noisy message. The guarantee then holds only for those who see no more than the mean.
         """
-        if not run.isascii() or run.split() != [run]:
-            raise ParameterError("Expected run to be one word in ASCII.")
+        if not run.isascii() or run.split() != [run] or run.startswith("#"):
+            raise ParameterError("Expected run to be one word in ASCII that does not begin with #.")
         self.state = state
         self._limits, self._memory, self._signing, self._secure = limits, memory, signing, secure
         found = SessionState.from_bytes(state) if state else SessionState(run)
         self._progress = (
-            found if found.run == run else SessionState(run, answered=found.answered, accepted=found.accepted)
+            found
+            if found.run == run
+            else SessionState(run, answered=found.answered, accepted=found.accepted, spent=found.spent)
         )
 
     def answer(self, request: bytes, train: Train) -> bytes:
@@ -195,17 +209,26 @@ class ClientSession:
                 f"client is set up for {limits.examples or 0}: one of them would be wrong about what is protected."
             )
         protocol = Protocol.from_json(asked.protocol)
-        if self._memory is not None and (before := self._memory.rounds()):
-            progress = replace(progress, answered=len(before), accepted=before[-1].digest)
         digest = limits.digest(protocol, rounds=asked.rounds, surviving=asked.surviving).hex()
         if digest != progress.accepted:
-            if limits.epsilon is not None and progress.answered:
-                raise RoundRefusedError(_ANOTHER_PROTOCOL)
             limits.check(protocol, rounds=asked.rounds, surviving=asked.surviving)
+        kind = RoundKind.of(limits, protocol, asked.surviving)
         begun = replace(
-            progress, round=asked.round, rounds=asked.rounds, accepted=digest, protocol=asked.protocol, secrets=b""
+            progress,
+            round=asked.round,
+            rounds=asked.rounds,
+            accepted=digest,
+            kind=kind.to_text(),
+            protocol=asked.protocol,
+            secrets=b"",
         )
-        return protocol, begun
+        if self._memory is None:
+            before = _history(progress.spent)
+        else:
+            answered, kinds = self._memory.history()
+            before = _remembered(answered, kinds, begun, limits)
+        check_affordable(limits, before, kind, asked.rounds)
+        return protocol, replace(begun, checked=_digest(before))
 
     def _once(self, asked: Request) -> None:
         """Refuses, with a memory, a stage that was answered before, whichever state the engine hands over."""
@@ -215,28 +238,54 @@ class ClientSession:
     def _count(self) -> None:
         """Counts the round before anything about the data is computed."""
         limits, progress = self._limits, self._progress
-        this = Answered(progress.run, progress.round, progress.accepted)
-        most = limits.rounds if limits.epsilon is None else progress.rounds
+        kind = RoundKind.from_text(progress.kind)
+        this = Answered(progress.run, progress.round, kind.digest)
 
-        def check_rounds_left(answered: int) -> None:
-            if most is not None and answered >= most:
+        def check(answered: int, before: History) -> None:
+            if limits.rounds is not None and answered >= limits.rounds:
                 raise RoundRefusedError(f"This client has answered {answered} rounds, and answers no more.")
+            if _digest(before) != progress.checked:  # other runs have gone on since the round began
+                check_affordable(limits, before, kind, progress.rounds)
 
-        def permit(before: list[Answered]) -> None:
-            check_rounds_left(len(before))
-            if any((other.run, other.round) == (this.run, this.round) for other in before):
+        def permit(answered: list[Answered], kinds: Mapping[str, str]) -> None:
+            if any((other.run, other.round) == (this.run, this.round) for other in answered):
                 raise RoundError(f"This client has answered round {this.round} of this run already.")
-            if limits.epsilon is not None and any(other.digest != this.digest for other in before):
-                raise RoundRefusedError(_ANOTHER_PROTOCOL)
+            check(len(answered), _remembered(answered, kinds, progress, limits))
 
         if self._memory is None:
-            check_rounds_left(progress.answered)
-            self._save(replace(progress, answered=progress.answered + 1))
+            check(progress.answered, _history(progress.spent))
+            spent = {**progress.spent, progress.kind: progress.spent.get(progress.kind, 0) + 1}
+            self._save(replace(progress, answered=progress.answered + 1, spent=spent))
         else:
-            self._save(replace(progress, answered=self._memory.add(this, permit)))
+            self._save(replace(progress, answered=self._memory.add(this, permit, progress.kind)))
 
     def _save(self, progress: SessionState) -> None:
         self._progress, self.state = progress, progress.to_bytes()
+
+
+def _history(spent: Mapping[str, int]) -> History:
+    return {RoundKind.from_text(text): count for text, count in spent.items()}
+
+
+def _remembered(answered: list[Answered], kinds: Mapping[str, str], progress: SessionState, limits: Limits) -> History:
+    """The rounds of a memory by kind.
+
+    Release 0.1.0 wrote the digest of a whole plan down, and no kind: rounds of the present plan are known by it.
+    """
+    if limits.epsilon is None:
+        return {}  # Nothing depends on what they cost.
+    found: Counter[RoundKind] = Counter()
+    for digest, count in Counter(each.digest for each in answered).items():
+        text = progress.kind if digest == progress.accepted else kinds.get(digest)
+        if text is None:
+            raise RoundRefusedError(_UNKNOWN)
+        found[RoundKind.from_text(text)] += count
+    return found
+
+
+def _digest(history: History) -> str:
+    text = sorted((kind.digest, count) for kind, count in history.items())
+    return hashlib.sha256(repr(text).encode()).hexdigest()
 
 
 def call_privately(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:

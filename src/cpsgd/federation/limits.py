@@ -25,12 +25,14 @@ class Limits:
     somebody then knew the reason. From a server that just says so, 2D counts.
 
     Attributes:
-        epsilon: ε that all rounds together may cost at most, or None for no limit; needs `delta`. The first protocol
-            that keeps it, with the number of rounds announced for it, is then all the client takes part in: costs of
-            different ones would add up. With a `Memory` that holds over all runs and restarts, without for one run.
+        epsilon: ε that all rounds together may cost at most, or None for no limit; needs `delta`. What a server
+            announces must keep it by itself, and each round together with all that were answered before, of
+            whatever protocol (`cpsgd.federation.spending`). With a `Memory` that holds over all runs and restarts,
+            without for one run.
         delta: δ of that guarantee.
         rounds: Rounds that a server may announce and the client answers at most, counted in the same way; or None.
-        colluding: Other clients who may tell their noise to the server; it is not counted.
+        colluding: Other clients whose noise does not count: they may tell it to the server, and each of them knows
+            its own and sees the next model. So at least one.
         adjacency: "replace-one" or "zero-out": which data sets are neighbours.
         examples: Protects single examples, and no more of them than this in a client's sum; None protects the whole
             client.
@@ -47,7 +49,7 @@ class Limits:
     epsilon: float | None = None
     delta: float | None = None
     rounds: int | None = None
-    colluding: int = 0
+    colluding: int = 1
     adjacency: str = "replace-one"
     examples: int | None = None
     min_clients: int = 2
@@ -63,7 +65,7 @@ class Limits:
             _validate.integer("rounds", self.rounds, low=1)
         if self.examples is not None:
             _validate.integer("examples", self.examples, low=1)
-        _validate.integer("colluding", self.colluding, low=0)
+        _validate.integer("colluding", self.colluding, low=1)
         _validate.integer("min_clients", self.min_clients, low=2)
         # As plain text: `digest` rests on how a client's limits are written, and clients' memories on the digest.
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency).value)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Generic, TypeVar
@@ -13,8 +14,17 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.aggregator import Aggregator
-from cpsgd.errors import CpsgdError, ParameterError, SenderError, StageError, ThresholdError, WireError
+from cpsgd.errors import (
+    CpsgdError,
+    ImplausibleMeanError,
+    ParameterError,
+    SenderError,
+    StageError,
+    ThresholdError,
+    WireError,
+)
 from cpsgd.federation.messages import OPENING, TRAINING, Request
+from cpsgd.federation.plausibility import FALSE_ALARM, largest_norm
 from cpsgd.federation.settings import session_identifier
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.planner import Plan
@@ -25,6 +35,9 @@ from cpsgd.secagg.identity import as_roster
 _OVERHEAD_BYTES = 1 << 15
 _OVERHEAD_BYTES_PER_CLIENT = 1 << 10
 _MOST_METRICS = 100
+# What a client says that could not use what another one sent it through the server.
+_ACCUSATION = re.compile(r"(?:ShareError|SignatureError): [^0-9]*[Cc]lient (\d{1,9})\b")
+_CLIENT = re.compile(r"\b([Cc]lient) (\d{1,9})\b")
 
 Node = TypeVar("Node", bound=Hashable)
 """What the engine calls a client: a number, a name."""
@@ -35,7 +48,8 @@ class Terms:
     """What a server holds all rounds to.
 
     Attributes:
-        plan: From `cpsgd.plan(..., secure=True)`, or `plan_examples` for single examples.
+        plan: From `cpsgd.plan(..., secure=True, colluding=1)`, or `plan_examples` for single examples. Clients see the
+            released models, and each can subtract its own noise: the plan's guarantee must not count it.
         secure: Sums by secure aggregation. Without, the server sees each client's noisy message, and clients must
             agree to that.
         examples: With a plan for single examples, how many a client's sum holds at most. Clients that are set up for
@@ -61,6 +75,11 @@ class Terms:
             raise ParameterError(
                 f"The plan is for participation {str(plan.participation)!r}, and here the same nodes may be in every "
                 'round; plan with participation="every".'
+            )
+        if plan.colluding < 1:
+            raise ParameterError(
+                "The plan has colluding=0: its guarantee is for outsiders only. Every client sees the released models, "
+                "and can subtract its own noise; plan with colluding=1 or more."
             )
         if (self.ledger is None) != (self.population is None):
             raise ParameterError("Give ledger and population together.")
@@ -111,17 +130,26 @@ class Terms:
                 f"{rounds} rounds are more than the plan's guarantee covers; plan with rounds={rounds}."
             )
 
-    def reserve(self, round: int, run: str) -> Entry | None:
-        """Charges a round, or raises `BudgetExceededError`; None without a ledger."""
+    def reserve(self, round: int, run: str, charged_to: str | None = None) -> Entry | None:
+        """Charges a round, or raises `BudgetExceededError`; None without a ledger.
+
+        `charged_to` is a run that was to charge the round and then stopped before anything was revealed: its entry
+        pays, and is made if it has not come to that.
+        """
         if self.ledger is None or self.population is None:
             return None
+        name = f"{self.engine}-{charged_to or run}"
+        if charged_to is not None:
+            found = self.ledger.find(self.population, run=name, round=round)
+            if found is not None and not found.released:
+                return found
         event = RoundEvent(
             self.plan.protocol,
             survivors=self.plan.surviving,
             participation=self.plan.participation,
             colluding=self.plan.colluding,
             round=round,
-            run=f"{self.engine}-{run}",
+            run=name,
             examples=self.examples,
         )
         return self.ledger.reserve(self.population, event)
@@ -138,6 +166,8 @@ class RoundReport(Generic[Node]):
         survivors: Clients whose updates are in the sum.
         dropped: Nodes that dropped out on the way, and why.
         stages: At which stage they did.
+        faults: Nodes that are at fault and in which way: what they sent, or what others prove about it, no honest
+            client sends. Silence, errors and refusals are no faults.
         metrics: Of a released round, the plain mean of each metric over the nodes that sent it; no guarantee covers
             them.
         upload_bytes: Bytes that each node's replies took, over all stages.
@@ -149,6 +179,7 @@ class RoundReport(Generic[Node]):
     survivors: int = 0
     dropped: dict[Node, str] = field(default_factory=dict)
     stages: dict[Node, Stage] = field(default_factory=dict)
+    faults: dict[Node, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     upload_bytes: dict[Node, int] = field(default_factory=dict)
 
@@ -157,14 +188,24 @@ class ServerSession(Generic[Node]):
     """One round: while there is a `stage`, send `requests`, `receive` the answers and `close` it; then `release`.
 
     Whoever has not answered when a stage is closed is out of the round. A round is *withheld* where something keeps it
-    from being released under the plan's guarantee: too few clients, or no budget. Its `stage` is then None at once and
-    `release` returns None; the report says why. How long a stage stays open is for the engine to say.
+    from being released under the plan's guarantee: too few clients, or no budget; also where the mean is larger than
+    honest clients could have made it. Its `stage` is then None at once and `release` returns None; the report says why.
+    How long a stage stays open is for the engine to say, by `cpsgd.federation.pacing`.
 
     Attributes:
         report: What has become of the round so far.
     """
 
-    def __init__(self, terms: Terms, round: int, nodes: Sequence[Node], *, run: str) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        round: int,
+        nodes: Sequence[Node],
+        *,
+        run: str,
+        charged_to: str | None = None,
+        revealing: Callable[[], None] | None = None,
+    ) -> None:
         """Charges the round to the ledger: from here on it counts as spent, also if it is never ended.
 
         Args:
@@ -174,6 +215,9 @@ class ServerSession(Generic[Node]):
                 on it: those without a node have dropped out from the beginning. Which node is which of them does not
                 matter, for they sign what they say with their number.
             run: The engine's name of the run, the same on the clients.
+            charged_to: An earlier run that charged this round and stopped before `revealing` was called: it is not
+                charged again.
+            revealing: Called once, before anything is asked for that reveals the sum.
 
         Raises:
             ParameterError: There are too many nodes, or one of them twice.
@@ -186,13 +230,17 @@ class ServerSession(Generic[Node]):
         self._numbers = {node: client for client, node in enumerate(nodes)}
         self._answered: set[int] = set()
         self._metrics: dict[int, dict[str, float]] = {}
+        self._accusers: dict[int, set[int]] = {}  # by the accused
         self._entry: Entry | None = None
+        self._revealing = revealing or (lambda: None)
         self._sum: _SecureSum | _PlainSum | None = None
         try:
             if len(nodes) < plan.surviving:
                 raise ThresholdError(f"{len(nodes)} nodes are connected, and the plan needs {plan.surviving}")
-            self._entry = terms.reserve(round, run)
+            self._entry = terms.reserve(round, run, charged_to)
             self._sum = (_SecureSum if terms.secure else _PlainSum)(terms, round, len(nodes), run)
+            if not terms.secure:
+                self._revealing()
         except CpsgdError as error:
             self._withhold(error)
 
@@ -200,6 +248,11 @@ class ServerSession(Generic[Node]):
     def stage(self) -> Stage | None:
         """What the clients are asked for, or None at the end."""
         return None if self._sum is None or self._sum.stage is Stage.DONE else self._sum.stage
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Who was to take part."""
+        return tuple(self._nodes)
 
     def requests(self) -> dict[Node, bytes]:
         """The stage's request to each node that is still in the round."""
@@ -239,8 +292,13 @@ class ServerSession(Generic[Node]):
         if not isinstance(reply, bytes) or len(reply) > self._sum.reply_limit:
             size = f"{len(reply)} bytes" if isinstance(reply, bytes) else "no bytes"
             raise WireError(f"The upload has {size}; no honest one has more than {self._sum.reply_limit}.")
-        self._sum.receive(client, reply)
+        try:
+            self._sum.receive(client, reply)
+        except CpsgdError as error:
+            self._blame(client, f"{type(error).__name__}: {error}")
+            raise
         self._answered.add(client)
+        self.report.faults.pop(node, None)  # It has made up for it.
         if self.stage in TRAINING:
             numbers = ((name, value) for name, value in (metrics or {}).items() if isinstance(value, int | float))
             finite = ((name, float(value)) for name, value in numbers if abs(value) <= sys.float_info.max)
@@ -252,26 +310,56 @@ class ServerSession(Generic[Node]):
         The reason may be a stranger's text, and a traceback: its last line is kept, as far as it is fit for a log.
         """
         lines = [line for line in (reason or "").splitlines() if line.strip()]
-        if self.stage is not None and self._numbers.get(node, -1) not in self._answered:
+        client = self._numbers.get(node, -1)
+        if self.stage is not None and client not in self._answered:
             shown = "".join(letter for letter in (lines[-1] if lines else "an error")[:300] if letter.isprintable())
             self._note(node, shown, self.stage)
+            self._accuse(client, shown)
 
-    def close(self) -> None:
-        """Ends the stage. Whoever has not answered is out; where too few are left, the round is withheld."""
+    @property
+    def waiting(self) -> frozenset[Node]:
+        """Nodes that the open stage may still hear from: they have neither answered nor dropped out."""
+        if self.stage is None or self._sum is None:
+            return frozenset()
+        nodes = {self._nodes[client] for client in self._sum.outgoing.keys() - self._answered}
+        return frozenset(nodes - self.report.dropped.keys())
+
+    @property
+    def enough(self) -> bool:
+        """Whether as many have answered the open stage as the plan needs; see `close` for whether they suffice."""
+        return self.stage is not None and len(self._answered) >= self._terms.plan.surviving
+
+    def close(self, *, early: bool = False) -> bool:
+        """Ends the stage. Whoever has not answered is out; where too few are left, the round is withheld.
+
+        Args:
+            early: Ends it only if the round can go on without the others. Otherwise nothing is changed, and the stage
+                stays open.
+
+        Returns:
+            Whether the stage has ended.
+        """
         stage, open_sum = self.stage, self._sum
         if stage is None or open_sum is None:
             raise StageError("There is no open stage to close.")
-        for client in open_sum.outgoing.keys() - self._answered:
-            self._note(self._nodes[client], "no answer in time", stage)
+        asked = open_sum.outgoing.keys()
         try:
             open_sum.advance()
         except CpsgdError as error:
+            if early and self.waiting:
+                return False
             self._withhold(error)
-            return
+        for client in asked - self._answered:
+            self._note(self._nodes[client], "no answer in time", stage)
+        for client, offence in open_sum.offences.items():
+            self._blame(client, offence)
         if self.stage is not None:
             for client in self._answered - open_sum.outgoing.keys():
                 self._note(self._nodes[client], "too few of its neighbours are left", stage)
         self._answered = set()
+        if self.stage is Stage.UNMASK:
+            self._revealing()
+        return True
 
     def release(self) -> NDArray[np.float32] | None:
         """The mean of the updates, once, with the ledger's leave; None where the round is withheld.
@@ -291,6 +379,7 @@ class ServerSession(Generic[Node]):
                     f"{found.survivors} clients are left, and the plan needs {self._terms.plan.surviving}"
                 )
             mean = found.mean()
+            self._check_plausible(mean, found.survivors)
             if self._terms.ledger is not None and self._entry is not None:
                 self._terms.ledger.release(self._entry, survivors=found.survivors)
         except CpsgdError as error:
@@ -303,12 +392,48 @@ class ServerSession(Generic[Node]):
             self.report.metrics[name] = float(np.mean(values))
         return mean
 
+    def _check_plausible(self, mean: NDArray[np.float32], survivors: int) -> None:
+        norm, most = float(np.linalg.norm(mean)), largest_norm(self._terms.plan.protocol, survivors)
+        if not norm <= most:
+            raise ImplausibleMeanError(
+                f"The mean has norm {norm:.4g}, and that of honest clients has more than {most:.4g} with a probability "
+                f"of at most {FALSE_ALARM:g} only: some client sent what no honest one sends"
+            )
+
+    # ------------------------------------------------------------------ who did what
+
     def _note(self, node: Node, reason: str, stage: Stage) -> None:
         if node not in self.report.dropped:
-            self.report.dropped[node], self.report.stages[node] = reason, stage
+            self.report.dropped[node], self.report.stages[node] = self._named(reason), stage
+
+    def _blame(self, client: int, offence: str) -> None:
+        """Notes a fault that is proved."""
+        self.report.faults.setdefault(self._nodes[client], self._named(offence))
+
+    def _accuse(self, accuser: int, reason: str) -> None:
+        """Notes that a client says it was sent something wrong by another.
+
+        Anybody may say so. But of more accusers than may collude one is honest, and the accused is at fault.
+        """
+        found = _ACCUSATION.match(reason)
+        accused = int(found[1]) if found else -1
+        if 0 <= accused < len(self._nodes) and accused != accuser:
+            self._accusers.setdefault(accused, set()).add(accuser)
+            if len(self._accusers[accused]) > self._terms.plan.colluding:
+                self._blame(accused, f"{len(self._accusers[accused])} others say: {reason}")
+
+    def _named(self, text: str) -> str:
+        """Numbers of clients are drawn anew in every round; nodes keep their names."""
+        known = len(self._nodes)
+
+        def name(found: re.Match[str]) -> str:
+            number = int(found[2])
+            return f"{found[0]} (node {self._nodes[number]})" if number < known else found[0]
+
+        return _CLIENT.sub(name, text)
 
     def _withhold(self, error: CpsgdError) -> None:
-        self.report.reason, self._sum = str(error), None
+        self.report.reason, self._sum = self._named(str(error)), None
 
 
 class _SecureSum:
@@ -331,6 +456,11 @@ class _SecureSum:
     @property
     def survivors(self) -> int:
         return len(self._server.result().survivors)
+
+    @property
+    def offences(self) -> dict[int, str]:
+        """Clients whose messages prove that they are at fault, found at the end of the stage, and in which way."""
+        return {}
 
     def receive(self, client: int, reply: bytes) -> None:
         self._server.receive(client, reply)
@@ -355,6 +485,11 @@ class _PlainSum:
     @property
     def survivors(self) -> int:
         return self._aggregator.count
+
+    @property
+    def offences(self) -> dict[int, str]:
+        """What is wrong with a message is found when it is received."""
+        return {}
 
     def receive(self, client: int, reply: bytes) -> None:
         self._aggregator.add(reply)

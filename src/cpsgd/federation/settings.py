@@ -5,8 +5,10 @@ all runs therefore needs a place that is the client's own. Nor is an engine's st
 only. Flower, for one, stores it after an answer has left, and a SuperLink that fails one of its SuperNode's calls at
 the right time makes it run several ClientApps at once, all from the same state. What is written to the memory was
 written before the answer, under a lock: a line for each stage that was answered. A line has three words: the run, the
-round, and the digest of what was agreed to (in hexadecimal) for a round in which something about the data left, or the
-name of another stage that was answered. Release 0.1.0 wrote the same.
+round, and the digest of the round's kind (in hexadecimal) for a round in which something about the data left, or the
+name of another stage that was answered. What a digest stands for is said once, before its first round: the word
+`#kind`, the digest, and the `RoundKind` in base 64. Release 0.1.0 wrote the same, with digests of whole plans and no
+kinds.
 
 **Identity and roster.** A roster makes clients independent of what the server says about who they are. Each checks by
 itself that the keys it is given are signed by people on the roster, by each of them once, for this run, this round and
@@ -16,6 +18,7 @@ it needs its memory.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +39,8 @@ MEMORY_KEY = "cpsgd-memory"
 IDENTITY_KEY = "cpsgd-identity"
 ROSTER_KEY = "cpsgd-roster"
 
+_KIND = "#kind"  # no run has such a name
+
 
 @dataclass(frozen=True)
 class Answered:
@@ -44,7 +49,7 @@ class Answered:
     Attributes:
         run: The engine's name of the run.
         round: Number of the round.
-        digest: Of the protocol and limits that it was accepted with, in hexadecimal.
+        digest: Of the round's kind, in hexadecimal.
     """
 
     run: str
@@ -71,16 +76,24 @@ class Memory:
 
     def rounds(self) -> list[Answered]:
         """The rounds answered so far."""
-        with self._opened() as file:
-            return _read(file)[0]
+        return self.history()[0]
 
-    def add(self, answered: Answered, permit: Callable[[list[Answered]], None]) -> int:
-        """Writes a round down, if `permit` lets it with those before; returns how many there are then."""
+    def history(self) -> tuple[list[Answered], Mapping[str, str]]:
+        """The rounds answered so far, and the kinds of rounds by their digests."""
         with self._opened() as file:
-            before, _ = _read(file)
-            permit(before)
-            _write(file, f"{answered.run} {answered.round} {answered.digest}")
-            return len(before) + 1
+            content = _read(file)
+            return content.rounds, content.kinds
+
+    def add(self, answered: Answered, permit: Callable[[list[Answered], Mapping[str, str]], None], kind: str) -> int:
+        """Writes a round and its kind down, if `permit` lets it with those before; returns how many there are then."""
+        with self._opened() as file:
+            before = _read(file)
+            permit(before.rounds, before.kinds)
+            lines = [f"{answered.run} {answered.round} {answered.digest}"]
+            if answered.digest not in before.kinds:
+                lines.insert(0, f"{_KIND} {answered.digest} {base64.b64encode(kind.encode()).decode()}")
+            _write(file, *lines)
+            return len(before.rounds) + 1
 
     def once(self, run: str, round: int, stage: Stage) -> None:
         """Writes down that a stage of a round will be answered, one that takes nothing from the data.
@@ -90,7 +103,7 @@ class Memory:
         """
         line = f"{run} {round} {stage.value}"
         with self._opened() as file:
-            if line in _read(file)[1]:
+            if line in _read(file).stages:
                 raise StageError(
                     f"This client has answered stage {stage.value!r} of round {round} of this run already."
                 )
@@ -112,27 +125,36 @@ class Memory:
             raise RoundRefusedError(f"This client cannot read or write its memory ({type(error).__name__}).") from None
 
 
-def _write(file: BufferedRandom, line: str) -> None:
-    file.write(f"{line}\n".encode())
+def _write(file: BufferedRandom, *lines: str) -> None:
+    file.write("".join(f"{line}\n" for line in lines).encode())
     file.flush()
     os.fsync(file.fileno())
 
 
-def _read(file: BufferedRandom) -> tuple[list[Answered], set[str]]:
-    """The rounds that were answered, and the lines about other stages as they are."""
+@dataclass
+class _Content:
+    """What a memory holds: rounds, kinds of rounds by digest, and the lines about other stages as they are."""
+
+    rounds: list[Answered] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)
+    stages: set[str] = field(default_factory=set)
+
+
+def _read(file: BufferedRandom) -> _Content:
     file.seek(0)
     text = file.read().decode("ascii")
     if text and not text.endswith("\n"):
         raise ValueError("The last line is incomplete.")
-    rounds: list[Answered] = []
-    stages: set[str] = set()
+    found = _Content()
     for line in text.split("\n")[:-1]:
-        run, round, last = line.split(" ")
-        if last in STAGES:
-            stages.add(line)
+        first, second, last = line.split(" ")
+        if first == _KIND:
+            found.kinds[bytes.fromhex(second).hex()] = base64.b64decode(last, validate=True).decode()
+        elif last in STAGES:
+            found.stages.add(line)
         else:
-            rounds.append(Answered(run, int(round), bytes.fromhex(last).hex()))
-    return rounds, stages
+            found.rounds.append(Answered(first, int(second), bytes.fromhex(last).hex()))
+    return found
 
 
 # ---------------------------------------------------------------------- identity and roster

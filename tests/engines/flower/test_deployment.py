@@ -16,7 +16,7 @@ from cpsgd import Protocol
 from .federation import Federation
 
 pytestmark = pytest.mark.slow
-NODES = 5
+NODES = 6
 DIM = 20_000
 APP = Path(__file__).parent / "app"
 
@@ -78,7 +78,7 @@ def run_federation(directory: Path, folder: Path) -> Outcome:
 def the_model_is_that_of_the_protocol_in_process(outcome: Outcome) -> None:
     """Bit for bit: the sum of the integers that the surviving nodes' protocol made, decoded here."""
     model = np.zeros(DIM, np.float32)
-    for round, survivors in ((1, [0, 1, 2, 3, 4]), (2, [0, 3, 4])):
+    for round, survivors in ((1, [0, 1, 2, 3, 4, 5]), (2, [0, 3, 4, 5])):
         sums = np.sum([outcome.sent(round, node) for node in survivors], axis=0, dtype=np.uint64)
         assert outcome.protocol.modulus is not None
         mean = outcome.protocol.decode_sum(sums % np.uint64(outcome.protocol.modulus), len(survivors), round)
@@ -88,9 +88,9 @@ def the_model_is_that_of_the_protocol_in_process(outcome: Outcome) -> None:
 
 def a_killed_and_a_lying_node_cost_nobody_else_the_round(outcome: Outcome) -> None:
     first, second = outcome.result["reports"]
-    assert (first["released"], first["survivors"], first["dropped"]) == (True, 5, {})
-    assert (second["released"], second["survivors"]) == (True, 3)
-    assert outcome.result["surviving"] == 3
+    assert (first["released"], first["survivors"], first["dropped"]) == (True, 6, {})
+    assert (second["released"], second["survivors"]) == (True, 4)
+    assert outcome.result["surviving"] == 4
     reasons = sorted(second["dropped"].values())
     assert len(reasons) == 2
     assert any(reason == "no answer in time" for reason in reasons)
@@ -120,7 +120,7 @@ def both_rounds_are_paid_for(outcome: Outcome) -> None:
 
 def clients_have_confirmed_the_survivors(outcome: Outcome) -> None:
     confirmed = sorted(path.name for path in outcome.folder.glob("confirmed-*"))
-    survivors = ((1, node) for node in range(NODES)), ((2, node) for node in (0, 3, 4))
+    survivors = ((1, node) for node in range(NODES)), ((2, node) for node in (0, 3, 4, 5))
     assert confirmed == [f"confirmed-{round}-{node}" for nodes in survivors for round, node in nodes]
 
 

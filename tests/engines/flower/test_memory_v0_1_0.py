@@ -23,7 +23,7 @@ DATA = Path(__file__).resolve().parents[2] / "data" / "v0_1_0"
 def test_rounds_of_the_old_release_count(run: int, released: list[bool], tmp_path: Path) -> None:
     """Of three rounds two were answered, in run 1: one more is, of another run, and none twice."""
     recorded = json.loads((DATA / "flower.json").read_text())
-    plan = replace(cpsgd.plan(**recorded["plan"]), protocol=cpsgd.Protocol.from_dict(recorded["protocol"]))
+    plan = replace(cpsgd.plan(**recorded["plan"]), protocol=cpsgd.Protocol.from_dict(recorded["protocol"]), colluding=1)
     nodes = []
     for i in range(4):
         path = tmp_path / f"memory-{i}"

@@ -53,7 +53,15 @@ def test_only_under_the_mod() -> None:
 @pytest.mark.slow
 def test_silos_learn_from_examples() -> None:
     plan = plan_examples(
-        *(4, 21, 4.0, 1e-5), examples=EXAMPLES, rounds=2, participation="every", dropout=0.25, secure=True, bits=14
+        *(4, 21, 4.0, 1e-5),
+        examples=EXAMPLES,
+        rounds=2,
+        participation="every",
+        dropout=0.25,
+        colluding=1,
+        secure=True,
+        bits=14,
+        mechanism="binomial",
     )
 
     def train(silo: int) -> object:
@@ -85,7 +93,15 @@ def test_silos_learn_from_examples() -> None:
 
 def test_the_mod_refuses_a_plan_for_fewer_examples() -> None:
     plan = plan_examples(
-        *(4, 21, 4.0, 1e-5), examples=EXAMPLES, rounds=2, participation="every", dropout=0.25, secure=True, bits=14
+        *(4, 21, 4.0, 1e-5),
+        examples=EXAMPLES,
+        rounds=2,
+        participation="every",
+        dropout=0.25,
+        colluding=1,
+        secure=True,
+        bits=14,
+        mechanism="binomial",
     )
     # With five examples in place of 30, one of them is a sixth of the sum and no longer hidden.
     mod = cpsgd_mod(epsilon=4.0, delta=1e-5, rounds=2, examples=5)

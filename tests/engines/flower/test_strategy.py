@@ -68,7 +68,7 @@ def test_sums_are_those_of_the_protocol(small_plan: Plan, monkeypatch: pytest.Mo
 
 
 def test_rounds_modulo_a_number_that_is_no_power_of_two() -> None:
-    odd = plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, dropout=0.25, bits=12.4)
+    odd = plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, dropout=0.25, colluding=1, bits=12.4, mechanism="binomial")
     assert odd.protocol.modulus is not None
     assert odd.protocol.modulus.bit_count() > 1
     strategy, members = CpsgdStrategy(odd), nodes()
@@ -252,7 +252,7 @@ def test_bad_settings(small_plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="with a modulus, got none"):
         CpsgdStrategy(replace(small_plan, protocol=replace(small_plan.protocol, modulus=None)))
     with pytest.raises(ParameterError, match="participation"):
-        CpsgdStrategy(plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, participation="once", bits=14))
+        CpsgdStrategy(plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, participation="once", colluding=1, bits=14))
     with pytest.raises(InfeasibleError, match="may drop out"):
         CpsgdStrategy(replace(small_plan, surviving=2))
     short = CpsgdStrategy(small_plan, apply=lambda model, mean, round: mean[:3])

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from logging import getLogger
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from numpy.typing import NDArray
 
-from cpsgd import _validate
 from cpsgd.engines.flower import records
 from cpsgd.errors import CpsgdError, ParameterError
+from cpsgd.federation.course import Apply, Course
 from cpsgd.federation.messages import TRAINING, flatten, unflatten
+from cpsgd.federation.pacing import Gathering, Pace, StageClock
 from cpsgd.federation.server import RoundReport as RoundReport
 from cpsgd.federation.server import ServerSession, Terms
 from cpsgd.planner import Plan
 
-Apply = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.float32]]
-"""From the model, the mean update and the round's number to the next model, all as flat vectors."""
-
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.2
 _log = getLogger("flwr")
 
 
@@ -45,7 +42,9 @@ class CpsgdStrategy(Strategy):
         plan: Plan,
         *,
         apply: Apply | None = None,
+        checkpoint: str | Path | None = None,
         node_timeout: float = 300.0,
+        grace: float = 10.0,
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
         weighted_by_key: str | None = None,
@@ -54,9 +53,14 @@ class CpsgdStrategy(Strategy):
         """Takes the plan that clients will be held to.
 
         Args:
-            plan: From `cpsgd.plan(..., secure=True)`, or `plan_examples` for single examples.
-            apply: What the mean update does to the model; by default it is added. Privacy does not depend on it.
-            node_timeout: Seconds that a round waits for nodes to connect.
+            plan: From `cpsgd.plan(..., secure=True, colluding=1)`, or `plan_examples` for single examples.
+            apply: What the mean update does to the model; by default it is added. Privacy does not depend on it. If it
+                remembers something, give it `state_dict` and `load_state_dict`, as PyTorch's optimizers have them.
+            checkpoint: File that the model and the reports are written to after each round. If it is there already, the
+                run goes on with the round after its last, and charges no round twice; see docs/flower.md.
+            node_timeout: Seconds that a round waits for enough nodes to connect.
+            grace: Seconds that the others are waited for when enough nodes are connected or have answered; in a stage,
+                as long again as those took if that is longer.
             arrayrecord_key: Name of the model in messages.
             configrecord_key: Name of the app's settings in messages.
             weighted_by_key: Refused, see below.
@@ -75,10 +79,10 @@ class CpsgdStrategy(Strategy):
         self.plan = plan
         self.reports: list[RoundReport[int]] = []
         self._terms = Terms(plan=plan, engine="flower", **terms)
-        self._apply = apply or (lambda model, mean, round: model + mean)
-        self._node_timeout = _validate.positive("node_timeout", node_timeout)
-        self._timeout = 3600.0
+        self._apply, self._checkpoint = apply, None if checkpoint is None else Path(checkpoint)
+        self._pace = Pace(nodes=node_timeout, grace=grace)
         self._keys = arrayrecord_key, configrecord_key
+        self._course: Course[int] | None = None
         self._open: tuple[ArrayRecord, ConfigRecord, Grid] | None = None
 
     def start(
@@ -86,25 +90,45 @@ class CpsgdStrategy(Strategy):
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
-        timeout: float = 3600.0,
+        timeout: float = 600.0,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Runs `num_rounds` rounds; see Flower's `Strategy.start`.
+        """Runs `num_rounds` rounds, those before a restart included; see Flower's `Strategy.start`.
 
-        `timeout` is how long each stage of a round waits for answers. Evaluate with `evaluate_fn` on data of the
-        server's own: what clients would measure is outside the guarantee, so they are not asked.
+        `timeout` is how long each stage of a round waits for answers at most. Evaluate with `evaluate_fn` on data of
+        the server's own: what clients would measure is outside the guarantee, so they are not asked.
 
         Raises:
             ParameterError: More rounds than the plan's guarantee covers, or a model of another size.
+            CheckpointError: The checkpoint is of another plan, or damaged.
         """
         self._terms.check_rounds(num_rounds)
         if evaluate_config is not None:
             raise ParameterError("Clients are not asked to evaluate: what they measure is outside the guarantee.")
-        self._timeout = _validate.positive("timeout", timeout)
-        flatten(records.read_arrays(initial_arrays), self.plan.protocol.dim)
-        return super().start(grid, initial_arrays, num_rounds, timeout, train_config, None, evaluate_fn)
+        self._pace = replace(self._pace, stage=timeout)
+        before = records.read_arrays(initial_arrays)
+        model = flatten(before, self.plan.protocol.dim)
+        run = str(grid.run.run_id)
+        course: Course[int] = Course(self._terms, model, run=run, apply=self._apply, path=self._checkpoint)
+        self._course, self.reports, done = course, course.reports, len(course.reports)
+        if done:
+            _log.info("Goes on after round %d of %d.", done, num_rounds)
+        arrays = records.make_arrays(unflatten(course.model, before)) if done else initial_arrays
+
+        def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            return None if evaluate_fn is None else evaluate_fn(done + round, arrays)
+
+        # Flower counts the rounds of this start; everybody else those of the whole run.
+        result = super().start(grid, arrays, max(0, num_rounds - done), timeout, train_config, None, evaluate)
+        if done:
+            result.arrays = result.arrays or arrays
+        for figures in (result.train_metrics_clientapp, result.evaluate_metrics_serverapp):
+            renamed = {done + round: values for round, values in figures.items()}
+            figures.clear()
+            figures.update(renamed)
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -117,25 +141,25 @@ class CpsgdStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Runs the round. Returns the next model, or None where the round is withheld, and figures about the round."""
-        if self._open is None:
-            raise ParameterError("aggregate_train follows configure_train.")
+        course = self._course
+        if self._open is None or course is None:
+            raise ParameterError("aggregate_train follows start and configure_train.")
         (arrays, config, grid), self._open = self._open, None
-        before = records.read_arrays(arrays)
-        model = flatten(before, self.plan.protocol.dim)
-        session = ServerSession(self._terms, server_round, self._nodes(grid), run=str(grid.run.run_id))
-        self.reports.append(session.report)
-        config["server-round"] = server_round
+        session = course.begin(self._nodes(grid))
+        config["server-round"] = session.report.round
         self._exchange(session, grid, RecordDict({self._keys[0]: arrays, self._keys[1]: config}))
-        mean, report, following = session.release(), session.report, None
+        model, report = course.finish(session), session.report
         for node, reason in report.dropped.items():
             _log.info("\t> node %d is out: %s", node, reason)
-        if mean is None:
-            _log.warning("Round %d is withheld, the model stays as it was: %s", server_round, report.reason)
+        for node, fault in report.faults.items():
+            _log.warning("\t> node %d is at fault: %s", node, fault)
+        if course.conduct.excluded:
+            _log.warning("\t> not invited again: nodes %s", sorted(course.conduct.excluded))
+        following = None
+        if model is None:
+            _log.warning("Round %d is withheld, the model stays as it was: %s", report.round, report.reason)
         else:
-            vector = np.asarray(self._apply(model, mean, server_round), dtype=np.float32)
-            if vector.shape != mean.shape:
-                raise ParameterError(f"Expected apply to return {len(mean)} numbers, got shape {vector.shape}.")
-            following = records.make_arrays(unflatten(vector, before))
+            following = records.make_arrays(unflatten(model, records.read_arrays(arrays)))
         size = max(report.upload_bytes.values(), default=0)
         figures = {"released": int(report.released), "survivors": report.survivors, "upload-bytes": size}
         return following, MetricRecord(
@@ -164,54 +188,60 @@ class CpsgdStrategy(Strategy):
         while session.stage is not None:
             along = content if session.stage in TRAINING else None
             messages = {node: make(asked, node, report.round, along) for node, asked in session.requests().items()}
-            for node, reply in _answers(grid, messages, self._timeout, session.drop):
-                size = sum(len(part.deflate()) for part in get_all_nested_objects(reply).values())  # as it travels
-                report.upload_bytes[node] = report.upload_bytes.get(node, 0) + size
-                try:
-                    session.receive(node, *records.read_reply(reply))
-                except CpsgdError as error:
-                    session.drop(node, f"{type(error).__name__}: {error}")
-            session.close()
+            waiting = dict(_sent(grid, messages, session.drop))
+            clock = StageClock(self._pace, session, time.monotonic())
+            while True:
+                for node, reply in _replies(grid, waiting, session.drop):
+                    # As it travels.
+                    size = sum(len(part.deflate()) for part in get_all_nested_objects(reply).values())
+                    report.upload_bytes[node] = report.upload_bytes.get(node, 0) + size
+                    try:
+                        session.receive(node, *records.read_reply(reply))
+                    except CpsgdError as error:
+                        session.drop(node, f"{type(error).__name__}: {error}")
+                if clock.end(time.monotonic()):
+                    break
+                time.sleep(_POLL_SECONDS)
 
     def _nodes(self, grid: Grid) -> list[int]:
-        """As many nodes as the plan has clients, drawn at random, or those there are after a while."""
-        wanted = self.plan.protocol.clients
-        deadline = time.monotonic() + self._node_timeout
-        while len(found := sorted(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
+        """The nodes that are connected, when they are enough or time is up."""
+        plan, now = self.plan, time.monotonic
+        gathering = Gathering(self._pace, plan.protocol.clients, plan.surviving, now())
+        while not gathering.over(len(found := list(grid.get_node_ids())), now()):
             time.sleep(_POLL_SECONDS)
-        return random.SystemRandom().sample(found, min(wanted, len(found)))
+        return sorted(found)
 
 
-def _answers(
-    grid: Grid, messages: Mapping[int, Message], timeout: float, drop: Callable[[int, str | None], None]
-) -> Iterator[tuple[int, Message]]:
-    """Sends messages to nodes; the replies of those that answer within `timeout` seconds.
+_Drop = Callable[[int, str | None], None]
 
-    Replies are fetched one at a time: one that Flower itself cannot read must not cost the others theirs.
-    """
-    waiting: dict[str, int] = {}
+
+def _sent(grid: Grid, messages: dict[int, Message], drop: _Drop) -> Iterator[tuple[str, int]]:
+    """Sends messages to nodes; the messages' names in Flower, and the nodes."""
     for node, message in messages.items():
         identifier = next(iter(grid.push_messages([message])), None)
         if identifier:
-            waiting[identifier] = node
+            yield identifier, node
         else:
             drop(node, "Flower could not take the message")
-    deadline = time.monotonic() + timeout
-    while waiting and time.monotonic() < deadline:
-        for identifier, node in list(waiting.items()):
-            try:
-                found = list(grid.pull_messages([identifier]))
-            except Exception as error:
-                # What a stranger can make Flower's decoder raise is anybody's guess; the text may be theirs, too.
-                _log.warning("A reply of node %d cannot be read (%s).", node, type(error).__name__)
-                drop(node, "its reply cannot be read")
-                del waiting[identifier]
-                continue
-            for reply in found[:1]:
-                del waiting[identifier]
-                if reply.has_error():
-                    drop(node, reply.error.reason)
-                else:
-                    yield node, reply
-        if waiting:
-            time.sleep(_POLL_SECONDS)
+
+
+def _replies(grid: Grid, waiting: dict[str, int], drop: _Drop) -> Iterator[tuple[int, Message]]:
+    """The replies that are there, which are then no longer waited for.
+
+    They are fetched one at a time: one that Flower itself cannot read must not cost the others theirs.
+    """
+    for identifier, node in list(waiting.items()):
+        try:
+            found = list(grid.pull_messages([identifier]))
+        except Exception as error:
+            # What a stranger can make Flower's decoder raise is anybody's guess; the text may be theirs, too.
+            _log.warning("A reply of node %d cannot be read (%s).", node, type(error).__name__)
+            drop(node, "its reply cannot be read")
+            del waiting[identifier]
+            continue
+        for reply in found[:1]:
+            del waiting[identifier]
+            if reply.has_error():
+                drop(node, reply.error.reason)
+            else:
+                yield node, reply

@@ -22,7 +22,7 @@ def main(grid: Grid, context: Context) -> None:
     """The whole run."""
     folder, dim = Path(str(context.run_config["folder"])), int(context.run_config["dim"])
     rounds = int(context.run_config["rounds"])
-    best = plan(5, dim, 8.0, 1e-5, rounds=rounds, secure=True, dropout=0.4, bits=14)
+    best = plan(6, dim, 8.0, 1e-5, rounds=rounds, secure=True, dropout=0.333, colluding=1, bits=14)
     roster = read_roster(Path(str(context.run_config["roster"])))
     (folder / "protocol.json").write_text(best.protocol.to_json())
 

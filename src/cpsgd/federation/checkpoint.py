@@ -1,0 +1,118 @@
+"""A server's file with the last model and what became of the rounds, so that a run goes on where it was stopped.
+
+What is written, and when, decides what a stopped server may do again:
+
+* A round is *begun* under the name of a run, before anybody is asked for anything (and after its charge to the ledger).
+* It is *revealing* from before the first request that helps to reveal its sum.
+* It is *over* when its model, or that it was withheld, is in the file.
+
+A round that was begun and not revealing has told the server nothing: it is run again, and its charge pays for it. One
+that was revealing may have told the server its sum: it counts as run, with its charge, and its result is lost. Either
+way no round is charged twice, and no more rounds are run than were planned.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.errors import CheckpointError
+from cpsgd.federation.server import Node, RoundReport
+from cpsgd.secagg import Stage
+
+_FORMAT = "cpsgd course 1"
+_MAPS = ("dropped", "stages", "faults", "metrics", "upload_bytes")
+
+
+@dataclass
+class Progress(Generic[Node]):
+    """Where a run stands.
+
+    Attributes:
+        fingerprint: Of the plan's protocol, in hexadecimal.
+        model: The model after the last round that is over.
+        optimizer: What the server's optimizer remembers, by name.
+        reports: What became of the rounds that are over, in order.
+        begun: The round that was begun and is not over, or 0.
+        charged_to: The name of the run under which it was begun.
+        revealing: Whether its sum may have been revealed.
+    """
+
+    fingerprint: str
+    model: NDArray[np.float32]
+    optimizer: dict[str, NDArray[Any]] = field(default_factory=dict)
+    reports: list[RoundReport[Node]] = field(default_factory=list)
+    begun: int = 0
+    charged_to: str = ""
+    revealing: bool = False
+
+
+def save(path: Path, progress: Progress[Any]) -> None:
+    """Replaces the file; what was in it is there until all of the new one is on the disk."""
+    about = {
+        "format": _FORMAT,
+        "fingerprint": progress.fingerprint,
+        "begun": progress.begun,
+        "charged_to": progress.charged_to,
+        "revealing": progress.revealing,
+        "reports": [_plain(report) for report in progress.reports],
+    }
+    arrays = {f"optimizer {name}": array for name, array in progress.optimizer.items()}
+    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, about=text, model=progress.model, **arrays)
+    beside = path.with_name(path.name + ".new")
+    with beside.open("wb") as file:
+        file.write(buffer.getvalue())
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load(path: Path, fingerprint: str, dim: int) -> Progress[Any] | None:
+    """What `save` wrote last for a run with this protocol; None where there is no file.
+
+    Raises:
+        CheckpointError: The file is of another plan or model, or is damaged.
+    """
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            about = json.loads(file["about"].tobytes())
+            arrays = {name: file[name] for name in file.files if name != "about"}
+        if about.pop("format") != _FORMAT:
+            raise ValueError("format")
+        reports = [_report(fields) for fields in about.pop("reports")]
+        model = arrays.pop("model")
+        optimizer = {name.removeprefix("optimizer "): array for name, array in arrays.items()}
+        found: Progress[Any] = Progress(model=model, optimizer=optimizer, reports=reports, **about)
+    except (ValueError, KeyError, TypeError, OSError, AttributeError, EOFError) as error:
+        raise CheckpointError(f"{path} cannot be read as a run's checkpoint ({type(error).__name__}).") from None
+    if found.fingerprint != fingerprint or found.model.shape != (dim,):
+        raise CheckpointError(
+            f"{path} is of a run with another plan. Go on with that plan, or name another file to begin anew."
+        )
+    return found
+
+
+def _plain(report: RoundReport[Any]) -> dict[str, Any]:
+    return {**vars(report), **{name: list(getattr(report, name).items()) for name in _MAPS}}
+
+
+def _report(fields: dict[str, Any]) -> RoundReport[Any]:
+    maps = {name: dict(fields[name]) for name in _MAPS}
+    maps["stages"] = {node: Stage(stage) for node, stage in maps["stages"].items()}
+    return RoundReport(**{**fields, **maps})

@@ -1,0 +1,158 @@
+"""`Course`: a server's rounds one after the other, whatever engine carries them.
+
+It knows the model and moves it, draws the nodes of each round by their conduct, and can go on after the server was
+stopped. An engine asks it for a session, carries the session's messages with a `StageClock`, and hands it back:
+
+    while course.round <= rounds:
+        session = course.begin(connected nodes)
+        ... while session.stage is not None: requests, receive, drop, StageClock.end
+        course.finish(session)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from logging import getLogger
+from pathlib import Path
+from typing import Any, Generic, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.errors import ParameterError
+from cpsgd.federation import checkpoint
+from cpsgd.federation.checkpoint import Progress
+from cpsgd.federation.conduct import Conduct
+from cpsgd.federation.server import Node, RoundReport, ServerSession, Terms
+from cpsgd.planner.utility import utility_warning
+
+Apply = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.float32]]
+"""From the model, the mean update and the round's number to the next model, all as flat vectors."""
+
+LOST = "the server was stopped after the sum may have been revealed: the round counts, and its result is lost"
+
+_log = getLogger("cpsgd")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An `apply` that remembers something from round to round, as momentum does, and goes on with it."""
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """What it remembers, as arrays by name."""
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> object:
+        """Takes what `state_dict` gave."""
+
+
+class Course(Generic[Node]):
+    """The rounds of a run.
+
+    Attributes:
+        model: The model so far, as one vector.
+        round: Number of the next round, 1 for the first.
+        reports: What became of the rounds so far, those before a restart included.
+        conduct: What is known about the nodes.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        model: NDArray[np.float32],
+        *,
+        run: str,
+        apply: Apply | None = None,
+        path: Path | None = None,
+    ) -> None:
+        """Begins a run, or goes on with the one in the file.
+
+        Args:
+            terms: What the rounds are held to.
+            model: The model to begin with; not used where a run goes on.
+            run: The engine's name of the run, the same on the clients, and another one after a restart.
+            apply: What the mean does to the model; by default it is added. Privacy does not depend on it. If it has
+                `state_dict` and `load_state_dict`, a run that goes on has what it remembers.
+            path: File that is written after every round; None for a run that cannot be resumed.
+
+        Raises:
+            CheckpointError: The file is of another plan, or damaged.
+        """
+        self._terms, self._run, self._path = terms, run, path
+        self._apply = apply or (lambda model, mean, round: model + mean)
+        remembering: object = apply
+        self._stateful = remembering if isinstance(remembering, Stateful) else None
+        self.conduct: Conduct[Node] = Conduct()
+        fingerprint = terms.plan.protocol.fingerprint.hex()
+        found = None if path is None else checkpoint.load(path, fingerprint, len(model))
+        if warning := utility_warning(terms.plan):
+            _log.warning("%s", warning)
+        self._progress: Progress[Node] = found or Progress(fingerprint, model)
+        if found is not None:
+            self._go_on()
+
+    @property
+    def model(self) -> NDArray[np.float32]:
+        """The model after the last round."""
+        return self._progress.model
+
+    @property
+    def reports(self) -> list[RoundReport[Node]]:
+        """What became of the rounds so far."""
+        return self._progress.reports
+
+    @property
+    def round(self) -> int:
+        """Number of the next round."""
+        return len(self.reports) + 1
+
+    def begin(self, connected: Iterable[Node]) -> ServerSession[Node]:
+        """The next round, among nodes drawn from those that are connected."""
+        plan, progress = self._terms.plan, self._progress
+        wanted, needed = plan.protocol.clients, plan.surviving
+        nodes = self.conduct.choose(connected, self.round, wanted=wanted, needed=needed)
+        again = progress.begun == self.round
+        if not again:
+            progress.begun, progress.charged_to = self.round, self._run
+        # On the disk before the charge: a charge that nobody knows of would be made again.
+        self._save()
+        charged_to = progress.charged_to if again else None
+        return ServerSession(
+            self._terms, self.round, nodes, run=self._run, charged_to=charged_to, revealing=self._reveal
+        )
+
+    def finish(self, session: ServerSession[Node]) -> NDArray[np.float32] | None:
+        """Moves the model by the round's mean, and writes it down. Returns the model, or None for a withheld round."""
+        mean, progress = session.release(), self._progress
+        report = session.report
+        if mean is not None:
+            moved = np.asarray(self._apply(self.model, mean, report.round), dtype=np.float32)
+            if moved.shape != mean.shape:
+                raise ParameterError(f"Expected apply to return {len(mean)} numbers, got shape {moved.shape}.")
+            progress.model = moved
+        self.conduct.learn(report, session.nodes)
+        progress.reports.append(report)
+        progress.begun, progress.charged_to, progress.revealing = 0, "", False
+        self._save()
+        return None if mean is None else progress.model
+
+    def _go_on(self) -> None:
+        """Takes up what the file holds."""
+        progress = self._progress
+        if self._stateful is not None and progress.optimizer:
+            self._stateful.load_state_dict(progress.optimizer)
+        for report in progress.reports:
+            self.conduct.learn(report, {*report.upload_bytes, *report.dropped})
+        if progress.begun and progress.revealing:
+            progress.reports.append(RoundReport(progress.begun, reason=LOST))
+            progress.begun, progress.charged_to, progress.revealing = 0, "", False
+            self._save()
+
+    def _reveal(self) -> None:
+        self._progress.revealing = True
+        self._save()
+
+    def _save(self) -> None:
+        if self._path is not None:
+            if self._stateful is not None:
+                self._progress.optimizer = dict(self._stateful.state_dict())
+            checkpoint.save(self._path, self._progress)
