@@ -29,7 +29,7 @@ from .local import DIM, RUN, Client, carry, honest
 from .silos import CLIENTS, VECTORS, Silos
 
 PLAIN = [Stage.UPLOAD]
-SECURE = [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK]
+SECURE = [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK]
 SIGNED = [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK]
 WAYS = [("plain", stage) for stage in PLAIN]
 WAYS += [("secure", stage) for stage in SECURE]
@@ -233,9 +233,10 @@ def test_who_has_too_few_neighbours_left_is_noted() -> None:
     requests = session.requests()
     identifier = Invitation.read(Request.from_bytes(requests["0"]).payload).session.identifier
     circle, place = graph._circle(300, identifier)
-    # All neighbours on one side, and enough on the other; nobody else misses so many.
+    # The next on either side and the farthest; nobody else misses so many, also when this client is gone.
     half, missing = parameters.neighbours // 2, parameters.neighbours - parameters.threshold + 2
-    steps = [*range(-half, 0), *range(1, missing - half + 1)]
+    left = (missing - 2) // 2
+    steps = [-1, 1, *range(-half, -half + left), *range(half - (missing - 2 - left) + 1, half + 1)]
     silent = {str(circle[(place[17] + step) % 300]) for step in steps}
     for node, request in requests.items():
         if node not in silent:

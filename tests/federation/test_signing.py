@@ -18,6 +18,7 @@ from cpsgd.federation.messages import Request
 from cpsgd.federation.server import ServerSession, Terms
 from cpsgd.federation.settings import Signing, session_identifier
 from cpsgd.secagg import SecureServer, Stage, wire
+from cpsgd.secagg.cohort import Cohort
 from cpsgd.secagg.wire import HEADER_BYTES, Advert, Invitation, Kind, Session
 
 from .local import DIM, RUN, Client, carry
@@ -63,7 +64,8 @@ class Server:
 
     def invite(self) -> Advert:
         reply = self.ask(Stage.ADVERTISE, Invitation(self.session, 0).write())
-        return Advert.from_bytes(reply[HEADER_BYTES:], signed=self.session.signed)
+        self.invited = Advert.from_bytes(reply[HEADER_BYTES:])
+        return self.invited
 
     def advert(self, number: int, signer: int | None = None, session: Session | None = None) -> Advert:
         """Fresh keys of client `number`, signed by the silo of that number or another one."""
@@ -72,8 +74,9 @@ class Server:
         return Advert.make(session or self.session, number, public, key, self.silos.roster)
 
     def announce(self, adverts: dict[int, Advert]) -> bytes:
+        everybody = Cohort.of(CLIENTS, {**adverts, 0: self.invited}).to_bytes()
         entries = wire.write_entries({number: advert.to_bytes() for number, advert in adverts.items()})
-        return self.ask(Stage.SHARE, self.session.write(Kind.KEYS, 0, entries))
+        return self.ask(Stage.SHARE, self.session.write(Kind.KEYS, 0, everybody, entries))
 
     def honest(self) -> dict[int, Advert]:
         return {number: self.advert(number) for number in (1, 2, 3)}
@@ -163,7 +166,9 @@ def test_the_same_forgery_succeeds_without_a_roster(small_plan: Plan, silos: Sil
     server = Server(small_plan, silos, signed=False, identifier=identifier)
     server.own = Client(VECTORS[0])
     server.invite()
-    assert server.announce({number: Advert(server.advert(number).keys) for number in (1, 2, 3)})
+    made = {number: Ed25519PrivateKey.generate() for number in (1, 2, 3)}
+    keys = {number: server.advert(number).keys for number in made}
+    assert server.announce({n: Advert.make(server.session, n, keys[n], made[n], None) for n in made})
 
 
 @pytest.mark.parametrize(

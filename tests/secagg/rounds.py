@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from cpsgd.errors import SecureAggregationError
-from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, SecureSum, Stage
+from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, SecureSum, Stage, graph, wire
+from cpsgd.secagg.cohort import Cohort
 from cpsgd.secagg.state import ClientState
+from cpsgd.secagg.wire import Advert, Kind, Session
 
 FINGERPRINT = bytes(range(16))
 IDENTITIES = [Ed25519PrivateKey.from_private_bytes(bytes([i + 1]) * 32) for i in range(8)]
@@ -20,10 +22,10 @@ ROSTER = frozenset(identity.public_key().public_bytes_raw() for identity in IDEN
 
 
 def parameters(clients: int, **changes: int) -> SecureParameters:
-    """A round on a complete graph with a threshold just above one half, unless told otherwise."""
+    """A round on a complete graph with the smallest threshold, unless told otherwise."""
     bits = (changes["modulus"] - 1).bit_length() if "modulus" in changes else 8
     fields = {"dim": 5, "bits": bits, "neighbours": clients - 1, "round": 7, "surviving": 2, **changes}
-    fields.setdefault("threshold", (fields["neighbours"] + 1) // 2 + 1)
+    fields.setdefault("threshold", graph.smallest_threshold(clients, fields["neighbours"]))
     return SecureParameters(clients=clients, fingerprint=FINGERPRINT, **fields)
 
 
@@ -36,6 +38,7 @@ class Round:
     values: NDArray[np.uint32]
     waiting: dict[int, bytes]
     signed: bool = False
+    signers: dict[int, Ed25519PrivateKey] = field(default_factory=dict)
 
     def copied(self) -> Round:
         """The same once more: clients refuse to be copied, so their states are."""
@@ -44,9 +47,8 @@ class Round:
             twin = new_client(number, self.server.parameters, self.signed)
             twin._state = copy.deepcopy(client._state, _shared(client._state))
             clients.append(twin)
-        return Round(
-            copy.deepcopy(self.server, _shared(self.server)), clients, self.values, dict(self.waiting), self.signed
-        )
+        server = copy.deepcopy(self.server, _shared(self.server))
+        return Round(server, clients, self.values, dict(self.waiting), self.signed, self.signers)
 
     def answer(self, client: int, message: bytes | None = None) -> bytes:
         """What a client answers to its waiting message (or another one) in the stage the server is in."""
@@ -67,6 +69,10 @@ class Round:
     def step(self, silent: frozenset[int] = frozenset()) -> None:
         """One stage from the waiting messages to the next ones."""
         self.collect(silent)
+        for number, client in enumerate(self.clients):
+            # Kept for tests of what would be, had a client signed something else.
+            if client._state is not None and client._state.signing_private:
+                self.signers[number] = Ed25519PrivateKey.from_private_bytes(client._state.signing_private)
         self.waiting = self.server.advance()
 
     def until(self, stage: Stage) -> Round:
@@ -88,11 +94,18 @@ class Round:
 def _shared(party: object) -> dict[int, object]:
     """A memo for deepcopy: what is frozen need not be copied."""
     if isinstance(party, SecureServer):
-        frozen = [party.parameters, party._session, party._neighbours, *party._adverts.values()]
+        frozen = [party.parameters, party._session, party._neighbours, party._cohort, *party._adverts.values()]
     else:
         assert isinstance(party, ClientState)
         frozen = [party.stage, party.invitation, *party.adverts.values()]
     return {id(value): value for value in frozen}
+
+
+def keys_message(session: Session, client: int, own: Advert, adverts: Mapping[int, Advert]) -> bytes:
+    """A client's second message, from a server that says that only these take part."""
+    everybody = Cohort.of(session.parameters.clients, {**adverts, client: own}).to_bytes()
+    listed = wire.write_entries({other: advert.to_bytes() for other, advert in adverts.items()})
+    return session.write(Kind.KEYS, client, everybody, listed)
 
 
 def new_client(number: int, agreed: SecureParameters, signed: bool) -> SecureClient:

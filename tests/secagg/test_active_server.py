@@ -17,12 +17,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cpsgd.errors import SecureAggregationError
 from cpsgd.secagg import SecureClient, keys, wire
-from cpsgd.secagg.client import SEALED_BYTES, survivors_digest
+from cpsgd.secagg.client import SEALED_BYTES
+from cpsgd.secagg.cohort import Cohort, Statement
 from cpsgd.secagg.identity import public_bytes
 from cpsgd.secagg.state import PAIR_BYTES
 from cpsgd.secagg.wire import HEADER_BYTES, Advert, Invitation, Kind, Session
 
-from .rounds import parameters
+from .rounds import keys_message, parameters
 
 IDENTITIES = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in range(6)]
 
@@ -42,8 +43,8 @@ class Helper:
         bound = self.advert.keys + advert.keys
         return keys.seal(shared, self._session.context, self._number, receiver, bound, bytes(PAIR_BYTES))
 
-    def confirm(self, survivors: bytes) -> bytes:
-        return IDENTITIES[self._person].sign(survivors_digest(self._session, self.advert, survivors))
+    def confirm(self, statement: Statement) -> bytes:
+        return statement.sign(IDENTITIES[self._person])
 
 
 class Attack:
@@ -55,7 +56,7 @@ class Attack:
         self.honest = range(helpers, people)
         self.threshold = (people + helpers) // 2 + 1
         surviving = self.random.randint(2, people)
-        self.parameters = parameters(people, threshold=self.threshold, surviving=surviving)
+        self.parameters = parameters(people, threshold=self.threshold, quorum=self.threshold, surviving=surviving)
         self.session = Session(self.parameters, self.random.randbytes(16), True)
         self.roster = frozenset(public_bytes(key) for key in IDENTITIES[:people])
         self.hides = self.random.choice([0.0, 0.05, 0.2])
@@ -72,6 +73,7 @@ class Attack:
         }
         self.adverts: dict[int, Advert] = {}
         self.shown: dict[int, dict[int, int]] = {}  # to each client: who has which number
+        self.cohorts: dict[int, Cohort] = {}
         self.sealed: dict[int, dict[int, bytes]] = {}  # by each client, for numbers
         self.received: dict[int, set[int]] = {}  # by each that uploaded: from which numbers
         self.signed: dict[int, tuple[frozenset[int], bytes]] = {}
@@ -82,14 +84,16 @@ class Attack:
     def advertise(self) -> None:
         for i, client in self.clients.items():
             reply = client.advertise(Invitation(self.session, self.numbers[i]).write())
-            self.adverts[i] = Advert.from_bytes(reply[HEADER_BYTES:], signed=True)
+            self.adverts[i] = Advert.from_bytes(reply[HEADER_BYTES:])
 
     def share(self) -> None:
         for i, client in self.clients.items():
             shown = self.shown[i] = self._shown(i)
-            entries = {number: self._advert(person, number).to_bytes() for number, person in shown.items()}
+            entries = {number: self._advert(person, number) for number, person in shown.items()}
             with suppress(SecureAggregationError):
-                reply = client.share(self._message(Kind.KEYS, i, wire.write_entries(entries)))
+                reply = client.share(keys_message(self.session, self.numbers[i], self.adverts[i], entries))
+                everybody = {**entries, self.numbers[i]: self.adverts[i]}
+                self.cohorts[i] = Cohort.of(self.people, everybody)
                 sealed = wire.split_entries(reply[HEADER_BYTES + 32 :], SEALED_BYTES, len(shown))
                 self.sealed[i] = dict(zip(sorted(shown), sealed, strict=True))
 
@@ -125,12 +129,17 @@ class Attack:
             for number in survivors & self.shown[i].keys():
                 person = self.shown[i][number]
                 if person < self.helpers:
-                    signatures[number] = self.stand_ins[person, number].confirm(body)
-                elif person in self.signed and self.signed[person][0] == survivors:
+                    statement = Statement(self.session, self.cohorts[i], survivors)
+                    signatures[number] = self.stand_ins[person, number].confirm(statement)
+                elif person in self.signed and self._same(person, i):
                     signatures[number] = self.signed[person][1]
             with suppress(SecureAggregationError):
                 self.clients[i].unmask(self._message(Kind.REQUEST, i, body + wire.write_entries(signatures)))
                 self.revealed[i] = survivors
+
+    def _same(self, one: int, other: int) -> bool:
+        """Whether two have signed the same statement."""
+        return self.signed[one][0] == self.signed[other][0] and self.cohorts[one] == self.cohorts[other]
 
     def sums(self) -> list[frozenset[int]]:
         """The smallest groups of honest people whose sum the server can compute; they have nobody in common."""

@@ -32,7 +32,8 @@ ORDER = [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK]
 def secrets_of(client: SecureClient) -> list[bytes]:
     state = client._state
     assert state is not None
-    found = [state.channel_private, state.mask_private, state.seed, state.own_share, *state.received.values()]
+    found = [state.channel_private, state.mask_private, state.signing_private, state.seed, state.own_share]
+    found += state.received.values()
     return [secret for secret in found if secret]
 
 
@@ -162,7 +163,8 @@ def test_the_saved_state_forgets_what_is_no_longer_needed() -> None:
     current = new_round(parameters(3)).until(Stage.MASK)
     before = current.clients[0]._state
     assert before is not None
-    old = [before.channel_private, before.mask_private, before.seed]
+    old = [before.channel_private, before.mask_private, before.signing_private, before.seed]
+    assert all(old)
     current.until(Stage.UNMASK)
     saved = current.clients[0].export_state()
     assert not any(secret in saved for secret in old)
@@ -210,9 +212,10 @@ def test_a_damaged_state_is_refused() -> None:
     for wrong in (saved[:-1], saved + b"\0", b"", saved[:40]):
         with pytest.raises(MessageError):
             SecureClient.restore(wrong)
-    newer = saved[:4] + b"\x02" + saved[5:]
-    with pytest.raises(SecureVersionError):
-        SecureClient.restore(newer)
+    for version in (1, 3):
+        other = saved[:4] + bytes([version]) + saved[5:]
+        with pytest.raises(SecureVersionError, match="take part in the next"):
+            SecureClient.restore(other)
 
 
 SAVED = [new_round(parameters(3)).until(stage).clients[0].export_state() for stage in (Stage.ADVERTISE, Stage.UNMASK)]

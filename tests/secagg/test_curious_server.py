@@ -21,19 +21,51 @@ from cpsgd.errors import (
     ThresholdError,
 )
 from cpsgd.secagg import SecureClient, SecureParameters, Stage, shamir, wire
-from cpsgd.secagg.client import SEALED_BYTES, survivors_digest
+from cpsgd.secagg.client import SEALED_BYTES
+from cpsgd.secagg.cohort import Statement
 from cpsgd.secagg.wire import Advert, Kind
 
-from .rounds import FINGERPRINT, IDENTITIES, ROSTER, Round, new_round, parameters
+from .rounds import FINGERPRINT, IDENTITIES, ROSTER, Round, keys_message, new_round, parameters
 from .test_dropouts import subsets
 
 ME = 0
 
 
-def request(current: Round, survivors: set[int], client: int = ME) -> bytes:
-    """A request to unmask with a set of survivors of the server's own choice."""
+def announce(current: Round, survivors: set[int], client: int = ME) -> bytes:
+    """A request to confirm a set of survivors of the server's own choice."""
     body = wire.write_set(survivors, current.server.parameters.clients)
+    return current.server._session.write(Kind.SURVIVORS, client, body)
+
+
+def signed(current: Round, survivors: set[int], signers: set[int] | None = None) -> dict[int, bytes]:
+    """Signatures of clients (all survivors, unless told otherwise), as if they had been told that these survived.
+
+    Honest clients sign one set only; the keys of other states of theirs are taken for this, or their identities.
+    """
+    statement = Statement(current.server._session, current.server._cohort, frozenset(survivors))
+    found = {}
+    for client in survivors if signers is None else signers:
+        private = IDENTITIES[client] if current.signed else current.signers[client]
+        found[client] = statement.sign(private)
+    return found
+
+
+def request(current: Round, survivors: set[int], client: int = ME, signers: set[int] | None = None) -> bytes:
+    """A request to unmask with a set of survivors of the server's own choice, under signatures of whoever it takes."""
+    body = wire.write_set(survivors, current.server.parameters.clients)
+    body += wire.write_entries(signed(current, survivors, signers))
     return current.server._session.write(Kind.REQUEST, client, body)
+
+
+def unmasked(current: Round, survivors: set[int], client: int = ME) -> bytes:
+    """What a client that is to confirm reveals with survivors of the server's own choice."""
+    current.clients[client].confirm(announce(current, survivors, client))
+    return current.clients[client].unmask(request(current, survivors, client))
+
+
+def listing(current: Round, adverts: dict[int, Advert]) -> bytes:
+    """What says that these take part, and nobody else but this client."""
+    return keys_message(current.server._session, ME, current.server._adverts[ME], adverts)
 
 
 def entries(current: Round, kind: Kind, listed: dict[int, bytes]) -> bytes:
@@ -41,8 +73,8 @@ def entries(current: Round, kind: Kind, listed: dict[int, bytes]) -> bytes:
 
 
 def test_a_client_answers_one_request_only() -> None:
-    current = new_round(parameters(4)).until(Stage.UNMASK)
-    current.clients[ME].unmask(request(current, {0, 1, 2}))
+    current = new_round(parameters(4)).until(Stage.CONFIRM)
+    unmasked(current, {0, 1, 2})
     for again in ({0, 1, 2}, {0, 1, 3}, {0, 2, 3}):
         with pytest.raises(StageError):
             current.clients[ME].unmask(request(current, again))
@@ -68,13 +100,13 @@ def test_no_split_of_the_survivors_gives_both_secrets_of_a_client(
     neighbours: int, threshold: int, colluding: frozenset[int]
 ) -> None:
     clients = 4 if neighbours == 3 else 6
-    current = new_round(parameters(clients, neighbours=neighbours, threshold=threshold)).until(Stage.UNMASK)
+    current = new_round(parameters(clients, neighbours=neighbours, threshold=threshold)).until(Stage.CONFIRM)
     answers: dict[int, list[frozenset[int]]] = {}
     for client in sorted(set(range(clients)) - colluding):
         answers[client] = []
         for survivors in subsets(frozenset(range(clients))):
             try:
-                current.copied().clients[client].unmask(request(current, set(survivors), client))
+                unmasked(current.copied(), set(survivors), client)
             except (SenderError, ThresholdError):
                 continue
             answers[client].append(frozenset(survivors))
@@ -92,24 +124,24 @@ def test_shares_of_both_kinds_never_come_together_and_one_kind_alone_is_not_enou
     secrets = current.clients[1]._state
     assert secrets is not None
     seed, private = secrets.seed, secrets.mask_private
-    current.until(Stage.UNMASK)
+    current.until(Stage.CONFIRM)
     shares: dict[bool, dict[int, bytes]] = {True: {}, False: {}}
     for client, alive in ((0, False), (2, False), (3, True), (1, True)):
         survivors = {0, 1, 2, 3} if alive else {0, 2, 3}
-        body = current.clients[client].unmask(request(current, survivors, client))[wire.HEADER_BYTES :]
+        body = unmasked(current, survivors, client)[wire.HEADER_BYTES :]
         shares[alive][client] = body[33:66]  # the second of four owners
     for kept in shares.values():
         assert shamir.combine(kept) not in (seed, private)
 
 
 def test_too_few_survivors_are_not_unmasked() -> None:
-    current = new_round(parameters(5, surviving=4)).until(Stage.UNMASK)
+    current = new_round(parameters(5, surviving=4)).until(Stage.CONFIRM)
     with pytest.raises(ThresholdError, match="fewer than 4 stays hidden"):
-        current.clients[ME].unmask(request(current, {0, 1, 2}))
-    sparse = new_round(parameters(6, neighbours=4, threshold=4)).until(Stage.UNMASK)
+        current.clients[ME].confirm(announce(current, {0, 1, 2}))
+    sparse = new_round(parameters(6, neighbours=4, threshold=4)).until(Stage.CONFIRM)
     near = sparse.server._neighbours[ME]
     with pytest.raises(ThresholdError, match="neighbourhood"):
-        sparse.clients[ME].unmask(request(sparse, {0, 1, 2, 3, 4, 5} - set(near[:2])))
+        sparse.clients[ME].confirm(announce(sparse, {0, 1, 2, 3, 4, 5} - set(near[:2])))
 
 
 def test_an_upload_without_the_masks_of_withheld_clients_is_refused() -> None:
@@ -123,9 +155,9 @@ def test_an_upload_without_the_masks_of_withheld_clients_is_refused() -> None:
         current.clients[8].mask(withheld, current.values[8])
     current.finish()
     hidden = new_round(agreed).until(Stage.SHARE)
-    adverts = {other: hidden.server._adverts[other].to_bytes() for other in (1, 6, 7, 8)}
+    adverts = {other: hidden.server._adverts[other] for other in (1, 6, 7, 8)}
     with pytest.raises(ThresholdError, match="sum of 7"):
-        hidden.clients[ME].share(entries(hidden, Kind.KEYS, adverts))
+        hidden.clients[ME].share(listing(hidden, adverts))
     hidden.finish()
 
 
@@ -144,15 +176,25 @@ def test_as_many_clients_may_be_withheld_as_the_sum_can_spare(withheld: int) -> 
 def test_survivors_that_contradict_what_the_client_has_seen_are_refused() -> None:
     current = new_round(parameters(5)).until(Stage.SHARE)
     current.step(frozenset({4}))
-    current.until(Stage.UNMASK)
+    current.until(Stage.CONFIRM)
     with pytest.raises(ShareError, match="did not deliver"):
-        current.clients[ME].unmask(request(current, {0, 1, 2, 3, 4}))
+        current.clients[ME].confirm(announce(current, {0, 1, 2, 3, 4}))
     with pytest.raises(SenderError, match="counts this client as dropped"):
-        current.clients[ME].unmask(request(current, {1, 2, 3}))
+        current.clients[ME].confirm(announce(current, {1, 2, 3}))
     current.finish()
 
 
-@pytest.mark.parametrize("stage", [Stage.SHARE, Stage.MASK, Stage.UNMASK])
+def test_survivors_that_take_no_part_are_refused() -> None:
+    current = new_round(parameters(6, neighbours=4))
+    far = ({1, 2, 3, 4, 5} - set(current.server._neighbours[ME])).pop()
+    current.step(frozenset({far}))
+    current.until(Stage.CONFIRM)
+    with pytest.raises(SenderError, match="takes no part"):
+        current.clients[ME].confirm(announce(current, {0, 1, 2, 3, 4, 5}))
+    current.finish()
+
+
+@pytest.mark.parametrize("stage", [Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK])
 def test_messages_of_another_round_attempt_or_protocol_are_refused(stage: Stage) -> None:
     current = new_round(parameters(3)).until(stage)
     others = {
@@ -193,27 +235,29 @@ def test_only_what_was_agreed_is_accepted() -> None:
 
 
 def test_keys_of_strangers_and_repeated_keys_are_refused() -> None:
-    current = new_round(parameters(6, neighbours=4, threshold=3)).until(Stage.SHARE)
-    adverts = {client: advert.to_bytes() for client, advert in current.server._adverts.items()}
+    current = new_round(parameters(6, neighbours=4, threshold=4)).until(Stage.SHARE)
+    adverts = current.server._adverts
     near = current.server._neighbours[ME]
     stranger = next(iter(set(range(1, 6)) - set(near)))
     client = current.clients[ME]
     listed = {other: adverts[other] for other in near}
     with pytest.raises(SenderError, match="no neighbour"):
-        client.share(entries(current, Kind.KEYS, {stranger: adverts[stranger], **dict(list(listed.items())[:3])}))
+        client.share(listing(current, {stranger: adverts[stranger], **dict(list(listed.items())[:3])}))
     with pytest.raises(MessageError, match="twice"):
-        client.share(entries(current, Kind.KEYS, {**listed, near[0]: adverts[near[1]]}))
+        client.share(listing(current, {**listed, near[0]: adverts[near[1]]}))
     with pytest.raises(MessageError, match="twice"):
-        client.share(entries(current, Kind.KEYS, {**listed, near[0]: adverts[ME]}))
+        client.share(listing(current, {**listed, near[0]: adverts[ME]}))
     with pytest.raises(SenderError):
-        client.share(entries(current, Kind.KEYS, {**dict(list(listed.items())[:3]), ME: adverts[ME]}))
+        client.share(listing(current, {**dict(list(listed.items())[:3]), ME: adverts[ME]}))
     with pytest.raises(ThresholdError):
-        client.share(entries(current, Kind.KEYS, {near[0]: adverts[near[0]]}))
+        client.share(listing(current, {near[0]: adverts[near[0]]}))
+    session = current.server._session
+    weak = Advert.make(session, near[0], bytes(32) + adverts[near[0]].keys[32:], current.signers[near[0]], None)
     with pytest.raises(MessageError, match="honest"):
-        client.share(entries(current, Kind.KEYS, {**listed, near[0]: bytes(32) + adverts[near[0]][32:]}))
-    repeated = wire.write_entries({near[0]: adverts[near[0]]}) * 2
+        client.share(listing(current, {**listed, near[0]: weak}))
+    repeated = wire.write_entries({near[0]: adverts[near[0]].to_bytes()}) * 2
     with pytest.raises(MessageError, match="increasing"):
-        client.share(current.server._session.write(Kind.KEYS, ME, repeated))
+        client.share(session.write(Kind.KEYS, ME, current.server._cohort.to_bytes(), repeated))
     current.finish()
 
 
@@ -252,9 +296,9 @@ def test_a_server_cannot_put_its_own_keys_in_place_of_a_clients() -> None:
     own = b"".join(X25519PrivateKey.generate().public_key().public_bytes_raw() for _ in range(2))
     forged = Advert(own, adverts[1].identity, adverts[1].signature)
     with pytest.raises(SignatureError, match="client 1"):
-        current.clients[ME].share(entries(current, Kind.KEYS, {1: forged.to_bytes(), 2: adverts[2].to_bytes()}))
+        current.clients[ME].share(listing(current, {1: forged, 2: adverts[2]}))
     with pytest.raises(SignatureError, match="client 1"):  # signed for another number
-        current.clients[ME].share(entries(current, Kind.KEYS, {1: adverts[2].to_bytes()}))
+        current.clients[ME].share(listing(current, {1: adverts[2]}))
 
 
 def test_nobody_joins_who_is_not_on_the_roster_and_nobody_twice() -> None:
@@ -282,9 +326,9 @@ def test_nobody_joins_who_is_not_on_the_roster_and_nobody_twice() -> None:
 def test_an_advert_of_another_attempt_is_refused_even_in_the_same_round() -> None:
     old = new_round(parameters(3), signed=True, session=b"another attempt!").until(Stage.SHARE)
     current = new_round(parameters(3), signed=True).until(Stage.SHARE)
-    adverts = {1: old.server._adverts[1].to_bytes(), 2: current.server._adverts[2].to_bytes()}
+    adverts = {1: old.server._adverts[1], 2: current.server._adverts[2]}
     with pytest.raises(SignatureError, match="client 1"):
-        current.clients[ME].share(entries(current, Kind.KEYS, adverts))
+        current.clients[ME].share(listing(current, adverts))
 
 
 def test_clients_with_different_rosters_refuse_each_other() -> None:
@@ -299,26 +343,26 @@ def test_clients_with_different_rosters_refuse_each_other() -> None:
     for client in (0, 2):
         current.server.receive(client, current.answer(client))
     # The same seen by clients, if the server does not care.
-    adverts = {client: advert.to_bytes() for client, advert in current.server._adverts.items()}
-    adverts[1] = message[wire.HEADER_BYTES :]
+    adverts = {**current.server._adverts, 1: Advert.from_bytes(message[wire.HEADER_BYTES :])}
     with pytest.raises(SignatureError, match="client 1"):
-        current.clients[ME].share(entries(current, Kind.KEYS, {1: adverts[1], 2: adverts[2]}))
-    keys = current.server._session.write(Kind.KEYS, 1, wire.write_entries({0: adverts[0], 2: adverts[2]}))
+        current.clients[ME].share(listing(current, {1: adverts[1], 2: adverts[2]}))
+    keys = keys_message(current.server._session, 1, adverts[1], {0: adverts[0], 2: adverts[2]})
     with pytest.raises(SignatureError, match="client 0"):
         other.share(keys)
 
 
-def test_clients_that_were_told_different_survivors_reveal_nothing() -> None:
-    current = new_round(parameters(4), signed=True).until(Stage.CONFIRM)
+@pytest.mark.parametrize("with_roster", [False, True])
+def test_clients_that_were_told_different_survivors_reveal_nothing(with_roster: bool) -> None:
+    current = new_round(parameters(4), signed=with_roster).until(Stage.CONFIRM)
     session = current.server._session
     views = {0: {0, 1, 2}, 1: {0, 1, 2, 3}, 2: {0, 1, 2}, 3: {0, 1, 2, 3}}
     signatures = {}
     for client, view in views.items():
-        announced = session.write(Kind.SURVIVORS, client, wire.write_set(view, 4))
+        announced = announce(current, view, client)
         signatures[client] = current.clients[client].confirm(announced)[wire.HEADER_BYTES :]
     for client, view in views.items():
-        signed = {other: signatures[other] for other in view}
-        body = wire.write_set(view, 4) + wire.write_entries(signed)
+        everybody = {other: signatures[other] for other in view}
+        body = wire.write_set(view, 4) + wire.write_entries(everybody)
         with pytest.raises(SignatureError):
             current.clients[client].unmask(session.write(Kind.REQUEST, client, body))
         agreeing = {other: signatures[other] for other in view if views[other] == view}
@@ -327,7 +371,7 @@ def test_clients_that_were_told_different_survivors_reveal_nothing() -> None:
             current.clients[client].unmask(session.write(Kind.REQUEST, client, body))
         other_view = {0, 1, 2, 3} if len(view) == 3 else {0, 1, 2} | {client}
         if other_view != view:
-            body = wire.write_set(other_view, 4) + wire.write_entries(signed)
+            body = wire.write_set(other_view, 4) + wire.write_entries(everybody)
             with pytest.raises(SignatureError, match="not those that this client signed"):
                 current.clients[client].unmask(session.write(Kind.REQUEST, client, body))
 
@@ -361,10 +405,7 @@ def test_who_is_not_among_the_survivors_cannot_confirm_them() -> None:
     current = new_round(parameters(5), signed=True).until(Stage.CONFIRM)
     session, announced = current.server._session, wire.write_set({0, 1, 2}, 5)
     current.clients[ME].confirm(session.write(Kind.SURVIVORS, ME, announced))
-    adverts = current.server._adverts
-    signatures = {
-        client: IDENTITIES[client].sign(survivors_digest(session, adverts[client], announced)) for client in range(4)
-    }
+    signatures = signed(current, {0, 1, 2}, {0, 1, 2, 3})
     body = announced + wire.write_entries(signatures)
     with pytest.raises(SenderError, match="Client 3"):
         current.clients[ME].unmask(session.write(Kind.REQUEST, ME, body))

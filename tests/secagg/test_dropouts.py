@@ -63,15 +63,15 @@ def test_every_dropout_on_a_complete_graph(clients: int) -> None:
     agreed = parameters(clients)
     sums, failures = try_all(new_round(agreed))
     # There is a sum if and only if t clients are left at the end.
-    assert sums == chains(clients, agreed.threshold, stages=4)
+    assert sums == chains(clients, agreed.threshold, stages=5)
     assert failures > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("neighbours", "threshold"), [(2, 2), (4, 3), (4, 4)])
+@pytest.mark.parametrize(("neighbours", "threshold"), [(2, 3), (4, 4)])
 def test_every_dropout_on_a_sparse_graph(neighbours: int, threshold: int) -> None:
     sums, failures = try_all(new_round(parameters(6, neighbours=neighbours, threshold=threshold)))
-    assert sums >= 25
+    assert sums >= (25 if neighbours == 4 else 1)
     assert failures > 50
 
 
@@ -90,8 +90,8 @@ def test_random_dropouts_of_a_hundred_clients(seed: int) -> None:
     assert agreed.neighbours < 99
     assert risk(agreed, dropout=0.2).failure <= 1e-9
     random = np.random.default_rng(seed)
-    lost = random.permutation(100)[:20].reshape(4, 5)
-    stages = (Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK)
+    lost = random.permutation(100)[:20].reshape(5, 4)
+    stages = (Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK)
     started = new_round(agreed, seed=seed, session=None)
     found = play(started, {stage: frozenset(row.tolist()) for stage, row in zip(stages, lost, strict=True)})
     # Who falls silent after the upload has contributed.
@@ -99,7 +99,7 @@ def test_random_dropouts_of_a_hundred_clients(seed: int) -> None:
     np.testing.assert_array_equal(found.sums, started.expected(found.survivors))
 
 
-@pytest.mark.parametrize("stage", [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK])
+@pytest.mark.parametrize("stage", [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK])
 def test_below_the_threshold_late_answers_may_still_save_the_round(stage: Stage) -> None:
     current = new_round(parameters(4)).until(stage)
     current.collect(frozenset({1, 2}))
@@ -110,7 +110,7 @@ def test_below_the_threshold_late_answers_may_still_save_the_round(stage: Stage)
     current.server.receive(2, current.answer(2))
     current.waiting = current.server.advance()
     found = current.finish()
-    assert found.survivors == ((0, 1, 2, 3) if stage is Stage.UNMASK else (0, 2, 3))
+    assert found.survivors == ((0, 1, 2, 3) if stage in (Stage.CONFIRM, Stage.UNMASK) else (0, 2, 3))
     np.testing.assert_array_equal(found.sums, current.expected(found.survivors))
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from cpsgd import Protocol
 from cpsgd.codec import pack, wire
 from cpsgd.errors import InfeasibleError, MessageError, ParameterError
-from cpsgd.secagg import SecureParameters
+from cpsgd.secagg import SecureParameters, risk
 
 from .rounds import FINGERPRINT, parameters
 
@@ -29,6 +31,10 @@ from .rounds import FINGERPRINT, parameters
         {"neighbours": 5},
         {"threshold": 5},
         {"threshold": 11},
+        {"quorum": 5},
+        {"quorum": 11},
+        {"quorum": -1},
+        {"threshold": 5, "neighbours": 8},
         {"round": -1},
         {"surviving": 1},
         {"surviving": 11},
@@ -63,7 +69,7 @@ def test_bytes_and_back(clients: int, dim: int, bits: int, round_: int, fingerpr
         surviving=clients,
     )
     assert SecureParameters.from_bytes(complete.to_bytes()) == complete
-    assert len(complete.to_bytes()) == 45
+    assert len(complete.to_bytes()) == 49
     assert complete.upload_bytes == (bits * dim + 7) // 8
 
 
@@ -75,8 +81,8 @@ def test_any_modulus_to_bytes_and_back(modulus: int, dim: int) -> None:
     power = modulus.bit_count() == 1
     assert (found.modulus is None, found.version, len(found.to_bytes())) == (
         power,
-        1 if power else 2,
-        45 if power else 49,
+        3 if power else 4,
+        49 if power else 53,
     )
     assert found.upload_bytes == (-(-found.bits * dim // 8) if power else pack.payload_bytes(dim, modulus))
     assert found.upload_bytes <= -(-found.bits * dim // 8)
@@ -90,7 +96,7 @@ def test_a_power_of_two_has_one_way_to_be_written() -> None:
         SecureParameters.from_bytes(parameters(5, bits=8).to_bytes() + (257).to_bytes(4, "little"))
 
 
-@given(st.binary(min_size=45, max_size=45) | st.binary(max_size=60))
+@given(st.binary(min_size=49, max_size=49) | st.binary(max_size=60))
 def test_any_bytes_are_parameters_or_refused(data: bytes) -> None:
     try:
         found = SecureParameters.from_bytes(data)
@@ -103,6 +109,35 @@ def test_a_threshold_of_half_the_shares_or_less_is_never_accepted() -> None:
     for clients in range(2, 12):
         with pytest.raises(ParameterError, match="threshold"):
             parameters(clients, threshold=clients // 2)
+
+
+def test_on_a_sparse_graph_no_stretch_of_the_circle_can_be_unmasked_alone_and_all_who_count_have_signed() -> None:
+    for neighbours in (2, 4, 8, 18):
+        with pytest.raises(ParameterError, match="threshold"):
+            parameters(20, neighbours=neighbours, threshold=neighbours // 2 + 1)
+        assert parameters(20, neighbours=neighbours, threshold=neighbours // 2 + 2).quorum == 11
+    assert parameters(20, neighbours=8, surviving=16).quorum == 16
+    assert parameters(20, surviving=16).quorum == 11
+    for neighbours, least in ((8, 16), (19, 11)):
+        with pytest.raises(ParameterError, match="quorum"):
+            parameters(20, neighbours=neighbours, surviving=16, quorum=least - 1)
+
+
+@pytest.mark.parametrize(("clients", "colluding"), [(10, 0), (10, 3), (200, 0), (200, 30), (1000, 1)])
+def test_the_chosen_quorum_leaves_room_for_one_set_of_survivors_only(clients: int, colluding: int) -> None:
+    chosen = SecureParameters.choose(clients, 1, 8, fingerprint=FINGERPRINT, round=0, colluding=colluding)
+    assert 2 * chosen.quorum > clients + colluding
+    assert chosen.quorum <= clients - clients // 10
+    assert risk(chosen, colluding=colluding).insecurity <= 1e-9
+    loose = replace(chosen, surviving=2, quorum=0)
+    if colluding > 1:
+        assert risk(loose, colluding=colluding).insecurity == 1.0
+
+
+def test_dropouts_that_leave_no_quorum_are_refused() -> None:
+    for clients in (10, 200):
+        with pytest.raises(InfeasibleError, match="may collude"):
+            SecureParameters.choose(clients, 1, 8, fingerprint=FINGERPRINT, round=0, dropout=0.5)
 
 
 def protocol(modulus: int | None, clients: int = 20) -> Protocol:

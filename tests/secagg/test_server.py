@@ -21,11 +21,11 @@ from cpsgd.errors import (
     StageError,
 )
 from cpsgd.secagg import SecureServer, Stage, shamir, wire
-from cpsgd.secagg.wire import Kind
+from cpsgd.secagg.wire import Advert, Kind
 
-from .rounds import new_round, parameters
+from .rounds import IDENTITIES, new_round, parameters
 
-STAGES = [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK]
+STAGES = [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK]
 
 
 def test_calls_out_of_order_are_refused() -> None:
@@ -79,28 +79,33 @@ def test_a_client_of_another_attempt_is_refused_and_the_round_goes_on(stage: Sta
         current.server.receive(3, stale)
     current.step(frozenset({3}))
     found = current.finish()
-    assert found.survivors == ((0, 1, 2, 3) if stage is Stage.UNMASK else (0, 1, 2))
+    assert found.survivors == ((0, 1, 2, 3) if stage in (Stage.CONFIRM, Stage.UNMASK) else (0, 1, 2))
     np.testing.assert_array_equal(found.sums, current.expected(found.survivors))
 
 
 def test_keys_that_agree_on_nothing_are_refused_before_they_reach_anybody() -> None:
     current = new_round(parameters(3))
-    genuine = current.answer(0)[wire.HEADER_BYTES :]
-    session = current.server._session
+    keys, session = current.answer(0)[wire.HEADER_BYTES :][:64], current.server._session
+
+    def advert(client: int, public: bytes) -> bytes:
+        made = Advert.make(session, client, public, IDENTITIES[client], None)
+        return session.write(Kind.ADVERTISEMENT, client, made.to_bytes())
+
     low_order = (bytes(32), (1).to_bytes(32, "little"))
-    for body in [point + genuine[32:] for point in low_order] + [genuine[:32] + point for point in low_order]:
+    for public in [point + keys[32:] for point in low_order] + [keys[:32] + point for point in low_order]:
         with pytest.raises(MessageError, match="honest"):
-            current.server.receive(0, session.write(Kind.ADVERTISEMENT, 0, body))
+            current.server.receive(0, advert(0, public))
     with pytest.raises(SenderError, match="repeats"):
-        current.server.receive(0, session.write(Kind.ADVERTISEMENT, 0, genuine[:32] * 2))
-    current.server.receive(0, session.write(Kind.ADVERTISEMENT, 0, genuine))
+        current.server.receive(0, advert(0, keys[:32] * 2))
+    current.server.receive(0, advert(0, keys))
     with pytest.raises(SenderError, match="repeats"):
-        current.server.receive(1, session.write(Kind.ADVERTISEMENT, 1, genuine))
+        current.server.receive(1, advert(1, keys))
 
 
 def test_one_wrong_share_of_each_secret_does_no_harm_and_more_are_noticed() -> None:
     current = new_round(parameters(5)).until(Stage.MASK)
     current.step(frozenset({4}))
+    current.until(Stage.UNMASK)
     honest = {client: current.answer(client) for client in range(4)}
     session = current.server._session
 
@@ -143,10 +148,10 @@ def test_a_share_that_is_no_number_is_refused() -> None:
 
 
 def test_a_client_sends_little_beside_its_integers() -> None:
-    """What a round costs a client, and that up to 250 neighbours stay within 32 kB without a roster."""
+    """What a round costs a client, and that up to 250 neighbours stay within 32 kB."""
 
     def overhead(neighbours: int) -> int:
-        return 4 * wire.HEADER_BYTES + 64 + (32 + 82 * neighbours) + 33 * (neighbours + 1)
+        return 5 * wire.HEADER_BYTES + 160 + (32 + 82 * neighbours) + 64 + 33 * (neighbours + 1)
 
     current = new_round(parameters(6, dim=1000, bits=13))
     sent = 0

@@ -17,13 +17,7 @@ VICTIM = 1
 
 def cases() -> list[tuple[Stage, bool, bool]]:
     """Every stage, to the client and to the server, with and without a roster."""
-    return [
-        (stage, to_client, signed)
-        for signed in (False, True)
-        for stage in STAGES
-        if signed or stage is not Stage.CONFIRM
-        for to_client in (True, False)
-    ]
+    return [(stage, to_client, signed) for signed in (False, True) for stage in STAGES for to_client in (True, False)]
 
 
 def resealed(message: bytes) -> bytes:
@@ -39,6 +33,13 @@ def with_changed_byte(message: bytes, position: int, flip: int) -> bytes:
     return bytes(changed)
 
 
+def remembered(current: Round) -> bytes:
+    """All that the victim knows."""
+    state = current.clients[VICTIM]._state
+    assert state is not None
+    return b"" if state.stage is Stage.ADVERTISE else state.to_bytes()
+
+
 def deliver(current: Round, to_client: bool, genuine: bytes, changed: bytes) -> bool:
     """Hands over the changed message, and the genuine one if that is refused; says whether it was accepted."""
     server = current.server
@@ -46,10 +47,12 @@ def deliver(current: Round, to_client: bool, genuine: bytes, changed: bytes) -> 
     assert server.missing == {VICTIM}, "only the victim's message is changed"
     accepted = True
     if to_client:
+        before = remembered(current)
         try:
             answer = current.answer(VICTIM, changed)
         except SecureAggregationError:
             accepted = False
+            assert remembered(current) == before
             answer = current.answer(VICTIM, genuine)
     else:
         answer = changed
@@ -100,6 +103,8 @@ def test_a_byte_changed_on_purpose_never_makes_a_wrong_sum(stage: Stage, to_clie
         if changed == genuine:  # only the checksum was changed, and is right again
             continue
         accepted = deliver(current, to_client, genuine, changed)
+        if not accepted and position % 16:
+            continue  # what was refused left no trace, and most of those rounds would end alike
         try:
             current.waiting = current.server.advance()
             found = current.finish()

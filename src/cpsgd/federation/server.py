@@ -54,8 +54,8 @@ class Terms:
             agree to that.
         examples: With a plan for single examples, how many a client's sum holds at most. Clients that are set up for
             another number refuse.
-        roster: Public keys of all clients, as many as the plan has. Rounds are then signed, which takes one exchange
-            more. It protects clients that have the same roster; those without one refuse.
+        roster: Public keys of all clients, as many as the plan has. What clients sign is then signed by them, and not
+            by keys that they make for a round. It protects clients that have the same roster; those without one refuse.
         ledger: Where every round's cost is written down before its mean is handed out.
         population: The ledger's name of the clients; needed with a ledger.
         engine: The ledger's name of the transport.
@@ -115,7 +115,8 @@ class Terms:
         )
         if self.roster is None:
             return found
-        return replace(found, neighbours=clients - 1, threshold=(clients + self.plan.colluding) // 2 + 1)
+        most = (clients + self.plan.colluding) // 2 + 1
+        return replace(found, neighbours=clients - 1, threshold=most, quorum=most)
 
     @property
     def way(self) -> str:

@@ -208,8 +208,8 @@ class Signing:
         """Refuses, with a roster, what an active server could make use of.
 
         Raises:
-            RoundRefusedError: The round is not signed, not of this run, not for everybody on the roster, or on a graph
-                in which a client sees only some of the signatures.
+            RoundRefusedError: The round is not for a roster, not of this run, not for everybody on the roster, or on a
+                sparse graph, in the choice of which a server has a hand.
         """
         if self.roster is None:
             return
@@ -225,6 +225,8 @@ class Signing:
                 f"The server's round is for {clients} clients, and {len(self.roster)} are on this client's roster."
             )
         if neighbours != clients - 1:
-            raise RoundRefusedError("The server would show this client the signatures of some of the others only.")
+            raise RoundRefusedError(
+                "The server would tie this client to some of the others only, on a graph that the server has a hand in."
+            )
         if session.identifier != session_identifier(run, round):
             raise RoundRefusedError("The server's session is not that of this run and round.")

@@ -22,6 +22,7 @@ from cpsgd.errors import (
     ThresholdError,
 )
 from cpsgd.secagg import graph, identity, keys, shamir, wire
+from cpsgd.secagg.cohort import Cohort, Statement
 from cpsgd.secagg.parameters import SecureParameters
 from cpsgd.secagg.state import PAIR_BYTES, ClientState
 from cpsgd.secagg.wire import Advert, Invitation, Kind, Session, Stage
@@ -32,10 +33,11 @@ SEALED_BYTES = PAIR_BYTES + keys.TAG_BYTES
 class SecureClient:
     """Takes part in one round: each method answers one message of the server, once and in order.
 
-    The order is `advertise`, `share`, `mask`, with a roster `confirm`, `unmask`; `stage` names the next. A message that
-    is refused raises a `SecureAggregationError` and changes nothing. For any other client this one reveals at most one
-    secret's share, whatever it is asked. Secrets are never printed, copied or pickled; `export_state` is the only way
-    out, for engines whose client process ends between messages.
+    The order is `advertise`, `share`, `mask`, `confirm`, `unmask`; `stage` names the next. A message that is refused
+    raises a `SecureAggregationError` and changes nothing. The client signs one set of survivors, and reveals only what
+    a quorum has signed with it: for any other client at most one secret's share, whatever it is asked. Secrets are
+    never printed, copied or pickled; `export_state` is the only way out, for engines whose client process ends between
+    messages.
 
     Example:
         >>> import numpy as np
@@ -50,6 +52,8 @@ class SecureClient:
         ...     server.receive(i, clients[i].share(message))
         >>> for i, message in server.advance().items():
         ...     server.receive(i, clients[i].mask(message, values))
+        >>> for i, message in server.advance().items():
+        ...     server.receive(i, clients[i].confirm(message))
         >>> for i, message in server.advance().items():
         ...     server.receive(i, clients[i].unmask(message))
         >>> server.advance()
@@ -73,10 +77,10 @@ class SecureClient:
         Args:
             index: The number the client must have in the round; None to take what the server gives.
             expected: The parameters it agrees to; any others are refused. None trusts the server with the choice.
-            identity: The key the client signs with; together with `roster`.
-            roster: Raw Ed25519 public keys (32 bytes) of all who may take part, the same for all of them. Keys and the
-                set of survivors must then be signed, and an active server can neither invent clients nor tell them
-                different survivors. Without `index` it must hold exactly as many keys as the round has clients.
+            identity: The key the client signs with; together with `roster`. Without, it makes one for the round.
+            roster: Raw Ed25519 public keys (32 bytes) of all who may take part, the same for all of them. An active
+                server can then not invent clients. Without `index` it must hold exactly as many keys as the round has
+                clients; with it, colluding members who have no number of their own count twice.
         """
         self._index = index
         self._expected = expected
@@ -97,10 +101,11 @@ class SecureClient:
     # ------------------------------------------------------------------ stages
 
     def advertise(self, invitation: bytes) -> bytes:
-        """Stage 0: accepts an invitation and announces two fresh public keys.
+        """Stage 0: accepts an invitation and announces fresh public keys.
 
         Raises:
-            InvitationError: It is for other parameters, another client, or not signed as this client is set up.
+            InvitationError: It is for other parameters, another client, or the server and this client do not agree
+                whether there is a roster.
         """
         state = self._in(Stage.ADVERTISE)
         found = Invitation.read(invitation)
@@ -110,7 +115,7 @@ class SecureClient:
             raise InvitationError(f"The server takes this client for number {found.client}, it is {self._index}.")
         if found.session.signed != (self._roster is not None):
             raise InvitationError(
-                "The server and this client do not agree whether messages are signed: both or neither need a roster."
+                "The server and this client do not agree whether there is a roster: both need one, or neither."
             )
         if self._roster is not None and self._index is None and len(self._roster) != found.session.parameters.clients:
             raise InvitationError(
@@ -119,26 +124,29 @@ class SecureClient:
             )
         channel, mask = (X25519PrivateKey.from_private_bytes(os.urandom(keys.KEY_BYTES)) for _ in range(2))
         public = channel.public_key().public_bytes_raw() + mask.public_key().public_bytes_raw()
-        advert = Advert.make(found.session, found.client, public, self._identity, self._roster)
+        signer = self._identity or Ed25519PrivateKey.from_private_bytes(os.urandom(keys.KEY_BYTES))
+        advert = Advert.make(found.session, found.client, public, signer, self._roster)
         state.invitation = found
+        state.signing_private = b"" if self._identity else signer.private_bytes_raw()
         state.channel_private, state.mask_private = channel.private_bytes_raw(), mask.private_bytes_raw()
         state.adverts = {found.client: advert}
         state.stage = Stage.SHARE
         return found.session.write(Kind.ADVERTISEMENT, found.client, advert.to_bytes())
 
     def share(self, keys_message: bytes) -> bytes:
-        """Stage 1: learns the neighbours' keys; deals out shares of its mask key and of a fresh seed.
+        """Stage 1: learns who takes part, and its neighbours' keys; deals out shares of its mask key and a fresh seed.
 
         Raises:
-            SecureAggregationError: The keys are not of neighbours, repeat, are too few, or are not signed as they must.
+            SecureAggregationError: The keys are not of neighbours, repeat, are too few, are not signed as they must, or
+                are not those in the list of all who take part.
         """
         state = self._in(Stage.SHARE)
         session, me = _joined(state)
         parameters = session.parameters
-        body = session.read(keys_message, Kind.KEYS, me)
-        entries = wire.read_entries(body, Advert.size(session.signed), parameters.neighbours)
-        adverts = {client: Advert.from_bytes(entry, session.signed) for client, entry in entries.items()}
-        self._check_adverts(adverts)
+        cohort, body = Cohort.read(session.read(keys_message, Kind.KEYS, me), parameters.clients)
+        entries = wire.read_entries(body, wire.ADVERT_BYTES, parameters.neighbours)
+        adverts = {client: Advert.from_bytes(entry) for client, entry in entries.items()}
+        self._check_adverts(cohort, adverts)
 
         seed = os.urandom(shamir.SECRET_BYTES)
         holders = [*adverts, me]
@@ -158,7 +166,7 @@ class SecureClient:
             for client, advert in adverts.items()
         ]
         state.seed, state.own_share = seed, seed_shares[me]
-        state.adverts = {**adverts, me: own}
+        state.adverts, state.cohort = {**adverts, me: own}, cohort.to_bytes()
         state.stage = Stage.MASK
         return session.write(Kind.SHARES, me, keys.commitment(seed, session.context, me) + b"".join(sealed))
 
@@ -199,40 +207,42 @@ class SecureClient:
             applied.append((keys.pair_mask_key(mask, advert.mask_key, session.context, me, client), sign))
         masks.apply(words, applied)
 
-        state.received = received
+        state.received, state.adverts = received, {}
         state.channel_private = state.mask_private = state.seed = b""
-        state.stage = Stage.CONFIRM if session.signed else Stage.UNMASK
+        state.stage = Stage.CONFIRM
         return session.write(Kind.UPLOAD, me, *masks.to_bytes(words))
 
     def confirm(self, survivors: bytes) -> bytes:
-        """With a roster, between `mask` and `unmask`: signs the set of survivors the server announces."""
+        """Stage 3: signs the set of survivors the server announces, together with who takes part. There is no second.
+
+        Raises:
+            SecureAggregationError: The survivors are too few, or contradict what this client has seen.
+        """
         state = self._in(Stage.CONFIRM)
         session, me = _joined(state)
         body = bytes(session.read(survivors, Kind.SURVIVORS, me))
-        self._check_survivors(wire.read_set(body, session.parameters.clients))
-        assert self._identity is not None
-        signature = self._identity.sign(survivors_digest(session, state.adverts[me], body))
-        state.survivors = body
+        statement = self._checked(wire.read_set(body, session.parameters.clients))
+        signature = statement.sign(self._identity or Ed25519PrivateKey.from_private_bytes(state.signing_private))
+        state.survivors, state.signing_private = body, b""
         state.stage = Stage.UNMASK
         return session.write(Kind.CONFIRMATION, me, signature)
 
     def unmask(self, request: bytes) -> bytes:
-        """Stage 3: reveals of each neighbour one share: of a survivor's seed, or of a dropped client's mask key.
+        """Stage 4: reveals of each neighbour one share: of a survivor's seed, or of a dropped client's mask key.
 
         Raises:
-            SecureAggregationError: The survivors are too few, contradict what this client has seen, or are not
-                confirmed by enough signatures. Nothing is revealed.
+            SecureAggregationError: The survivors are not those that this client and a quorum have signed. Nothing is
+                revealed.
         """
         state = self._in(Stage.UNMASK)
         session, me = _joined(state)
         body = session.read(request, Kind.REQUEST, me)
         size = wire.set_bytes(session.parameters.clients)
         survivors = wire.read_set(body[:size], session.parameters.clients)
-        self._check_survivors(survivors)
-        if session.signed:
-            self._check_signatures(bytes(body[:size]), body[size:], survivors)
-        elif len(body) > size:
-            raise MessageError("There are bytes after the end of the request.")
+        if body[:size] != state.survivors:
+            raise SignatureError("The survivors are not those that this client signed.")
+        signatures = wire.read_entries(body[size:], identity.SIGNATURE_BYTES, session.parameters.clients)
+        self._checked(survivors).check(signatures)
         shares = {me: state.own_share}
         for client, pair in state.received.items():
             alive = client in survivors
@@ -293,7 +303,7 @@ class SecureClient:
             raise StageError(f"This client is to {self._state.stage.value} next, not to {stage.value}.")
         return self._state
 
-    def _check_adverts(self, adverts: dict[int, Advert]) -> None:
+    def _check_adverts(self, cohort: Cohort, adverts: dict[int, Advert]) -> None:
         state = self._in(Stage.SHARE)
         session, me = _joined(state)
         parameters = session.parameters
@@ -302,22 +312,26 @@ class SecureClient:
         if strangers:
             raise SenderError(f"Client {min(strangers)} is no neighbour of client {me}.")
         _check_left(parameters, len(adverts))
-        everybody = [*adverts.values(), state.adverts[me]]
-        public = [key for advert in everybody for key in (advert.channel_key, advert.mask_key)]
+        everybody = {**adverts, me: state.adverts[me]}
+        public = [key for advert in everybody.values() for key in (advert.channel_key, advert.mask_key)]
         if len(set(public)) != len(public):
             raise MessageError("A public key appears twice.")
-        for client, advert in adverts.items():
-            advert.check(session, client, self._roster)
-        if session.signed and len({advert.identity for advert in everybody}) != len(everybody):
-            raise SignatureError("Two clients are the same person on the roster.")
+        cohort.check(session, me, everybody, self._roster)
+        hidden = cohort.members.keys() & set(allowed) - adverts.keys()
+        if hidden:
+            raise MessageError(f"Client {min(hidden)} takes part, and its keys are missing.")
 
-    def _check_survivors(self, survivors: frozenset[int]) -> None:
+    def _checked(self, survivors: frozenset[int]) -> Statement:
+        """What to sign about these survivors, if they fit what this client has seen."""
         assert self._state is not None
         session, me = _joined(self._state)
         parameters = session.parameters
         allowed = graph.neighbours(parameters.clients, parameters.neighbours, session.identifier, me)
         if me not in survivors:
             raise SenderError("The server counts this client as dropped, and asks it all the same.")
+        cohort, _ = Cohort.read(self._state.cohort, parameters.clients)
+        if not survivors <= cohort.members.keys():
+            raise SenderError("The server counts a client as surviving that takes no part.")
         if not survivors.isdisjoint(set(allowed) - self._state.received.keys()):
             raise ShareError("The server counts a neighbour as surviving whose shares it did not deliver.")
         if len(survivors) < parameters.surviving:
@@ -326,21 +340,7 @@ class SecureClient:
             )
         if len(survivors.intersection(allowed)) + 1 < parameters.threshold:
             raise ThresholdError(f"Fewer than {parameters.threshold} of this client's neighbourhood are left.")
-
-    def _check_signatures(self, announced: bytes, body: memoryview, survivors: frozenset[int]) -> None:
-        assert self._state is not None
-        session, _ = _joined(self._state)
-        if announced != self._state.survivors:
-            raise SignatureError("The survivors are not those that this client signed.")
-        parameters = session.parameters
-        entries = wire.read_entries(body, identity.SIGNATURE_BYTES, parameters.neighbours + 1)
-        for client, signature in entries.items():
-            advert = self._state.adverts.get(client)
-            if client not in survivors or advert is None:
-                raise SenderError(f"Client {client} cannot have confirmed the survivors.")
-            identity.verify(advert.identity, signature, survivors_digest(session, advert, announced), client)
-        if len(entries) < parameters.threshold:
-            raise ThresholdError(f"{len(entries)} clients confirmed the survivors, fewer than {parameters.threshold}.")
+        return Statement(session, cohort, survivors)
 
 
 def _check_left(parameters: SecureParameters, left: int) -> None:
@@ -353,14 +353,6 @@ def _check_left(parameters: SecureParameters, left: int) -> None:
         raise ThresholdError(f"{left} neighbours are left, too few for threshold {parameters.threshold}.")
     if parameters.clients - (parameters.neighbours - left) < parameters.surviving:
         raise ThresholdError(f"{left} neighbours are left, too few for a sum of {parameters.surviving} clients.")
-
-
-def survivors_digest(session: Session, advert: Advert, survivors: bytes) -> bytes:
-    """What the client with this advert signs to confirm the survivors.
-
-    Its fresh keys keep the signature from counting in another attempt, should a server announce one session twice.
-    """
-    return keys.digest(b"survivors", session.context, advert.keys, survivors)
 
 
 def _joined(state: ClientState) -> tuple[Session, int]:

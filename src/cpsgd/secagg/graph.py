@@ -14,19 +14,23 @@ clients,
 
 H(N, K, k) the number of marked among k drawn of N with K marked.
 
-A graph is **insecure** if an active server could get both secrets of an honest client, or if a server that follows the
-protocol sees the sums of parts of the survivors:
+A graph is **insecure** if an active server could get both secrets of an honest client, or the sum of a part of those
+who signed the survivors:
 
 * Each honest holder reveals one kind of share of a client and colluding ones both, so both secrets take 2t shares out
   of k + 1 + c, c the colluding neighbours. Excluded by 2t > k + 1 + c, which also means c < t: colluding clients alone
-  learn nothing. P(some honest client has c >= 2t - k - 1) <= (n - C) P(H(n-1, C, k) >= 2t - k - 1).
-* The masks between honest survivors hide everything but the sum over each connected part. A circle with ties to the
-  k/2 next on either side falls into parts only if k/2 clients in a row are missing (in two places even), so
-  P(parts) <= n P(given k/2 in a row are missing), also hypergeometric, with C + D missing. Where the clients would
-  agree to a sum with more than D missing, n - `surviving` takes the place of D.
+  learn nothing.
+* A server that knows the graph can drop k/2 clients in a row on either side of a stretch of it. Of a client at the
+  stretch's end it then gets k/2 + 1 + c' shares at most, c' the colluding among the k/2 that are missing on one side.
+  Excluded by t > k/2 + 1 + c', whoever drops out (docs/secure-aggregation.md has the proof). This implies the former,
+  for c <= 2c'. P(not so for some honest client) <= 2 (n - C) P(H(n-1, C, k/2) >= t - k/2 - 1).
+* Also counted, though the round would only fail: that the honest survivors are in several parts. The circle falls
+  apart only if k/2 clients in a row are missing (in two places even), so P(parts) <= n P(given k/2 in a row are
+  missing), also hypergeometric, with C + D missing. Where the clients would agree to a sum with more than D missing,
+  n - `surviving` takes the place of D.
 
 In a complete graph nothing is left to chance: a round fails if and only if n - D < t, and it is secure for 2t > n + C.
-Up to 64 clients it costs little, so it is what they get.
+Up to 64 clients it costs little, so it is what they get. Either needs a quorum q with 2q > n + C.
 """
 
 from __future__ import annotations
@@ -51,6 +55,8 @@ if TYPE_CHECKING:
 # SciPy's tails are good to far more digits than this; a bound may only be too large.
 _ROUND_UP = 1.0 + 1e-6
 _COMPLETE_UP_TO = 64
+# The server announces the session, and the graph with it, and may first try as many as this.
+_SESSIONS_TRIED = 1e9
 
 
 def neighbours(clients: int, degree: int, session: bytes, index: int) -> tuple[int, ...]:
@@ -88,8 +94,9 @@ class Risk:
 
     Attributes:
         failure: Probability that too few shares of some secret are left, so that the round ends without a sum.
-        insecurity: Probability that the graph lets a server that follows the protocol and those who collude learn more
-            than one sum, or an active server both secrets of an honest client.
+        insecurity: Probability that the graph lets an active server and those who collude learn both secrets of an
+            honest client, or the sum of a part of those who signed. 1 where the quorum lets two sets of survivors be
+            signed.
     """
 
     failure: float
@@ -111,13 +118,30 @@ def risk(parameters: SecureParameters, *, dropout: float = 0.1, colluding: int =
         >>> parameters = SecureParameters.choose(1000, 1, 8, fingerprint=bytes(16), round=0, colluding=50)
         >>> found = risk(parameters, dropout=0.1, colluding=50)
         >>> parameters.neighbours, parameters.threshold, found.failure < 1e-9, found.insecurity < 1e-9
-        (84, 54, True, True)
+        (136, 97, True, True)
     """
     n = parameters.clients
     dropped = dropouts(n, dropout)
     colluding = _validate.integer("colluding", colluding, low=0, high=n)
     k, t, missing = parameters.neighbours, parameters.threshold, max(dropped, n - parameters.surviving)
-    return Risk(_risk(n, k, t, dropped, colluding).failure, _risk(n, k, t, missing, colluding).insecurity)
+    failure = 1.0 if n - dropped < parameters.quorum else _risk(n, k, t, dropped, colluding).failure
+    insecurity = 1.0 if 2 * parameters.quorum <= n + colluding else _risk(n, k, t, missing, colluding).insecurity
+    return Risk(failure, insecurity)
+
+
+def smallest_threshold(clients: int, neighbours: int) -> int:
+    """The fewest shares that may give a secret if nobody colludes."""
+    return clients // 2 + 1 if neighbours == clients - 1 else neighbours // 2 + 2
+
+
+def smallest_quorum(clients: int, neighbours: int, surviving: int, colluding: int = 0) -> int:
+    """How many must sign the same survivors, so that no other set finds as many and the sum is of enough clients.
+
+    In a complete graph everybody is tied to everybody who signed, so that whoever signed, all survivors are in the sum.
+    On a sparse graph only those who signed are known to be.
+    """
+    majority = (clients + colluding) // 2 + 1
+    return majority if neighbours == clients - 1 else max(majority, surviving)
 
 
 def neighbours_and_threshold(
@@ -129,27 +153,24 @@ def neighbours_and_threshold(
     missing = max(dropped, n - surviving)
     colluding = _validate.integer("colluding", colluding, low=0)
     _validate.probability("failure", failure)
-    for k in range(2, n - 1, 2) if n > _COMPLETE_UP_TO else ():
-        # The connectivity does not depend on t, and rules out small k at once.
-        if _parts(n, k, missing, colluding) > failure:
-            continue
-        threshold = _smallest_threshold(n, k, missing, colluding, failure)
-        if threshold is not None and _risk(n, k, threshold, dropped, colluding).failure <= failure:
-            return k, threshold
     threshold = (n + colluding) // 2 + 1
     if threshold > n - dropped:
         raise InfeasibleError(
             f"Of {n} clients {dropped} may drop out and {colluding} may collude: secure aggregation needs "
             f"2 (clients - dropouts) > clients + colluding. At most {max(0, n - 2 * dropped - 1)} may collude."
         )
+    for k in range(2, n - 1, 2) if n > _COMPLETE_UP_TO else ():
+        # The connectivity does not depend on t, and rules out small k at once.
+        if _parts(n, k, missing, colluding) > failure:
+            continue
+        candidates = range(smallest_threshold(n, k), k + 2)
+        # The probability falls with t.
+        first = bisect_left(candidates, True, key=lambda t: _crowded(n, k, t, colluding) * _SESSIONS_TRIED <= failure)
+        for t in candidates[first : first + 1]:
+            found = Risk(_risk(n, k, t, dropped, colluding).failure, _risk(n, k, t, missing, colluding).insecurity)
+            if max(found.failure, found.insecurity) <= failure:
+                return k, t
     return n - 1, threshold
-
-
-def _smallest_threshold(n: int, k: int, dropped: int, colluding: int, failure: float) -> int | None:
-    candidates = range((k + 1) // 2 + 1, k + 2)
-    # The insecurity falls with t.
-    first = bisect_left(candidates, True, key=lambda t: _risk(n, k, t, dropped, colluding).insecurity <= failure)
-    return candidates[first] if first < len(candidates) else None
 
 
 def _risk(n: int, k: int, t: int, dropped: int, colluding: int) -> Risk:
@@ -164,10 +185,17 @@ def _risk(n: int, k: int, t: int, dropped: int, colluding: int) -> Risk:
         failure += alive * float(hypergeom.cdf(t - 2, n - 1, alive - 1, k))
     if lost:
         failure += lost * float(hypergeom.cdf(t - 1, n - 1, alive, k))
-    honest = n - colluding
-    both = honest * float(hypergeom.sf(2 * t - k - 2, n - 1, min(colluding, n - 1), k))
-    insecurity = both + _parts(n, k, dropped, colluding)
-    return Risk(min(1.0, failure * _ROUND_UP), min(1.0, insecurity * _ROUND_UP))
+    insecurity = _crowded(n, k, t, colluding) + _parts(n, k, dropped, colluding)
+    return Risk(min(1.0, failure * _ROUND_UP), min(1.0, insecurity))
+
+
+def _crowded(n: int, k: int, t: int, colluding: int) -> float:
+    """Bound on the probability that too many colluding clients are next to an honest one, on one side of it."""
+    from scipy.stats import hypergeom
+
+    row = k // 2
+    some = float(hypergeom.sf(t - row - 2, n - 1, min(colluding, n - 1), row))
+    return min(1.0, 2 * (n - colluding) * some * _ROUND_UP)
 
 
 def _parts(n: int, k: int, dropped: int, colluding: int) -> float:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 MAX_CLIENTS = 2**20
 MAX_BITS = 32
 FINGERPRINT_BYTES = 16
-_LAYOUT = struct.Struct("<IIBIII16sQ")
-_ORDER = ("clients", "dim", "bits", "neighbours", "threshold", "surviving", "fingerprint", "round")
+_LAYOUT = struct.Struct("<IIBIIII16sQ")
+_ORDER = ("clients", "dim", "bits", "neighbours", "threshold", "surviving", "quorum", "fingerprint", "round")
 # Follows where the modulus is no power of two.
 _MODULUS = struct.Struct("<I")
 
@@ -33,8 +33,12 @@ class SecureParameters:
         bits: b, the bits that hold an integer; sums are taken modulo 2^b where no other modulus is given.
         neighbours: k, clients each client shares masks with: n - 1 (all others), or an even number below that.
         threshold: t, how many of the k + 1 shares of a secret (one stays with its owner) give the secret.
-            2t > k + 1, so that honest clients who reveal one kind of share each never reveal both secrets of anybody.
+            2t > k + 1, so that honest clients who reveal one kind of share each never reveal both secrets of anybody;
+            and t > k/2 + 1 on a sparse graph, so that no stretch of its circle can be unmasked by itself.
         surviving: The fewest contributions whose sum may be revealed. Clients refuse to unmask fewer.
+        quorum: q, how many clients must have signed the same survivors and keys before anybody unmasks: more than half
+            of n, and on a sparse graph no fewer than `surviving`. 0 takes the fewest, and t on a complete graph. With C
+            colluding clients there is one set of survivors for all if 2q > n + C.
         fingerprint: 16 bytes that stand for what the integers mean, `Protocol.fingerprint`.
         round: Number of the round.
         modulus: M, where sums are taken modulo another number than 2^b; it takes b bits, too. None for 2^b.
@@ -55,6 +59,7 @@ class SecureParameters:
     fingerprint: bytes
     round: int
     surviving: int = 2
+    quorum: int = 0
     modulus: int | None = None
 
     def __post_init__(self) -> None:
@@ -72,8 +77,12 @@ class SecureParameters:
         k = self.neighbours
         if k % 2 and k != n - 1:
             raise ParameterError(f"Expected neighbours to be even, or {n - 1} for all others, got neighbours={k}.")
-        low = (k + 1) // 2 + 1
+        low = graph.smallest_threshold(n, k)
         object.__setattr__(self, "threshold", _validate.integer("threshold", self.threshold, low=low, high=k + 1))
+        low = graph.smallest_quorum(n, k, self.surviving)
+        # Who takes a larger threshold on a complete graph has colluding clients in mind.
+        quorum = self.quorum or (max(low, self.threshold) if k == n - 1 else low)
+        object.__setattr__(self, "quorum", _validate.integer("quorum", quorum, low=low, high=n))
         if self.modulus is not None:
             high = 2**self.bits
             modulus = _validate.integer("modulus", self.modulus, low=high // 2 + 1, high=high)
@@ -113,12 +122,14 @@ class SecureParameters:
             modulus: M, where it is not 2^b.
 
         Raises:
-            InfeasibleError: Not even a complete graph tolerates this many dropouts and colluding clients.
+            InfeasibleError: Not even a complete graph tolerates this many dropouts and colluding clients: those who are
+                left could not be a quorum.
         """
         n = _validate.integer("clients", clients, low=2, high=MAX_CLIENTS)
         fewest = max(2, n - graph.dropouts(n, dropout)) if surviving is None else surviving
         fewest = _validate.integer("surviving", fewest, low=2, high=n)
         neighbours, threshold = graph.neighbours_and_threshold(n, dropout, colluding, failure, fewest)
+        quorum = graph.smallest_quorum(n, neighbours, fewest, colluding)
         return cls(
             clients=n,
             dim=dim,
@@ -128,6 +139,7 @@ class SecureParameters:
             fingerprint=fingerprint,
             round=round,
             surviving=fewest,
+            quorum=quorum,
             modulus=modulus,
         )
 
@@ -188,11 +200,11 @@ class SecureParameters:
 
     @property
     def version(self) -> int:
-        """The version of the messages: 1, and 2 where the modulus is no power of two."""
-        return 1 if self.modulus is None else 2
+        """The version of the messages: 3, and 4 where the modulus is no power of two."""
+        return 3 if self.modulus is None else 4
 
     def to_bytes(self) -> bytes:
-        """All fields, in 45 bytes, or 49 where the modulus is no power of two."""
+        """All fields, in 49 bytes, or 53 where the modulus is no power of two."""
         data = _LAYOUT.pack(*(getattr(self, name) for name in _ORDER))
         return data if self.modulus is None else data + _MODULUS.pack(self.modulus)
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from cpsgd.errors import ParameterError, SenderError, ShareError, StageError, ThresholdError
 from cpsgd.secagg import graph, identity, keys, shamir, wire
-from cpsgd.secagg.client import SEALED_BYTES, survivors_digest
+from cpsgd.secagg.client import SEALED_BYTES
+from cpsgd.secagg.cohort import Cohort, Statement
 from cpsgd.secagg.parameters import SecureParameters
 from cpsgd.secagg.wire import Advert, Invitation, Kind, Session, Stage
 
@@ -51,7 +52,7 @@ class SecureServer:
 
         Args:
             parameters: Of the round.
-            roster: Raw Ed25519 public keys of all who may take part; then all clients must have an identity.
+            roster: Raw Ed25519 public keys of all who may take part; then all clients must have an identity on it.
             session: 16 public random bytes, for tests, which need to repeat a graph.
         """
         identifier = os.urandom(wire.SESSION_BYTES) if session is None else session
@@ -68,6 +69,7 @@ class SecureServer:
         self._answered: set[int] = set()
         self._adverts: dict[int, Advert] = {}
         self._public: set[bytes] = set()  # all keys that were announced
+        self._cohort = Cohort(n, {})  # all who were announced to everybody
         self._listed: dict[int, tuple[int, ...]] = {}  # neighbours each client was told of
         self._commitments: dict[int, bytes] = {}
         self._sealed: dict[int, dict[int, bytes]] = {}  # by sender and receiver
@@ -75,6 +77,7 @@ class SecureServer:
         self._masks = parameters.masks
         self._words: NDArray[Any] = np.zeros(parameters.dim, self._masks.word)
         self._survivors: frozenset[int] = frozenset()
+        self._signed = b""  # what is signed about the survivors
         self._signatures: dict[int, bytes] = {}
         self._shares: dict[int, dict[int, bytes]] = {}  # by owner and holder
         self._result: SecureSum | None = None
@@ -138,13 +141,13 @@ class SecureServer:
     # ------------------------------------------------------------------ answers
 
     def _take_advert(self, client: int, body: memoryview) -> None:
-        advert = Advert.from_bytes(bytes(body), self._session.signed)
+        advert = Advert.from_bytes(bytes(body))
         advert.check(self._session, client, self._roster)
         # A key that agrees on nothing would stop all neighbours; better to stop its owner.
         probe = X25519PrivateKey.generate()
         keys.agree(probe, advert.channel_key)
         keys.agree(probe, advert.mask_key)
-        announced = [key for key in (advert.channel_key, advert.mask_key, advert.identity) if key]
+        announced = advert.channel_key, advert.mask_key, advert.identity
         if len(set(announced)) != len(announced) or not self._public.isdisjoint(announced):
             raise SenderError(f"Client {client} repeats a public key.")
         self._public.update(announced)
@@ -160,9 +163,8 @@ class SecureServer:
         self._masks.add(self._words, self._masks.from_bytes(body, self.parameters.dim))
 
     def _take_confirmation(self, client: int, body: memoryview) -> None:
-        advert = self._adverts[client]
         (signature,) = wire.split_entries(body, identity.SIGNATURE_BYTES, 1)
-        identity.verify(advert.identity, signature, survivors_digest(self._session, advert, self._announced()), client)
+        identity.verify(self._adverts[client].identity, signature, self._signed, client)
         self._signatures[client] = signature
 
     def _take_revelation(self, client: int, body: memoryview) -> None:
@@ -178,13 +180,13 @@ class SecureServer:
     def _close_adverts(self) -> dict[int, bytes]:
         members = self._viable(self._answered)
         self._listed = {client: self._within(client, members) for client in members}
+        self._cohort = Cohort.of(self.parameters.clients, {client: self._adverts[client] for client in members})
         self._stage = Stage.SHARE
-        return {
-            client: self._session.write(
-                Kind.KEYS, client, wire.write_entries({other: self._adverts[other].to_bytes() for other in listed})
-            )
-            for client, listed in sorted(self._listed.items())
-        }
+        everybody, messages = self._cohort.to_bytes(), {}
+        for client, listed in sorted(self._listed.items()):
+            adverts = wire.write_entries({other: self._adverts[other].to_bytes() for other in listed})
+            messages[client] = self._session.write(Kind.KEYS, client, everybody, adverts)
+        return messages
 
     def _close_shares(self) -> dict[int, bytes]:
         members = self._viable(self._answered)
@@ -203,23 +205,22 @@ class SecureServer:
             raise ThresholdError(
                 f"{len(survivors)} clients contributed; the sum of fewer than {self.parameters.surviving} stays hidden."
             )
+        self._check_quorum(survivors)
         self._check_holders(survivors)
         self._survivors = survivors
+        self._signed = Statement(self._session, self._cohort, survivors).to_bytes()
         self._sealed.clear()
-        self._stage = Stage.CONFIRM if self._session.signed else Stage.UNMASK
-        kind = Kind.SURVIVORS if self._session.signed else Kind.REQUEST
-        return {client: self._session.write(kind, client, self._announced()) for client in sorted(survivors)}
+        self._stage = Stage.CONFIRM
+        return {client: self._session.write(Kind.SURVIVORS, client, self._announced()) for client in sorted(survivors)}
 
     def _close_confirmations(self) -> dict[int, bytes]:
         confirmed = frozenset(self._answered)
+        self._check_quorum(confirmed)
         self._check_holders(confirmed)
         self._stage = Stage.UNMASK
-        messages = {}
-        for client in sorted(confirmed):
-            close = (*self._within(client, confirmed), client)
-            signatures = wire.write_entries({other: self._signatures[other] for other in close})
-            messages[client] = self._session.write(Kind.REQUEST, client, self._announced() + signatures)
-        return messages
+        quorum = sorted(confirmed)[: self.parameters.quorum]
+        body = self._announced() + wire.write_entries({client: self._signatures[client] for client in quorum})
+        return {client: self._session.write(Kind.REQUEST, client, body) for client in sorted(confirmed)}
 
     def _close_revelations(self) -> dict[int, bytes]:
         self._check_holders(frozenset(self._answered))
@@ -240,12 +241,19 @@ class SecureServer:
         members = frozenset(answered)
         while lonely := {c for c in members if len(self._within(c, members)) + 1 < self.parameters.threshold}:
             members -= lonely
-        if len(members) < self.parameters.surviving:
+        needed = max(self.parameters.surviving, self.parameters.quorum)
+        if len(members) < needed:
             raise ThresholdError(
                 f"{len(answered)} clients answered, of whom {len(members)} have enough neighbours left; "
-                f"the round needs {self.parameters.surviving}."
+                f"the round needs {needed}."
             )
         return members
+
+    def _check_quorum(self, left: frozenset[int]) -> None:
+        if len(left) < self.parameters.quorum:
+            raise ThresholdError(
+                f"{len(left)} clients are left, and the survivors must be confirmed by {self.parameters.quorum}."
+            )
 
     def _check_holders(self, holders: frozenset[int]) -> None:
         """Refuses to go on if the shares of a secret cannot be enough.

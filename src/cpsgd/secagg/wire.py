@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from functools import cached_property
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -29,8 +30,9 @@ from cpsgd.secagg.keys import KEY_BYTES
 from cpsgd.secagg.parameters import SecureParameters
 
 MAGIC = b"cpss"
-VERSIONS = (1, 2)
-"""The second is for sums modulo a number that is no power of two, which the first cannot name."""
+VERSIONS = (3, 4)
+"""The second is for sums modulo a number that is no power of two, which the first cannot name. Versions 1 and 2 are
+refused: an active server could learn single inputs from them."""
 SESSION_BYTES = 16
 # magic, version, kind, fingerprint, round, session, client; then the checksum of these and the body.
 _FIELDS = struct.Struct("<4sBB16sQ16sI")
@@ -38,6 +40,7 @@ _CHECKSUM = struct.Struct("<I")
 _INDEX = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 _KEYS_BYTES = 2 * KEY_BYTES
+ADVERT_BYTES = _KEYS_BYTES + identity.PUBLIC_BYTES + identity.SIGNATURE_BYTES
 
 
 class Stage(StrEnum):
@@ -78,14 +81,14 @@ class Session:
     Attributes:
         parameters: What the server proposed.
         identifier: 16 public random bytes, new in each attempt; the graph follows from them.
-        signed: Whether keys and survivors are signed.
+        signed: Whether those who sign keys and survivors are on a roster, or else known for this round only.
     """
 
     parameters: SecureParameters
     identifier: bytes
     signed: bool
 
-    @property
+    @cached_property
     def context(self) -> bytes:
         """32 bytes that stand for all of this, bound into every key and signature."""
         return keys.digest(b"context", self.parameters.to_bytes(), self.identifier, bytes([self.signed]))
@@ -162,14 +165,13 @@ class Advert:
 
     Attributes:
         keys: The X25519 public keys: 32 bytes for the channels to its neighbours, 32 for its masks.
-        identity: The Ed25519 public key of who the client is; empty without a roster.
-        signature: By that identity, over all of this, the client's number, the session and the roster; empty without a
-            roster.
+        identity: The Ed25519 public key it signs with: of who the client is, with a roster; else made for the round.
+        signature: By that identity, over all of this, the client's number, the session and the roster.
     """
 
     keys: bytes
-    identity: bytes = b""
-    signature: bytes = b""
+    identity: bytes
+    signature: bytes
 
     @property
     def channel_key(self) -> bytes:
@@ -182,24 +184,19 @@ class Advert:
         return self.keys[KEY_BYTES:]
 
     def to_bytes(self) -> bytes:
-        """64 bytes, or 160 with a signature."""
+        """160 bytes."""
         return self.keys + self.identity + self.signature
 
-    @staticmethod
-    def size(signed: bool) -> int:
-        """Bytes of an advert."""
-        return _KEYS_BYTES + (identity.PUBLIC_BYTES + identity.SIGNATURE_BYTES if signed else 0)
-
     @classmethod
-    def from_bytes(cls, data: bytes, signed: bool) -> Advert:
+    def from_bytes(cls, data: bytes) -> Advert:
         """What `to_bytes` wrote, unchecked but for its length.
 
         Raises:
             MessageError: The length is wrong.
         """
-        if len(data) != cls.size(signed):
-            raise MessageError(f"An advert takes {cls.size(signed)} bytes, got {len(data)}.")
-        end = _KEYS_BYTES + (identity.PUBLIC_BYTES if signed else 0)
+        if len(data) != ADVERT_BYTES:
+            raise MessageError(f"An advert takes {ADVERT_BYTES} bytes, got {len(data)}.")
+        end = _KEYS_BYTES + identity.PUBLIC_BYTES
         return cls(data[:_KEYS_BYTES], data[_KEYS_BYTES:end], data[end:])
 
     @classmethod
@@ -208,24 +205,20 @@ class Advert:
         session: Session,
         client: int,
         public_keys: bytes,
-        signer: Ed25519PrivateKey | None,
+        signer: Ed25519PrivateKey,
         roster: frozenset[bytes] | None,
     ) -> Advert:
-        """The advert of a client, signed if there are a signer and a roster."""
-        if signer is None or roster is None:
-            return cls(public_keys)
+        """The advert of a client, signed."""
         signature = signer.sign(_signed(session, client, public_keys, roster))
         return cls(public_keys, identity.public_bytes(signer), signature)
 
     def check(self, session: Session, client: int, roster: frozenset[bytes] | None) -> None:
-        """Refuses an advert that is not by somebody on the roster, with the same roster, for this number and session.
+        """Whether the advert is by whoever it says, and that is somebody on the roster, if there is one.
 
         Raises:
-            SignatureError: It is not. (Without a roster nothing is checked.)
+            SignatureError: It is not, or who made it has another roster.
         """
-        if roster is None:
-            return
-        if self.identity not in roster:
+        if roster is not None and self.identity not in roster:
             raise SignatureError(f"Client {client} is nobody on the roster.")
         try:
             identity.verify(self.identity, self.signature, _signed(session, client, self.keys, roster), client)
@@ -235,10 +228,10 @@ class Advert:
             ) from None
 
 
-def _signed(session: Session, client: int, public_keys: bytes, roster: frozenset[bytes]) -> bytes:
+def _signed(session: Session, client: int, public_keys: bytes, roster: frozenset[bytes] | None) -> bytes:
     """What an advert signs. With the roster in it, all who accept each other have the same one."""
-    parts = session.context, _INDEX.pack(client), public_keys, identity.roster_digest(roster)
-    return keys.digest(b"advert", *parts)
+    known = identity.roster_digest(roster or frozenset())
+    return keys.digest(b"advert", session.context, _INDEX.pack(client), public_keys, known)
 
 
 def write_entries(entries: Mapping[int, bytes]) -> bytes:
@@ -323,7 +316,10 @@ def _frame(message: bytes, versions: tuple[int, ...] = VERSIONS) -> _Fields:
         raise MessageError("Not a message of secure aggregation: the first four bytes are not 'cpss'.")
     if version not in versions:
         known = " or ".join(map(str, versions))
-        raise SecureVersionError(f"The message has version {version}; expected version {known}.")
+        raise SecureVersionError(
+            f"The message has version {version}; expected version {known}. Install the same release of cpsgd on the "
+            "server and all clients."
+        )
     body = memoryview(message)[HEADER_BYTES:]
     if _CHECKSUM.unpack_from(message, _FIELDS.size)[0] != checksum(message[: _FIELDS.size], body):
         raise MessageError("The checksum does not match: the message was damaged on the way.")

@@ -1,0 +1,129 @@
+"""`Cohort`: who takes part in a round and with which keys, as one client was told; and what its members sign.
+
+Clients see the keys of their neighbours only, and yet all must mean the same people and the same survivors before one
+of them unmasks. So everybody gets a list of everybody: who signs as which number, and a digest of the keys that it has
+announced. A member signs one statement in a round: the session with its parameters, this list, and the survivors.
+Whoever holds a quorum of signatures under the same statement knows that no other statement can have one
+(docs/secure-aggregation.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from cpsgd.errors import MessageError, SenderError, SignatureError, ThresholdError
+from cpsgd.secagg import identity, keys, wire
+from cpsgd.secagg.wire import Advert, Session
+
+_MEMBER_BYTES = identity.PUBLIC_BYTES + 32
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """All who take part in a round.
+
+    Attributes:
+        clients: The clients that were invited, n.
+        members: Of each that takes part: the key it signs with, and a digest of its other keys; 32 bytes each.
+    """
+
+    clients: int
+    members: Mapping[int, bytes]
+
+    @classmethod
+    def of(cls, clients: int, adverts: Mapping[int, Advert]) -> Cohort:
+        """The cohort of those with these adverts."""
+        return cls(clients, {client: _member(adverts[client]) for client in sorted(adverts)})
+
+    @classmethod
+    def read(cls, body: memoryview | bytes, clients: int) -> tuple[Cohort, memoryview]:
+        """What `to_bytes` wrote, and what follows it.
+
+        Raises:
+            MessageError: It is cut off.
+        """
+        body = memoryview(body)
+        start = wire.set_bytes(clients)
+        listed = sorted(wire.read_set(body[:start], clients))
+        end = start + _MEMBER_BYTES * len(listed)
+        members = wire.split_entries(body[start:end], _MEMBER_BYTES, len(listed))
+        return cls(clients, dict(zip(listed, members, strict=True))), body[end:]
+
+    def to_bytes(self) -> bytes:
+        """One bit for each client that was invited, then 64 bytes for each that takes part, in increasing order."""
+        return wire.write_set(frozenset(self.members), self.clients) + b"".join(self.members.values())
+
+    def identity(self, client: int) -> bytes:
+        """The key that a member signs with."""
+        return self.members[client][: identity.PUBLIC_BYTES]
+
+    def check(self, session: Session, me: int, adverts: Mapping[int, Advert], roster: frozenset[bytes] | None) -> None:
+        """Refuses a list that is not of different people, or does not fit the adverts of `me` and its neighbours.
+
+        Raises:
+            SecureAggregationError: One of its subclasses, for the first thing that is wrong.
+        """
+        for client, advert in adverts.items():
+            if client != me:
+                advert.check(session, client, roster)
+            if self.members.get(client) != _member(advert):
+                raise MessageError(f"Client {client} is not in the list of all clients with the keys it announced.")
+        everybody = [self.identity(client) for client in self.members]
+        if len(set(everybody)) != len(everybody):
+            raise SignatureError("Two clients are the same person.")
+        if roster is not None and not roster.issuperset(everybody):
+            raise SignatureError("The list of all clients names somebody who is not on the roster.")
+        needed = max(session.parameters.surviving, session.parameters.quorum)
+        if len(everybody) < needed:
+            raise ThresholdError(f"{len(everybody)} clients take part, and the round needs {needed}.")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a member signs, once in a round.
+
+    Attributes:
+        session: With its parameters.
+        cohort: All who take part.
+        survivors: Those whose contributions are to be summed.
+    """
+
+    session: Session
+    cohort: Cohort
+    survivors: frozenset[int]
+
+    def to_bytes(self) -> bytes:
+        """32 bytes that stand for it."""
+        everybody = keys.digest(b"cohort", self.cohort.to_bytes())
+        announced = wire.write_set(self.survivors, self.cohort.clients)
+        return keys.digest(b"survivors", self.session.context, everybody, announced)
+
+    def sign(self, signer: Ed25519PrivateKey) -> bytes:
+        """A member's signature."""
+        return signer.sign(self.to_bytes())
+
+    def check(self, signatures: Mapping[int, bytes]) -> None:
+        """Refuses signatures that are not by a quorum of the survivors.
+
+        Raises:
+            SenderError: One is not by a survivor.
+            SignatureError: One is wrong, or under another statement.
+            ThresholdError: There are too few.
+        """
+        signed = self.to_bytes()
+        for client, signature in signatures.items():
+            if client not in self.survivors or client not in self.cohort.members:
+                raise SenderError(f"Client {client} cannot have confirmed the survivors.")
+            identity.verify(self.cohort.identity(client), signature, signed, client)
+        quorum = self.session.parameters.quorum
+        if len(signatures) < quorum:
+            raise ThresholdError(
+                f"{len(signatures)} clients confirmed the survivors, fewer than the quorum of {quorum}."
+            )
+
+
+def _member(advert: Advert) -> bytes:
+    return advert.identity + keys.digest(b"keys", advert.keys)
