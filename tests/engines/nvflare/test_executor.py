@@ -35,7 +35,7 @@ def reason(reply: Shareable) -> str:
 def opening() -> Shareable:
     """The task that begins a round."""
     best = cached_plan(5, DIM, 8.0, 1e-5, rounds=3, secure=True, dropout=0.2, colluding=1, bits=14)
-    requests = ServerSession(Terms(plan=best), 0, [f"site-{i}" for i in range(5)], run="a-job").requests()
+    requests = ServerSession(Terms(plan=best), 1, [f"site-{i}" for i in range(5)], run="a-job").requests()
     task = Shareable()
     task["cpsgd-request"] = requests["site-0"]
     return task
@@ -198,7 +198,7 @@ def test_silos_send_sums_of_clipped_gradients(tmp_path: Path) -> None:
     assert server.reports[0].released
     assert received[0].meta["cpsgd"] == {"clip-norm": pytest.approx(sum_norm(1.0, 6)), "examples": 6}
     # At a model of zeros the gradient of the bias is ±1/5 or 4/5, the same for all examples: clipped to norm 1 or less.
-    assert 0.0 < np.linalg.norm(after) < 6.0 + 9 * np.sqrt(server._plan(DIM).error.total)
+    assert 0.0 < np.linalg.norm(after) < 6.0 + 9 * np.sqrt(server.make_plan(DIM).error.total)
     # Clients that are set up for whole clients refuse.
     others = sites(tmp_path / "others")
     run(server, others, tmp_path / "server", "another")

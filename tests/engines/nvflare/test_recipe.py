@@ -58,5 +58,5 @@ def test_a_recipe_without_secure_aggregation_says_so_on_both_sides(tmp_path: Pat
 def test_wrong_options_are_refused_when_the_job_is_made(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="epsilon and delta together"):
         exported(tmp_path, limits={"epsilon": 1.0})
-    with pytest.raises(ParameterError, match="stage_timeout"):
-        exported(tmp_path, stage_timeout=0.0)
+    with pytest.raises(ParameterError, match="grace"):
+        exported(tmp_path, pace={"grace": -1.0})

@@ -33,7 +33,7 @@ def controller(**changes: Any) -> CpsgdController:
         "epsilon": 8.0,
         "delta": 1e-5,
         "plan": {"dropout": 0.2, "bits": 14},
-        "stage_timeout": 0.2,
+        "pace": {"nodes": 0.2, "stage": 0.4, "grace": 0.0},
     }
     return CpsgdController(**{**fields, **changes})
 
@@ -54,12 +54,12 @@ def test_the_model_moves_by_the_mean_of_the_updates(tmp_path: Path, secure: bool
     server, members = controller(secure=secure), sites(tmp_path, secure=secure)
     after = run(server, members, tmp_path / "server")
     assert [(report.round, report.released, report.survivors) for report in server.reports] == [
-        (0, True, 5),
         (1, True, 5),
         (2, True, 5),
+        (3, True, 5),
     ]
     assert [len(site.trainer.received) for site in members] == [3] * 5
-    expected = server._plan(DIM).error.total
+    expected = server.make_plan(DIM).error.total
     # Sums of 40 coordinates' squared noise exceed 9 times their mean with P < 1e-60.
     assert 0.0 < squared_error(after, 3 * VECTORS[:5].mean(axis=0)) < 9 * 3 * expected
     written = json.loads((tmp_path / "server" / REPORTS_FILE).read_text())
@@ -73,7 +73,7 @@ def test_a_difference_counts_as_it_is(tmp_path: Path) -> None:
 
     server, members = controller(), [Site(tmp_path, f"site-{i}", difference, limits={"rounds": 3}) for i in range(5)]
     after = run(server, members, tmp_path / "server")
-    assert squared_error(after, np.full(DIM, 0.15, np.float32)) < 9 * 3 * server._plan(DIM).error.total
+    assert squared_error(after, np.full(DIM, 0.15, np.float32)) < 9 * 3 * server.make_plan(DIM).error.total
 
 
 def test_the_train_script_sees_what_the_client_has_accepted(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_client_that_fails_is_out_and_the_others_go_on(tmp_path: Path, tamper:
     assert list(report.dropped) == ["site-1"]
     assert reason in report.dropped["site-1"]
     others = VECTORS[[0, 2, 3, 4]].mean(axis=0)
-    assert squared_error(after, others) < 9 * server._plan(DIM).error.total
+    assert squared_error(after, others) < 9 * server.make_plan(DIM).error.total
 
 
 def test_tasks_that_are_not_answered_are_taken_back(tmp_path: Path) -> None:
@@ -201,14 +201,14 @@ def test_the_mean_is_applied_by_a_component(tmp_path: Path) -> None:
         return np.full(DIM, 7.0)
 
     assert (run(controller(apply=apply), sites(tmp_path), tmp_path / "server") == 7.0).all()
-    assert rounds == [0, 1, 2]
+    assert rounds == [1, 2, 3]
     with pytest.raises(ParameterError, match="Expected apply to return 40 numbers"):
         run(controller(apply=lambda *values: np.zeros(3)), sites(tmp_path / "again"), tmp_path / "server")
 
 
 def test_one_client_may_tell_its_noise_unless_the_plan_says_otherwise() -> None:
-    assert controller()._plan(DIM).colluding == 1
-    assert controller(plan={"dropout": 0.2, "bits": 14, "colluding": 0})._plan(DIM).colluding == 0
+    assert controller().make_plan(DIM).colluding == 1
+    assert controller(plan={"dropout": 0.2, "bits": 14, "colluding": 2}).make_plan(DIM).colluding == 2
 
 
 def test_a_plan_that_cannot_be_kept_is_refused_before_the_first_round(tmp_path: Path) -> None:
@@ -224,6 +224,23 @@ def test_rounds_are_charged_to_a_ledger(tmp_path: Path) -> None:
         server = controller(ledger=str(path), population="sites")
         run(server, sites(tmp_path / job), tmp_path / "server", job)
         assert sum(report.released for report in server.reports) == released
+
+
+def test_a_job_goes_on_where_another_was_stopped(tmp_path: Path) -> None:
+    counted: list[int] = []
+
+    def apply(model: np.ndarray, mean: np.ndarray, round: int) -> np.ndarray:
+        counted.append(round)
+        if counted == [1, 2]:
+            server.abort_signal.trigger(True)
+        return model + 1.0
+
+    for job in ("first", "second", "third"):
+        server = controller(apply=apply, checkpoint=str(tmp_path / "checkpoint"))
+        after = run(server, sites(tmp_path / job), tmp_path / "server", job)
+        assert (after == (2.0 if job == "first" else 3.0)).all()
+    assert counted == [1, 2, 3]
+    assert [report.round for report in server.reports] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -32,7 +32,7 @@ def main() -> None:
         roster=roster,
         ledger=str(Path(folder) / "ledger"),
         population="sites",
-        stage_timeout=25.0,
+        pace={"stage": 60.0, "grace": 3.0},
         **SETTINGS,
     )
     run = recipe.run(ProdEnv(kit, login_timeout=60.0, username=user))
