@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from cpsgd.engines.flower import records
 from cpsgd.engines.flower.records import RECORD, STATE
+from cpsgd.engines.silo import example_sum
 from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
 from cpsgd.federation.client import ClientSession, call_privately
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Arrays, check_alike, flatten
 from cpsgd.federation.settings import Memory, Signing
-from cpsgd.federation.silo import example_sum
 from cpsgd.protocol import Protocol
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cpsgd.engines.nvflare import shareables
 from cpsgd.engines.nvflare.shareables import ACCEPTED
+from cpsgd.engines.silo import example_sum
 from cpsgd.errors import (
     CpsgdError,
     ParameterError,
@@ -38,7 +39,6 @@ from cpsgd.federation.client import ClientSession, call_privately
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import check_alike, flatten
 from cpsgd.federation.settings import Memory, Signing
-from cpsgd.federation.silo import example_sum
 from cpsgd.protocol import Protocol
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a silo sends where single examples are protected: the sum of their clipped gradients."""
+"""For all engines: what a silo sends where single examples are protected: the sum of their clipped gradients."""
 
 from __future__ import annotations
 
