@@ -9,8 +9,29 @@ folder=$(mktemp -d)
 # Nothing is sent anywhere, and nothing is installed while the app runs.
 export FLWR_HOME="$folder/home" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-processes=()
-trap 'kill "${processes[@]}" 2>/dev/null || true; wait; rm -rf "$folder"' EXIT
+# A SuperNode's executor looks for work ten times per second, not once.
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
+# Whatever ends this script ends all it has started, first politely, then by force. Some of Flower's processes leave their
+# process group, and outlive those that started them; all of them have our FLWR_HOME in their environment.
+set -m
+groups=()
+ours() {
+  if [[ -d /proc/self ]]; then grep -lzxF "FLWR_HOME=$FLWR_HOME" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; fi
+}
+cleanup() {
+  local signal group pid
+  trap - EXIT INT TERM HUP
+  for signal in TERM KILL KILL; do
+    for group in "${groups[@]}"; do kill "-$signal" -- "-$group" 2>/dev/null || true; done
+    for pid in $(ours); do kill "-$signal" "$pid" 2>/dev/null || true; done
+    for _ in {1..50}; do [[ -z $(ours) ]] && break; sleep 0.1; done
+  done
+  rm -rf "$folder"
+}
+trap cleanup EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 # 1. A certificate authority of our own, and a certificate for the SuperLink.
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj "/CN=digits authority" \
@@ -33,9 +54,9 @@ root-certificates = "$folder/ca.crt"
 TOML
 flower-superlink --host 127.0.0.1 --port "$port" --enable-supernode-auth --ssl-ca-certfile "$folder/ca.crt" \
   --ssl-certfile "$folder/server.crt" --ssl-keyfile "$folder/server.key" > "$folder/superlink.log" 2>&1 &
-processes+=($!)
+groups+=($!)
 until (exec 3<> "/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
-  kill -0 "${processes[0]}" || { cat "$folder/superlink.log"; exit 1; }
+  kill -0 "${groups[0]}" 2>/dev/null || { cat "$folder/superlink.log"; exit 1; }
   sleep 0.5
 done
 
@@ -53,8 +74,10 @@ for ((silo = 0; silo < silos; silo++)); do
     --auth-supernode-private-key "$folder/silo-$silo" --port $((port + 1 + silo)) \
     --node-config "partition-id=$silo cpsgd-memory=\"$folder/silo-$silo.memory\" \
       cpsgd-identity=\"$folder/silo-$silo.identity\" cpsgd-roster=\"$folder/roster\"" > "$folder/silo-$silo.log" 2>&1 &
-  processes+=($!)
+  groups+=($!)
 done
 
-# 5. The run.
-flwr run . digits --stream --run-config "roster=\"$folder/roster\"" "$@"
+# 5. The run, as a job of its own so that this script hears signals meanwhile.
+flwr run . digits --stream --run-config "roster=\"$folder/roster\"" "$@" &
+groups+=($!)
+wait $!

@@ -5,14 +5,44 @@ an `Aggregator` adds messages up and yields the unbiased mean. `plan` finds the 
 of bits, `guarantee` says which ε is proved for a protocol, and by which theorem.
 """
 
-from cpsgd.adjacency import Adjacency as Adjacency
-from cpsgd.aggregator import Aggregator as Aggregator
-from cpsgd.mechanisms import ErrorBound as ErrorBound
-from cpsgd.mechanisms import ExpectedError as ExpectedError
-from cpsgd.planner import Plan as Plan
-from cpsgd.planner import plan as plan
-from cpsgd.privacy import Guarantee as Guarantee
-from cpsgd.privacy import guarantee as guarantee
-from cpsgd.protocol import Protocol as Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cpsgd.adjacency import Adjacency as Adjacency
+    from cpsgd.aggregator import Aggregator as Aggregator
+    from cpsgd.mechanisms import ErrorBound as ErrorBound
+    from cpsgd.mechanisms import ExpectedError as ExpectedError
+    from cpsgd.planner import Plan as Plan
+    from cpsgd.planner import plan as plan
+    from cpsgd.privacy import Guarantee as Guarantee
+    from cpsgd.privacy import guarantee as guarantee
+    from cpsgd.protocol import Protocol as Protocol
 
 __version__ = "0.2.0"
+
+_HOMES = {
+    "Adjacency": "adjacency",
+    "Aggregator": "aggregator",
+    "ErrorBound": "mechanisms",
+    "ExpectedError": "mechanisms",
+    "Plan": "planner",
+    "plan": "planner",
+    "Guarantee": "privacy",
+    "guarantee": "privacy",
+    "Protocol": "protocol",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names on demand: a client of Flower is a process per message, and needs neither planner nor accountant."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

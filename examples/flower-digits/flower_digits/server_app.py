@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +64,7 @@ def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
         apply=Momentum(float(settings["learning-rate"]), rounds),
         ledger=ledger,
         population="digits" if ledger else None,
+        checkpoint=str(settings["checkpoint"]) or None,
         roster=read_roster(Path(str(settings["roster"]))) if settings["roster"] else None,
     )
 
@@ -83,6 +84,14 @@ class Momentum:
         """The next model, from the mean of the silos' sums of gradients."""
         self._velocity = 0.8 * self._velocity + mean / IMAGES + 1e-4 * model
         return model - self._rate * min(1.0, 2.0 - 2.0 * (round - 1) / self._rounds) * self._velocity
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """What a run that goes on after a stop needs."""
+        return {"velocity": np.asarray(self._velocity)}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes what `state_dict` gave."""
+        self._velocity = state["velocity"]
 
 
 class Baseline(FedAvg):

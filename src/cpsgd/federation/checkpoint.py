@@ -19,6 +19,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +91,7 @@ def load(path: Path, fingerprint: str, dim: int) -> Progress[Any] | None:
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             about = json.loads(file["about"].tobytes())
             arrays = {name: file[name] for name in file.files if name != "about"}
         if about.pop("format") != _FORMAT:
@@ -99,7 +100,7 @@ def load(path: Path, fingerprint: str, dim: int) -> Progress[Any] | None:
         model = arrays.pop("model")
         optimizer = {name.removeprefix("optimizer "): array for name, array in arrays.items()}
         found: Progress[Any] = Progress(model=model, optimizer=optimizer, reports=reports, **about)
-    except (ValueError, KeyError, TypeError, OSError, AttributeError, EOFError) as error:
+    except (ValueError, KeyError, TypeError, OSError, AttributeError, EOFError, BadZipFile) as error:
         raise CheckpointError(f"{path} cannot be read as a run's checkpoint ({type(error).__name__}).") from None
     if found.fingerprint != fingerprint or found.model.shape != (dim,):
         raise CheckpointError(

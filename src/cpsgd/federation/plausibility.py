@@ -4,8 +4,8 @@ Honest vectors are clipped to norm D, so their mean has a norm of at most D, and
 D + ‖e‖, where e is rounding and noise. Given the rotation, the coordinates e_i are independent with mean zero and a
 variance of at most v. Two rare events are set aside:
 
-* Some |e_i| is larger than B. `smallest_modulus` bounds |sum - centre| of all coordinates at once by half a modulus,
-  and with it the distance of a coordinate's mean from the centre; so B is that modulus (in integers).
+* Some |e_i| is larger than B. The planner's `window` bounds |sum - centre| of all coordinates at once by half its
+  width, and with it the distance of a coordinate's mean from the centre; so B is its width (in integers).
 * The e_i² (each at most B², with a mean of at most v and a variance of at most B² v) exceed d v + t in all. By
   Bernstein's inequality that has a probability of at most exp(-L) for t = L B²/3 + sqrt((L B²/3)² + 2 L d B² v).
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from cpsgd.planner.modulus import smallest_modulus
+from cpsgd.planner.modulus import window
 from cpsgd.protocol import Protocol
 
 FALSE_ALARM = 1e-9
@@ -39,7 +39,7 @@ def largest_norm(protocol: Protocol, survivors: int) -> float:
         True
     """
     mechanism, dim, clip_norm = protocol.mechanism, protocol.dim, protocol.clip_norm
-    farthest = smallest_modulus(
+    farthest = window(
         mechanism,
         clients=survivors,
         dim=dim,

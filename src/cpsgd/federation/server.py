@@ -231,6 +231,7 @@ class ServerSession(Generic[Node]):
         self._numbers = {node: client for client, node in enumerate(nodes)}
         self._answered: set[int] = set()
         self._metrics: dict[int, dict[str, float]] = {}
+        self._refused: dict[int, str] = {}  # what was wrong with answers to the open stage
         self._accusers: dict[int, set[int]] = {}  # by the accused
         self._entry: Entry | None = None
         self._revealing = revealing or (lambda: None)
@@ -296,10 +297,9 @@ class ServerSession(Generic[Node]):
         try:
             self._sum.receive(client, reply)
         except CpsgdError as error:
-            self._blame(client, f"{type(error).__name__}: {error}")
+            self._refused[client] = f"{type(error).__name__}: {error}"
             raise
         self._answered.add(client)
-        self.report.faults.pop(node, None)  # It has made up for it.
         if self.stage in TRAINING:
             numbers = ((name, value) for name, value in (metrics or {}).items() if isinstance(value, int | float))
             finite = ((name, float(value)) for name, value in numbers if abs(value) <= sys.float_info.max)
@@ -352,8 +352,11 @@ class ServerSession(Generic[Node]):
             self._withhold(error)
         for client in asked - self._answered:
             self._note(self._nodes[client], "no answer in time", stage)
-        for client, offence in open_sum.offences.items():
+        # Who has sent a right answer since has made up for a wrong one.
+        wrong = {client: text for client, text in self._refused.items() if client not in self._answered}
+        for client, offence in {**wrong, **open_sum.offences}.items():
             self._blame(client, offence)
+        self._refused = {}
         if self.stage is not None:
             for client in self._answered - open_sum.outgoing.keys():
                 self._note(self._nodes[client], "too few of its neighbours are left", stage)

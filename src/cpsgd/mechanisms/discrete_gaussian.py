@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr
 
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import WORKING_BITS, Table
@@ -260,6 +259,8 @@ def closeness(variance: float, clients: int) -> float:
     # 2 e^(-ak²) cosh(ak t/π) as two exponentials that do not overflow. Further k are below 1e-17 of the first.
     k = np.arange(1.0, 3.0 + math.sqrt(40.0 / a))[:, None]
     growth = clients * np.log1p((np.exp(-a * k * (k - share)) + np.exp(-a * k * (k + share))).sum(axis=0))
+    from scipy.special import log_ndtr  # late: who only encodes does without SciPy
+
     beyond = log_ndtr(-ends)
     log_mass = math.log(2.0) + beyond[:-1] + np.log(-np.expm1(np.diff(beyond)))
     growth = np.maximum(growth, 1e-300)  # where it has vanished

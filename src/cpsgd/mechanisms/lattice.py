@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erfcx
 
 from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
@@ -311,6 +310,8 @@ def _cell(left: float, step: float) -> float:
 
 def gaussian_clipping(reach: float) -> float:
     """E[(|g| - reach)₊²] of a standard normal g: 2[(1+x²) Φ(-x) - x φ(x)] at x = reach."""
+    from scipy.special import erfcx  # late: who only encodes does without SciPy
+
     mills = math.sqrt(0.5 * math.pi) * float(erfcx(reach / math.sqrt(2.0)))  # Φ(-x)/φ(x)
     density = math.exp(-0.5 * reach * reach) / math.sqrt(2.0 * math.pi)
     return max(0.0, 2.0 * density * ((1.0 + reach * reach) * mills - reach))

@@ -19,7 +19,6 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import binom
 
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.binomial import BinomialLaw
@@ -142,6 +141,8 @@ def poisson_binomial_rdp(coins: int, theta: float, clients: int, adjacency: Adja
 
 def _one_more(coins: int, odds: float, others: int, their_odds: float) -> Array:
     """The law of a client's coins and all others' together, but for the far tails."""
+    from scipy.stats import binom  # late: who only encodes does without SciPy
+
     own = binom.pmf(np.arange(coins + 1), coins, odds)
     return np.convolve(BinomialLaw(others, their_odds).window(_NATS).mass, own) if others else own
 

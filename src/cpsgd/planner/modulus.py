@@ -77,6 +77,29 @@ def smallest_modulus(
         >>> smallest_modulus(mechanism, clients=100, dim=1024, clip_norm=1.0)
         367
     """
+    found = window(
+        mechanism,
+        clients=clients,
+        dim=dim,
+        clip_norm=clip_norm,
+        rotate=rotate,
+        mean_norm=mean_norm,
+        overflow=overflow,
+    )
+    return max(found, mechanism.values)
+
+
+def window(
+    mechanism: Mechanism,
+    *,
+    clients: int,
+    dim: int,
+    clip_norm: float,
+    rotate: bool = True,
+    mean_norm: float | None = None,
+    overflow: float = DEFAULT_OVERFLOW,
+) -> int:
+    """The number of integers around the centre that hold all coordinates of a round's sum, but for `overflow`."""
     nats = math.log(2.0 * dim / overflow)
     found = _everything(mechanism, clients)
     for deviation in mechanism.deviations(
@@ -85,7 +108,7 @@ def smallest_modulus(
         # The factor keeps the result on the safe side of the search for λ; overflow_probability confirms it.
         half = (deviation.offset + _reach(deviation, nats)) * _COST + _misplaced(mechanism, clients)
         found = min(found, math.ceil(min(2.0 * half, found)))
-    return max(found, mechanism.values)
+    return found
 
 
 def _everything(mechanism: Mechanism, clients: int) -> int:

@@ -11,8 +11,8 @@ def utility_warning(plan: Plan) -> str | None:
     """Why a round's mean would be mostly noise, and what helps; None where it would not.
 
     The error of the mean is compared with the clip norm D, the most that the mean itself can be. The suggestions follow
-    how the error grows: with the square roots of the dimension and of the rounds, and with one over the clients and over
-    ε. They are rough, and each alone brings the error down to D.
+    how the error grows: with the square roots of the dimension and of the rounds, and with one over the clients and
+    over ε. They are rough, and each alone brings the error down to D.
 
     Example:
         >>> from cpsgd import plan

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -299,3 +300,55 @@ def test_hostile_metrics_are_left_out(small_plan: Plan) -> None:
     assert metrics["cpsgd-survivors"] == 4
     assert not {"bad", "list"} & set(metrics)
     assert len(metrics) < 110
+
+
+def test_a_run_goes_on_from_its_checkpoint(small_plan: Plan, tmp_path: Path) -> None:
+    members, seen = nodes(), []
+
+    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
+        seen.append(round)
+        return MetricRecord({"round": round})
+
+    def start(rounds: int) -> tuple[CpsgdStrategy, Any]:
+        strategy = CpsgdStrategy(small_plan, checkpoint=tmp_path / "checkpoint")
+        grid = LocalGrid(members)
+        for node in members:  # another run, for which Flower has no state
+            node.context.state.clear()
+        return strategy, strategy.start(grid, model(DIM), num_rounds=rounds, timeout=1.0, evaluate_fn=evaluate)
+
+    start(1)
+    strategy, result = start(3)
+    assert seen == [0, 1, 1, 2, 3]
+    assert [(report.round, report.released) for report in strategy.reports] == [(1, True), (2, True), (3, True)]
+    assert [node.trained for node in members] == [3] * 4
+    assert list(result.train_metrics_clientapp) == [2, 3]
+    assert list(result.evaluate_metrics_serverapp) == [1, 2, 3]
+    after = np.concatenate([array.numpy().reshape(-1) for array in result.arrays.values()])
+    assert close(after, 3 * VECTORS[:4].mean(axis=0), 3 * small_plan.error.total)
+    # Nothing is left to do, and the model is there.
+    _, result = start(3)
+    np.testing.assert_array_equal(
+        np.concatenate([array.numpy().reshape(-1) for array in result.arrays.values()]), after
+    )
+
+
+def test_a_node_that_keeps_sending_garbage_is_not_invited_again(small_plan: Plan) -> None:
+    members = nodes()
+    members[2].tamper = garbage
+    strategy = CpsgdStrategy(small_plan)
+    _, grid = run(strategy, members, rounds=3)
+    assert [report.survivors for report in strategy.reports] == [3, 3, 3]
+    assert [list(report.faults) for report in strategy.reports] == [[102], [102], []]
+    asked = {request_of(m).round for m in grid.sent if m.metadata.dst_node_id == 102}
+    assert asked == {1, 2}
+
+
+def test_a_silent_node_costs_the_grace_period_and_not_the_deadline(small_plan: Plan) -> None:
+    members = nodes()
+    members[2].tamper = lambda reply: None
+    strategy = CpsgdStrategy(small_plan, grace=0.3)
+    began = time.monotonic()
+    strategy.start(LocalGrid(members), model(DIM), num_rounds=1, timeout=600.0)
+    assert time.monotonic() - began < 60.0
+    assert strategy.reports[0].released
+    assert strategy.reports[0].dropped == {102: "no answer in time"}

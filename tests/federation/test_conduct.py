@@ -1,0 +1,150 @@
+"""Who did what, by the nodes' names, and who is invited again."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cpsgd import Plan
+from cpsgd.errors import WireError
+from cpsgd.federation.conduct import ABSENCES, FAULTS, REST, Conduct
+from cpsgd.federation.messages import Request
+from cpsgd.federation.server import RoundReport, ServerSession, Terms
+from cpsgd.secagg import Stage, keys
+
+from .local import RUN, Client, carry, honest
+
+NODES = ["north", "south", "west", "east"]
+
+
+def conduct_after(*reports: RoundReport[str]) -> Conduct[str]:
+    conduct: Conduct[str] = Conduct()
+    for report in reports:
+        conduct.learn(report, NODES)
+    return conduct
+
+
+def chosen(conduct: Conduct[str], round: int, needed: int = 3) -> set[str]:
+    return set(conduct.choose(NODES, round, wanted=4, needed=needed))
+
+
+def test_repeated_faults_exclude_for_good() -> None:
+    bad = [RoundReport(i, dropped={"west": "x"}, faults={"west": "x"}) for i in range(1, FAULTS + 1)]
+    assert "west" in chosen(conduct_after(*bad[:-1]), FAULTS)
+    conduct = conduct_after(*bad)
+    assert conduct.excluded == {"west"}
+    assert chosen(conduct, 100) == {"north", "south", "east"}
+    # Not even if there are too few without it.
+    assert chosen(conduct, 100, needed=4) == {"north", "south", "east"}
+
+
+def test_absence_is_no_fault_and_costs_a_few_rounds() -> None:
+    absent = [RoundReport(i, dropped={"west": "no answer in time"}) for i in range(1, ABSENCES + 1)]
+    assert "west" in chosen(conduct_after(*absent[:-1]), ABSENCES)
+    conduct = conduct_after(*absent)
+    assert conduct.excluded == frozenset()
+    assert chosen(conduct, ABSENCES + 1) == {"north", "south", "east"}
+    # It is called where the round would have too few without it.
+    assert chosen(conduct, ABSENCES + 1, needed=4) == set(NODES)
+    assert chosen(conduct, ABSENCES + REST + 1) == set(NODES)
+
+
+def test_one_good_round_makes_up_for_absences() -> None:
+    absent = [RoundReport(i, dropped={"west": "no answer in time"}) for i in range(1, ABSENCES)]
+    conduct = conduct_after(*absent, RoundReport(ABSENCES), *absent)
+    assert "west" in chosen(conduct, 2 * ABSENCES)
+
+
+def test_no_more_than_wanted_are_chosen() -> None:
+    many = [str(i) for i in range(100)]
+    first, second = (Conduct[str]().choose(many, 1, wanted=20, needed=10) for _ in range(2))
+    assert len(set(first)) == len(set(second)) == 20
+    assert set(first) != set(second)  # P < 1e-20
+
+
+# ---------------------------------------------------------------------- faults in a round
+
+
+def open_round(plan: Plan) -> tuple[ServerSession[str], dict[str, Client]]:
+    clients = {name: Client() for name in NODES}
+    return ServerSession(Terms(plan=plan), 1, NODES, run=RUN), clients
+
+
+@pytest.mark.parametrize("stage", [Stage.ADVERTISE, Stage.SHARE, Stage.MASK])
+def test_a_message_that_no_honest_client_sends_is_a_fault(small_plan: Plan, stage: Stage) -> None:
+    session, clients = open_round(small_plan)
+
+    def tamper(node: str, at: Stage, answer: bytes) -> bytes:
+        return answer[:-3] if node == "west" and at is stage else answer
+
+    assert carry(session, clients, tamper) is not None
+    assert list(session.report.faults) == ["west"]
+    assert "Error" in session.report.faults["west"]
+
+
+def test_silence_errors_and_refusals_are_no_faults(small_plan: Plan) -> None:
+    session, clients = open_round(small_plan)
+    clients["west"] = Client(epsilon=1.0, delta=1e-6)
+    assert carry(session, clients, honest) is not None
+    assert "limit is 1" in session.report.dropped["west"]
+    assert session.report.faults == {}
+
+
+def test_a_fault_that_is_made_up_for_is_none(small_plan: Plan) -> None:
+    session, clients = open_round(small_plan)
+    answers = {node: clients[node].ask(request) for node, request in session.requests().items()}
+    for node in ("west", "east"):
+        with pytest.raises(WireError):
+            session.receive(node, answers[node][:-1])
+    for node in ("north", "south", "west"):
+        session.receive(node, answers[node])
+    session.close()
+    assert list(session.report.faults) == ["east"]
+
+
+def test_garbage_shares_are_told_by_name_and_more_accusers_than_may_collude_prove_it(
+    small_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The culprit's messages look right to the server; those who cannot open them say whose they are."""
+    original = keys.seal
+
+    class Culprit(Client):
+        def ask(self, request: Request | bytes) -> bytes:
+            with monkeypatch.context() as patch:
+                patch.setattr(keys, "seal", lambda *parts: os.urandom(len(original(*parts))))
+                return super().ask(request)
+
+    session, clients = open_round(small_plan)
+    clients["west"] = Culprit()
+    assert small_plan.colluding == 1
+    carry(session, clients, honest)
+    assert not session.report.released
+    victims = [node for node, reason in session.report.dropped.items() if "cannot be opened" in reason]
+    assert sorted(victims) == ["east", "north", "south"]
+    assert all("(node west)" in session.report.dropped[node] for node in victims)
+    assert list(session.report.faults) == ["west"]
+    assert session.report.faults["west"].startswith("2 others say")
+
+
+def test_few_accusers_prove_nothing(small_plan: Plan) -> None:
+    session, _ = open_round(small_plan)
+    number = NODES.index("west")
+    text = f"ShareError: What client {number} sealed for client 0 cannot be opened."
+    session.drop("north", text)
+    assert session.report.faults == {}
+    assert session.report.dropped["north"] == text.replace(f"client {number}", f"client {number} (node west)").replace(
+        "client 0", "client 0 (node north)"
+    )
+    session.drop("south", text)
+    assert list(session.report.faults) == ["west"]
+
+
+@pytest.mark.parametrize(
+    "text", ["ShareError: client 99 lies", "KeyError: client 2", "ShareError: client 2" + "9" * 50]
+)
+def test_strange_accusations_are_only_text(small_plan: Plan, text: str) -> None:
+    session, _ = open_round(small_plan)
+    session.drop("north", text)
+    session.drop("south", text)
+    assert session.report.faults == {}

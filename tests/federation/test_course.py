@@ -1,0 +1,142 @@
+"""Rounds one after the other, and a server that is killed in the middle of one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpsgd import Plan
+from cpsgd.errors import CheckpointError, ParameterError
+from cpsgd.federation import checkpoint
+from cpsgd.federation.course import LOST, Course
+from cpsgd.federation.server import RoundReport, Terms
+from cpsgd.ledger import Budget, Ledger
+from cpsgd.secagg import Stage
+
+from . import stopped
+from .local import DIM, Client
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with Ledger(tmp_path / "ledger") as ledger:
+        # Three rounds cost 8 at most, and four would cost more.
+        ledger.create(Budget(population="people", epsilon=8.0, delta=1e-5))
+    return tmp_path
+
+
+def run_and_die(folder: Path, plan: Plan, run: str, stage: str) -> None:
+    """In a process of its own, which is killed by SIGKILL."""
+    process = multiprocessing.get_context("fork").Process(target=stopped.go, args=(folder, plan, run, stage))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_course_without_a_stop(small_plan: Plan, folder: Path) -> None:
+    course = stopped.go(folder, small_plan, "run-1", "never")
+    assert [report.released for report in course.reports] == [True] * 3
+    again = stopped.open_course(folder, small_plan, "run-2", None)
+    assert again.round == 4
+    assert again.reports == course.reports
+    np.testing.assert_array_equal(again.model, course.model)
+
+
+@pytest.mark.parametrize("stage", ["advertise", "mask"])
+def test_a_round_that_has_revealed_nothing_is_run_again_for_its_charge(
+    small_plan: Plan, folder: Path, stage: str
+) -> None:
+    run_and_die(folder, small_plan, "run-1", stage)
+    saved = checkpoint.load(folder / "checkpoint", small_plan.protocol.fingerprint.hex(), DIM)
+    assert saved is not None
+    assert (len(saved.reports), saved.begun, saved.revealing) == (1, 2, False)
+    # Killed a second time: the charge is still the first one.
+    run_and_die(folder, small_plan, "run-2", stage)
+    momentum = stopped.Momentum()
+    assert stopped.open_course(folder, small_plan, "run-3", momentum).round == 2
+    np.testing.assert_array_equal(momentum.velocity, saved.optimizer["velocity"])
+    course = stopped.go(folder, small_plan, "run-3", "never")
+    assert [(report.round, report.released) for report in course.reports] == [(1, True), (2, True), (3, True)]
+    with Ledger(folder / "ledger") as ledger:
+        entries = ledger.events("people")
+        assert [(entry.event.run, entry.event.round) for entry in entries] == [
+            ("test-run-1", 1),
+            ("test-run-1", 2),
+            ("test-run-3", 3),
+        ]
+        assert all(entry.released for entry in entries)
+        assert ledger.total("people").epsilon <= 8.0
+
+
+def test_a_round_whose_sum_may_be_known_counts_and_is_lost(small_plan: Plan, folder: Path) -> None:
+    run_and_die(folder, small_plan, "run-1", "unmask")
+    course = stopped.go(folder, small_plan, "run-2", "never")
+    assert [report.released for report in course.reports] == [True, False, True]
+    assert course.reports[1].reason == LOST
+    with Ledger(folder / "ledger") as ledger:
+        entries = ledger.events("people")
+        assert [(entry.event.round, entry.released) for entry in entries] == [(1, True), (2, False), (3, True)]
+        assert ledger.total("people").epsilon <= 8.0
+
+
+# ---------------------------------------------------------------------- the file
+
+
+def test_everything_is_in_the_file(small_plan: Plan, tmp_path: Path) -> None:
+    report: RoundReport[int] = RoundReport(
+        1, True, "", 3, {7: "gone"}, {7: Stage.MASK}, {8: "bad"}, {"loss": 0.5}, {7: 10, 8: 20}
+    )
+    fingerprint = small_plan.protocol.fingerprint.hex()
+    written = checkpoint.Progress(
+        fingerprint, np.arange(DIM, dtype=np.float32), {"v": np.ones(3)}, [report], 2, "run-1", True
+    )
+    checkpoint.save(tmp_path / "file", written)
+    found = checkpoint.load(tmp_path / "file", fingerprint, DIM)
+    assert found is not None
+    assert found.reports == [report]
+    assert (found.begun, found.charged_to, found.revealing) == (2, "run-1", True)
+    np.testing.assert_array_equal(found.model, written.model)
+    np.testing.assert_array_equal(found.optimizer["v"], np.ones(3))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_files_that_are_not_this_runs(small_plan: Plan, tmp_path: Path) -> None:
+    fingerprint = small_plan.protocol.fingerprint.hex()
+    assert checkpoint.load(tmp_path / "none", fingerprint, DIM) is None
+    path = tmp_path / "file"
+    checkpoint.save(path, checkpoint.Progress(fingerprint, np.zeros(DIM, np.float32)))
+    for other in ({"fingerprint": "00" * 16, "dim": DIM}, {"fingerprint": fingerprint, "dim": DIM + 1}):
+        with pytest.raises(CheckpointError, match="another plan"):
+            checkpoint.load(path, **other)  # type: ignore[arg-type]
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:100], whole[:-50], b"x" * 500):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            checkpoint.load(path, fingerprint, DIM)
+
+
+def test_apply_must_keep_the_models_size(small_plan: Plan, folder: Path) -> None:
+    terms = Terms(plan=small_plan, secure=False)
+    course: Course[str] = Course(terms, np.zeros(DIM, np.float32), run="1", apply=lambda model, mean, round: mean[:3])
+    session = course.begin(stopped.NODES)
+    for node, request in session.requests().items():
+        session.receive(node, Client(run="1", secure=False).ask(request))
+    session.close()
+    with pytest.raises(ParameterError, match="apply to return 40"):
+        course.finish(session)
+
+
+def test_a_plan_that_would_learn_noise_is_warned_about(small_plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
+    Course(Terms(plan=small_plan), np.zeros(DIM, np.float32), run="1")
+    assert "a model would learn mostly noise" in caplog.text
+    assert "clients, ε = " in caplog.text
+    caplog.clear()
+    precise: Any = replace(small_plan.error, noise=0.01, rounding=0.01, clipping=0.01)
+    Course(Terms(plan=replace(small_plan, error=precise)), np.zeros(DIM, np.float32), run="1")
+    assert caplog.text == ""

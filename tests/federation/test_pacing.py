@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+
+from cpsgd import Plan
+from cpsgd.errors import ParameterError
+from cpsgd.federation.pacing import Gathering, Pace, StageClock
+from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.secagg import Stage
+
+from .local import RUN, Client
+
+PACE = Pace(nodes=100.0, stage=60.0, grace=5.0)
+
+
+def test_a_round_begins_with_everybody_or_with_enough_after_a_while() -> None:
+    gathering = Gathering(PACE, wanted=4, needed=3, began=0.0)
+    assert not gathering.over(2, 50.0)
+    assert not gathering.over(3, 51.0)
+    assert not gathering.over(3, 55.0)
+    assert gathering.over(3, 56.0)
+    assert Gathering(PACE, wanted=4, needed=3, began=0.0).over(4, 0.0)
+
+
+def test_who_leaves_again_is_waited_for_again() -> None:
+    gathering = Gathering(PACE, wanted=4, needed=3, began=0.0)
+    assert not gathering.over(3, 1.0)
+    assert not gathering.over(2, 5.0)
+    assert not gathering.over(3, 7.0)
+    assert gathering.over(3, 12.0)
+
+
+def test_too_few_are_waited_for_until_time_is_up() -> None:
+    gathering = Gathering(PACE, wanted=4, needed=3, began=0.0)
+    assert not gathering.over(2, 99.0)
+    assert gathering.over(2, 100.0)
+
+
+@pytest.fixture
+def federation(small_plan: Plan) -> tuple[ServerSession[str], dict[str, Client]]:
+    clients = {name: Client() for name in "abcd"}
+    return ServerSession(Terms(plan=small_plan), 1, list(clients), run=RUN), clients
+
+
+def answer(session: ServerSession[str], clients: dict[str, Client], *names: str) -> None:
+    requests = session.requests()
+    for name in names:
+        session.receive(name, clients[name].ask(requests[name]))
+
+
+def test_a_stage_ends_at_once_when_all_have_answered(
+    federation: tuple[ServerSession[str], dict[str, Client]],
+) -> None:
+    session, clients = federation
+    clock = StageClock(PACE, session, 0.0)
+    assert not clock.end(1.0)
+    answer(session, clients, *"abcd")
+    assert clock.end(2.0)
+    assert session.stage is Stage.SHARE
+
+
+def test_enough_answers_and_a_grace_period_end_a_stage(
+    federation: tuple[ServerSession[str], dict[str, Client]],
+) -> None:
+    session, clients = federation
+    clock = StageClock(PACE, session, 0.0)
+    answer(session, clients, *"ab")
+    assert not clock.end(20.0)
+    answer(session, clients, "c")
+    assert session.waiting == {"d"}
+    assert not clock.end(21.0)
+    # As long again as the others took, which is more than the grace period.
+    assert not clock.end(41.0)
+    assert clock.end(42.0)
+    assert session.report.dropped == {"d": "no answer in time"}
+    # The rest of the round goes on with the three.
+    while session.stage is not None:
+        clock = StageClock(PACE, session, 0.0)
+        answer(session, clients, *session.requests())
+        assert clock.end(0.0)
+    assert session.release() is not None
+
+
+def test_who_has_failed_is_not_waited_for(federation: tuple[ServerSession[str], dict[str, Client]]) -> None:
+    session, clients = federation
+    clock = StageClock(PACE, session, 0.0)
+    answer(session, clients, *"abc")
+    session.drop("d", "RuntimeError: no disk")
+    assert not session.waiting
+    assert clock.end(0.1)
+
+
+def test_the_deadline_ends_a_stage_also_without_enough(
+    federation: tuple[ServerSession[str], dict[str, Client]],
+) -> None:
+    session, clients = federation
+    clock = StageClock(PACE, session, 0.0)
+    answer(session, clients, "a")
+    assert not clock.end(59.0)
+    assert clock.end(60.0)
+    assert session.stage is None
+    assert session.release() is None
+
+
+def test_a_stage_that_cannot_end_early_stays_open(
+    federation: tuple[ServerSession[str], dict[str, Client]],
+) -> None:
+    """The count may be right and the round stuck all the same, as where shares do not fit: it waits for the others."""
+    session, clients = federation
+    answer(session, clients, *"ab")
+    assert not session.close(early=True)
+    assert session.stage is Stage.ADVERTISE
+    assert session.report.dropped == {}
+    answer(session, clients, "c")
+    assert session.close(early=True)
+    assert session.stage is Stage.SHARE
+
+
+@pytest.mark.parametrize("changes", [{"nodes": 0.0}, {"stage": -1.0}, {"grace": -1.0}, {"stage": float("nan")}])
+def test_bad_paces(changes: dict[str, float]) -> None:
+    with pytest.raises(ParameterError):
+        Pace(**changes)
