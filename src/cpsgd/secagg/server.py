@@ -11,11 +11,12 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from cpsgd.errors import ParameterError, SenderError, ShareError, StageError, ThresholdError
+from cpsgd.errors import ParameterError, SenderError, StageError, ThresholdError
 from cpsgd.secagg import graph, identity, keys, shamir, wire
 from cpsgd.secagg.client import SEALED_BYTES
 from cpsgd.secagg.cohort import Cohort, Statement
 from cpsgd.secagg.parameters import SecureParameters
+from cpsgd.secagg.recovery import Recovery
 from cpsgd.secagg.wire import Advert, Invitation, Kind, Session, Stage
 
 _COMMITMENT_BYTES = 32
@@ -28,10 +29,13 @@ class SecureSum:
     Attributes:
         sums: The sums of the survivors' integers modulo M, type uint32.
         survivors: Who contributed. Their number goes into `Protocol.decode_sum` and, as `surviving`, into `guarantee`.
+        disputed: Pairs of clients one of whom dealt, or the other revealed, a share that is wrong. The sum is right all
+            the same. `offenders` says who must have.
     """
 
     sums: NDArray[np.uint32]
     survivors: tuple[int, ...]
+    disputed: tuple[tuple[int, int], ...] = ()
 
 
 class SecureServer:
@@ -224,9 +228,10 @@ class SecureServer:
 
     def _close_revelations(self) -> dict[int, bytes]:
         self._check_holders(frozenset(self._answered))
-        words = self._words.copy()
-        self._masks.apply(words, self._masks_to_remove())
-        self._result = SecureSum(self._masks.integers(words), tuple(sorted(self._survivors)))
+        words, recovery = self._words.copy(), Recovery(self.parameters.threshold)
+        self._masks.apply(words, self._masks_to_remove(recovery))
+        disputed = tuple(sorted(recovery.disputed))
+        self._result = SecureSum(self._masks.integers(words), tuple(sorted(self._survivors)), disputed)
         self._shares.clear()
         self._stage = Stage.DONE
         return {}
@@ -275,14 +280,15 @@ class SecureServer:
     def _announced(self) -> bytes:
         return wire.write_set(self._survivors, self.parameters.clients)
 
-    def _masks_to_remove(self) -> Iterator[tuple[bytes, int]]:
+    def _masks_to_remove(self, recovery: Recovery) -> Iterator[tuple[bytes, int]]:
         """The keys of the survivors' own masks and of those they share with dropped clients, with opposite signs."""
         for client in sorted(self._delivered):
             if client in self._survivors:
-                seed = self._recover(client, self._fits_commitment(client))
+                seed = recovery.secret(client, self._shares[client], self._fits_commitment(client))
                 yield keys.self_mask_key(seed, self._context, client), -1
                 continue
-            private = X25519PrivateKey.from_private_bytes(self._recover(client, self._fits_advert(client)))
+            secret = recovery.secret(client, self._shares[client], self._fits_advert(client))
+            private = X25519PrivateKey.from_private_bytes(secret)
             for other in self._within(client, self._survivors):
                 key = keys.pair_mask_key(private, self._adverts[other].mask_key, self._context, client, other)
                 # The survivor with the smaller number added the mask, the one with the larger subtracted it.
@@ -295,20 +301,6 @@ class SecureServer:
     def _fits_advert(self, client: int) -> Callable[[bytes], bool]:
         public = self._adverts[client].mask_key
         return lambda secret: X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw() == public
-
-    def _recover(self, owner: int, fits: Callable[[bytes], bool]) -> bytes:
-        """The secret of `owner`. Tries all runs of t holders in a circle, so that one wrong share does no harm."""
-        shares = self._shares[owner]
-        holders, t = sorted(shares), self.parameters.threshold
-        for start in range(len(holders) if len(holders) > t else 1):
-            chosen = [holders[(start + i) % len(holders)] for i in range(t)]
-            try:
-                secret = shamir.combine({holder: shares[holder] for holder in chosen})
-            except ShareError:
-                continue
-            if fits(secret):
-                return secret
-        raise ShareError(f"The shares of a secret of client {owner} do not give it: more than one of them is wrong.")
 
 
 _RECEIVERS: dict[Stage, tuple[Kind, Callable[[SecureServer, int, memoryview], None]]] = {
