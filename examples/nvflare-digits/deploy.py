@@ -6,6 +6,9 @@ python deploy.py [--rounds 90] [--seed 0] [--epsilon 4.0]
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import traceback
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,6 +22,7 @@ from federation import ADMIN, Federation
 def main() -> None:
     """Runs the job."""
     asked = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and then end all processes, as after an error
     with TemporaryDirectory() as folder:
         sites = [f"site-{number}" for number in range(1, SILOS + 1)]
         with Federation(Path(folder), sites, int(os.environ.get("PORT", "8002"))) as federation:
@@ -30,4 +34,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # threads of NVFlare's would keep this process, and look for the server, for ever
