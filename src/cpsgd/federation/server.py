@@ -171,6 +171,8 @@ class RoundReport(Generic[Node]):
             client sends. Silence, errors and refusals are no faults.
         metrics: Of a released round, the plain mean of each metric over the nodes that sent it; no guarantee covers
             them.
+        measures: Of a released round, private means that ride on the updates (`cpsgd.federation.extras`); the plan's
+            guarantee covers them.
         upload_bytes: Bytes that each node's replies took, over all stages.
     """
 
@@ -182,6 +184,7 @@ class RoundReport(Generic[Node]):
     stages: dict[Node, Stage] = field(default_factory=dict)
     faults: dict[Node, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
     upload_bytes: dict[Node, int] = field(default_factory=dict)
 
 
