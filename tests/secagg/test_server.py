@@ -20,7 +20,7 @@ from cpsgd.errors import (
     SignatureError,
     StageError,
 )
-from cpsgd.secagg import SecureServer, Stage, shamir, wire
+from cpsgd.secagg import SecureServer, Stage, offenders, shamir, wire
 from cpsgd.secagg.wire import Advert, Kind
 
 from .rounds import IDENTITIES, new_round, parameters
@@ -122,6 +122,9 @@ def test_one_wrong_share_of_each_secret_does_no_harm_and_more_are_noticed() -> N
     one.server.advance()
     found = one.server.result()
     np.testing.assert_array_equal(found.sums, current.expected((0, 1, 2, 3)))
+    # Client 4 dropped out, and three shares of its mask key were right.
+    assert found.disputed == tuple((owner, 2) for owner in range(5))
+    assert offenders(found.disputed, most=3) == {2}
     with pytest.raises(ShareError, match="do not give it"):
         two.server.advance()
     with pytest.raises(StageError):

@@ -107,6 +107,53 @@ def test_shares_that_do_not_belong_together_are_refused_if_they_give_no_secret()
         shamir.combine({})
 
 
+def spoilt(share: bytes, by: int) -> bytes:
+    return ((int.from_bytes(share, "big") + by) % shamir.PRIME).to_bytes(33, "big")
+
+
+@given(st.data())
+def test_wrong_shares_within_the_bound_are_corrected_and_their_holders_named(data: st.DataObject) -> None:
+    holders = data.draw(st.lists(st.integers(0, 2**20), min_size=1, max_size=14, unique=True))
+    threshold = data.draw(st.integers(1, len(holders)))
+    secret = data.draw(st.binary(min_size=32, max_size=32))
+    shares = shamir.split(secret, threshold, holders)
+    wrong = data.draw(st.permutations(holders))[: (len(holders) - threshold) // 2]
+    changes = {holder: data.draw(st.sampled_from([1, -1, 2**256])) for holder in wrong}
+    received = {**shares, **{holder: spoilt(shares[holder], by) for holder, by in changes.items()}}
+    assert shamir.decode(received, threshold) == (secret, frozenset(wrong))
+
+
+@pytest.mark.parametrize(("count", "threshold"), [(5, 3), (9, 5), (10, 4), (4, 4)])
+def test_one_wrong_share_more_is_refused(count: int, threshold: int) -> None:
+    secret, most = bytes(range(32)), (count - threshold) // 2
+    shares = shamir.split(secret, threshold, range(count))
+    received = {holder: spoilt(share, 7**holder) if holder <= most else share for holder, share in shares.items()}
+    if most == 0 and count == threshold:
+        with suppress(ShareError):  # t shares are always on some polynomial, whose secret may be too large
+            assert shamir.decode(received, threshold)[0] != secret
+        return
+    with pytest.raises(ShareError, match=f"more than {most} are wrong"):
+        shamir.decode(received, threshold)
+
+
+def test_shares_of_liars_who_agree_on_another_polynomial() -> None:
+    """So many liars that theirs is the nearer one: the decoder believes them, and only a commitment tells."""
+    own, other = shamir.split(bytes(32), 3, range(9)), shamir.split(b"\x01" * 32, 3, range(9))
+    mixed = {holder: other[holder] if holder < 6 else own[holder] for holder in range(9)}
+    assert shamir.decode(mixed, 3) == (b"\x01" * 32, frozenset({6, 7, 8}))
+
+
+@pytest.mark.parametrize("holders", [(0,), (3, 0), tuple(range(0, 600, 7)), (2**20, 5, 2**19), tuple(range(300))])
+def test_the_fast_weights_are_lagranges(holders: tuple[int, ...]) -> None:
+    points = [holder + 1 for holder in holders]
+    for j, weight in enumerate(shamir._weights(holders)):
+        numerator = denominator = 1
+        for m, point in enumerate(points):
+            if m != j:
+                numerator, denominator = numerator * point, denominator * (point - points[j])
+        assert weight == numerator * pow(denominator, -1, shamir.PRIME) % shamir.PRIME
+
+
 @pytest.mark.parametrize(
     ("secret", "threshold", "holders"),
     [(bytes(31), 1, [0]), (bytes(32), 0, [0]), (bytes(32), 2, [0]), (bytes(32), 1, [0, 0]), (bytes(32), 1, [-1, 0])],

@@ -13,6 +13,7 @@ from cpsgd.secagg.identity import public_line as public_line
 from cpsgd.secagg.identity import read_identity as read_identity
 from cpsgd.secagg.identity import read_roster as read_roster
 from cpsgd.secagg.parameters import SecureParameters as SecureParameters
+from cpsgd.secagg.recovery import offenders as offenders
 from cpsgd.secagg.server import SecureServer as SecureServer
 from cpsgd.secagg.server import SecureSum as SecureSum
 from cpsgd.secagg.wire import Invitation as Invitation

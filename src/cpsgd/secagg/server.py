@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,12 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from cpsgd.errors import ParameterError, SenderError, ShareError, StageError, ThresholdError
-from cpsgd.secagg import graph, identity, keys, shamir, wire
+from cpsgd.errors import ParameterError, SenderError, StageError, ThresholdError
+from cpsgd.secagg import identity, keys, shamir, wire
 from cpsgd.secagg.client import SEALED_BYTES
 from cpsgd.secagg.cohort import Cohort, Statement
 from cpsgd.secagg.parameters import SecureParameters
+from cpsgd.secagg.recovery import Recovery
 from cpsgd.secagg.wire import Advert, Invitation, Kind, Session, Stage
 
 _COMMITMENT_BYTES = 32
@@ -28,10 +29,13 @@ class SecureSum:
     Attributes:
         sums: The sums of the survivors' integers modulo M, type uint32.
         survivors: Who contributed. Their number goes into `Protocol.decode_sum` and, as `surviving`, into `guarantee`.
+        disputed: Pairs of clients one of whom dealt, or the other revealed, a share that is wrong. The sum is right all
+            the same. `offenders` says who must have.
     """
 
     sums: NDArray[np.uint32]
     survivors: tuple[int, ...]
+    disputed: tuple[tuple[int, int], ...] = ()
 
 
 class SecureServer:
@@ -53,7 +57,7 @@ class SecureServer:
         Args:
             parameters: Of the round.
             roster: Raw Ed25519 public keys of all who may take part; then all clients must have an identity on it.
-            session: 16 public random bytes, for tests, which need to repeat a graph.
+            session: 16 public bytes for this attempt; by default random ones.
         """
         identifier = os.urandom(wire.SESSION_BYTES) if session is None else session
         if len(identifier) != wire.SESSION_BYTES:
@@ -64,12 +68,11 @@ class SecureServer:
         self._context = self._session.context
         self._stage = Stage.INVITE
         self._members = frozenset(range(parameters.clients))
-        n, k = parameters.clients, parameters.neighbours
-        self._neighbours = [graph.neighbours(n, k, identifier, client) for client in range(n)]
+        self._neighbours: dict[int, tuple[int, ...]] = {}  # of all who were announced
         self._answered: set[int] = set()
         self._adverts: dict[int, Advert] = {}
         self._public: set[bytes] = set()  # all keys that were announced
-        self._cohort = Cohort(n, {})  # all who were announced to everybody
+        self._cohort = Cohort(parameters.clients, {})  # all who were announced to everybody
         self._listed: dict[int, tuple[int, ...]] = {}  # neighbours each client was told of
         self._commitments: dict[int, bytes] = {}
         self._sealed: dict[int, dict[int, bytes]] = {}  # by sender and receiver
@@ -178,9 +181,12 @@ class SecureServer:
     # ------------------------------------------------------------------ ends of stages
 
     def _close_adverts(self) -> dict[int, bytes]:
-        members = self._viable(self._answered)
-        self._listed = {client: self._within(client, members) for client in members}
-        self._cohort = Cohort.of(self.parameters.clients, {client: self._adverts[client] for client in members})
+        cohort = Cohort.of(self.parameters.clients, {client: self._adverts[client] for client in self._answered})
+        neighbours = {client: cohort.neighbours(self._session, client) for client in cohort.members}
+        members = self._viable(neighbours)
+        self._cohort, self._neighbours = cohort, neighbours
+        # Also of those who have too few neighbours to go on: the list says that they take part.
+        self._listed = {client: self._within(client, frozenset(cohort.members)) for client in members}
         self._stage = Stage.SHARE
         everybody, messages = self._cohort.to_bytes(), {}
         for client, listed in sorted(self._listed.items()):
@@ -189,7 +195,7 @@ class SecureServer:
         return messages
 
     def _close_shares(self) -> dict[int, bytes]:
-        members = self._viable(self._answered)
+        members = self._viable(self._neighbours)
         self._delivered = {client: self._within(client, members) for client in members}
         self._stage = Stage.MASK
         return {
@@ -224,9 +230,10 @@ class SecureServer:
 
     def _close_revelations(self) -> dict[int, bytes]:
         self._check_holders(frozenset(self._answered))
-        words = self._words.copy()
-        self._masks.apply(words, self._masks_to_remove())
-        self._result = SecureSum(self._masks.integers(words), tuple(sorted(self._survivors)))
+        words, recovery = self._words.copy(), Recovery(self.parameters.threshold)
+        self._masks.apply(words, self._masks_to_remove(recovery))
+        disputed = tuple(sorted(recovery.disputed))
+        self._result = SecureSum(self._masks.integers(words), tuple(sorted(self._survivors)), disputed)
         self._shares.clear()
         self._stage = Stage.DONE
         return {}
@@ -236,15 +243,15 @@ class SecureServer:
     def _within(self, client: int, members: frozenset[int]) -> tuple[int, ...]:
         return tuple(other for other in self._neighbours[client] if other in members)
 
-    def _viable(self, answered: set[int]) -> frozenset[int]:
-        """Who can go on: those with enough of their neighbourhood left, of whom this is again true."""
-        members = frozenset(answered)
-        while lonely := {c for c in members if len(self._within(c, members)) + 1 < self.parameters.threshold}:
+    def _viable(self, neighbours: Mapping[int, tuple[int, ...]]) -> frozenset[int]:
+        """Who of those who answered can go on: those with enough of their neighbourhood left who can go on, too."""
+        members, fewest = frozenset(self._answered), self.parameters.threshold - 1
+        while lonely := {client for client in members if len(members.intersection(neighbours[client])) < fewest}:
             members -= lonely
         needed = max(self.parameters.surviving, self.parameters.quorum)
         if len(members) < needed:
             raise ThresholdError(
-                f"{len(answered)} clients answered, of whom {len(members)} have enough neighbours left; "
+                f"{len(self._answered)} clients answered, of whom {len(members)} have enough neighbours left; "
                 f"the round needs {needed}."
             )
         return members
@@ -275,14 +282,15 @@ class SecureServer:
     def _announced(self) -> bytes:
         return wire.write_set(self._survivors, self.parameters.clients)
 
-    def _masks_to_remove(self) -> Iterator[tuple[bytes, int]]:
+    def _masks_to_remove(self, recovery: Recovery) -> Iterator[tuple[bytes, int]]:
         """The keys of the survivors' own masks and of those they share with dropped clients, with opposite signs."""
         for client in sorted(self._delivered):
             if client in self._survivors:
-                seed = self._recover(client, self._fits_commitment(client))
+                seed = recovery.secret(client, self._shares[client], self._fits_commitment(client))
                 yield keys.self_mask_key(seed, self._context, client), -1
                 continue
-            private = X25519PrivateKey.from_private_bytes(self._recover(client, self._fits_advert(client)))
+            secret = recovery.secret(client, self._shares[client], self._fits_advert(client))
+            private = X25519PrivateKey.from_private_bytes(secret)
             for other in self._within(client, self._survivors):
                 key = keys.pair_mask_key(private, self._adverts[other].mask_key, self._context, client, other)
                 # The survivor with the smaller number added the mask, the one with the larger subtracted it.
@@ -295,20 +303,6 @@ class SecureServer:
     def _fits_advert(self, client: int) -> Callable[[bytes], bool]:
         public = self._adverts[client].mask_key
         return lambda secret: X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw() == public
-
-    def _recover(self, owner: int, fits: Callable[[bytes], bool]) -> bytes:
-        """The secret of `owner`. Tries all runs of t holders in a circle, so that one wrong share does no harm."""
-        shares = self._shares[owner]
-        holders, t = sorted(shares), self.parameters.threshold
-        for start in range(len(holders) if len(holders) > t else 1):
-            chosen = [holders[(start + i) % len(holders)] for i in range(t)]
-            try:
-                secret = shamir.combine({holder: shares[holder] for holder in chosen})
-            except ShareError:
-                continue
-            if fits(secret):
-                return secret
-        raise ShareError(f"The shares of a secret of client {owner} do not give it: more than one of them is wrong.")
 
 
 _RECEIVERS: dict[Stage, tuple[Kind, Callable[[SecureServer, int, memoryview], None]]] = {

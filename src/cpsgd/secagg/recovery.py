@@ -1,0 +1,78 @@
+"""`Recovery`: puts secrets together from what clients revealed, also if some of it is wrong, and says whose it was.
+
+A wrong share was either dealt or revealed wrongly, and nobody can see which. But of each such pair of clients at least
+one does not follow the protocol; so somebody who is in many pairs is to blame, if not many are (`offenders`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+
+from cpsgd import _validate
+from cpsgd.errors import ShareError
+from cpsgd.secagg import shamir
+
+
+class Recovery:
+    """The secrets of one round.
+
+    Attributes:
+        disputed: Owner and holder of each share that was found to be wrong.
+    """
+
+    def __init__(self, threshold: int) -> None:
+        self.disputed: set[tuple[int, int]] = set()
+        self._threshold = threshold
+
+    def secret(self, owner: int, shares: Mapping[int, bytes], fits: Callable[[bytes], bool]) -> bytes:
+        """The secret of `owner` of which these are shares, by holder; `fits` says whether it is the one.
+
+        Raises:
+            ShareError: Too many shares are wrong.
+        """
+        for right in self._guesses(shares):
+            found = _combined(right)
+            if found is not None and fits(found):
+                others = dict(list(right.items())[: self._threshold - 1])
+                for holder in shares.keys() - right.keys():
+                    if _combined({**others, holder: shares[holder]}) != found:
+                        self.disputed.add((owner, holder))
+                return found
+        raise ShareError(f"The shares of a secret of client {owner} do not give it: too many of them are wrong.")
+
+    def _guesses(self, shares: Mapping[int, bytes]) -> Iterator[dict[int, bytes]]:
+        """Shares that may all be right."""
+        suspects = {holder for _, holder in self.disputed}
+        trusted = {holder: share for holder, share in shares.items() if holder not in suspects}
+        if len(trusted) >= self._threshold:
+            yield trusted
+        with suppress(ShareError):
+            _, wrong = shamir.decode(shares, self._threshold)
+            yield {holder: share for holder, share in shares.items() if holder not in wrong}
+        # More may be wrong than a decoder can find, but the commitment tells whether some of the others are right.
+        holders = sorted(shares)
+        for start in range(len(holders) if len(holders) > self._threshold else 0):
+            yield {holder: shares[holder] for holder in (holders[start:] + holders[:start])[: self._threshold]}
+
+
+def offenders(disputed: Iterable[tuple[int, int]], most: int) -> frozenset[int]:
+    """The clients that have not followed the protocol for certain, if at most `most` clients have not.
+
+    Who is honest is in dispute with such clients only, with each of them once.
+
+    Example:
+        >>> sorted(offenders([(0, 5), (1, 5), (2, 5), (2, 3)], most=2))
+        [5]
+    """
+    most = _validate.integer("most", most, low=1)
+    counts = Counter(client for pair in set(disputed) for client in pair)
+    return frozenset(client for client, count in counts.items() if count > most)
+
+
+def _combined(shares: Mapping[int, bytes]) -> bytes | None:
+    try:
+        return shamir.combine(shares)
+    except ShareError:
+        return None

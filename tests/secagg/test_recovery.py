@@ -1,0 +1,102 @@
+"""Wrong shares at the end of a round: they cost nothing within the bound, and whose they are comes out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cpsgd.errors import ParameterError, ShareError
+from cpsgd.secagg import Stage, offenders, shamir, wire
+from cpsgd.secagg.recovery import Recovery
+from cpsgd.secagg.wire import Kind
+
+from .rounds import Round, new_round, parameters
+
+
+def lie(current: Round, client: int, answer: bytes, by: int = 1) -> bytes:
+    """An answer to the last request in which every share is wrong."""
+    body = answer[wire.HEADER_BYTES :]
+    shares = [int.from_bytes(body[i : i + 33], "big") for i in range(0, len(body), 33)]
+    wrong = b"".join(((share + by) % shamir.PRIME).to_bytes(33, "big") for share in shares)
+    return current.server._session.write(Kind.REVELATION, client, wrong)
+
+
+@pytest.mark.parametrize(("neighbours", "threshold"), [(10, 6), (8, 6)])
+@pytest.mark.parametrize("same", [False, True])
+def test_lies_within_the_bound_cost_nothing_and_are_pinned_on_the_liars(
+    neighbours: int, threshold: int, same: bool
+) -> None:
+    current = new_round(parameters(11, neighbours=neighbours, threshold=threshold)).until(Stage.MASK)
+    current.step(frozenset({4}))
+    current.until(Stage.UNMASK)
+    near = current.server._neighbours
+    liars = (0, 2) if neighbours == 10 else (0,)
+    for client in current.waiting:
+        answer = current.answer(client)
+        by = 1 if same else 7**client + 1
+        current.server.receive(client, lie(current, client, answer, by) if client in liars else answer)
+    current.server.advance()
+    found = current.server.result()
+    np.testing.assert_array_equal(found.sums, current.expected(found.survivors))
+    expected = {(owner, liar) for liar in liars for owner in (*near[liar], liar)}
+    assert set(found.disputed) == expected
+    assert offenders(found.disputed, most=len(liars)) == set(liars)
+
+
+def test_a_dealer_of_wrong_shares_is_found_as_well() -> None:
+    current = new_round(parameters(11)).until(Stage.SHARE)
+    genuine = shamir.split
+
+    def wrongly(secret: bytes, threshold: int, holders: list[int]) -> dict[int, bytes]:
+        other = genuine(bytes(32), threshold, holders)
+        return {**genuine(secret, threshold, holders), 1: other[1], 2: other[2]}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shamir, "split", wrongly)
+        answer = current.answer(5)
+    current.server.receive(5, answer)
+    current.step(frozenset({5}))
+    found = current.finish()
+    assert found.disputed == ((5, 1), (5, 2))
+    assert offenders(found.disputed, most=1) == {5}
+    np.testing.assert_array_equal(found.sums, current.expected(tuple(range(11))))
+
+
+def test_who_lied_once_is_not_believed_again() -> None:
+    """Which makes later secrets as cheap as without liars: nothing is decoded twice."""
+    recovery = Recovery(threshold=4)
+    decoded = 0
+    genuine = shamir.decode
+
+    def counted(shares: dict[int, bytes], threshold: int) -> tuple[bytes, frozenset[int]]:
+        nonlocal decoded
+        decoded += 1
+        return genuine(shares, threshold)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shamir, "decode", counted)
+        for owner in range(6):
+            secret = bytes([owner]) * 32
+            shares = shamir.split(secret, 4, range(9))
+            received = {**shares, 3: shamir.split(secret, 4, range(9))[3]}
+            assert recovery.secret(owner, received, secret.__eq__) == secret
+    assert decoded == 1
+    assert recovery.disputed == {(owner, 3) for owner in range(6)}
+
+
+def test_too_many_lies_end_the_round_without_a_sum() -> None:
+    current = new_round(parameters(7)).until(Stage.UNMASK)
+    for client in current.waiting:
+        answer = current.answer(client)
+        current.server.receive(client, lie(current, client, answer, 7**client) if client < 5 else answer)
+    with pytest.raises(ShareError, match="too many of them are wrong"):
+        current.server.advance()
+
+
+def test_offenders_are_those_who_cannot_be_honest() -> None:
+    assert offenders([], most=1) == frozenset()
+    assert offenders([(0, 1)], most=1) == frozenset()
+    assert offenders([(0, 1), (0, 2)], most=1) == {0}
+    assert offenders([(0, 1), (0, 2), (1, 2)], most=2) == frozenset()
+    with pytest.raises(ParameterError, match="most"):
+        offenders([], most=0)
