@@ -15,9 +15,11 @@ export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
 # process group, and outlive those that started them; all of them have our FLWR_HOME in their environment.
 set -m
 groups=()
-ours() {
-  if [[ -d /proc/self ]]; then grep -lzxF "FLWR_HOME=$FLWR_HOME" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; fi
-}
+ours() (
+  home=$FLWR_HOME
+  unset FLWR_HOME # or those who look would find themselves
+  if [[ -d /proc/self ]]; then grep -lzxF "FLWR_HOME=$home" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; fi
+)
 cleanup() {
   local signal group pid
   trap - EXIT INT TERM HUP
