@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cpsgd.engines.flower import records
 from cpsgd.engines.flower.records import RECORD, STATE
 from cpsgd.engines.silo import example_sum
-from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
+from cpsgd.errors import CpsgdError, ParameterError, RoundRefusedError, StageError, TrainFunctionError, VectorError
 from cpsgd.federation.client import ClientSession, call_privately
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Arrays, check_alike, flatten
@@ -77,15 +77,22 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
 
         def train(protocol: Protocol) -> NDArray[np.float32]:
             sent = _model(message, StageError("Expected one model in the server's message."))
-            start = flatten(sent, protocol.dim)
+            extras = records.read_extras(message)
+            if extras is not None and agreed.examples is not None:
+                raise RoundRefusedError("Nothing rides on sums of single examples, which are protected here.")
+            dim = protocol.dim - (0 if extras is None else extras.size)
+            start = flatten(sent, dim)
             # The train function sees what was accepted here, not what the server wrote.
             accepted = ConfigRecord({"clip-norm": protocol.clip_norm, "examples": agreed.examples or 0})
             message.content = RecordDict({**dict(message.content.items()), RECORD: accepted})
             replies.append(_call(call_next, message, context))
             found = _model(replies[0], VectorError("Expected the train function to return one ArrayRecord."))
             check_alike(found, sent)
-            vector = flatten(found, protocol.dim)
-            return vector - start if agreed.examples is None else vector
+            vector = flatten(found, dim)
+            update = vector - start if agreed.examples is None else vector
+            if extras is None:
+                return update
+            return extras.encode(update, _metrics(replies[0], frozenset(extras.measures)), protocol.clip_norm)
 
         try:
             answer = session.answer(request, train)
