@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent
 MAY_NEED = {
     "flwr": ("engines/flower", "docs/flower.md"),
     "matplotlib": ("reports", "reproduction"),
+    "nvflare": ("engines/nvflare", "docs/nvflare.md"),
     "sklearn": (
         "cli/test_train_command.py",
         "compatibility",

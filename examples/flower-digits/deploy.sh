@@ -15,9 +15,11 @@ export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
 # process group, and outlive those that started them; all of them have our FLWR_HOME in their environment.
 set -m
 groups=()
-ours() {
-  if [[ -d /proc/self ]]; then grep -lzxF "FLWR_HOME=$FLWR_HOME" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; fi
-}
+ours() (
+  home=$FLWR_HOME
+  unset FLWR_HOME # or those who look would find themselves
+  if [[ -d /proc/self ]]; then grep -lzxF "FLWR_HOME=$home" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; fi
+)
 cleanup() {
   local signal group pid
   trap - EXIT INT TERM HUP
@@ -54,7 +56,7 @@ root-certificates = "$folder/ca.crt"
 TOML
 flower-superlink --host 127.0.0.1 --port "$port" --enable-supernode-auth --ssl-ca-certfile "$folder/ca.crt" \
   --ssl-certfile "$folder/server.crt" --ssl-keyfile "$folder/server.key" > "$folder/superlink.log" 2>&1 &
-groups+=($!)
+groups+=($!) && disown
 until (exec 3<> "/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
   kill -0 "${groups[0]}" 2>/dev/null || { cat "$folder/superlink.log"; exit 1; }
   sleep 0.5
@@ -74,7 +76,7 @@ for ((silo = 0; silo < silos; silo++)); do
     --auth-supernode-private-key "$folder/silo-$silo" --port $((port + 1 + silo)) \
     --node-config "partition-id=$silo cpsgd-memory=\"$folder/silo-$silo.memory\" \
       cpsgd-identity=\"$folder/silo-$silo.identity\" cpsgd-roster=\"$folder/roster\"" > "$folder/silo-$silo.log" 2>&1 &
-  groups+=($!)
+  groups+=($!) && disown
 done
 
 # 5. The run, as a job of its own so that this script hears signals meanwhile.

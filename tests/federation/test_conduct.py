@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import pytest
 
@@ -11,7 +12,7 @@ from cpsgd.errors import WireError
 from cpsgd.federation.conduct import ABSENCES, FAULTS, REST, Conduct
 from cpsgd.federation.messages import Request
 from cpsgd.federation.server import RoundReport, ServerSession, Terms
-from cpsgd.secagg import Stage, keys
+from cpsgd.secagg import Stage, keys, shamir
 
 from .local import RUN, Client, carry, honest
 
@@ -125,6 +126,52 @@ def test_garbage_shares_are_told_by_name_and_more_accusers_than_may_collude_prov
     assert all("(node west)" in session.report.dropped[node] for node in victims)
     assert list(session.report.faults) == ["west"]
     assert session.report.faults["west"].startswith("2 others say")
+
+
+def dealing_wrong_shares(monkeypatch: pytest.MonkeyPatch, to: int) -> Client:
+    """A client that deals shares of something else to so many others, well formed and encrypted as they should be."""
+    original = shamir.split
+
+    def split(secret: bytes, threshold: int, holders: Iterable[int]) -> dict[int, bytes]:
+        right, wrong = (original(each, threshold, list(holders)) for each in (secret, os.urandom(32)))
+        return {**right, **{holder: wrong[holder] for holder in list(right)[:to]}}
+
+    class Culprit(Client):
+        def ask(self, request: Request | bytes) -> bytes:
+            with monkeypatch.context() as patch:
+                patch.setattr(shamir, "split", split)
+                return super().ask(request)
+
+    return Culprit()
+
+
+def test_shares_that_do_not_give_a_secret_are_their_dealers_fault(
+    small_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, clients = open_round(small_plan)
+    clients["west"] = dealing_wrong_shares(monkeypatch, 3)
+    assert carry(session, clients, honest) is None
+    assert "(node west)" in session.report.reason
+    assert list(session.report.faults) == ["west"]
+    # With nobody to spare it might be one of the three others who lies about its share.
+    session, clients = open_round(small_plan)
+    clients["west"] = dealing_wrong_shares(monkeypatch, 3)
+
+    def tamper(node: str, at: Stage, answer: bytes) -> bytes | None:
+        return None if node == "east" and at is Stage.UNMASK else answer
+
+    assert carry(session, clients, tamper) is None
+    assert session.report.faults == {}
+
+
+def test_wrong_shares_within_the_bound_cost_nothing_and_are_told_where_they_are_proved(
+    small_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, clients = open_round(small_plan)
+    clients["west"] = dealing_wrong_shares(monkeypatch, 1)
+    assert carry(session, clients, honest) is not None
+    # The dealer or the holder: with one pair in dispute nobody can tell.
+    assert session.report.faults == {}
 
 
 def test_few_accusers_prove_nothing(small_plan: Plan) -> None:

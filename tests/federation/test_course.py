@@ -90,17 +90,17 @@ def test_a_round_whose_sum_may_be_known_counts_and_is_lost(small_plan: Plan, fol
 
 def test_everything_is_in_the_file(small_plan: Plan, tmp_path: Path) -> None:
     report: RoundReport[int] = RoundReport(
-        1, True, "", 3, {7: "gone"}, {7: Stage.MASK}, {8: "bad"}, {"loss": 0.5}, {7: 10, 8: 20}
+        1, True, "", 3, {7: "gone"}, {7: Stage.MASK}, {8: "bad"}, {"loss": 0.5}, {"accuracy": 0.9}, {7: 10, 8: 20}
     )
     fingerprint = small_plan.protocol.fingerprint.hex()
-    written = checkpoint.Progress(
-        fingerprint, np.arange(DIM, dtype=np.float32), {"v": np.ones(3)}, [report], 2, "run-1", True
+    written: checkpoint.Standing[int] = checkpoint.Standing(
+        fingerprint, np.arange(DIM, dtype=np.float32), {"v": np.ones(3)}, 0.7, [report], 2, "run-1", True
     )
     checkpoint.save(tmp_path / "file", written)
     found = checkpoint.load(tmp_path / "file", fingerprint, DIM)
     assert found is not None
     assert found.reports == [report]
-    assert (found.begun, found.charged_to, found.revealing) == (2, "run-1", True)
+    assert (found.begun, found.charged_to, found.revealing, found.clip) == (2, "run-1", True, 0.7)
     np.testing.assert_array_equal(found.model, written.model)
     np.testing.assert_array_equal(found.optimizer["v"], np.ones(3))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -110,7 +110,7 @@ def test_files_that_are_not_this_runs(small_plan: Plan, tmp_path: Path) -> None:
     fingerprint = small_plan.protocol.fingerprint.hex()
     assert checkpoint.load(tmp_path / "none", fingerprint, DIM) is None
     path = tmp_path / "file"
-    checkpoint.save(path, checkpoint.Progress(fingerprint, np.zeros(DIM, np.float32)))
+    checkpoint.save(path, checkpoint.Standing(fingerprint, np.zeros(DIM, np.float32)))
     for other in ({"fingerprint": "00" * 16, "dim": DIM}, {"fingerprint": fingerprint, "dim": DIM + 1}):
         with pytest.raises(CheckpointError, match="another plan"):
             checkpoint.load(path, **other)  # type: ignore[arg-type]

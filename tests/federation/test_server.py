@@ -23,7 +23,9 @@ from cpsgd.errors import (
 from cpsgd.federation.messages import Request
 from cpsgd.federation.server import ServerSession, Terms
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.secagg import Invitation, SecureParameters, Stage, graph
+from cpsgd.secagg import Invitation, Stage, graph
+from cpsgd.secagg.cohort import Cohort
+from cpsgd.secagg.wire import Kind
 
 from .local import DIM, RUN, Client, carry, honest
 from .silos import CLIENTS, VECTORS, Silos
@@ -221,18 +223,19 @@ def test_too_few_nodes_are_asked_for_nothing(small_plan: Plan, tmp_path: Path) -
 def test_who_has_too_few_neighbours_left_is_noted() -> None:
     """On a sparse graph a client may have answered and still be of no use."""
     large = plan(300, 1, 8.0, 1e-5, secure=True, dropout=0.2, colluding=1, bits=14)
-
-    class Sparse(Terms):
-        def parameters(self, round: int, clients: int) -> SecureParameters:
-            return replace(super().parameters(round, clients), neighbours=72, threshold=37)
-
-    terms = Sparse(plan=large)
+    terms = Terms(plan=large)
     parameters = terms.parameters(1, 300)
     clients = {str(i): Client() for i in range(300)}
     session = ServerSession(terms, 1, list(clients), run=RUN)
     requests = session.requests()
-    identifier = Invitation.read(Request.from_bytes(requests["0"]).payload).session.identifier
-    circle, place = graph._circle(300, identifier)
+    session_of_all = Invitation.read(Request.from_bytes(requests["0"]).payload).session
+    for node, request in requests.items():
+        session.receive(node, clients[node].ask(request))
+    session.close()
+    requests = session.requests()
+    body = session_of_all.read(Request.from_bytes(requests["0"]).payload, Kind.KEYS, 0)
+    everybody, _ = Cohort.read(body, 300)
+    circle, place = graph._circle(300, everybody.graph_seed(session_of_all))
     # The next on either side and the farthest; nobody else misses so many, also when this client is gone.
     half, missing = parameters.neighbours // 2, parameters.neighbours - parameters.threshold + 2
     left = (missing - 2) // 2
@@ -245,7 +248,7 @@ def test_who_has_too_few_neighbours_left_is_noted() -> None:
     report = session.report
     assert report.dropped["17"] == "too few of its neighbours are left"
     assert {node for node, reason in report.dropped.items() if reason == "no answer in time"} == silent
-    assert set(report.stages.values()) == {Stage.ADVERTISE}
+    assert set(report.stages.values()) == {Stage.SHARE}
     assert set(session.requests()) == set(clients) - set(report.dropped)
 
 

@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations, product
+from typing import NamedTuple
 
 import numpy as np
 
 from cpsgd.errors import SecureAggregationError
-from cpsgd.secagg import SecureClient, SecureParameters, graph, wire
+from cpsgd.secagg import SecureClient, SecureParameters, wire
 from cpsgd.secagg.cohort import Cohort
 from cpsgd.secagg.wire import HEADER_BYTES, Advert, Invitation, Kind, Session
 
@@ -41,8 +42,7 @@ def subsets(bits: int) -> Iterator[int]:
         part = (part - 1) & bits
 
 
-@dataclass(frozen=True)
-class Path:
+class Path(NamedTuple):
     """How far a client was led.
 
     Attributes:
@@ -107,12 +107,15 @@ class Explorer:
         self.accomplices = sum(1 << i for i in range(n - colluding, n))
         self.everybody = (1 << n) - 1
         self.session = Session(parameters, bytes(16), False)
-        degree = parameters.neighbours
-        self.near = [sum(1 << j for j in graph.neighbours(n, degree, bytes(16), i)) for i in range(n)]
         self.machines = [Machine.invited(self.session, i) for i in range(n)]
         for step in (self._share, self._mask, self._confirm):
             for machine in self.machines:
                 step(machine)
+
+    @cache  # noqa: B019
+    def near(self, cohort: int, client: int) -> int:
+        """Whom a client is tied to in this cohort."""
+        return sum(1 << j for j in self._cohort(cohort).neighbours(self.session, client))
 
     # ------------------------------------------------------------------ the machines
 
@@ -121,7 +124,7 @@ class Explorer:
 
     def _share(self, machine: Machine) -> None:
         for view in subsets(self.everybody):
-            for shown in subsets(view & self.near[machine.number]):
+            for shown in subsets(view & self.near(view, machine.number)):
                 adverts = wire.write_entries({i: self.machines[i].advert.to_bytes() for i in members(shown)})
                 message = machine.write(Kind.KEYS, self._cohort(view).to_bytes(), adverts)
                 reply = machine.lead(Path(), Path(view), "share", message)
@@ -179,7 +182,7 @@ class Explorer:
         uploaded = {i: path.delivered for i, path in paths.items() if path.delivered is not None}
         known, opened = 0, 0
         for owner, cohort in dealt.items():
-            helped = (cohort & self.near[owner] & self.accomplices).bit_count()
+            helped = (cohort & self.near(cohort, owner) & self.accomplices).bit_count()
             seeds = keys = helped
             for i in revealing:
                 if i == owner or uploaded[i] >> owner & 1:

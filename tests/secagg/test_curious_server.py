@@ -185,9 +185,8 @@ def test_survivors_that_contradict_what_the_client_has_seen_are_refused() -> Non
 
 
 def test_survivors_that_take_no_part_are_refused() -> None:
-    current = new_round(parameters(6, neighbours=4))
-    far = ({1, 2, 3, 4, 5} - set(current.server._neighbours[ME])).pop()
-    current.step(frozenset({far}))
+    current = new_round(parameters(6))
+    current.step(frozenset({3}))
     current.until(Stage.CONFIRM)
     with pytest.raises(SenderError, match="takes no part"):
         current.clients[ME].confirm(announce(current, {0, 1, 2, 3, 4, 5}))
@@ -239,25 +238,42 @@ def test_keys_of_strangers_and_repeated_keys_are_refused() -> None:
     adverts = current.server._adverts
     near = current.server._neighbours[ME]
     stranger = next(iter(set(range(1, 6)) - set(near)))
+
+    def shown(listed: dict[int, Advert]) -> bytes:
+        """These keys, with the true list of all clients."""
+        entries = wire.write_entries({other: advert.to_bytes() for other, advert in listed.items()})
+        return current.server._session.write(Kind.KEYS, ME, current.server._cohort.to_bytes(), entries)
+
     client = current.clients[ME]
     listed = {other: adverts[other] for other in near}
     with pytest.raises(SenderError, match="no neighbour"):
-        client.share(listing(current, {stranger: adverts[stranger], **dict(list(listed.items())[:3])}))
+        client.share(shown({stranger: adverts[stranger], **dict(list(listed.items())[:3])}))
     with pytest.raises(MessageError, match="twice"):
-        client.share(listing(current, {**listed, near[0]: adverts[near[1]]}))
+        client.share(shown({**listed, near[0]: adverts[near[1]]}))
     with pytest.raises(MessageError, match="twice"):
-        client.share(listing(current, {**listed, near[0]: adverts[ME]}))
+        client.share(shown({**listed, near[0]: adverts[ME]}))
     with pytest.raises(SenderError):
-        client.share(listing(current, {**dict(list(listed.items())[:3]), ME: adverts[ME]}))
+        client.share(shown({**dict(list(listed.items())[:3]), ME: adverts[ME]}))
     with pytest.raises(ThresholdError):
-        client.share(listing(current, {near[0]: adverts[near[0]]}))
+        client.share(shown({near[0]: adverts[near[0]]}))
+    with pytest.raises(MessageError, match="keys are missing"):
+        client.share(shown(dict(list(listed.items())[:3])))
     session = current.server._session
-    weak = Advert.make(session, near[0], bytes(32) + adverts[near[0]].keys[32:], current.signers[near[0]], None)
-    with pytest.raises(MessageError, match="honest"):
-        client.share(listing(current, {**listed, near[0]: weak}))
+    other = Advert.make(session, near[0], adverts[near[0]].keys[::-1], current.signers[near[0]], None)
+    with pytest.raises(MessageError, match="not in the list"):
+        client.share(shown({**listed, near[0]: other}))
     repeated = wire.write_entries({near[0]: adverts[near[0]].to_bytes()}) * 2
     with pytest.raises(MessageError, match="increasing"):
         client.share(session.write(Kind.KEYS, ME, current.server._cohort.to_bytes(), repeated))
+    current.finish()
+
+
+def test_keys_that_agree_on_nothing_are_refused() -> None:
+    current = new_round(parameters(4)).until(Stage.SHARE)
+    adverts = {client: current.server._adverts[client] for client in (1, 2, 3)}
+    weak = Advert.make(current.server._session, 1, bytes(32) + adverts[1].keys[32:], current.signers[1], None)
+    with pytest.raises(MessageError, match="honest"):
+        current.clients[ME].share(listing(current, {**adverts, 1: weak}))
     current.finish()
 
 

@@ -129,7 +129,7 @@ def test_the_chosen_quorum_leaves_room_for_one_set_of_survivors_only(clients: in
     assert 2 * chosen.quorum > clients + colluding
     assert chosen.quorum <= clients - clients // 10
     assert risk(chosen, colluding=colluding).insecurity <= 1e-9
-    loose = replace(chosen, surviving=2, quorum=0)
+    loose = replace(chosen, surviving=2, quorum=clients // 2 + 1)
     if colluding > 1:
         assert risk(loose, colluding=colluding).insecurity == 1.0
 

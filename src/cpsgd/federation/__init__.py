@@ -5,5 +5,6 @@
 * `messages.Request` is what travels from one to the other; answers have the frames of `cpsgd.secagg` or `cpsgd.codec`.
 * `settings.Memory` and `settings.Signing` are files of the client's operator: what was answered, who everybody is.
 
-An engine moves bytes, waits, and calls the train function. See `cpsgd.engines.flower`.
+An engine moves bytes, waits, and calls the train function. See `cpsgd.engines.flower` and
+`cpsgd.engines.nvflare`.
 """

@@ -29,17 +29,18 @@ from cpsgd.federation.server import Node, RoundReport
 from cpsgd.secagg import Stage
 
 _FORMAT = "cpsgd course 1"
-_MAPS = ("dropped", "stages", "faults", "metrics", "upload_bytes")
+_MAPS = ("dropped", "stages", "faults", "metrics", "measures", "upload_bytes")
 
 
 @dataclass
-class Progress(Generic[Node]):
+class Standing(Generic[Node]):
     """Where a run stands.
 
     Attributes:
         fingerprint: Of the plan's protocol, in hexadecimal.
         model: The model after the last round that is over.
         optimizer: What the server's optimizer remembers, by name.
+        clip: The norm that the next round's updates are clipped to, where it adapts; otherwise 0.
         reports: What became of the rounds that are over, in order.
         begun: The round that was begun and is not over, or 0.
         charged_to: The name of the run under which it was begun.
@@ -49,17 +50,19 @@ class Progress(Generic[Node]):
     fingerprint: str
     model: NDArray[np.float32]
     optimizer: dict[str, NDArray[Any]] = field(default_factory=dict)
+    clip: float = 0.0
     reports: list[RoundReport[Node]] = field(default_factory=list)
     begun: int = 0
     charged_to: str = ""
     revealing: bool = False
 
 
-def save(path: Path, progress: Progress[Any]) -> None:
+def save(path: Path, progress: Standing[Any]) -> None:
     """Replaces the file; what was in it is there until all of the new one is on the disk."""
     about = {
         "format": _FORMAT,
         "fingerprint": progress.fingerprint,
+        "clip": progress.clip,
         "begun": progress.begun,
         "charged_to": progress.charged_to,
         "revealing": progress.revealing,
@@ -82,7 +85,7 @@ def save(path: Path, progress: Progress[Any]) -> None:
         os.close(folder)
 
 
-def load(path: Path, fingerprint: str, dim: int) -> Progress[Any] | None:
+def load(path: Path, fingerprint: str, dim: int) -> Standing[Any] | None:
     """What `save` wrote last for a run with this protocol; None where there is no file.
 
     Raises:
@@ -99,7 +102,7 @@ def load(path: Path, fingerprint: str, dim: int) -> Progress[Any] | None:
         reports = [_report(fields) for fields in about.pop("reports")]
         model = arrays.pop("model")
         optimizer = {name.removeprefix("optimizer "): array for name, array in arrays.items()}
-        found: Progress[Any] = Progress(model=model, optimizer=optimizer, reports=reports, **about)
+        found: Standing[Any] = Standing(model=model, optimizer=optimizer, reports=reports, **about)
     except (ValueError, KeyError, TypeError, OSError, AttributeError, EOFError, BadZipFile) as error:
         raise CheckpointError(f"{path} cannot be read as a run's checkpoint ({type(error).__name__}).") from None
     if found.fingerprint != fingerprint or found.model.shape != (dim,):

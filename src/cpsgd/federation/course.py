@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from cpsgd.errors import ParameterError
 from cpsgd.federation import checkpoint
-from cpsgd.federation.checkpoint import Progress
+from cpsgd.federation.checkpoint import Standing
 from cpsgd.federation.conduct import Conduct
+from cpsgd.federation.extras import AdaptiveClip, Extras
 from cpsgd.federation.server import Node, RoundReport, ServerSession, Terms
 from cpsgd.planner.utility import utility_warning
 
@@ -63,6 +64,8 @@ class Course(Generic[Node]):
         run: str,
         apply: Apply | None = None,
         path: Path | None = None,
+        measures: Mapping[str, tuple[float, float]] | None = None,
+        adaptive: AdaptiveClip | None = None,
     ) -> None:
         """Begins a run, or goes on with the one in the file.
 
@@ -73,8 +76,12 @@ class Course(Generic[Node]):
             apply: What the mean does to the model; by default it is added. Privacy does not depend on it. If it has
                 `state_dict` and `load_state_dict`, a run that goes on has what it remembers.
             path: File that is written after every round; None for a run that cannot be resumed.
+            measures: Metrics of the clients whose means are estimated from the same budget, with their ranges.
+            adaptive: Finds the norm to clip to; None for the plan's.
 
         Raises:
+            ParameterError: The plan's dimension is not the model's and one for each of those, or single examples are
+                protected.
             CheckpointError: The file is of another plan, or damaged.
         """
         self._terms, self._run, self._path = terms, run, path
@@ -82,11 +89,22 @@ class Course(Generic[Node]):
         remembering: object = apply
         self._stateful = remembering if isinstance(remembering, Stateful) else None
         self.conduct: Conduct[Node] = Conduct()
+        self._measures, self._adaptive = dict(measures or {}), adaptive
         fingerprint = terms.plan.protocol.fingerprint.hex()
         found = None if path is None else checkpoint.load(path, fingerprint, len(model))
         if warning := utility_warning(terms.plan):
             _log.warning("%s", warning)
-        self._progress: Progress[Node] = found or Progress(fingerprint, model)
+        self._progress: Standing[Node] = found or Standing(
+            fingerprint, model, clip=0.0 if adaptive is None else adaptive.initial
+        )
+        extras, dim = self.extras, terms.plan.protocol.dim
+        if extras is not None and terms.examples is not None:
+            raise ParameterError(
+                "measures and adaptive clipping are about whole clients, and single examples are protected here."
+            )
+        wanted = len(model) + (0 if extras is None else extras.size)
+        if wanted != dim:
+            raise ParameterError(f"The model and what rides on it have {wanted} coordinates; plan with dim={wanted}.")
         if found is not None:
             self._go_on()
 
@@ -104,6 +122,12 @@ class Course(Generic[Node]):
     def round(self) -> int:
         """Number of the next round."""
         return len(self.reports) + 1
+
+    @property
+    def extras(self) -> Extras | None:
+        """What rides on the updates of the next round; an engine sends it along with the model."""
+        clip = None if self._adaptive is None else self._progress.clip
+        return Extras(measures=self._measures, clip=clip) if self._measures or self._adaptive else None
 
     def begin(self, connected: Iterable[Node]) -> ServerSession[Node]:
         """The next round, among nodes drawn from those that are connected."""
@@ -125,6 +149,7 @@ class Course(Generic[Node]):
         mean, progress = session.release(), self._progress
         report = session.report
         if mean is not None:
+            mean = self._without_extras(mean, report)
             moved = np.asarray(self._apply(self.model, mean, report.round), dtype=np.float32)
             if moved.shape != mean.shape:
                 raise ParameterError(f"Expected apply to return {len(mean)} numbers, got shape {moved.shape}.")
@@ -134,6 +159,16 @@ class Course(Generic[Node]):
         progress.begun, progress.charged_to, progress.revealing = 0, "", False
         self._save()
         return None if mean is None else progress.model
+
+    def _without_extras(self, mean: NDArray[np.float32], report: RoundReport[Node]) -> NDArray[np.float32]:
+        """The mean update, when what rode on it is in the report."""
+        if (extras := self.extras) is None:
+            return mean
+        update, unclipped, report.measures = extras.decode(mean, self._terms.plan.protocol.clip_norm)
+        if self._adaptive is not None and unclipped is not None:
+            report.measures |= {"cpsgd-clip-norm": self._progress.clip, "cpsgd-unclipped": unclipped}
+            self._progress.clip = self._adaptive.following(self._progress.clip, unclipped)
+        return update
 
     def _go_on(self) -> None:
         """Takes up what the file holds."""

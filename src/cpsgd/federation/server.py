@@ -19,6 +19,7 @@ from cpsgd.errors import (
     ImplausibleMeanError,
     ParameterError,
     SenderError,
+    ShareError,
     StageError,
     ThresholdError,
     WireError,
@@ -28,7 +29,7 @@ from cpsgd.federation.plausibility import FALSE_ALARM, largest_norm
 from cpsgd.federation.settings import session_identifier
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.planner import Plan
-from cpsgd.secagg import SecureParameters, SecureServer, Stage
+from cpsgd.secagg import SecureParameters, SecureServer, Stage, offenders
 from cpsgd.secagg.identity import as_roster
 
 # What the frames, keys and shares of a message may take on top of the packed integers.
@@ -171,6 +172,8 @@ class RoundReport(Generic[Node]):
             client sends. Silence, errors and refusals are no faults.
         metrics: Of a released round, the plain mean of each metric over the nodes that sent it; no guarantee covers
             them.
+        measures: Of a released round, private means that ride on the updates (`cpsgd.federation.extras`); the plan's
+            guarantee covers them.
         upload_bytes: Bytes that each node's replies took, over all stages.
     """
 
@@ -182,6 +185,7 @@ class RoundReport(Generic[Node]):
     stages: dict[Node, Stage] = field(default_factory=dict)
     faults: dict[Node, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
     upload_bytes: dict[Node, int] = field(default_factory=dict)
 
 
@@ -349,6 +353,8 @@ class ServerSession(Generic[Node]):
         except CpsgdError as error:
             if early and self.waiting:
                 return False
+            if (dealer := open_sum.dealer_at_fault(error, len(self._answered))) is not None:
+                self._blame(dealer, str(error))
             self._withhold(error)
         for client in asked - self._answered:
             self._note(self._nodes[client], "no answer in time", stage)
@@ -464,7 +470,27 @@ class _SecureSum:
     @property
     def offences(self) -> dict[int, str]:
         """Clients whose messages prove that they are at fault, found at the end of the stage, and in which way."""
-        return {}
+        if self.stage is not Stage.DONE:
+            return {}
+        disputed = self._server.result().disputed
+        return {
+            client: f"Of the shares it dealt or revealed, those with {sum(client in pair for pair in disputed)} others "
+            "are wrong."
+            for client in offenders(disputed, most=self._plan.colluding)
+        }
+
+    def dealer_at_fault(self, error: CpsgdError, holders: int) -> int | None:
+        """Who dealt shares of which so many holders cannot make the secret, if as few as planned can lie about theirs.
+
+        So many wrong shares are found and left out: half of those beyond the threshold, or one of them.
+        """
+        found = _CLIENT.search(str(error))
+        parameters, colluding = self._server.parameters, self._plan.colluding
+        complete = parameters.neighbours == parameters.clients - 1
+        spare = holders - parameters.threshold
+        if not isinstance(error, ShareError) or found is None or not complete or spare < min(2, colluding) * colluding:
+            return None
+        return int(found[2])
 
     def receive(self, client: int, reply: bytes) -> None:
         self._server.receive(client, reply)
@@ -494,6 +520,10 @@ class _PlainSum:
     def offences(self) -> dict[int, str]:
         """What is wrong with a message is found when it is received."""
         return {}
+
+    def dealer_at_fault(self, error: CpsgdError, holders: int) -> int | None:
+        """There are no shares."""
+        return None
 
     def receive(self, client: int, reply: bytes) -> None:
         self._aggregator.add(reply)

@@ -21,7 +21,7 @@ from cpsgd.errors import (
     StageError,
     ThresholdError,
 )
-from cpsgd.secagg import graph, identity, keys, shamir, wire
+from cpsgd.secagg import identity, keys, shamir, wire
 from cpsgd.secagg.cohort import Cohort, Statement
 from cpsgd.secagg.parameters import SecureParameters
 from cpsgd.secagg.state import PAIR_BYTES, ClientState
@@ -307,7 +307,7 @@ class SecureClient:
         state = self._in(Stage.SHARE)
         session, me = _joined(state)
         parameters = session.parameters
-        allowed = graph.neighbours(parameters.clients, parameters.neighbours, session.identifier, me)
+        allowed = cohort.neighbours(session, me)
         strangers = adverts.keys() - set(allowed)
         if strangers:
             raise SenderError(f"Client {min(strangers)} is no neighbour of client {me}.")
@@ -326,10 +326,10 @@ class SecureClient:
         assert self._state is not None
         session, me = _joined(self._state)
         parameters = session.parameters
-        allowed = graph.neighbours(parameters.clients, parameters.neighbours, session.identifier, me)
+        cohort, _ = Cohort.read(self._state.cohort, parameters.clients)
+        allowed = cohort.neighbours(session, me)
         if me not in survivors:
             raise SenderError("The server counts this client as dropped, and asks it all the same.")
-        cohort, _ = Cohort.read(self._state.cohort, parameters.clients)
         if not survivors <= cohort.members.keys():
             raise SenderError("The server counts a client as surviving that takes no part.")
         if not survivors.isdisjoint(set(allowed) - self._state.received.keys()):

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cpsgd.errors import MessageError, SenderError, SignatureError, ThresholdError
-from cpsgd.secagg import identity, keys, wire
+from cpsgd.secagg import graph, identity, keys, wire
 from cpsgd.secagg.wire import Advert, Session
 
 _MEMBER_BYTES = identity.PUBLIC_BYTES + 32
@@ -55,6 +56,20 @@ class Cohort:
     def to_bytes(self) -> bytes:
         """One bit for each client that was invited, then 64 bytes for each that takes part, in increasing order."""
         return wire.write_set(frozenset(self.members), self.clients) + b"".join(self.members.values())
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that stand for the list."""
+        return keys.digest(b"cohort", self.to_bytes())
+
+    def graph_seed(self, session: Session) -> bytes:
+        """What the graph follows from: everybody's fresh keys. Whoever gives out the numbers does not know it then."""
+        return keys.digest(b"graph", session.context, self.digest)
+
+    def neighbours(self, session: Session, client: int) -> tuple[int, ...]:
+        """Whom a client is tied to, also if they take no part."""
+        degree = session.parameters.neighbours
+        return graph.neighbours(self.clients, degree, self.graph_seed(session), client)
 
     def identity(self, client: int) -> bytes:
         """The key that a member signs with."""
@@ -97,9 +112,8 @@ class Statement:
 
     def to_bytes(self) -> bytes:
         """32 bytes that stand for it."""
-        everybody = keys.digest(b"cohort", self.cohort.to_bytes())
         announced = wire.write_set(self.survivors, self.cohort.clients)
-        return keys.digest(b"survivors", self.session.context, everybody, announced)
+        return keys.digest(b"survivors", self.session.context, self.cohort.digest, announced)
 
     def sign(self, signer: Ed25519PrivateKey) -> bytes:
         """A member's signature."""

@@ -3,8 +3,9 @@
 The graph is a circle in random order on which each client is tied to the k/2 next on either side (Bell, Bonawitz,
 Gascón, Lepoint, Raykova 2020, after Harary). Seen from one client its k neighbours are a uniform choice among the
 n - 1 others; so the number of them in any set that was fixed without looking at the graph is hypergeometric, and its
-tails are computed exactly. Everybody computes the graph from the announced session, so that the server cannot tell
-different clients different ones. Let D clients drop out and C collude with the server.
+tails are computed exactly. Everybody computes the graph from the list of all who take part, so that the server cannot
+tell different clients different ones; and numbers are given out before the keys in that list are drawn, so that it
+cannot choose who is where. Let D clients drop out and C collude with the server.
 
 A round **fails** if the shares of some needed secret are too few. A survivor's seed needs t of the k + 1 shares of
 itself and its neighbours; a dropped client's key needs t of the shares of its k neighbours. With a union bound over the
@@ -23,7 +24,8 @@ who signed the survivors:
 * A server that knows the graph can drop k/2 clients in a row on either side of a stretch of it. Of a client at the
   stretch's end it then gets k/2 + 1 + c' shares at most, c' the colluding among the k/2 that are missing on one side.
   Excluded by t > k/2 + 1 + c', whoever drops out (docs/secure-aggregation.md has the proof). This implies the former,
-  for c <= 2c'. P(not so for some honest client) <= 2 (n - C) P(H(n-1, C, k/2) >= t - k/2 - 1).
+  for c <= 2c'. P(not so for some honest client) <= 2 (n - C) P(H(n-1, C, k/2) >= t - k/2 - 1). While the round waits,
+  the server can try several lists, with other keys of colluding clients: the bound allows for 10^9 of them.
 * Also counted, though the round would only fail: that the honest survivors are in several parts. The circle falls
   apart only if k/2 clients in a row are missing (in two places even), so P(parts) <= n P(given k/2 in a row are
   missing), also hypergeometric, with C + D missing. Where the clients would agree to a sum with more than D missing,
@@ -55,8 +57,7 @@ if TYPE_CHECKING:
 # SciPy's tails are good to far more digits than this; a bound may only be too large.
 _ROUND_UP = 1.0 + 1e-6
 _COMPLETE_UP_TO = 64
-# The server announces the session, and the graph with it, and may first try as many as this.
-_SESSIONS_TRIED = 1e9
+_LISTS_TRIED = 1e9
 
 
 def neighbours(clients: int, degree: int, session: bytes, index: int) -> tuple[int, ...]:
@@ -164,11 +165,10 @@ def neighbours_and_threshold(
         if _parts(n, k, missing, colluding) > failure:
             continue
         candidates = range(smallest_threshold(n, k), k + 2)
-        # The probability falls with t.
-        first = bisect_left(candidates, True, key=lambda t: _crowded(n, k, t, colluding) * _SESSIONS_TRIED <= failure)
+        # The insecurity falls with t.
+        first = bisect_left(candidates, True, key=lambda t: _risk(n, k, t, missing, colluding).insecurity <= failure)
         for t in candidates[first : first + 1]:
-            found = Risk(_risk(n, k, t, dropped, colluding).failure, _risk(n, k, t, missing, colluding).insecurity)
-            if max(found.failure, found.insecurity) <= failure:
+            if _risk(n, k, t, dropped, colluding).failure <= failure:
                 return k, t
     return n - 1, threshold
 
@@ -190,12 +190,12 @@ def _risk(n: int, k: int, t: int, dropped: int, colluding: int) -> Risk:
 
 
 def _crowded(n: int, k: int, t: int, colluding: int) -> float:
-    """Bound on the probability that too many colluding clients are next to an honest one, on one side of it."""
+    """Bound on the probability that too many colluding clients are next to an honest one, in some list."""
     from scipy.stats import hypergeom
 
     row = k // 2
     some = float(hypergeom.sf(t - row - 2, n - 1, min(colluding, n - 1), row))
-    return min(1.0, 2 * (n - colluding) * some * _ROUND_UP)
+    return min(1.0, 2 * (n - colluding) * some * _ROUND_UP * _LISTS_TRIED)
 
 
 def _parts(n: int, k: int, dropped: int, colluding: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from cpsgd.errors import ParameterError, SenderError, StageError, ThresholdError
-from cpsgd.secagg import graph, identity, keys, shamir, wire
+from cpsgd.secagg import identity, keys, shamir, wire
 from cpsgd.secagg.client import SEALED_BYTES
 from cpsgd.secagg.cohort import Cohort, Statement
 from cpsgd.secagg.parameters import SecureParameters
@@ -57,7 +57,7 @@ class SecureServer:
         Args:
             parameters: Of the round.
             roster: Raw Ed25519 public keys of all who may take part; then all clients must have an identity on it.
-            session: 16 public random bytes, for tests, which need to repeat a graph.
+            session: 16 public bytes for this attempt; by default random ones.
         """
         identifier = os.urandom(wire.SESSION_BYTES) if session is None else session
         if len(identifier) != wire.SESSION_BYTES:
@@ -68,12 +68,11 @@ class SecureServer:
         self._context = self._session.context
         self._stage = Stage.INVITE
         self._members = frozenset(range(parameters.clients))
-        n, k = parameters.clients, parameters.neighbours
-        self._neighbours = [graph.neighbours(n, k, identifier, client) for client in range(n)]
+        self._neighbours: dict[int, tuple[int, ...]] = {}  # of all who were announced
         self._answered: set[int] = set()
         self._adverts: dict[int, Advert] = {}
         self._public: set[bytes] = set()  # all keys that were announced
-        self._cohort = Cohort(n, {})  # all who were announced to everybody
+        self._cohort = Cohort(parameters.clients, {})  # all who were announced to everybody
         self._listed: dict[int, tuple[int, ...]] = {}  # neighbours each client was told of
         self._commitments: dict[int, bytes] = {}
         self._sealed: dict[int, dict[int, bytes]] = {}  # by sender and receiver
@@ -182,9 +181,12 @@ class SecureServer:
     # ------------------------------------------------------------------ ends of stages
 
     def _close_adverts(self) -> dict[int, bytes]:
-        members = self._viable(self._answered)
-        self._listed = {client: self._within(client, members) for client in members}
-        self._cohort = Cohort.of(self.parameters.clients, {client: self._adverts[client] for client in members})
+        cohort = Cohort.of(self.parameters.clients, {client: self._adverts[client] for client in self._answered})
+        neighbours = {client: cohort.neighbours(self._session, client) for client in cohort.members}
+        members = self._viable(neighbours)
+        self._cohort, self._neighbours = cohort, neighbours
+        # Also of those who have too few neighbours to go on: the list says that they take part.
+        self._listed = {client: self._within(client, frozenset(cohort.members)) for client in members}
         self._stage = Stage.SHARE
         everybody, messages = self._cohort.to_bytes(), {}
         for client, listed in sorted(self._listed.items()):
@@ -193,7 +195,7 @@ class SecureServer:
         return messages
 
     def _close_shares(self) -> dict[int, bytes]:
-        members = self._viable(self._answered)
+        members = self._viable(self._neighbours)
         self._delivered = {client: self._within(client, members) for client in members}
         self._stage = Stage.MASK
         return {
@@ -241,15 +243,15 @@ class SecureServer:
     def _within(self, client: int, members: frozenset[int]) -> tuple[int, ...]:
         return tuple(other for other in self._neighbours[client] if other in members)
 
-    def _viable(self, answered: set[int]) -> frozenset[int]:
-        """Who can go on: those with enough of their neighbourhood left, of whom this is again true."""
-        members = frozenset(answered)
-        while lonely := {c for c in members if len(self._within(c, members)) + 1 < self.parameters.threshold}:
+    def _viable(self, neighbours: Mapping[int, tuple[int, ...]]) -> frozenset[int]:
+        """Who of those who answered can go on: those with enough of their neighbourhood left who can go on, too."""
+        members, fewest = frozenset(self._answered), self.parameters.threshold - 1
+        while lonely := {client for client in members if len(members.intersection(neighbours[client])) < fewest}:
             members -= lonely
         needed = max(self.parameters.surviving, self.parameters.quorum)
         if len(members) < needed:
             raise ThresholdError(
-                f"{len(answered)} clients answered, of whom {len(members)} have enough neighbours left; "
+                f"{len(self._answered)} clients answered, of whom {len(members)} have enough neighbours left; "
                 f"the round needs {needed}."
             )
         return members

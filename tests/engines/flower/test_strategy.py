@@ -15,6 +15,7 @@ from cpsgd.codec import pack
 from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod
 from cpsgd.engines.flower.records import RECORD, UPLOAD
 from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.federation.extras import AdaptiveClip
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import Stage
 
@@ -352,3 +353,24 @@ def test_a_silent_node_costs_the_grace_period_and_not_the_deadline(small_plan: P
     assert time.monotonic() - began < 60.0
     assert strategy.reports[0].released
     assert strategy.reports[0].dropped == {102: "no answer in time"}
+
+
+def test_private_metrics_ride_on_the_updates(small_plan: Plan) -> None:
+    """They are in no record of their own, and their means in the figures of the round."""
+    wider = replace(small_plan, protocol=replace(small_plan.protocol, dim=DIM + 2))
+    seen: list[Message] = []
+
+    def watch(reply: Message) -> Message:
+        seen.append(reply)
+        return reply
+
+    members = nodes()
+    for node in members:
+        node.tamper = watch
+    strategy = CpsgdStrategy(wider, measures={"loss": (0.0, 3.0)}, adaptive=AdaptiveClip(initial=0.5))
+    result = strategy.start(LocalGrid(members), model(DIM), num_rounds=1, timeout=1.0)
+    assert strategy.reports[0].released
+    assert {"loss", "cpsgd-clip-norm", "cpsgd-unclipped"} <= set(result.train_metrics_clientapp[1])
+    assert not any(reply.content.metric_records for reply in seen)
+    with pytest.raises(ParameterError, match="plan with dim=41"):
+        CpsgdStrategy(small_plan, measures={"loss": (0.0, 3.0)}).start(LocalGrid(nodes()), model(DIM), num_rounds=1)

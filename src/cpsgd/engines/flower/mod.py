@@ -13,13 +13,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, M
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
-from cpsgd import _validate
 from cpsgd.engines.flower import records
 from cpsgd.engines.flower.records import RECORD, STATE
-from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
+from cpsgd.engines.silo import example_sum
+from cpsgd.errors import CpsgdError, ParameterError, RoundRefusedError, StageError, TrainFunctionError, VectorError
 from cpsgd.federation.client import ClientSession, call_privately
 from cpsgd.federation.limits import Limits
-from cpsgd.federation.messages import Arrays, check_alike, flatten, unflatten
+from cpsgd.federation.messages import Arrays, check_alike, flatten
 from cpsgd.federation.settings import Memory, Signing
 from cpsgd.protocol import Protocol
 
@@ -77,15 +77,22 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
 
         def train(protocol: Protocol) -> NDArray[np.float32]:
             sent = _model(message, StageError("Expected one model in the server's message."))
-            start = flatten(sent, protocol.dim)
+            extras = records.read_extras(message)
+            if extras is not None and agreed.examples is not None:
+                raise RoundRefusedError("Nothing rides on sums of single examples, which are protected here.")
+            dim = protocol.dim - (0 if extras is None else extras.size)
+            start = flatten(sent, dim)
             # The train function sees what was accepted here, not what the server wrote.
             accepted = ConfigRecord({"clip-norm": protocol.clip_norm, "examples": agreed.examples or 0})
             message.content = RecordDict({**dict(message.content.items()), RECORD: accepted})
             replies.append(_call(call_next, message, context))
             found = _model(replies[0], VectorError("Expected the train function to return one ArrayRecord."))
             check_alike(found, sent)
-            vector = flatten(found, protocol.dim)
-            return vector - start if agreed.examples is None else vector
+            vector = flatten(found, dim)
+            update = vector - start if agreed.examples is None else vector
+            if extras is None:
+                return update
+            return extras.encode(update, _metrics(replies[0], frozenset(extras.measures)), protocol.clip_norm)
 
         try:
             answer = session.answer(request, train)
@@ -123,18 +130,12 @@ def silo_sum(
     Raises:
         ParameterError: The train function does not run under `cpsgd_mod(examples=...)`.
     """
-    from cpsgd.learning.datasets.base import Batch
-    from cpsgd.learning.gradients import ClientUpdates, ExampleSums, trainable
-
     accepted = message.content.config_records.get(RECORD) or ConfigRecord()
     examples, clip_norm = accepted.get("examples"), accepted.get("clip-norm")
     if not isinstance(examples, int) or examples < 1:
         raise ParameterError("silo_sum needs a train function with mods=[cpsgd_mod(examples=...)].")
-    sums = ExampleSums(ClientUpdates(model, loss), _validate.positive("clip_norm", clip_norm), examples)
-    batch = Batch(features, labels, np.array([len(labels)], dtype=np.int64))
-    (vector,) = next(iter(sums.chunks(batch)))
-    like = {name: np.empty(parameter.shape, np.float32) for name, parameter in trainable(model).items()}
-    return records.make_arrays(unflatten(vector, like))
+    found = example_sum(model, loss, features, labels, clip_norm=clip_norm, examples=examples)
+    return records.make_arrays(found)
 
 
 def _model(message: Message, error: CpsgdError) -> Arrays:

@@ -8,10 +8,12 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from cpsgd.errors import StageError, VersionError, WireError
+from cpsgd.federation.extras import Extras
 from cpsgd.federation.messages import VERSION, Arrays
 
 RECORD = "cpsgd"  # our record in messages, in replies and in a client's state
 REQUEST = "request"  # the bytes in a message; beside them stands the version, which release 0.1.0 reads as well
+EXTRAS = "extras"  # beside a request for an update: what rides on it
 UPLOAD = "upload"  # the one array of a reply
 STATE = "state"  # the bytes in a client's state
 METRICS = "metrics"  # the record with the metrics a client allows to leave
@@ -19,11 +21,14 @@ METRICS = "metrics"  # the record with the metrics a client allows to leave
 _PLAIN = "cpsgd.bytes"
 
 
-def make_message(request: bytes, node: int, round: int, records: RecordDict | None = None) -> Message:
-    """A message with the request, and with the model and the app's settings where the client is to train."""
-    content = RecordDict(
-        {RECORD: ConfigRecord({"version": VERSION, REQUEST: request}), **dict((records or {}).items())}
-    )
+def make_message(
+    request: bytes, node: int, round: int, records: RecordDict | None = None, extras: str | None = None
+) -> Message:
+    """A message with the request; with the model, the app's settings and what rides on the update for training."""
+    ours = ConfigRecord({"version": VERSION, REQUEST: request})
+    if extras is not None:
+        ours[EXTRAS] = extras
+    content = RecordDict({RECORD: ours, **dict((records or {}).items())})
     return Message(content, dst_node_id=node, message_type=MessageType.TRAIN, group_id=str(round))
 
 
@@ -50,6 +55,16 @@ def read_request(message: Message) -> bytes:
     if not isinstance(request, bytes):
         raise WireError("The server's record has no request.")
     return request
+
+
+def read_extras(message: Message) -> Extras | None:
+    """What the server wants to ride on the update, or None.
+
+    Raises:
+        WireError: It cannot be read.
+    """
+    text = message.content.config_records[RECORD].get(EXTRAS)
+    return None if text is None else Extras.from_json(str(text))
 
 
 def make_reply(request: Message, payload: bytes, metrics: dict[str, Any]) -> Message:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from logging import getLogger
 from pathlib import Path
@@ -17,6 +17,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from cpsgd.engines.flower import records
 from cpsgd.errors import CpsgdError, ParameterError
 from cpsgd.federation.course import Apply, Course
+from cpsgd.federation.extras import AdaptiveClip
 from cpsgd.federation.messages import TRAINING, flatten, unflatten
 from cpsgd.federation.pacing import Gathering, Pace, StageClock
 from cpsgd.federation.server import RoundReport as RoundReport
@@ -43,6 +44,8 @@ class CpsgdStrategy(Strategy):
         *,
         apply: Apply | None = None,
         checkpoint: str | Path | None = None,
+        measures: Mapping[str, tuple[float, float]] | None = None,
+        adaptive: AdaptiveClip | None = None,
         node_timeout: float = 300.0,
         grace: float = 10.0,
         arrayrecord_key: str = "arrays",
@@ -58,6 +61,10 @@ class CpsgdStrategy(Strategy):
                 remembers something, give it `state_dict` and `load_state_dict`, as PyTorch's optimizers have them.
             checkpoint: File that the model and the reports are written to after each round. If it is there already, the
                 run goes on with the round after its last, and charges no round twice; see docs/flower.md.
+            measures: Names of metrics that train functions return, with their ranges. Their means are estimated from
+                the same budget: each is one coordinate more of the plan.
+            adaptive: Finds the norm that updates are clipped to, by a private count of those that were: one coordinate
+                more, too.
             node_timeout: Seconds that a round waits for enough nodes to connect.
             grace: Seconds that the others are waited for when enough nodes are connected or have answered; in a stage,
                 as long again as those took if that is longer.
@@ -80,6 +87,7 @@ class CpsgdStrategy(Strategy):
         self.reports: list[RoundReport[int]] = []
         self._terms = Terms(plan=plan, engine="flower", **terms)
         self._apply, self._checkpoint = apply, None if checkpoint is None else Path(checkpoint)
+        self._measures, self._adaptive = measures, adaptive
         self._pace = Pace(nodes=node_timeout, grace=grace)
         self._keys = arrayrecord_key, configrecord_key
         self._course: Course[int] | None = None
@@ -109,9 +117,16 @@ class CpsgdStrategy(Strategy):
             raise ParameterError("Clients are not asked to evaluate: what they measure is outside the guarantee.")
         self._pace = replace(self._pace, stage=timeout)
         before = records.read_arrays(initial_arrays)
-        model = flatten(before, self.plan.protocol.dim)
-        run = str(grid.run.run_id)
-        course: Course[int] = Course(self._terms, model, run=run, apply=self._apply, path=self._checkpoint)
+        model = flatten(before, sum(array.size for array in before.values()))
+        course: Course[int] = Course(
+            self._terms,
+            model,
+            run=str(grid.run.run_id),
+            apply=self._apply,
+            path=self._checkpoint,
+            measures=self._measures,
+            adaptive=self._adaptive,
+        )
         self._course, self.reports, done = course, course.reports, len(course.reports)
         if done:
             _log.info("Goes on after round %d of %d.", done, num_rounds)
@@ -147,7 +162,8 @@ class CpsgdStrategy(Strategy):
         (arrays, config, grid), self._open = self._open, None
         session = course.begin(self._nodes(grid))
         config["server-round"] = session.report.round
-        self._exchange(session, grid, RecordDict({self._keys[0]: arrays, self._keys[1]: config}))
+        extras = None if course.extras is None else course.extras.to_json()
+        self._exchange(session, grid, RecordDict({self._keys[0]: arrays, self._keys[1]: config}), extras)
         model, report = course.finish(session), session.report
         for node, reason in report.dropped.items():
             _log.info("\t> node %d is out: %s", node, reason)
@@ -163,7 +179,7 @@ class CpsgdStrategy(Strategy):
         size = max(report.upload_bytes.values(), default=0)
         figures = {"released": int(report.released), "survivors": report.survivors, "upload-bytes": size}
         return following, MetricRecord(
-            {**report.metrics, **{f"cpsgd-{name}": value for name, value in figures.items()}}
+            {**report.metrics, **report.measures, **{f"cpsgd-{name}": value for name, value in figures.items()}}
         )
 
     def configure_evaluate(
@@ -182,12 +198,12 @@ class CpsgdStrategy(Strategy):
         for line in str(self.plan.guarantee).splitlines():
             _log.info("\t│\t%s", line)
 
-    def _exchange(self, session: ServerSession[int], grid: Grid, content: RecordDict) -> None:
+    def _exchange(self, session: ServerSession[int], grid: Grid, content: RecordDict, extras: str | None) -> None:
         """Carries the session's messages until no stage is left."""
         report, make = session.report, records.make_message
         while session.stage is not None:
-            along = content if session.stage in TRAINING else None
-            messages = {node: make(asked, node, report.round, along) for node, asked in session.requests().items()}
+            along = (content, extras) if session.stage in TRAINING else ()
+            messages = {node: make(asked, node, report.round, *along) for node, asked in session.requests().items()}
             waiting = dict(_sent(grid, messages, session.drop))
             clock = StageClock(self._pace, session, time.monotonic())
             while True:

@@ -1,0 +1,82 @@
+"""The job: ten silos learn to read digits. Runs in NVFlare's simulator.
+
+python job.py [--rounds 90] [--seed 0] [--epsilon 4.0] [--baseline]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from digits import IMAGES, SILOS, Network, accuracy
+from momentum import Momentum
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.recipe import SimEnv
+from nvflare.recipe.spec import Recipe
+
+from cpsgd.engines.nvflare import CpsgdRecipe
+
+
+def private_recipe(rounds: int, seed: int, epsilon: float, **server: object) -> Recipe:
+    """Secure aggregation of the silos' sums, with the noise that (epsilon, delta) needs for one image.
+
+    The silos have their own limit, whatever epsilon the server plans for.
+    """
+    return CpsgdRecipe(
+        name="digits",
+        model=Network(seed),
+        train_script="client.py",
+        num_clients=SILOS,
+        num_rounds=rounds,
+        epsilon=epsilon,
+        delta=1e-6,
+        examples=IMAGES,
+        plan={"dropout": 0.1, "bits": 16},
+        limits={"epsilon": 4.0, "delta": 1e-6, "examples": IMAGES, "min_clients": 9, "colluding": 1},
+        apply=Momentum(16.0, rounds, IMAGES),
+        **server,
+    )
+
+
+def baseline_recipe(rounds: int, seed: int) -> Recipe:
+    """Federated averaging without privacy, with NVFlare's own recipe."""
+    return FedAvgRecipe(
+        name="digits", model=Network(seed), train_script="baseline.py", min_clients=SILOS, num_rounds=rounds
+    )
+
+
+def read_accuracy(result: Path) -> float:
+    """How well the last model of a run reads the test images."""
+    (path,) = result.rglob("FL_global_model.pt")
+    model = Network()
+    model.load_state_dict(torch.load(path, weights_only=True)["model"])
+    return accuracy(model)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=90)
+    parser.add_argument("--seed", type=int, default=0, help="of the first model; the noise has no seed")
+    parser.add_argument("--epsilon", type=float, default=4.0, help="of one image, over all rounds")
+    parser.add_argument("--baseline", action="store_true", help="federated averaging without privacy")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs the job in the simulator."""
+    asked = parse()
+    recipe = (
+        baseline_recipe(asked.rounds, asked.seed)
+        if asked.baseline
+        else private_recipe(asked.rounds, asked.seed, asked.epsilon)
+    )
+    with TemporaryDirectory() as folder:
+        run = recipe.run(SimEnv(num_clients=SILOS, workspace_root=folder))
+        print(f"accuracy {read_accuracy(Path(run.get_result())):.4f} after {asked.rounds} rounds")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""`CpsgdController`: the server's side. Runs rounds of secure aggregation over NVFlare, releases private means only."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.workflows.model_controller import ModelController
+
+from cpsgd.engines.nvflare import shareables
+from cpsgd.errors import CpsgdError, WireError
+from cpsgd.federation.course import Apply, Course
+from cpsgd.federation.messages import TRAINING, flatten, unflatten
+from cpsgd.federation.pacing import Gathering, Pace, StageClock
+from cpsgd.federation.server import RoundReport, ServerSession, Terms
+from cpsgd.ledger import Ledger
+from cpsgd.planner import Plan, plan
+from cpsgd.planner.examples import plan_examples
+from cpsgd.secagg import read_roster
+
+REPORTS_FILE = "cpsgd_rounds.json"
+"""In the server's folder of the job: what became of each round."""
+
+_POLL_SECONDS = 0.1
+
+
+class CpsgdController(ModelController):
+    """An NVFlare workflow that adds the private mean of the clients' updates to the model.
+
+    The plan is made when the job starts, for the model that the persistor loads. Every client counts the same. A round
+    is *withheld*, and the model stays as it was, where fewer clients than `Plan.surviving` are left: their noise would
+    be too little for the plan's guarantee.
+
+    Attributes:
+        reports: What became of each round so far.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        num_rounds: int,
+        epsilon: float,
+        delta: float,
+        examples: int | None = None,
+        plan: dict[str, Any] | None = None,
+        apply: Apply | None = None,
+        secure: bool = True,
+        roster: str = "",
+        ledger: str = "",
+        population: str = "",
+        checkpoint: str = "",
+        pace: dict[str, float] | None = None,
+        persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
+    ) -> None:
+        """Takes what the plan is to keep; all of it is plain enough for a job's configuration.
+
+        Args:
+            num_clients: Clients of a round.
+            num_rounds: Rounds of the job, which the guarantee covers together.
+            epsilon: ε that all rounds may cost a client, or an example.
+            delta: δ of the guarantee.
+            examples: Protects single examples, at most so many in a client's sum; None protects whole clients.
+            plan: Further arguments of `cpsgd.plan`, or of `plan_examples`: dropout, bits, clip_norm and so on;
+                `colluding` is 1 unless it is given here.
+            apply: What the mean update does to the model; by default it is added. Privacy does not depend on it.
+            secure: Sums by secure aggregation. Without, the server sees each client's noisy message.
+            roster: File with the public keys of all clients; empty for none.
+            ledger: File of a privacy ledger; empty for none.
+            population: The ledger's name of the clients; needed with a ledger.
+            checkpoint: File that is written after each round. If it is there already, the job goes on with the round
+                after its last, and charges no round twice; empty for none.
+            pace: The fields of `cpsgd.federation.pacing.Pace`: how many seconds to wait for what.
+            persistor_id: NVFlare's name of the component that loads and saves the model.
+        """
+        super().__init__(persistor_id=persistor_id, task_check_period=_POLL_SECONDS)
+        # Under these names the Job API writes them into the job's configuration.
+        self.num_clients, self.num_rounds, self.epsilon, self.delta = num_clients, num_rounds, epsilon, delta
+        self.examples, self.plan, self.apply, self.secure = examples, plan, apply, secure
+        self.roster, self.ledger, self.population, self.checkpoint = roster, ledger, population, checkpoint
+        self.pace, self.persistor_id = pace, persistor_id
+        self._pace = Pace(**(pace or {}))
+        self.reports: list[RoundReport[str]] = []
+
+    def run(self) -> None:
+        """All rounds; NVFlare calls it in the server's job process."""
+        model = self.load_model()
+        if model is None:
+            return
+        with ExitStack() as stack:
+            terms = Terms(
+                plan=self.make_plan(sum(np.size(array) for array in model.params.values())),
+                secure=self.secure,
+                examples=self.examples,
+                roster=read_roster(Path(self.roster)) if self.roster else None,
+                ledger=stack.enter_context(Ledger(self.ledger)) if self.ledger else None,
+                population=self.population or None,
+                engine="nvflare",
+            )
+            self.info(f"cpsgd: {self.num_clients} clients, {terms.way}. {terms.plan.guarantee}")
+            course: Course[str] = Course(
+                terms,
+                flatten(model.params, terms.plan.protocol.dim),
+                run=self.fl_ctx.get_job_id(),
+                apply=self.apply,
+                path=Path(self.checkpoint) if self.checkpoint else None,
+            )
+            self.reports = course.reports
+            if self.reports:
+                self.info(f"Goes on after round {len(self.reports)} of {self.num_rounds}.")
+                model.params = unflatten(course.model, model.params)
+                self.save_model(model)
+            while course.round <= self.num_rounds and not self.abort_signal.triggered:
+                self._round(course, terms.plan, model)
+
+    def make_plan(self, dim: int) -> Plan:
+        """The plan for a model of so many parameters."""
+        wanted: dict[str, Any] = {"colluding": 1, **(self.plan or {}), "rounds": self.num_rounds, "secure": self.secure}
+        basic = (self.num_clients, dim, self.epsilon, self.delta)
+        if self.examples is None:
+            return plan(*basic, **wanted)
+        return plan_examples(*basic, examples=self.examples, participation="every", **wanted)
+
+    def _round(self, course: Course[str], plan: Plan, model: FLModel) -> None:
+        """Runs one round, and moves the model if the round is released."""
+        model.current_round, model.total_rounds = course.round - 1, self.num_rounds  # NVFlare counts from 0
+        self.set_fl_context(model)
+        self.event(AppEventType.ROUND_STARTED)
+        session = course.begin(self._nodes(plan))
+        while session.stage is not None:
+            if not self._exchange(session, model if session.stage in TRAINING else None):
+                return  # aborted
+        moved, report = course.finish(session), session.report
+        for kind, reasons in (("out", report.dropped), ("at fault", report.faults)):
+            for node, reason in reasons.items():
+                self.info(f"{node} is {kind}: {reason}")
+        if moved is None:
+            self.warning(f"Round {report.round} is withheld, the model stays as it was: {report.reason}")
+        else:
+            self.info(f"Round {report.round} is released, with {report.survivors} clients.")
+            model.params = unflatten(moved, model.params)
+            self.save_model(model)
+        reports = json.dumps([vars(report) for report in self.reports])
+        (Path(self.get_run_dir()) / REPORTS_FILE).write_text(reports)
+        self.event(AppEventType.ROUND_DONE)
+
+    def _nodes(self, plan: Plan) -> list[str]:
+        """The clients of the job, when they are enough or time is up."""
+        gathering = Gathering(self._pace, plan.protocol.clients, plan.surviving, time.monotonic())
+        while not gathering.over(len(found := self.engine.get_clients()), time.monotonic()):
+            if self.abort_signal.triggered:
+                break
+            time.sleep(_POLL_SECONDS)
+        return [client.name for client in found]
+
+    def _exchange(self, session: ServerSession[str], model: FLModel | None) -> bool:
+        """Carries the requests of one stage to their clients, and the answers back; False if the job was aborted."""
+        answers: SimpleQueue[tuple[str, Shareable]] = SimpleQueue()
+
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            answers.put((client_task.client.name, client_task.result))  # in a thread of NVFlare's
+
+        tasks: dict[str, Task] = {}
+        for node, request in session.requests().items():
+            tasks[node] = Task(shareables.TASK, shareables.make_task(request, model), result_received_cb=received)
+            self.send(tasks[node], self.fl_ctx, targets=[node])
+        clock, ended = StageClock(self._pace, session, time.monotonic()), False
+        while not ended and not self.abort_signal.triggered:
+            try:
+                node, reply = answers.get(timeout=_POLL_SECONDS)
+            except Empty:
+                for node in session.waiting:
+                    if tasks[node].completion_status not in (None, TaskCompletionStatus.OK):
+                        session.drop(node, f"NVFlare ended its task: {tasks[node].completion_status.value}")
+            else:
+                tasks.pop(node)
+                _take(session, node, reply)
+            ended = answers.empty() and clock.end(time.monotonic())
+        for task in tasks.values():
+            self.cancel_task(task, fl_ctx=self.fl_ctx)
+        return ended
+
+
+def _take(session: ServerSession[str], node: str, reply: Shareable) -> None:
+    """Gives a client's answer to the session, or notes why there is none."""
+    try:
+        answer, metrics = shareables.read_answer(reply)
+    except WireError as error:
+        session.drop(node, str(error))
+        return
+    session.report.upload_bytes[node] = session.report.upload_bytes.get(node, 0) + len(answer)
+    try:
+        session.receive(node, answer, metrics)
+    except CpsgdError as error:
+        session.drop(node, f"{type(error).__name__}: {error}")

@@ -1,0 +1,224 @@
+"""The client's side: `CpsgdExecutor` wraps an executor, and what leaves the client is one private, masked vector.
+
+`silo_sum` is what a silo's train script sends where single examples are protected.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.logging.constants import is_log_streaming_allowed
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from cpsgd.engines.nvflare import shareables
+from cpsgd.engines.nvflare.shareables import ACCEPTED
+from cpsgd.engines.silo import example_sum
+from cpsgd.errors import (
+    CpsgdError,
+    ParameterError,
+    RoundRefusedError,
+    StageError,
+    TrainFunctionError,
+    VectorError,
+)
+from cpsgd.federation.client import ClientSession, call_privately
+from cpsgd.federation.limits import Limits
+from cpsgd.federation.messages import check_alike, flatten
+from cpsgd.federation.settings import Memory, Signing
+from cpsgd.protocol import Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from cpsgd.learning.gradients import Loss
+
+SITE_FILE = "cpsgd.json"
+"""The file in a site's `local` folder with the site's own conditions; its fields stand above those of any job."""
+
+
+class CpsgdExecutor(Executor):
+    """Takes part in rounds of `CpsgdController`, and calls another executor to train.
+
+    That one stays as it is: it gets the model and returns the trained one, or the difference. The difference is the
+    update; it is clipped, rounded, given its share of the noise, masked, and sent as bytes. Everything else that it
+    returns stays here, except the metrics named in `allow_metrics`. An error in it is reported to the server without
+    its text. Whatever task the server sends, what has no request of cpsgd in it is refused.
+
+    The client does not take the server's word for its privacy: with `epsilon` and `delta` among its limits it computes
+    the guarantee itself, for all rounds together, and refuses every round that would not keep them. A job comes from
+    outside, too. So a site's operator can write `local/cpsgd.json` in the site's workspace:
+
+        {"limits": {"epsilon": 4.0, "delta": 1e-6}, "allow_metrics": [], "secure": true,
+         "cpsgd-memory": "/path", "cpsgd-identity": "/path", "cpsgd-roster": "/path"}
+
+    Every field may be left out. A limit that stands there replaces the job's. Files of the last line are never the
+    job's to name.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        limits: dict[str, Any] | None = None,
+        allow_metrics: list[str] | None = None,
+        secure: bool = True,
+    ) -> None:
+        """Wraps an executor.
+
+        Args:
+            executor: What trains, for instance NVFlare's `ClientAPIExecutor` with a script.
+            limits: The fields of `Limits`: epsilon, delta, rounds and so on; `fingerprint` in hexadecimal. With
+                `examples` the script sends the *sum* of at most so many clipped gradients, as `silo_sum` makes it.
+            allow_metrics: Names of metrics that may leave. They travel in clear and outside the privacy guarantee.
+            secure: False also accepts rounds without secure aggregation, in which the server sees this client's own
+                noisy message. The guarantees above then hold only for those who see no more than the model.
+        """
+        super().__init__()
+        # Under these names the Job API writes them into the job's configuration.
+        self.executor, self.limits, self.allow_metrics, self.secure = executor, limits, allow_metrics, secure
+        self._conditions({})
+        # SciPy, which limits are computed with, looks at PyTorch where it is loaded, also where a train script that
+        # starts in another thread has loaded half of it.
+        with suppress(ImportError):
+            import_module("torch")
+        self._state = b""
+        self._warned = False
+        # A server may also push tasks, which NVFlare runs beside those that the client has asked for.
+        self._lock = Lock()
+
+    def requires_materialized_task_result(self, task_name: str) -> bool:
+        """What the executor inside returns is read here, and not passed through to the server."""
+        return True
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Answers one request of the server."""
+        try:
+            with self._lock:
+                return self._answer(shareable, fl_ctx, abort_signal)
+        except CpsgdError as error:
+            self.log_warning(fl_ctx, f"Nothing is sent. {type(error).__name__}: {error}")
+            return shareables.make_refusal(error)
+
+    def _answer(self, data: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        request, site = shareables.read_request(data), _site(fl_ctx)
+        limits, allowed, secure = self._conditions(site)
+        if not self._warned and is_log_streaming_allowed(fl_ctx):
+            self._warned = True
+            self.log_warning(
+                fl_ctx,
+                "This site lets NVFlare send logs to the server, and with them what errors of the train script quote. "
+                'Set "allow_log_streaming" to false in local/resources.json.',
+            )
+        session = ClientSession(
+            limits,
+            fl_ctx.get_job_id(),
+            self._state,
+            memory=Memory.of(site),
+            signing=Signing.of(site),
+            secure=secure,
+        )
+        metrics: dict[str, float] = {}
+
+        def train(protocol: Protocol) -> NDArray[np.float32]:
+            sent = shareables.read_model(data, StageError("Expected a model in the server's task."))
+            start = flatten(sent.params, protocol.dim)
+            # The train script sees what was accepted here, and nothing else of what the server wrote.
+            meta = {ACCEPTED: {"clip-norm": protocol.clip_norm, "examples": limits.examples or 0}}
+            rounds = {"current_round": sent.current_round, "total_rounds": sent.total_rounds}
+            task = FLModelUtils.to_shareable(FLModel(ParamsType.FULL, sent.params, meta=meta, **rounds))
+            found = self._train(task, fl_ctx, abort_signal)
+            check_alike(found.params, sent.params)
+            vector = flatten(found.params, protocol.dim)
+            numbers = found.metrics if isinstance(found.metrics, dict) else {}
+            metrics.update({name: numbers[name] for name in allowed if isinstance(numbers.get(name), int | float)})
+            return vector - start if found.params_type == ParamsType.FULL and limits.examples is None else vector
+
+        try:
+            answer = session.answer(request, train)
+        finally:
+            self._state = session.state
+        return shareables.make_answer(answer, metrics)
+
+    def _train(self, task: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> FLModel:
+        """What the executor inside makes of the model."""
+        result = call_privately(self.executor.execute, AppConstants.TASK_TRAIN, task, fl_ctx, abort_signal)
+        if not isinstance(result, Shareable) or result.get_return_code() != ReturnCode.OK:
+            raise TrainFunctionError("an error reply")
+        return shareables.read_model(result, VectorError("Expected the train script to send a model of arrays."))
+
+    def _conditions(self, site: dict[str, Any]) -> tuple[Limits, frozenset[str], bool]:
+        """The limits, the metrics that may leave, and whether secure aggregation is insisted on."""
+        fields = {**(self.limits or {}), **site.get("limits", {})}
+        if isinstance(fields.get("fingerprint"), str):
+            fields["fingerprint"] = bytes.fromhex(fields["fingerprint"])
+        metrics = site.get("allow_metrics", self.allow_metrics or [])
+        if not isinstance(metrics, list):
+            raise ParameterError(f"Expected allow_metrics to be a list of names, got {type(metrics).__name__}.")
+        return Limits(**fields), frozenset(metrics), bool(site.get("secure", self.secure))
+
+
+def silo_sum(
+    received: FLModel,
+    model: torch.nn.Module,
+    loss: Loss,
+    features: NDArray[np.float32],
+    labels: NDArray[np.int64],
+) -> FLModel:
+    """The sum of the examples' clipped gradients, for a train script under limits with `examples`.
+
+    What each gradient is clipped to follows from the protocol that the client has accepted. Of more examples than
+    `examples` the first ones count.
+
+    Args:
+        received: What `flare.receive()` returned.
+        model: The model with the received parameters in it.
+        loss: From a model's outputs and the labels to their mean loss.
+        features: The silo's examples, one per row.
+        labels: Their classes.
+
+    Returns:
+        What to give to `flare.send()`.
+
+    Raises:
+        ParameterError: The train script does not run under `CpsgdExecutor` with `examples`.
+    """
+    import torch
+
+    accepted = (received.meta or {}).get(ACCEPTED, {})
+    examples = accepted.get("examples")
+    if not isinstance(examples, int) or examples < 1:
+        raise ParameterError("silo_sum needs a train script under CpsgdExecutor(limits={'examples': ...}).")
+    found = example_sum(model, loss, features, labels, clip_norm=accepted.get("clip-norm"), examples=examples)
+    return FLModel(ParamsType.FULL, {name: torch.from_numpy(array) for name, array in found.items()})
+
+
+def _site(fl_ctx: FLContext) -> dict[str, Any]:
+    """What the site's operator has set; nothing where there is no file.
+
+    Raises:
+        RoundRefusedError: The file cannot be read.
+    """
+    path = Path(fl_ctx.get_workspace().get_site_config_dir()) / SITE_FILE
+    try:
+        found = json.loads(path.read_text())
+        if isinstance(found, dict) and isinstance(found.get("limits", {}), dict):
+            return found
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        pass
+    # The server is told this text, so it names no path and quotes nothing.
+    raise RoundRefusedError(f"This site cannot read its own conditions in {SITE_FILE}.")

@@ -1,0 +1,134 @@
+"""Numbers that ride on a client's update as further coordinates: private metrics, and whether the update was clipped.
+
+A client's vector is (u, b, m_1, ..., m_q): its update, clipped to the round's norm C and brought to norm at most ρ D;
+b = ±w D says whether the update was within C; m_j is a metric, from its range to ±w D. With ρ² + (q + 1) w² = 1 the
+whole vector has a norm of at most D, the protocol's clip norm, and the codec enforces it: so the metrics, and the count
+of clipped updates, are covered by the plan's guarantee and cost nothing beyond it. What they cost is accuracy: the
+update's share of the norm shrinks to ρ. The plan's dimension is the model's plus `Extras.size`.
+
+The norm C follows the quantile of the updates' norms that is wished for (Andrew, Thakkar, McMahan and Ramaswamy,
+"Differentially Private Learning with Adaptive Clipping", 2021): C ← C exp(-η (β - γ)), β the private estimate of the
+share of updates within C.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.errors import ParameterError, WireError
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveClip:
+    """How the norm that updates are clipped to is found.
+
+    Attributes:
+        initial: The norm of the first round.
+        quantile: γ, the share of updates that shall not be clipped.
+        rate: η, by which the norm moves.
+    """
+
+    initial: float
+    quantile: float = 0.5
+    rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        _validate.positive("initial", self.initial)
+        _validate.probability("quantile", self.quantile)
+        _validate.positive("rate", self.rate)
+
+    def following(self, clip: float, unclipped: float) -> float:
+        """The next round's norm, from this one's and the estimated share of updates within it."""
+        return clip * math.exp(-self.rate * (min(max(unclipped, 0.0), 1.0) - self.quantile))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extras:
+    """Which numbers ride along.
+
+    Attributes:
+        measures: Names of metrics that train functions return, with the range each is clipped to.
+        clip: The norm that updates are clipped to, where it adapts; None for the protocol's, and no count.
+        weight: W, what each of the numbers may take of the clip norm.
+    """
+
+    measures: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    clip: float | None = None
+    weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.clip is not None:
+            _validate.positive("clip", self.clip)
+        _validate.probability("weight", self.weight)
+        for name, (low, high) in self.measures.items():
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise ParameterError(f"Expected the range of {name!r} to be (low, high), got ({low}, {high}).")
+        if self.size * self.weight**2 > 0.5:
+            raise ParameterError(
+                f"{self.size} numbers of weight {self.weight:g} leave the update less than half of the squared norm; "
+                "choose fewer, or a smaller weight."
+            )
+
+    @property
+    def size(self) -> int:
+        """How many coordinates they take."""
+        return len(self.measures) + (self.clip is not None)
+
+    @property
+    def share(self) -> float:
+        """ρ, the update's share of the clip norm."""
+        return math.sqrt(1.0 - self.size * self.weight**2)
+
+    def encode(self, update: Vector, metrics: Mapping[str, object], clip_norm: float) -> Vector:
+        """A client's vector. A metric that is missing or no finite number counts as the middle of its range."""
+        norm, most = float(np.linalg.norm(update.astype(np.float64))), self.clip or clip_norm
+        scale = self.share * clip_norm / max(norm, most)
+        extras = [] if self.clip is None else [1.0 if norm <= most else -1.0]
+        for name, (low, high) in self.measures.items():
+            value = metrics.get(name)
+            known = isinstance(value, int | float) and math.isfinite(value)
+            extras.append(min(max(2.0 * (value - low) / (high - low) - 1.0, -1.0), 1.0) if known else 0.0)  # type: ignore[operator]
+        return np.concatenate([update * scale, np.array(extras) * (self.weight * clip_norm)]).astype(np.float32)
+
+    def decode(self, mean: Vector, clip_norm: float) -> tuple[Vector, float | None, dict[str, float]]:
+        """The mean update, the share of updates within `clip` (None without one), and the means of the metrics.
+
+        All are estimates: with the noise a share may be below 0 or above 1, and a metric outside its range.
+        """
+        dim = len(mean) - self.size
+        update = mean[:dim] * ((self.clip or clip_norm) / (self.share * clip_norm))
+        signs = [float(value) / (self.weight * clip_norm) for value in mean[dim:]]
+        unclipped = None if self.clip is None else 0.5 * (signs.pop(0) + 1.0)
+        ranges = zip(self.measures.items(), signs, strict=True)
+        return (
+            update,
+            unclipped,
+            {name: low + 0.5 * (high - low) * (sign + 1.0) for (name, (low, high)), sign in ranges},
+        )
+
+    def to_json(self) -> str:
+        """As it travels to the clients, beside the model."""
+        return json.dumps({"measures": {**self.measures}, "clip": self.clip, "weight": self.weight})
+
+    @classmethod
+    def from_json(cls, text: str) -> Extras:
+        """What `to_json` wrote.
+
+        Raises:
+            WireError: It is something else.
+        """
+        try:
+            fields = json.loads(text)
+            measures = {str(name): (float(low), float(high)) for name, (low, high) in fields.pop("measures").items()}
+            return cls(measures=measures, **fields)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise WireError("What the server asks to be measured cannot be read.") from None

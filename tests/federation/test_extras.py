@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpsgd import Plan, Protocol
+from cpsgd.errors import ParameterError, WireError
+from cpsgd.federation.course import Course
+from cpsgd.federation.extras import AdaptiveClip, Extras
+from cpsgd.federation.server import Terms
+
+from .local import DIM, Client
+
+BOTH = Extras(measures={"loss": (0.0, 4.0), "accuracy": (0.0, 1.0)}, clip=0.5)
+RNG = np.random.default_rng(11)
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.1, 0.5, 3.0, 1e30])
+@pytest.mark.parametrize("metrics", [{}, {"loss": 1e300, "accuracy": -7}, {"loss": float("nan"), "accuracy": "high"}])
+@pytest.mark.parametrize(
+    "extras", [BOTH, replace(BOTH, clip=None), replace(BOTH, clip=1e-30), replace(BOTH, clip=1e30)]
+)
+def test_no_vector_is_longer_than_the_clip_norm(norm: float, metrics: dict[str, Any], extras: Extras) -> None:
+    """So the plan's guarantee covers all of it, whatever rides along."""
+    update = RNG.normal(size=DIM)
+    vector = extras.encode((update * norm / np.linalg.norm(update)).astype(np.float32), metrics, 2.0)
+    assert vector.shape == (DIM + extras.size,)
+    assert np.isfinite(vector).all()
+    assert np.linalg.norm(vector) <= 2.0 * (1.0 + 1e-5)
+
+
+def test_means_come_back() -> None:
+    updates = RNG.normal(size=(4, DIM)).astype(np.float32)
+    updates *= np.array([[0.2], [0.4], [0.45], [5.0]], np.float32) / np.linalg.norm(updates, axis=1, keepdims=True)
+    metrics = [{"loss": float(i), "accuracy": 0.2 * i} for i in range(4)]
+    vectors = [BOTH.encode(update, each, 2.0) for update, each in zip(updates, metrics, strict=True)]
+    mean, unclipped, measures = BOTH.decode(np.mean(vectors, axis=0), 2.0)
+    clipped = updates.copy()
+    clipped[3] *= 0.1  # from norm 5 to 0.5
+    np.testing.assert_allclose(mean, clipped.mean(axis=0), atol=1e-6)
+    assert unclipped == pytest.approx(0.75, abs=1e-6)
+    assert measures == pytest.approx({"loss": 1.5, "accuracy": 0.3}, abs=1e-5)
+
+
+def test_there_and_back() -> None:
+    assert Extras.from_json(BOTH.to_json()) == BOTH
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "[" * 10**5,
+        '{"measures": {"a": [1, 0]}}',
+        '{"measures": {"a": 1}}',
+        '{"measures": {}, "clip": -1}',
+        '{"measures": {}, "clip": NaN}',
+        '{"measures": {}, "weight": 2}',
+        '{"measures": {}, "more": 1}',
+    ],
+)
+def test_strange_wishes_are_refused(text: str) -> None:
+    with pytest.raises(WireError):
+        Extras.from_json(text)
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(ParameterError, match="less than half"):
+        Extras(measures={str(i): (0.0, 1.0) for i in range(51)})
+    for changes in ({"initial": 0.0}, {"initial": 1.0, "quantile": 1.5}, {"initial": 1.0, "rate": -1.0}):
+        with pytest.raises(ParameterError):
+            AdaptiveClip(**changes)
+
+
+def test_the_norm_moves_towards_the_quantile() -> None:
+    """Without noise, it comes to where half of the norms are below."""
+    norms = np.exp(RNG.normal(size=1000))
+    adaptive = AdaptiveClip(initial=50.0)
+    clip = adaptive.initial
+    for _ in range(100):
+        clip = adaptive.following(clip, float(np.mean(norms <= clip)))
+    assert clip == pytest.approx(float(np.median(norms)), rel=0.1)
+    # However wrong an estimate is, the norm moves by a bounded factor.
+    assert adaptive.following(1.0, 1e9) == adaptive.following(1.0, 1.0)
+    assert adaptive.following(1.0, -1e9) == adaptive.following(1.0, 0.0)
+
+
+# ---------------------------------------------------------------------- in a run
+
+
+class Measuring(Client):
+    extras: Extras | None = None
+
+    def train(self, protocol: Protocol) -> np.ndarray:
+        assert self.extras is not None
+        return self.extras.encode(super().train(protocol), {"accuracy": 0.75}, protocol.clip_norm)
+
+
+def precise(small_plan: Plan, dim: int) -> Plan:
+    """With so little noise that the numbers can be checked; nothing private about it."""
+    mechanism: Any = small_plan.protocol.mechanism
+    quiet = mechanism.with_scale(mechanism.scale / 500)
+    return replace(small_plan, protocol=replace(small_plan.protocol, dim=dim, clip_norm=0.02, mechanism=quiet))
+
+
+def test_a_run_with_a_private_accuracy_and_a_norm_that_adapts(small_plan: Plan) -> None:
+    plan = precise(small_plan, DIM + 2)
+    vector = np.full(DIM, 0.01, np.float32)
+    course: Course[str] = Course(
+        Terms(plan=plan, secure=False),
+        np.zeros(DIM, np.float32),
+        run="1",
+        measures={"accuracy": (0.0, 1.0)},
+        adaptive=AdaptiveClip(initial=10.0, rate=1.0),
+    )
+    clients = {name: Measuring(vector, run="1", secure=False) for name in "abcd"}
+    norms = []
+    for _ in range(3):
+        session = course.begin(clients)
+        for node, request in session.requests().items():
+            clients[node].extras = course.extras
+            session.receive(node, clients[node].ask(request))
+        session.close()
+        assert course.finish(session) is not None
+        measures = session.report.measures
+        assert 0.0 < measures["accuracy"] < 1.5
+        norms.append(measures["cpsgd-clip-norm"])
+        assert measures["cpsgd-unclipped"] > 0.5
+    assert norms[0] == 10.0
+    assert norms[2] < norms[1] < norms[0]
+
+
+def test_the_plan_must_have_room_for_them(small_plan: Plan) -> None:
+    with pytest.raises(ParameterError, match=f"plan with dim={DIM + 1}"):
+        Course(Terms(plan=small_plan), np.zeros(DIM, np.float32), run="1", measures={"loss": (0.0, 1.0)})
+    with pytest.raises(ParameterError, match="whole clients"):
+        Course(Terms(plan=small_plan, examples=5), np.zeros(DIM - 1, np.float32), run="1", measures={"l": (0.0, 1.0)})
