@@ -118,7 +118,7 @@ def _secret(value: int) -> bytes:
     return value.to_bytes(SECRET_BYTES, "big")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _weights(holders: tuple[int, ...]) -> tuple[int, ...]:
     """Lagrange's weights at 0: product over the others of x_m / (x_m - x_j).
 
