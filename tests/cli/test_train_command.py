@@ -132,7 +132,7 @@ def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
     assert result.exit_code == 0, result.stderr
     assert "k = 16 levels in ±0.4" in result.stdout
     assert "m = 200 trials" in result.stdout
-    for word in ("test accuracy", "proved by", "published bound", "float32", "report.html"):
+    for word in ("test accuracy", "proved by", "published", "float32", "report.html"):
         assert word in result.stdout
     assert "protects all that one client holds" in " ".join(result.stdout.split())
     assert "protects nobody, since its noise follows from seed 0" in " ".join(result.stdout.split())

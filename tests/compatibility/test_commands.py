@@ -23,7 +23,7 @@ GROUPS = [
 
 
 # Plans are now made with the best mechanism: these fields are of the one that release 0.1.0 had, which can be named.
-OF_BINOMIAL = {"levels", "trials", "p"}
+OF_BINOMIAL = {"levels", "trials", "p", "sigma"}
 # Only a method that proves nothing has a reason, and all do now.
 OF_FAILURES = {"guarantee.alternatives.[].reason"}
 

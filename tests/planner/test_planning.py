@@ -22,7 +22,7 @@ from cpsgd.mechanisms.binomial import MAX_COINS
 from cpsgd.planner import Plan, problem
 from cpsgd.planner.examples import plan_examples
 from cpsgd.planner.modulus import overflow_probability, smallest_modulus
-from cpsgd.planner.search import Design, Setting, best_design
+from cpsgd.planner.search import Setting
 from cpsgd.planner.target import Target
 from cpsgd.privacy.gaussian import analytic_sigma
 from cpsgd.privacy.guarantees import guarantee
@@ -90,11 +90,15 @@ def test_every_point_of_the_frontier_keeps_the_wish(reference: Plan) -> None:
 def test_only_what_is_asked_for_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[float] = []
 
-    def counted(setting: Setting, target: Target, bits: float) -> Design | None:
-        searched.append(bits)
-        return best_design(setting, target, bits)
+    def counted(search: Any) -> Any:
+        def at(setting: Setting, target: Target, bits: float) -> Any:
+            searched.append(bits)
+            return search(setting, target, bits)
 
-    monkeypatch.setattr(problem, "best_design", counted)
+        return at
+
+    monkeypatch.setattr(problem, "Contest", counted(problem.Contest))
+    monkeypatch.setattr(problem, "best_design", counted(problem.best_design))
     found = plan(**SMALL, bits=4)
     assert searched == [4]
     # The frontier is searched when it is first asked for, and once.

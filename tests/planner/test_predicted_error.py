@@ -78,7 +78,7 @@ def test_within_three_percent(wishes: dict[str, Any], inputs: Any) -> None:
     # A squared error is a sum of d nearly independent squares, so that the mean over 1,000 rounds has a relative
     # deviation of √(2/(1000 d)), at most 0.0026 here; the model's own simplifications take up to 1.7 % of the 3 %, and
     # the rest is five deviations (false alarms below 1e-6).
-    found = plan(delta=1e-6, **wishes)
+    found = plan(delta=1e-6, mechanism="binomial", **wishes)
     rng = np.random.default_rng([wishes["dim"], int(10 * wishes["bits"])])
     error = measured(found.protocol, inputs(rng, wishes["clients"], wishes["dim"]), rng)
     assert error == pytest.approx(found.error.total, rel=0.03)
@@ -123,7 +123,7 @@ def test_clipping_of_unrelated_vectors_is_below_the_prediction() -> None:
 
 @pytest.mark.slow
 def test_without_rotation_evenly_spread_vectors_attain_the_worst_case() -> None:
-    found = plan(clients=80, dim=256, epsilon=6.0, delta=1e-6, bits=8, rotate=False)
+    found = plan(clients=80, dim=256, epsilon=6.0, delta=1e-6, bits=8, rotate=False, mechanism="binomial")
     assert found.protocol.mechanism.levels % 2 == 1
     rng = np.random.default_rng(13)
     flat = np.where(rng.random((80, 256)) < 0.5, -1.0, 1.0) / 16.0

@@ -57,7 +57,7 @@ def test_table(levels: int, trials: int, reference: float, gaussian: float) -> N
 
 
 @pytest.mark.parametrize(
-    ("levels", "trials", "best"), [(2, 1, "smoothed-certificate"), (16, 1024, "gaussian-certificate")]
+    ("levels", "trials", "best"), [(2, 1, "smoothed-certificate"), (16, 16_384, "gaussian-certificate")]
 )
 def test_names_the_method_with_the_smallest_epsilon(levels: int, trials: int, best: str) -> None:
     protocol = rotated(levels, trials)

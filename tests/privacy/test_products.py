@@ -224,5 +224,5 @@ def test_parameters_out_of_range(changes: dict[str, float]) -> None:
 
 
 def test_next_to_nothing_to_smooth() -> None:
-    with pytest.raises(ConditionError, match="so few coordinates"):
+    with pytest.raises(ConditionError, match="next to nothing to smooth"):
         smoothed_certificate(BinomialLaw(100, 0.5), dim=1, sensitivity=1.0, reach=1.0, tail=1e-6)
