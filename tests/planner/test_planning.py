@@ -22,7 +22,7 @@ from cpsgd.mechanisms.binomial import MAX_COINS
 from cpsgd.planner import Plan, problem
 from cpsgd.planner.examples import plan_examples
 from cpsgd.planner.modulus import overflow_probability, smallest_modulus
-from cpsgd.planner.search import Setting
+from cpsgd.planner.search import Contest, Setting, best_design
 from cpsgd.planner.target import Target
 from cpsgd.privacy.gaussian import analytic_sigma
 from cpsgd.privacy.guarantees import guarantee
