@@ -97,8 +97,8 @@ def test_only_what_is_asked_for_is_searched(monkeypatch: pytest.MonkeyPatch) -> 
 
         return at
 
-    monkeypatch.setattr(problem, "Contest", counted(problem.Contest))
-    monkeypatch.setattr(problem, "best_design", counted(problem.best_design))
+    monkeypatch.setattr(problem, "Contest", counted(Contest))
+    monkeypatch.setattr(problem, "best_design", counted(best_design))
     found = plan(**SMALL, bits=4)
     assert searched == [4]
     # The frontier is searched when it is first asked for, and once.

@@ -70,8 +70,9 @@ def test_names_the_method_with_the_smallest_epsilon(levels: int, trials: int, be
     assert found.method == best
     assert found.citation == CITATIONS[best]
     smoothed = smoothed_epsilon(law, delta=1e-9, sensitivity=sensitivity, dim=65_536, reach=levels - 1.0)[0]
-    assert found.epsilon == (smoothed if best == "smoothed-certificate" else epsilon)
-    assert found.epsilon <= min(epsilon, renyi)
+    # With much noise the sampler's resolution takes a little of δ.
+    assert found.epsilon == pytest.approx(smoothed if best == "smoothed-certificate" else epsilon, rel=1e-7)
+    assert found.epsilon <= min(epsilon, renyi) * (1.0 + 1e-7)
     if best == "gaussian-certificate":
         assert found.tail == certificate.tail_mass
     assert {method for method, _ in found.alternatives} == {

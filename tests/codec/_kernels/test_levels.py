@@ -91,7 +91,7 @@ def test_all_levels_send_the_same_message() -> None:
 def test_an_unknown_level_is_an_error_at_import() -> None:
     environment = {**os.environ, "CPSGD_SIMD": "mmx"}
     result = subprocess.run(
-        [sys.executable, "-c", "import cpsgd.codec"], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", "import cpsgd.codec.pipeline"], env=environment, capture_output=True, text=True
     )
     assert result.returncode != 0
     assert "CPSGD_SIMD=mmx" in result.stderr
