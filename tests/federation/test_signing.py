@@ -299,6 +299,22 @@ def test_no_stage_is_answered_twice_from_a_state_that_comes_back(small_plan: Pla
         current.ask(lost, Stage.ADVERTISE, begin)
 
 
+def test_without_a_roster_a_memory_keeps_a_client_from_signing_twice(small_plan: Plan, tmp_path: Path) -> None:
+    """It signs with a key of the round, which is in a state that may come back."""
+    clients = [Client(VECTORS[i], settings={"cpsgd-memory": str(tmp_path / f"memory-{i}")}) for i in range(CLIENTS)]
+    server = SecureServer(Terms(plan=small_plan).parameters(1, CLIENTS))
+    outgoing = server.invite()
+    while (stage := server.stage) is not Stage.CONFIRM:
+        for silo, payload in outgoing.items():
+            server.receive(silo, clients[silo].ask(request(small_plan, stage, payload)))
+        outgoing = server.advance()
+    everybody, without_last = (wire.write_set(numbers, CLIENTS) for numbers in ({0, 1, 2, 3}, {0, 1, 2}))
+    first, second = copy(clients[0]), copy(clients[0])
+    assert first.ask(request(small_plan, Stage.CONFIRM, server._session.write(Kind.SURVIVORS, 0, everybody)))
+    with pytest.raises(StageError, match="'confirm' of round 1 of this run already"):
+        second.ask(request(small_plan, Stage.CONFIRM, server._session.write(Kind.SURVIVORS, 0, without_last)))
+
+
 # ---------------------------------------------------------------------- files
 
 

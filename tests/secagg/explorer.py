@@ -5,10 +5,14 @@ show each client another list of who takes part, withhold shares, announce other
 again, early or late, show any signatures it has, and stop talking to anybody at any time. Colluding clients tell it all
 they know, deal out whatever they like and sign everything.
 
-The search has two parts. `Machine` hands every message there is to a real `SecureClient` in every state that it can get
-into, and notes what is accepted; what a client accepts depends on what *it* has seen only. `Explorer` then goes through
-all combinations of what the clients have accepted, and works out from the answers what the server knows, by counting
-shares and masks. Sets of clients are bits of an integer.
+The search has two parts. `Machine` hands every list, delivery and set of survivors to a real `SecureClient` in every
+state that it can get into, and what was accepted once more; it notes what is accepted, which depends on what *this*
+client has seen only. (Messages of other stages, damaged ones and those of other attempts are in other tests.)
+`Explorer` then goes through all combinations of what the clients have accepted, and works out from the answers what the
+server knows, by counting shares and masks. Sets of clients are bits of an integer.
+
+What is not searched: keys that the server replaced, wrong shares, which spoil sums and open nothing, and five clients
+of whom fewer than four may be summed, which would take hours.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from cpsgd.secagg import SecureParameters, graph
+from cpsgd.secagg import SecureParameters, client, graph
 
 from .explorer import Explorer, Path
 from .rounds import parameters
@@ -53,14 +53,14 @@ def test_without_a_quorum_the_search_finds_the_attack() -> None:
     explorer = Explorer(agreed(5, surviving=3))
     everybody = explorer.everybody
 
-    def paths(client: int) -> list[Path]:
+    def paths(number: int) -> list[Path]:
         """Of all ways, those in which everybody takes part, and client 0 alone gets no shares but those of 1 and 2."""
-        delivered = 0b00110 if client == 0 else everybody & ~(1 << client)
-        states = explorer.machines[client].states
+        delivered = 0b00110 if number == 0 else everybody & ~(1 << number)
+        states = explorer.machines[number].states
         return [path for path in states if path[:2] == (everybody, delivered) and path.survivors is not None]
 
     found: set[str] = set()
-    for chosen in product(*(paths(client) for client in range(5))):
+    for chosen in product(*(paths(number) for number in range(5))):
         try:
             explorer.check(dict(enumerate(chosen)), frozenset(range(5)))
         except AssertionError as error:
@@ -76,6 +76,14 @@ def test_with_a_threshold_of_half_the_neighbours_the_search_finds_two_sums() -> 
         explorer = Explorer(agreed(6, neighbours=2, threshold=2, surviving=4))
         with pytest.raises(AssertionError, match="the sum of clients"):
             explorer.rounds()
+
+
+def test_if_clients_uploaded_without_masks_the_search_finds_one_that_signed_nothing() -> None:
+    """The others sign that it has survived, and reveal its seed; nothing else covers its message."""
+    with mock.patch.object(client, "_check_left"):
+        explorer = Explorer(agreed(3))
+    with pytest.raises(AssertionError, match=r"the sum of clients \[\d\] is open"):
+        explorer.rounds()
 
 
 def test_with_a_quorum_for_fewer_accomplices_the_search_finds_two_sets_of_survivors() -> None:

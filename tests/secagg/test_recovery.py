@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -100,3 +102,21 @@ def test_offenders_are_those_who_cannot_be_honest() -> None:
     assert offenders([(0, 1), (0, 2), (1, 2)], most=2) == frozenset()
     with pytest.raises(ParameterError, match="most"):
         offenders([], most=0)
+
+
+@pytest.mark.parametrize("liars", [20, 60])
+def test_many_liars_do_not_keep_the_server_busy(liars: int) -> None:
+    """Among a hundred who are all neighbours; the processor time of a quarter of its secrets, in ten seconds."""
+    recovery, holders = Recovery(threshold=51), range(100)
+    start = time.process_time()
+    for owner in range(25):
+        secret = bytes([owner]) * 32
+        shares = shamir.split(secret, 51, holders)
+        wrong = {holder: shamir.split(secret, 51, holders)[holder] for holder in range(0, liars)}
+        if liars <= 24:
+            assert recovery.secret(owner, {**shares, **wrong}, secret.__eq__) == secret
+        else:
+            with pytest.raises(ShareError):
+                recovery.secret(owner, {**shares, **wrong}, secret.__eq__)
+    assert time.process_time() - start < 10.0
+    assert {holder for _, holder in recovery.disputed} == (set(range(liars)) if liars <= 24 else set())

@@ -14,17 +14,22 @@ from cpsgd import _validate
 from cpsgd.errors import ShareError
 from cpsgd.secagg import shamir
 
+# Many liars among many clients must not keep the server busy: who is in so many disputes needs no more of them.
+_ENOUGH_PAIRS = 256
+_RUNS = 32
+
 
 class Recovery:
     """The secrets of one round.
 
     Attributes:
-        disputed: Owner and holder of each share that was found to be wrong.
+        disputed: Owner and holder of each share that was found to be wrong; at most 256 of one holder.
     """
 
     def __init__(self, threshold: int) -> None:
         self.disputed: set[tuple[int, int]] = set()
         self._threshold = threshold
+        self._pairs: Counter[int] = Counter()  # of each holder
 
     def secret(self, owner: int, shares: Mapping[int, bytes], fits: Callable[[bytes], bool]) -> bytes:
         """The secret of `owner` of which these are shares, by holder; `fits` says whether it is the one.
@@ -35,17 +40,21 @@ class Recovery:
         for right in self._guesses(shares):
             found = _combined(right)
             if found is not None and fits(found):
-                others = dict(list(right.items())[: self._threshold - 1])
-                for holder in shares.keys() - right.keys():
-                    if _combined({**others, holder: shares[holder]}) != found:
-                        self.disputed.add((owner, holder))
+                self._note(owner, shares, right, found)
                 return found
         raise ShareError(f"The shares of a secret of client {owner} do not give it: too many of them are wrong.")
 
+    def _note(self, owner: int, shares: Mapping[int, bytes], right: Mapping[int, bytes], secret: bytes) -> None:
+        """Notes which of the other shares are wrong: those that do not give the secret together with right ones."""
+        others = {holder: right[holder] for holder in sorted(right)[: self._threshold - 1]}
+        for holder in shares.keys() - right.keys():
+            if self._pairs[holder] < _ENOUGH_PAIRS and _combined({**others, holder: shares[holder]}) != secret:
+                self.disputed.add((owner, holder))
+                self._pairs[holder] += 1
+
     def _guesses(self, shares: Mapping[int, bytes]) -> Iterator[dict[int, bytes]]:
         """Shares that may all be right."""
-        suspects = {holder for _, holder in self.disputed}
-        trusted = {holder: share for holder, share in shares.items() if holder not in suspects}
+        trusted = {holder: share for holder, share in shares.items() if holder not in self._pairs}
         if len(trusted) >= self._threshold:
             yield trusted
         with suppress(ShareError):
@@ -53,7 +62,7 @@ class Recovery:
             yield {holder: share for holder, share in shares.items() if holder not in wrong}
         # More may be wrong than a decoder can find, but the commitment tells whether some of the others are right.
         holders = sorted(shares)
-        for start in range(len(holders) if len(holders) > self._threshold else 0):
+        for start in range(0, len(holders) if len(holders) > self._threshold else 0, 1 + len(holders) // _RUNS):
             yield {holder: shares[holder] for holder in (holders[start:] + holders[:start])[: self._threshold]}
 
 

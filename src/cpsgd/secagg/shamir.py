@@ -6,7 +6,7 @@ x is the value at x + 1. (Shamir, "How to share a secret", 1979.)
 
 Written here because the maintained alternative, pycryptodome's `Crypto.Protocol.SecretSharing`, works bit by bit in
 Python: of 100 shares with threshold 51 it deals out 16 bytes in 45 ms and puts them together in 62 ms, where this
-module takes 0.8 and 0.9 ms for 32 bytes. It also takes a share at x = 0, where the value is the secret itself.
+module takes 0.9 and 0.2 ms for 32 bytes. It also takes a share at x = 0, where the value is the secret itself.
 Python's integers do not run in constant time: docs/threat-model.md.
 """
 
@@ -118,7 +118,7 @@ def _secret(value: int) -> bytes:
     return value.to_bytes(SECRET_BYTES, "big")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _weights(holders: tuple[int, ...]) -> tuple[int, ...]:
     """Lagrange's weights at 0: product over the others of x_m / (x_m - x_j).
 
