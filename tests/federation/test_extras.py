@@ -102,10 +102,9 @@ class Measuring(Client):
 
 
 def precise(small_plan: Plan, dim: int) -> Plan:
-    """With so little noise that the numbers can be checked; nothing private about it."""
+    """With so little noise that the numbers can be checked: nothing private about it."""
     mechanism: Any = small_plan.protocol.mechanism
-    quiet = mechanism.with_scale(mechanism.scale / 500)
-    return replace(small_plan, protocol=replace(small_plan.protocol, dim=dim, clip_norm=0.02, mechanism=quiet))
+    return replace(small_plan, protocol=replace(small_plan.protocol, dim=dim, mechanism=replace(mechanism, trials=1)))
 
 
 def test_a_run_with_a_private_accuracy_and_a_norm_that_adapts(small_plan: Plan) -> None:
@@ -128,9 +127,10 @@ def test_a_run_with_a_private_accuracy_and_a_norm_that_adapts(small_plan: Plan) 
         session.close()
         assert course.finish(session) is not None
         measures = session.report.measures
-        assert 0.0 < measures["accuracy"] < 1.5
+        # Half a unit, or half a step of rounding, of each of four clients: a standard deviation of 0.05 in both.
+        assert 0.35 < measures["accuracy"] < 1.15
         norms.append(measures["cpsgd-clip-norm"])
-        assert measures["cpsgd-unclipped"] > 0.5
+        assert 0.6 < measures["cpsgd-unclipped"] < 1.4
     assert norms[0] == 10.0
     assert norms[2] < norms[1] < norms[0]
 
