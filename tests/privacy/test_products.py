@@ -29,13 +29,15 @@ def test_products_by_enumeration() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_random_products_by_enumeration(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("seed", "count"), [(0, 40), *(pytest.param(seed, 75, marks=pytest.mark.thorough) for seed in range(4))]
+)
+def test_random_products_by_enumeration(seed: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Also where there is next to nothing to smooth, which is refused otherwise to save time.
     monkeypatch.setattr(products, "_FEWEST", 0.0)
-    wrong, accepted = checks.wrong_random_products(checks.random_products(75, seed))
+    wrong, accepted = checks.wrong_random_products(checks.random_products(count, seed))
     assert wrong == []
-    assert accepted > 40
+    assert accepted > count * 40 / 75
 
 
 @pytest.mark.slow
