@@ -117,7 +117,9 @@ def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path
 
 @pytest.mark.slow
 def test_settings_from_a_file_and_flags_on_top(cpsgd: Any) -> None:
-    Path("run.toml").write_text('model = "linear"\ncohort = 300\nrounds = 9\nbits = 6\nmechanism = "binomial"\nbaselines = false\n')
+    Path("run.toml").write_text(
+        'model = "linear"\ncohort = 300\nrounds = 9\nbits = 6\nmechanism = "binomial"\nbaselines = false\n'
+    )
     result = cpsgd("train", "--config", "run.toml", "--rounds", 2, "--json")
     assert result.exit_code == 0, result.stderr
     printed = json.loads(result.stdout)
@@ -165,7 +167,9 @@ def test_an_explicit_protocol_is_not_planned_and_its_own_privacy_sets_the_gaussi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", [("--bits", 6, "--mechanism", "binomial"), ("--levels", 40, "--trials", 200, "--epsilon", 60)])
+@pytest.mark.parametrize(
+    "protocol", [("--bits", 6, "--mechanism", "binomial"), ("--levels", 40, "--trials", 200, "--epsilon", 60)]
+)
 def test_examples_neighbours_and_colluding_clients_can_be_chosen(cpsgd: Any, protocol: tuple[object, ...]) -> None:
     options = ("--examples", 3, "--adjacency", "zero-out", "--colluding", 20)
     result = cpsgd("train", "--cohort", 300, "--rounds", 1, "--model", "linear", *protocol, *options, "--json")

@@ -456,7 +456,10 @@ def test_clipping_everything_away_is_no_plan() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("clients", "epsilon"), [*(pytest.param(*case, marks=pytest.mark.thorough) for case in ((60, 0.05), (30, 0.1))), (200, 0.05)])
+@pytest.mark.parametrize(
+    ("clients", "epsilon"),
+    [*(pytest.param(*case, marks=pytest.mark.thorough) for case in ((60, 0.05), (30, 0.1))), (200, 0.05)],
+)
 def test_little_noise_and_a_small_epsilon(clients: int, epsilon: float) -> None:
     # The Rényi certificate ends at an order below the one that would be best here.
     assert plan(clients, 44, epsilon, 1e-6).guarantee.epsilon <= epsilon

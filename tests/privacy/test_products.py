@@ -182,13 +182,15 @@ def test_the_sensitivity_that_a_mu_allows() -> None:
 _SIXTEENTH = 2.0**-16
 
 
+_ENDS = [(0.3, 1), (1e-30, 1), (1e-120, 3), (1e-10, 10**5)]
+
+
 @pytest.mark.parametrize(
     "law",
     [
         checks.coins(_SIXTEENTH, 2),
         checks.coins(0.5 - _SIXTEENTH, 2),
         checks.coins(0.5 - _SIXTEENTH, 50),
-        checks.sampled_coins(_SIXTEENTH, 0.5, 1_000),
         checks.sampled_coins(2.0 / 3.0, 0.5, 3),
         BinomialLaw(1, 0.5),
         BinomialLaw(1_000, 0.001),
@@ -197,8 +199,20 @@ _SIXTEENTH = 2.0**-16
     ],
     ids=str,
 )
-@pytest.mark.parametrize(("tail", "rounds"), [(0.3, 1), (1e-30, 1), (1e-120, 3), (1e-10, 10**5)])
+@pytest.mark.parametrize(("tail", "rounds"), _ENDS)
 def test_right_or_refused(law: Law | Steps, tail: float, rounds: int) -> None:
+    check_right_or_refused(law, tail, rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tail", "rounds"), [_ENDS[2], *(pytest.param(*_ENDS[i], marks=pytest.mark.thorough) for i in (0, 1, 3))]
+)
+def test_messages_of_next_to_nothing_are_right_or_refused(tail: float, rounds: int) -> None:
+    check_right_or_refused(checks.sampled_coins(_SIXTEENTH, 0.5, 1_000), tail, rounds)
+
+
+def check_right_or_refused(law: Law | Steps, tail: float, rounds: int) -> None:
     try:
         found = smoothed_certificate(law, dim=1_000, sensitivity=4.0, reach=1.0, tail=tail, rounds=rounds)
     except ConditionError:
