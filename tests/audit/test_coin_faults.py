@@ -92,6 +92,27 @@ def test_a_fault_is_found(kind: str, name: str) -> None:
     assert expected <= {check.name for check in report.checks if not check.passed}
 
 
+@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.usefixtures("fixed_seed")
+@pytest.mark.slow
+def test_the_product_passes(kind: str) -> None:
+    report = audit(protocol_of(kind), DELTA, rounds=2_000, seed=1)
+    assert [check.name for check in report.checks if not check.passed] == []
+    assert report.passed
+    assert 0.0 < report.lower_bound < report.claimed.epsilon
+    near = {check.name: check.statistic for check in report.checks}
+    assert near["unbiased"] > 0.1
+    assert near["law"] > 0.1
+
+
+@pytest.mark.parametrize("kind", ["one coin", "sampled coins", "lazy coins"])
+@pytest.mark.slow
+def test_honest_coins_pass_with_other_keystreams(kind: str) -> None:
+    encode, start = faults.keyed(protocol_of(kind), lambda round, message: (round << 32) + message)
+    report = audit(protocol_of(kind), DELTA, rounds=1_000, encode=encode, start=start, seed=0)
+    assert [check.name for check in report.checks if not check.passed] == []
+
+
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
