@@ -38,20 +38,32 @@ def refused(row: dict[str, Any], call: Callable[[], object]) -> bool:
     return True
 
 
-def chunk_of(name: str, chunk: int) -> list[dict[str, Any]]:
-    """The rows of a chunk; the last one has all the slow rows."""
+def kind(row: dict[str, Any]) -> tuple[object, ...]:
+    """What is asked, with which options, and what the answer rests on."""
+    asked = row["arguments"]
+    scheme = str(asked.get("participation")).partition(":")[0]
+    rotate = row.get("protocol", {}).get("rotate")
+    return row["call"], row.get("error"), row.get("method"), *sorted(asked), scheme, asked.get("adjacency"), rotate
+
+
+def rows_of(name: str, chunk: int | str) -> list[dict[str, Any]]:
+    """One row of each kind, a chunk of all rows, or all slow rows."""
     rows: list[dict[str, Any]] = read(name)
-    quick = [row for row in rows if not row["slow"]]
-    return quick[chunk::CHUNKS] if chunk < CHUNKS else [row for row in rows if row["slow"]]
+    quick, slow = [row for row in rows if not row["slow"]], [row for row in rows if row["slow"]]
+    if chunk == "kinds":
+        return list({kind(row): row for row in reversed(quick + slow)}.values())
+    return slow if chunk == "slow" else quick[int(chunk) :: CHUNKS]
 
 
-IN_CHUNKS = pytest.mark.parametrize("chunk", [*range(CHUNKS), pytest.param(CHUNKS, marks=pytest.mark.slow)])
+IN_CHUNKS = pytest.mark.parametrize(
+    "chunk", ["kinds", *(pytest.param(chunk, marks=pytest.mark.thorough) for chunk in (*range(CHUNKS), "slow"))]
+)
 
 
 @pytest.mark.slow
 @IN_CHUNKS
-def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int) -> None:
-    for row in chunk_of("epsilon.json", chunk):
+def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int | str) -> None:
+    for row in rows_of("epsilon.json", chunk):
         protocol = cpsgd.Protocol.from_dict(row["protocol"])
         prove = PROVE[row["call"]]
         if row.get("error") == "ConditionError":
@@ -73,8 +85,8 @@ def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int) -> None:
 
 @pytest.mark.slow
 @IN_CHUNKS
-def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int) -> None:
-    for row in chunk_of("plans.json", chunk):
+def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int | str) -> None:
+    for row in rows_of("plans.json", chunk):
         make = PLAN[row["call"]]
         if refused(row, lambda: make(**row["arguments"])):  # noqa: B023  # called at once
             continue
