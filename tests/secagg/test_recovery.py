@@ -100,6 +100,8 @@ def test_offenders_are_those_who_cannot_be_honest() -> None:
     assert offenders([(0, 1)], most=1) == frozenset()
     assert offenders([(0, 1), (0, 2)], most=1) == {0}
     assert offenders([(0, 1), (0, 2), (1, 2)], most=2) == frozenset()
+    # Its own share of its own seed nobody else has dealt or revealed.
+    assert offenders([(4, 4)], most=3) == {4}
     with pytest.raises(ParameterError, match="most"):
         offenders([], most=0)
 
@@ -120,3 +122,31 @@ def test_many_liars_do_not_keep_the_server_busy(liars: int) -> None:
                 recovery.secret(owner, {**shares, **wrong}, secret.__eq__)
     assert time.process_time() - start < 10.0
     assert {holder for _, holder in recovery.disputed} == (set(range(liars)) if liars <= 24 else set())
+
+
+def test_nobody_can_pin_a_fault_on_an_honest_client() -> None:
+    """One client deals another a wrong share, and reveals a wrong share of it: they are in dispute twice."""
+    liar, victim = 5, 2
+    current = new_round(parameters(11)).until(Stage.SHARE)
+    genuine = shamir.split
+
+    def wrongly(secret: bytes, threshold: int, holders: list[int]) -> dict[int, bytes]:
+        return {**genuine(secret, threshold, holders), victim: genuine(bytes(32), threshold, holders)[victim]}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shamir, "split", wrongly)
+        answer = current.answer(liar)
+    current.server.receive(liar, answer)
+    current.step(frozenset({liar}))
+    current.until(Stage.UNMASK)
+    for client in current.waiting:
+        answer = current.answer(client)
+        if client == liar:
+            start = wire.HEADER_BYTES + 33 * victim
+            body = answer[wire.HEADER_BYTES : start] + bytes(33) + answer[start + 33 :]
+            answer = current.server._session.write(Kind.REVELATION, client, body)
+        current.server.receive(client, answer)
+    current.server.advance()
+    found = current.server.result()
+    assert found.disputed == ((victim, liar), (liar, victim))
+    assert offenders(found.disputed, most=1) == frozenset()

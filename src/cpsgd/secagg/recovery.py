@@ -69,15 +69,17 @@ class Recovery:
 def offenders(disputed: Iterable[tuple[int, int]], most: int) -> frozenset[int]:
     """The clients that have not followed the protocol for certain, if at most `most` clients have not.
 
-    Who is honest is in dispute with such clients only, with each of them once.
+    Who is honest is in dispute with such clients only, with as many others as these are; and never with itself.
 
     Example:
-        >>> sorted(offenders([(0, 5), (1, 5), (2, 5), (2, 3)], most=2))
+        >>> sorted(offenders([(0, 5), (1, 5), (2, 5), (2, 3), (3, 2)], most=2))
         [5]
     """
     most = _validate.integer("most", most, low=1)
-    counts = Counter(client for pair in set(disputed) for client in pair)
-    return frozenset(client for client, count in counts.items() if count > most)
+    # Two clients may be in two disputes, each as the owner of one secret: that is one other client for either.
+    pairs = {frozenset(pair) for pair in disputed}
+    counts = Counter(client for pair in pairs for client in pair)
+    return frozenset(client for client, count in counts.items() if count > most or {client} in pairs)
 
 
 def _combined(shares: Mapping[int, bytes]) -> bytes | None:
