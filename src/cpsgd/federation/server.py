@@ -353,8 +353,8 @@ class ServerSession(Generic[Node]):
         except CpsgdError as error:
             if early and self.waiting:
                 return False
-            if (dealer := open_sum.dealer_at_fault(error, len(self._answered))) is not None:
-                self._blame(dealer, str(error))
+            if isinstance(error, ShareError) and error.dealer is not None:
+                self._blame(error.dealer, str(error))
             self._withhold(error)
         for client in asked - self._answered:
             self._note(self._nodes[client], "no answer in time", stage)
@@ -454,7 +454,8 @@ class _SecureSum:
         clients = nodes if roster is None else len(roster)
         parameters = terms.parameters(round, clients)
         session = None if roster is None else session_identifier(run, round)
-        self._plan, self._server = terms.plan, SecureServer(parameters, roster=roster, session=session)
+        self._plan = terms.plan
+        self._server = SecureServer(parameters, roster=roster, session=session, colluding=terms.plan.colluding)
         invitations = self._server.invite()
         self.outgoing = {client: invitations[client] for client in range(nodes)}
         self.reply_limit = parameters.upload_bytes + _OVERHEAD_BYTES + _OVERHEAD_BYTES_PER_CLIENT * clients
@@ -478,19 +479,6 @@ class _SecureSum:
             "are wrong."
             for client in offenders(disputed, most=self._plan.colluding)
         }
-
-    def dealer_at_fault(self, error: CpsgdError, holders: int) -> int | None:
-        """Who dealt shares of which so many holders cannot make the secret, if as few as planned can lie about theirs.
-
-        So many wrong shares are found and left out: half of those beyond the threshold, or one of them.
-        """
-        found = _CLIENT.search(str(error))
-        parameters, colluding = self._server.parameters, self._plan.colluding
-        complete = parameters.neighbours == parameters.clients - 1
-        spare = holders - parameters.threshold
-        if not isinstance(error, ShareError) or found is None or not complete or spare < min(2, colluding) * colluding:
-            return None
-        return int(found[2])
 
     def receive(self, client: int, reply: bytes) -> None:
         self._server.receive(client, reply)
@@ -520,10 +508,6 @@ class _PlainSum:
     def offences(self) -> dict[int, str]:
         """What is wrong with a message is found when it is received."""
         return {}
-
-    def dealer_at_fault(self, error: CpsgdError, holders: int) -> int | None:
-        """There are no shares."""
-        return None
 
     def receive(self, client: int, reply: bytes) -> None:
         self._aggregator.add(reply)
