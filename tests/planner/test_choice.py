@@ -20,7 +20,7 @@ LARGE: dict[str, Any] = {"clients": 1_000, "dim": 2**20, "epsilon": 2.0, "delta"
     [
         (MANY, 1, 1.065),
         pytest.param(MANY, 2, 1.03, marks=pytest.mark.thorough),
-        pytest.param(MANY, 3, 1.012, marks=pytest.mark.slow),
+        pytest.param(MANY, 3, 1.012, marks=pytest.mark.thorough),
         pytest.param(HUNDRED, 1, 1.06, marks=pytest.mark.slow),
         pytest.param(LARGE, 1, 1.02, marks=pytest.mark.slow),
         pytest.param(MANY, 0.05, 1.08, marks=pytest.mark.slow),

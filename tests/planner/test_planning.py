@@ -474,7 +474,7 @@ ONE_HOT = {"replace_one_distance": math.sqrt(2.0), "distance_reason": "rows are 
     "wishes",
     [
         {**REFERENCE, "bits": 4},
-        {**SMALL, "bits": 6, "rounds": 10},
+        pytest.param({**SMALL, "bits": 6, "rounds": 10}, marks=pytest.mark.thorough),
         {**SMALL, "bits": 5, "dropout": 0.1, "colluding": 7},
         {**SMALL, "bits": 14, "secure": True},
         {**SMALL, "bits": 8, "rotate": False},

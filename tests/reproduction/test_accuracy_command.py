@@ -127,7 +127,7 @@ def test_the_accuracy_figure_by_the_papers_accounting(figure: Any) -> None:
 
 @pytest.mark.slow
 def test_numbers_first_and_the_picture_later(figure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\nmechanism = "binomial"\n')
+    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     small = ("--config", "run.toml", "--rounds", 1, "--cohort", 300, "--bits", 6, "--epsilon", 4)
 
     def missing(width: float, height: float) -> None:
@@ -196,7 +196,7 @@ def test_what_a_training_cannot_be_computed_with(figure: Any, options: tuple[str
 @pytest.mark.slow
 @WITHOUT_GPU
 def test_auto_says_that_it_falls_back(figure: Any) -> None:
-    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\nmechanism = "binomial"\n')
+    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     small = ("--config", "run.toml", "--rounds", 1, "--cohort", 300, "--device", "auto", "--bits", 6)
     result = figure("--out", "figures", *small, "--epsilon", 4)
     assert result.exit_code == 0, result.stderr
@@ -205,7 +205,7 @@ def test_auto_says_that_it_falls_back(figure: Any) -> None:
 
 @pytest.mark.slow
 def test_an_interrupt_says_how_to_go_on(figure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\nmechanism = "binomial"\n')
+    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     command = ("--out", "out", "--config", "run.toml", "--rounds", 2, "--cohort", 300, "--bits", 6, "--epsilon", 4)
     with monkeypatch.context() as patched:
         patched.setattr("cpsgd.reports.live.interrupts", lambda: nullcontext(lambda: True))
