@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -295,17 +296,18 @@ class ServerSession(Generic[Node]):
             raise SenderError(f"Node {node} has no part in this stage.")
         if client in self._answered:
             raise StageError(f"Node {node} has answered before.")
-        if not isinstance(reply, bytes) or len(reply) > self._sum.reply_limit:
-            size = f"{len(reply)} bytes" if isinstance(reply, bytes) else "no bytes"
-            raise WireError(f"The upload has {size}; no honest one has more than {self._sum.reply_limit}.")
         try:
+            if not isinstance(reply, bytes) or len(reply) > self._sum.reply_limit:
+                size = f"{len(reply)} bytes" if isinstance(reply, bytes) else "no bytes"
+                raise WireError(f"The upload has {size}; no honest one has more than {self._sum.reply_limit}.")
             self._sum.receive(client, reply)
         except CpsgdError as error:
             self._refused[client] = f"{type(error).__name__}: {error}"
             raise
         self._answered.add(client)
         if self.stage in TRAINING:
-            numbers = ((name, value) for name, value in (metrics or {}).items() if isinstance(value, int | float))
+            named = ((name, value) for name, value in (metrics or {}).items() if isinstance(name, str))
+            numbers = ((name, value) for name, value in named if isinstance(value, int | float))
             finite = ((name, float(value)) for name, value in numbers if abs(value) <= sys.float_info.max)
             self._metrics[client] = dict(islice(finite, _MOST_METRICS))
 
@@ -399,7 +401,7 @@ class ServerSession(Generic[Node]):
         names = sorted({name for metrics in self._metrics.values() for name in metrics})
         for name in names:
             values = [metrics[name] for metrics in self._metrics.values() if name in metrics]
-            self.report.metrics[name] = float(np.mean(values))
+            self.report.metrics[name] = math.fsum(value / len(values) for value in values)  # a sum may be infinite
         return mean
 
     def _check_plausible(self, mean: NDArray[np.float32], survivors: int) -> None:

@@ -200,8 +200,11 @@ class SecureClient:
                 raise SenderError(f"Client {client} is no neighbour that advertised its keys.")
             shared = keys.agree(channel, advert.channel_key)
             pair = keys.open_sealed(shared, session.context, client, me, advert.keys + own.keys, sealed)
-            shamir.check(pair[: shamir.SHARE_BYTES])
-            shamir.check(pair[shamir.SHARE_BYTES :])
+            try:
+                shamir.check(pair[: shamir.SHARE_BYTES])
+                shamir.check(pair[shamir.SHARE_BYTES :])
+            except ShareError:
+                raise ShareError(f"What client {client} sealed for client {me} are no shares.") from None
             received[client] = pair
             sign = 1 if me < client else -1
             applied.append((keys.pair_mask_key(mask, advert.mask_key, session.context, me, client), sign))
