@@ -51,6 +51,21 @@ def test_absence_is_no_fault_and_costs_a_few_rounds() -> None:
     assert chosen(conduct, ABSENCES + REST + 1) == set(NODES)
 
 
+def test_who_spoils_one_other_node_per_round_is_found_out_as_well() -> None:
+    """One accuser per round proves nothing about it. But not all of them lie."""
+    victims = ["north", "south", "north", "east"]
+    rounds = [RoundReport(i, dropped={v: "x"}, accused={"west": [v]}) for i, v in enumerate(victims, start=1)]
+    assert conduct_after(*rounds[:-1]).excluded == frozenset()
+    assert conduct_after(*rounds).excluded == {"west"}
+    # One that accuses again and again is one.
+    assert conduct_after(*[rounds[0]] * 10).excluded == frozenset()
+    # More that may lie together prove less.
+    patient: Conduct[str] = Conduct(2)
+    for report in rounds:
+        patient.learn(report, NODES)
+    assert patient.excluded == frozenset()
+
+
 def test_one_good_round_makes_up_for_absences() -> None:
     absent = [RoundReport(i, dropped={"west": "no answer in time"}) for i in range(1, ABSENCES)]
     conduct = conduct_after(*absent, RoundReport(ABSENCES), *absent)

@@ -143,7 +143,17 @@ def test_whatever_is_last_on_the_disk_no_sum_is_asked_for_twice_or_without_a_cha
 
 def test_everything_is_in_the_file(small_plan: Plan, tmp_path: Path) -> None:
     report: RoundReport[int] = RoundReport(
-        1, True, "", 3, {7: "gone"}, {7: Stage.MASK}, {8: "bad"}, {"loss": 0.5}, {"accuracy": 0.9}, {7: 10, 8: 20}
+        1,
+        True,
+        "",
+        3,
+        {7: "gone"},
+        {7: Stage.MASK},
+        {8: "bad"},
+        {"loss": 0.5},
+        {"accuracy": 0.9},
+        {7: 10, 8: 20},
+        {8: [7]},
     )
     fingerprint = small_plan.protocol.fingerprint.hex()
     written: checkpoint.Standing[int] = checkpoint.Standing(

@@ -88,7 +88,7 @@ class Course(Generic[Node]):
         self._apply = apply or (lambda model, mean, round: model + mean)
         remembering: object = apply
         self._stateful = remembering if isinstance(remembering, Stateful) else None
-        self.conduct: Conduct[Node] = Conduct()
+        self.conduct: Conduct[Node] = Conduct(terms.plan.colluding)
         self._measures, self._adaptive = dict(measures or {}), adaptive
         fingerprint = terms.plan.protocol.fingerprint.hex()
         found = None if path is None else checkpoint.load(path, fingerprint, len(model))

@@ -176,6 +176,8 @@ class RoundReport(Generic[Node]):
         measures: Of a released round, private means that ride on the updates (`cpsgd.federation.extras`); the plan's
             guarantee covers them.
         upload_bytes: Bytes that each node's replies took, over all stages.
+        accused: Nodes of which others say that they sent them something wrong, and who says so. Anybody may say so;
+            more than may collude prove it.
     """
 
     round: int
@@ -188,6 +190,7 @@ class RoundReport(Generic[Node]):
     metrics: dict[str, float] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     upload_bytes: dict[Node, int] = field(default_factory=dict)
+    accused: dict[Node, list[Node]] = field(default_factory=dict)
 
 
 class ServerSession(Generic[Node]):
@@ -237,7 +240,6 @@ class ServerSession(Generic[Node]):
         self._answered: set[int] = set()
         self._metrics: dict[int, dict[str, float]] = {}
         self._refused: dict[int, str] = {}  # what was wrong with answers to the open stage
-        self._accusers: dict[int, set[int]] = {}  # by the accused
         self._entry: Entry | None = None
         self._revealing = revealing or (lambda: None)
         self._sum: _SecureSum | _PlainSum | None = None
@@ -430,9 +432,11 @@ class ServerSession(Generic[Node]):
         found = _ACCUSATION.match(reason)
         accused = int(found[1]) if found else -1
         if 0 <= accused < len(self._nodes) and accused != accuser:
-            self._accusers.setdefault(accused, set()).add(accuser)
-            if len(self._accusers[accused]) > self._terms.plan.colluding:
-                self._blame(accused, f"{len(self._accusers[accused])} others say: {reason}")
+            accusers = self.report.accused.setdefault(self._nodes[accused], [])
+            if self._nodes[accuser] not in accusers:
+                accusers.append(self._nodes[accuser])
+            if len(accusers) > self._terms.plan.colluding:
+                self._blame(accused, f"{len(accusers)} others say: {reason}")
 
     def _named(self, text: str) -> str:
         """Numbers of clients are drawn anew in every round; nodes keep their names."""
