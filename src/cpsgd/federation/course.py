@@ -80,8 +80,8 @@ class Course(Generic[Node]):
             adaptive: Finds the norm to clip to; None for the plan's.
 
         Raises:
-            ParameterError: The plan's dimension is not the model's and one for each of those, or single examples are
-                protected.
+            ParameterError: The plan's dimension is not the model's and one for each of those; or single examples are
+                protected, or a distance of updates is assumed, which is not one of those.
             CheckpointError: The file is of another plan, or damaged.
         """
         self._terms, self._run, self._path = terms, run, path
@@ -101,6 +101,11 @@ class Course(Generic[Node]):
         if extras is not None and terms.examples is not None:
             raise ParameterError(
                 "measures and adaptive clipping are about whole clients, and single examples are protected here."
+            )
+        if extras is not None and terms.plan.protocol.replace_one_distance is not None:
+            raise ParameterError(
+                "The plan has a replace_one_distance, and what rides on the updates is further apart than they are: "
+                "plan without one."
             )
         wanted = len(model) + (0 if extras is None else extras.size)
         if wanted != dim:
