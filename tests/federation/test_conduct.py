@@ -9,6 +9,7 @@ import pytest
 
 from cpsgd import Plan
 from cpsgd.errors import WireError
+from cpsgd.federation.client import SessionState
 from cpsgd.federation.conduct import ABSENCES, FAULTS, REST, Conduct
 from cpsgd.federation.messages import Request
 from cpsgd.federation.server import RoundReport, ServerSession, Terms
@@ -148,6 +149,9 @@ def test_garbage_shares_are_told_by_name_and_more_accusers_than_may_collude_prov
     assert all("(node west)" in session.report.dropped[node] for node in victims)
     assert list(session.report.faults) == ["west"]
     assert session.report.faults["west"].startswith("2 others say")
+    # It costs them neither budget nor time.
+    assert [clients[node].trained for node in victims] == [0, 0, 0]
+    assert [SessionState.from_bytes(clients[node].state).answered for node in victims] == [0, 0, 0]
 
 
 def dealing_wrong_shares(monkeypatch: pytest.MonkeyPatch, to: int) -> Client:
