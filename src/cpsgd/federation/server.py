@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -175,6 +176,8 @@ class RoundReport(Generic[Node]):
         measures: Of a released round, private means that ride on the updates (`cpsgd.federation.extras`); the plan's
             guarantee covers them.
         upload_bytes: Bytes that each node's replies took, over all stages.
+        accused: Nodes of which others say that they sent them something wrong, and who says so. Anybody may say so;
+            more than may collude prove it.
     """
 
     round: int
@@ -187,6 +190,7 @@ class RoundReport(Generic[Node]):
     metrics: dict[str, float] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     upload_bytes: dict[Node, int] = field(default_factory=dict)
+    accused: dict[Node, list[Node]] = field(default_factory=dict)
 
 
 class ServerSession(Generic[Node]):
@@ -236,7 +240,6 @@ class ServerSession(Generic[Node]):
         self._answered: set[int] = set()
         self._metrics: dict[int, dict[str, float]] = {}
         self._refused: dict[int, str] = {}  # what was wrong with answers to the open stage
-        self._accusers: dict[int, set[int]] = {}  # by the accused
         self._entry: Entry | None = None
         self._revealing = revealing or (lambda: None)
         self._sum: _SecureSum | _PlainSum | None = None
@@ -295,17 +298,18 @@ class ServerSession(Generic[Node]):
             raise SenderError(f"Node {node} has no part in this stage.")
         if client in self._answered:
             raise StageError(f"Node {node} has answered before.")
-        if not isinstance(reply, bytes) or len(reply) > self._sum.reply_limit:
-            size = f"{len(reply)} bytes" if isinstance(reply, bytes) else "no bytes"
-            raise WireError(f"The upload has {size}; no honest one has more than {self._sum.reply_limit}.")
         try:
+            if not isinstance(reply, bytes) or len(reply) > self._sum.reply_limit:
+                size = f"{len(reply)} bytes" if isinstance(reply, bytes) else "no bytes"
+                raise WireError(f"The upload has {size}; no honest one has more than {self._sum.reply_limit}.")
             self._sum.receive(client, reply)
         except CpsgdError as error:
             self._refused[client] = f"{type(error).__name__}: {error}"
             raise
         self._answered.add(client)
         if self.stage in TRAINING:
-            numbers = ((name, value) for name, value in (metrics or {}).items() if isinstance(value, int | float))
+            named = ((name, value) for name, value in (metrics or {}).items() if isinstance(name, str))
+            numbers = ((name, value) for name, value in named if isinstance(value, int | float))
             finite = ((name, float(value)) for name, value in numbers if abs(value) <= sys.float_info.max)
             self._metrics[client] = dict(islice(finite, _MOST_METRICS))
 
@@ -399,7 +403,7 @@ class ServerSession(Generic[Node]):
         names = sorted({name for metrics in self._metrics.values() for name in metrics})
         for name in names:
             values = [metrics[name] for metrics in self._metrics.values() if name in metrics]
-            self.report.metrics[name] = float(np.mean(values))
+            self.report.metrics[name] = math.fsum(value / len(values) for value in values)  # a sum may be infinite
         return mean
 
     def _check_plausible(self, mean: NDArray[np.float32], survivors: int) -> None:
@@ -428,9 +432,11 @@ class ServerSession(Generic[Node]):
         found = _ACCUSATION.match(reason)
         accused = int(found[1]) if found else -1
         if 0 <= accused < len(self._nodes) and accused != accuser:
-            self._accusers.setdefault(accused, set()).add(accuser)
-            if len(self._accusers[accused]) > self._terms.plan.colluding:
-                self._blame(accused, f"{len(self._accusers[accused])} others say: {reason}")
+            accusers = self.report.accused.setdefault(self._nodes[accused], [])
+            if self._nodes[accuser] not in accusers:
+                accusers.append(self._nodes[accuser])
+            if len(accusers) > self._terms.plan.colluding:
+                self._blame(accused, f"{len(accusers)} others say: {reason}")
 
     def _named(self, text: str) -> str:
         """Numbers of clients are drawn anew in every round; nodes keep their names."""

@@ -258,6 +258,6 @@ def _replies(grid: Grid, waiting: dict[str, int], drop: _Drop) -> Iterator[tuple
         for reply in found[:1]:
             del waiting[identifier]
             if reply.has_error():
-                drop(node, reply.error.reason)
+                drop(node, records.read_error(reply))
             else:
                 yield node, reply
