@@ -335,8 +335,8 @@ class ServerSession(Generic[Node]):
 
     @property
     def enough(self) -> bool:
-        """Whether as many have answered the open stage as the plan needs; see `close` for whether they suffice."""
-        return self.stage is not None and len(self._answered) >= self._terms.plan.surviving
+        """Whether as many have answered the open stage as it needs; see `close` for whether they suffice."""
+        return self.stage is not None and self._sum is not None and len(self._answered) >= self._sum.needed
 
     def close(self, *, early: bool = False) -> bool:
         """Ends the stage. Whoever has not answered is out; where too few are left, the round is withheld.
@@ -475,6 +475,15 @@ class _SecureSum:
         return len(self._server.result().survivors)
 
     @property
+    def needed(self) -> int:
+        """Answers to wait for: those of a sum until all is uploaded, then of a quorum.
+
+        With one more stage to come, so many that a quorum is left without those who may collude.
+        """
+        spare = {Stage.CONFIRM: self._plan.colluding, Stage.UNMASK: 0}.get(self.stage, self._plan.surviving)
+        return min(self._plan.surviving, self._server.parameters.quorum + spare)
+
+    @property
     def offences(self) -> dict[int, str]:
         """Clients whose messages prove that they are at fault, found at the end of the stage, and in which way."""
         if self.stage is not Stage.DONE:
@@ -505,6 +514,7 @@ class _PlainSum:
         self.stage = Stage.UPLOAD
         self.outgoing = dict.fromkeys(range(nodes), b"")
         self.reply_limit = terms.plan.protocol.longest_message_bytes
+        self.needed = terms.plan.surviving
 
     @property
     def survivors(self) -> int:
