@@ -51,8 +51,8 @@ def sixteenth_bits(name: str, value: object, *, most: float, remedy: str) -> flo
     found = _validate.finite(name, value)
     if not 2.0**-FRACTION_BITS <= found <= most:
         raise ParameterError(
-            f"Expected {name} in [2^-{FRACTION_BITS}, {most:.6g}], got {name}={found!r}: it is compared with "
-            f"{FRACTION_BITS} random bits. {remedy}"
+            f"Expected {name} in [2^-{FRACTION_BITS}, {most:.6g}], got {name}={found!r}; it is a multiple of "
+            f"2^-{FRACTION_BITS}, which is what {FRACTION_BITS} random bits can be compared with. {remedy}"
         )
     return math.floor(found * _ONE) / _ONE
 
