@@ -391,6 +391,12 @@ def test_a_modulus_that_cannot_hold_the_noise_names_the_fewest_bits() -> None:
     assert plan(**REFERENCE, bits=fewest, secure=True).protocol.modulus is not None
 
 
+@pytest.mark.slow
+def test_a_closer_scale_without_a_certificate_does_not_spoil_the_plan() -> None:
+    best = plan(clients=100, dim=1_000, epsilon=2.0, delta=1e-6, bits=1e-3, mechanism="sampled-coins")
+    assert 0.17 < best.guarantee.epsilon <= 2.0
+
+
 def test_nobody_left_to_protect() -> None:
     with pytest.raises(InfeasibleError, match="At most 449 may collude"):
         plan(**SMALL, bits=4, dropout=0.1, colluding=450)
