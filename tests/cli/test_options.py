@@ -97,5 +97,5 @@ def test_options_left_out_pass_where_pydantic_is_loaded() -> None:
     size = ["plan", "--clients", "9", "--dim", "3", "--epsilon", "1", "--delta", "1e-6", "--plot", "x.xyz"]
     program = f"import pydantic; from cpsgd.cli.app import app; app({size})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert ".png" in done.stderr
+    # It comes as far as the command, which refuses the picture.
+    assert "ending in .png" in done.stderr
