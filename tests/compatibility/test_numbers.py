@@ -121,7 +121,8 @@ def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int | str) -> Non
         assert found.overflow_probability == pytest.approx(recorded, rel=1e-12, abs=1e-20), row
         assert (found.guarantee.method, found.bits) == (row["method"], row["bits"])
         # Tighter certificates may choose other levels and noise; what errors they had is not on record.
-        assert [point.bits for point in found.frontier] == [point[0] for point in row["frontier"]], row
+        # And there may be some for fewer bits than there were.
+        assert {point.bits for point in found.frontier} >= {point[0] for point in row["frontier"]}, row
 
 
 def check_no_worse(found: cpsgd.Plan, row: dict[str, Any]) -> None:
