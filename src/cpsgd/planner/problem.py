@@ -27,9 +27,6 @@ _LEAST_FACTOR = 1e-2
 _USUAL_BITS = 16
 _AS_GOOD_AS_GAUSSIAN = 1.001
 
-# Times the Gaussian mechanism's error: under secure aggregation a frontier does not go beyond.
-_NOT_WANTED = 5.0
-
 WHOLE_BITS = tuple(map(float, range(1, MAX_BITS + 1)))
 """The numbers of bits that are looked at where none is asked for."""
 
@@ -197,7 +194,7 @@ class Problem:
 
         Beyond the usual numbers of bits more are looked at only while none has an expected squared error of at most
         `enough`. And where one is so near the Gaussian mechanism's that more bits would be wasted, it stands for these,
-        too. Moduli that cannot come within five times the Gaussian mechanism's error are left out.
+        too.
         """
         close = _AS_GOOD_AS_GAUSSIAN * self.gaussian_squared_error
         designs: dict[float, Design] = {}
@@ -206,8 +203,6 @@ class Problem:
             if b > _USUAL_BITS and best is not None and best.error.total <= max(enough, close):
                 break
             if best is None or best.error.total > close:
-                if self._hopeless(b):
-                    continue
                 found = best_design(self.setting, self.target, b)
                 # What fits fewer bits fits these, too.
                 if found is not None and (best is None or found.error.total < best.error.total):
@@ -215,12 +210,6 @@ class Problem:
             if best is not None:
                 designs[b] = best
         return designs
-
-    def _hopeless(self, bits: float) -> bool:
-        """Whether a modulus is so small that certificates would take long to prove an error that nobody wants."""
-        if self.setting.overflow is None:
-            return False
-        return Contest(self.setting, self.target, bits).floor > _NOT_WANTED * self.gaussian_squared_error
 
     def at(self, bits: float) -> Finished | None:
         """The best protocol with at most this many bits per coordinate, None if there is none.
