@@ -111,6 +111,10 @@ def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int | str) -> Non
             assert found.bits <= row["bits"], row
             assert found.guarantee.epsilon <= row["arguments"]["epsilon"], row
             continue
+        if found.protocol.mechanism.name != expected.mechanism.name:  # another mechanism that is as accurate
+            assert found.error.total <= (1.0 + SEARCHED) * float.fromhex(row["squared_error"]["hex"]), row
+            assert found.guarantee.epsilon <= row["arguments"]["epsilon"], row
+            continue
         for name in ("clients", "dim", "clip_norm", "levels", "trials", "p", "rotate", "modulus", "rotation_seed"):
             assert found.protocol.to_dict()[name] == expected.to_dict()[name], (name, row)
         assert same(found.protocol.to_dict()["coordinate_range"], row["coordinate_range"], SEARCHED), row
