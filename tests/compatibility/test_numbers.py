@@ -84,8 +84,7 @@ def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int | str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="plan_examples(200 clients, d=1000, ε=4) is 2 % less accurate than in 0.1.0")
-@pytest.mark.parametrize("chunk", ["kinds"])
+@IN_CHUNKS
 def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int | str) -> None:
     for row in rows_of("plans.json", chunk):
         # Frontiers of secure sums take minutes: those rows are in the other chunks only.
@@ -112,9 +111,14 @@ def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int | str) -> Non
             assert found.bits <= row["bits"], row
             assert found.guarantee.epsilon <= row["arguments"]["epsilon"], row
             continue
-        if found.protocol.mechanism.name != expected.mechanism.name:  # another mechanism that is as accurate
-            assert found.error.total <= (1.0 + SEARCHED) * float.fromhex(row["squared_error"]["hex"]), row
+        if found.protocol.mechanism.name != expected.mechanism.name:
+            # Where no bits are asked for, the fewest that are near the Gaussian are taken; at the same bits it is no worse.
+            assert found.bits <= row["bits"], row
             assert found.guarantee.epsilon <= row["arguments"]["epsilon"], row
+            if found.bits < row["bits"] and "max_error" not in row["arguments"]:
+                assert found.ratio <= 1.1, row
+                found = make(**{**row["arguments"], "bits": row["bits"]})
+            assert found.error.total <= (1.0 + SEARCHED) * float.fromhex(row["squared_error"]["hex"]), row
             continue
         for name in ("clients", "dim", "clip_norm", "levels", "trials", "p", "rotate", "modulus", "rotation_seed"):
             assert found.protocol.to_dict()[name] == expected.to_dict()[name], (name, row)
