@@ -112,7 +112,7 @@ def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int | str) -> Non
             assert found.guarantee.epsilon <= row["arguments"]["epsilon"], row
             continue
         if found.protocol.mechanism.name != expected.mechanism.name:
-            # Where no bits are asked for, the fewest that are near the Gaussian are taken; at the same bits it is no worse.
+            # Where no bits are asked for, the fewest near the Gaussian are taken; at the same bits it is no worse.
             assert found.bits <= row["bits"], row
             assert found.guarantee.epsilon <= row["arguments"]["epsilon"], row
             if found.bits < row["bits"] and "max_error" not in row["arguments"]:
