@@ -12,7 +12,8 @@ from cpsgd.errors import WireError
 from cpsgd.federation.client import SessionState
 from cpsgd.federation.conduct import ABSENCES, FAULTS, REST, Conduct
 from cpsgd.federation.messages import Request
-from cpsgd.federation.server import RoundReport, ServerSession, Terms
+from cpsgd.federation.server import RoundReport, ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.secagg import Stage, keys, shamir
 
 from .local import RUN, Client, carry, honest

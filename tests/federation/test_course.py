@@ -15,7 +15,8 @@ from cpsgd import Plan
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.federation import checkpoint
 from cpsgd.federation.course import LOST, Course
-from cpsgd.federation.server import RoundReport, ServerSession, Terms
+from cpsgd.federation.server import RoundReport, ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import Stage
 

@@ -10,7 +10,7 @@ from cpsgd import Plan, Protocol
 from cpsgd.errors import ParameterError, WireError
 from cpsgd.federation.course import Course
 from cpsgd.federation.extras import AdaptiveClip, Extras
-from cpsgd.federation.server import Terms
+from cpsgd.federation.terms import Terms
 
 from .local import DIM, Client
 

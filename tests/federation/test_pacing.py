@@ -5,7 +5,8 @@ import pytest
 from cpsgd import Plan, plan
 from cpsgd.errors import ParameterError
 from cpsgd.federation.pacing import Gathering, Pace, StageClock
-from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.server import ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.secagg import Stage
 
 from .local import DIM, RUN, Client

@@ -21,7 +21,8 @@ from cpsgd.errors import (
     WireError,
 )
 from cpsgd.federation.messages import Request
-from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.server import ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import Invitation, Stage, graph
 from cpsgd.secagg.cohort import Cohort

@@ -24,7 +24,8 @@ from cpsgd.federation import checkpoint
 from cpsgd.federation.checkpoint import Standing
 from cpsgd.federation.conduct import Conduct
 from cpsgd.federation.extras import AdaptiveClip, Extras
-from cpsgd.federation.server import Node, RoundReport, ServerSession, Terms
+from cpsgd.federation.server import Node, RoundReport, ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.planner.utility import utility_warning
 
 Apply = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.float32]]

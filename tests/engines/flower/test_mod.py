@@ -26,7 +26,7 @@ from cpsgd.errors import (
 from cpsgd.federation.client import SessionState
 from cpsgd.federation.extras import Extras
 from cpsgd.federation.messages import Request
-from cpsgd.federation.server import Terms
+from cpsgd.federation.terms import Terms
 from cpsgd.secagg import SecureServer, Stage
 
 from .local import RUN, LocalGrid, Node, adds, model, through_the_wire

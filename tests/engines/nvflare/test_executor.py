@@ -19,7 +19,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cpsgd.engines.nvflare import CpsgdExecutor, silo_sum
 from cpsgd.errors import ParameterError
-from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.server import ServerSession
+from cpsgd.federation.terms import Terms
 
 from .local import Site, Trainer, adds, cached_plan, run
 from .test_rounds import DIM, VECTORS, controller, sites

@@ -21,7 +21,8 @@ from cpsgd.federation.extras import AdaptiveClip
 from cpsgd.federation.messages import TRAINING, flatten, unflatten
 from cpsgd.federation.pacing import Gathering, Pace, StageClock
 from cpsgd.federation.server import RoundReport as RoundReport
-from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.server import ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.planner import Plan
 
 _POLL_SECONDS = 0.2

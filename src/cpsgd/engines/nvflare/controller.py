@@ -24,7 +24,8 @@ from cpsgd.errors import CpsgdError, WireError
 from cpsgd.federation.course import Apply, Course
 from cpsgd.federation.messages import TRAINING, flatten, unflatten
 from cpsgd.federation.pacing import Gathering, Pace, StageClock
-from cpsgd.federation.server import RoundReport, ServerSession, Terms
+from cpsgd.federation.server import RoundReport, ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Ledger
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples
