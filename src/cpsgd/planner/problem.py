@@ -11,6 +11,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pack
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import Mechanism
+from cpsgd.mechanisms.law import Steps
 from cpsgd.planner import modulus
 from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design, feasible, roughly_feasible, values_of
 from cpsgd.planner.target import Target
@@ -21,6 +22,8 @@ from cpsgd.protocol import Protocol, check_distance
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
 _ADJUSTMENTS = 2
+# Within this of ε a guarantee is as near as the search for its certificate was.
+_NEARLY = 0.998
 # An ε of zero, as with a huge δ, says nothing of how much smaller the scale may be.
 _LEAST_FACTOR = 1e-2
 # Bits that are always looked at; sums of very many clients may want more for their modulus.
@@ -268,6 +271,8 @@ class Problem:
             protocol, guarantee = self._account(design)
         if self.target.participation.sampled:
             return design, protocol, guarantee  # dp_accounting is slow, and the search was through it already
+        if isinstance(design.mechanism.law(self.target.honest), Steps) and guarantee.epsilon > _NEARLY * epsilon:
+            return design, protocol, guarantee  # the search was through the same certificate
         # ε is nearly proportional to 1/s.
         factor = max(guarantee.epsilon / epsilon, _LEAST_FACTOR)
         for _ in range(_ADJUSTMENTS):

@@ -41,6 +41,8 @@ _UNACCOUNTED = "the finished protocol has no guarantee"
 _FARTHEST = 1e9
 # No scale is widened by more than this for the sake of the modulus.
 _WIDEST = 2.0**19
+# By this much a scale is more than roundings wider than another.
+_WIDER = 1.0 + 1e-6
 # A modulus, or the values of a message, must fit the radix of a message, which is below 2^32.
 MAX_BITS = MAX_RADIX.bit_length() - 1
 
@@ -291,12 +293,18 @@ class _Contender:
         while len(found) < 2 and len(refused) < _MOST_REFUSED:
             left = [f for f in finalists if f not in refused]
             designs = [(_with_best_scale(setting, f.mechanism, factor * f.scale, values), f) for f in left]
-            feasible = [(design.error.total, f) for design, f in designs if design is not None]
-            winner = min(feasible, key=lambda pair: pair[0])[1] if feasible else None
-            if winner is None or winner in found:
+            feasible = [(design, f) for design, f in designs if design is not None]
+            if not feasible:
                 break
+            rough, winner = min(feasible, key=lambda pair: pair[0].error.total)
+            if winner in found:
+                break
+            # Where clipping or the modulus wants a wider scale than privacy does, the smallest one need not be known.
+            wanted = rough.mechanism.scale
+            if wanted <= factor * winner.scale * _WIDER:
+                wanted = 0.0
             try:
-                scale = target.smallest_scale(winner.mechanism)
+                scale = target.smallest_scale(winner.mechanism, wanted)
             except ConditionError:
                 refused.add(winner)
                 continue
@@ -307,7 +315,8 @@ class _Contender:
             found[winner] = design
             if winner.scale == 0.0:
                 break
-            factor = scale / winner.scale
+            if scale != wanted:
+                factor = scale / winner.scale
         return min(found.values(), key=lambda design: design.error.total, default=None)
 
 
