@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.adjacency import Adjacency
+from cpsgd.codec._kernels import kernels
 from cpsgd.codec.rounding import WORKING_BITS, Table
 from cpsgd.mechanisms import lattice, published
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
@@ -210,11 +211,6 @@ def _ratios(variance: float, count: int) -> tuple[Array, Array, int]:
     lower = variance / (start + 1.0 + math.hypot(start + 1.0, variance))
     error = (ratio / lower - 1.0) * 2.0**53 + 8.0
     ratios, errors = np.empty(count), np.empty(count)
-    for j in range(start, 0, -1):
-        below = 1.0 / (2.0 * j / variance + ratio)
-        error = 4.0 + 1.000001 * ratio * below * error
-        ratio = below
-        if j <= count:
-            ratios[j - 1], errors[j - 1] = ratio, 1.01 * error
+    kernels.bessel_ratios(variance, start, ratio, error, ratios, errors)
     ratios.flags.writeable = errors.flags.writeable = False
     return ratios, errors, start - count
