@@ -138,11 +138,12 @@ def table(variance: float, limit: int) -> Table:
 
 def _start(variance: float, last: int, nats: float) -> int:
     """A K with log(I_K/I_last) <= -nats, from log(I_{j+1}/I_j) <= -asinh((j + 1/2)/v) (Amos 1974)."""
-    j, left = last, nats
-    while left > 0.0:
-        left -= math.asinh((j + 0.5) / variance)
-        j += 1
-    return j
+    j, left, count = last, nats, 64
+    while True:
+        steps = np.cumsum(np.arcsinh((np.arange(j, j + count) + 0.5) / variance))
+        if steps[-1] >= left:
+            return j + int(np.searchsorted(steps, left)) + 1
+        j, left, count = j + count, left - float(steps[-1]), 2 * count
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,17 @@ from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.law import Steps
 from cpsgd.planner import modulus
-from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design, feasible, roughly_feasible, values_of
+from cpsgd.planner.search import (
+    MAX_BITS,
+    Contest,
+    Design,
+    Setting,
+    best_design,
+    feasible,
+    gaussian_squared_error,
+    roughly_feasible,
+    values_of,
+)
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.participation import Participation
@@ -189,8 +199,7 @@ class Problem:
     @property
     def gaussian_squared_error(self) -> float:
         """Error of the Gaussian protocol whose honest survivors' noise alone keeps the target."""
-        needed = (self.target.distance / self.target.gaussian_mu) ** 2  # variance of the honest noise in the sum
-        return self.target.dim * needed / (self.target.honest * self.setting.surviving)
+        return gaussian_squared_error(self.setting, self.target)
 
     def designs(self, enough: float, bits: Iterable[float]) -> dict[float, Design]:
         """The best design for each number of bits, rising, that has one.
@@ -220,7 +229,16 @@ class Problem:
         Raises:
             ConditionError: None of them can be accounted for.
         """
-        return self._best(Contest(self.setting, self.target, bits), bits)
+        found = self._best(Contest(self.setting, self.target, bits), bits)
+        if found is None or self.setting.overflow is None or bits < 2.0:
+            return found
+        # Designs are searched for that fill the modulus. Where a smaller one does better, it will do.
+        fewer = Contest(self.setting, self.target, bits - 1.0)
+        if fewer.promise < found.error.total:
+            other = self._best(fewer, bits)
+            if other is not None and other.error.total < found.error.total:
+                return other
+        return found
 
     def _best(self, contest: Contest, bits: float) -> Finished | None:
         return contest.best(lambda design: self.finish(design, bits))
