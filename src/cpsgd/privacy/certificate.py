@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from scipy.special import ndtri
@@ -46,8 +45,6 @@ _TAIL_SHARES = tuple(0.5**i for i in range(1, 21))
 # How much deeper than the allowed tail mass the window goes, in nats. Leaving the rest out of the (lower bounds
 # on the) tail sums costs at most about e^-_DEPTH relative.
 _DEPTH = 25.0
-# Profiles of noise up to this variance are kept for other tails within so many powers of ten; the rest is too large.
-_MOST_KEPT, _DECADES = 1e9, 5
 
 
 @dataclass(frozen=True)
@@ -96,12 +93,7 @@ def gaussian_certificate(law: Law, *, dim: int, sensitivity: float, levels: int,
         >>> round(certificate.unit_mu * 200, 4)  # 200 is the standard deviation: 2.3 % over a Gaussian
         1.0231
     """
-    check_parameters(dim, sensitivity, levels, tail)
-    if law.variance > _MOST_KEPT:
-        return _Profile(law, dim, sensitivity, levels, tail).certificate(tail)
-    # Several tails are mostly asked for.
-    deeper = max(10.0 ** (_DECADES * math.floor(math.log10(tail) / _DECADES)), SMALLEST_MASS * dim)
-    return _kept_profile(law, dim, sensitivity, levels, min(tail, deeper)).certificate(tail)
+    return _Profile(law, dim, sensitivity, levels, tail).certificate(tail)
 
 
 def certified_epsilon(
@@ -163,11 +155,6 @@ class _Profile:
             unit_mu=unit_mu,
             tail_mass=self.dim * mass * (1.0 + 2.0**-52),
         )
-
-
-@lru_cache(maxsize=2)
-def _kept_profile(law: Law, dim: int, sensitivity: float, levels: int, smallest_tail: float) -> _Profile:
-    return _Profile(law, dim, sensitivity, levels, smallest_tail)
 
 
 def inside(law: Law, low: int, high: int) -> bool:
