@@ -224,6 +224,15 @@ class IdentityFileError(CpsgdError):
     """A file of an identity or a roster cannot be used. The message never quotes what stands in it."""
 
 
+class UserFunctionError(CpsgdError):
+    """Code of the caller's own failed: a model, a loss, a data set, a callback. Its own error is the cause."""
+
+    def __init__(self, what: str, error: Exception, consequence: str = "Nothing was charged.") -> None:
+        super().__init__(
+            f"{what} failed with {type(error).__name__}; its own message is the cause of this. {consequence}"
+        )
+
+
 class TrainFunctionError(CpsgdError):
     """A client's own train function failed. What it said stays on the client: it might quote data."""
 

@@ -199,7 +199,7 @@ class Experiment:
 
     def _model(self) -> torch.nn.Module:
         data = self.dataset
-        return models.by_name(self.settings.model, data.feature_dim, data.classes, seed=self._first_weights)
+        return models.by_name(self.settings.model, data.feature_dim, data.classes or 1, seed=self._first_weights)
 
     def _chosen(self, bits: float | None) -> Plan | Protocol:
         """The private mechanism: what the settings spell out, or else the planner's for so many bits."""
