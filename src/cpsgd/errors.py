@@ -227,10 +227,12 @@ class IdentityFileError(CpsgdError):
 class UserFunctionError(CpsgdError):
     """Code of the caller's own failed: a model, a loss, a data set, a callback. Its own error is the cause."""
 
-    def __init__(self, what: str, error: Exception, consequence: str = "Nothing was charged.") -> None:
-        super().__init__(
-            f"{what} failed with {type(error).__name__}; its own message is the cause of this. {consequence}"
-        )
+    def __init__(
+        self, what: str, error: Exception, consequence: str = "Nothing was charged.", *, quoted: bool = False
+    ) -> None:
+        """`quoted` adds the first line of what it said, where that cannot quote data."""
+        said = (str(error).splitlines() or [""])[0][:200] if quoted else "see the cause of this error"
+        super().__init__(f"{what} failed with {type(error).__name__} ({said}). {consequence}")
 
 
 class TrainFunctionError(CpsgdError):

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 from cpsgd.learning import devices, mechanisms
+from cpsgd.learning.architecture import Loss
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.datasets.device import on_device
-from cpsgd.learning.devices import enough_memory
-from cpsgd.learning.gradients import ClientUpdates, ExampleSums, Loss
+from cpsgd.learning.devices import enough_memory, own_code
+from cpsgd.learning.gradients import ClientUpdates, ExampleSums
 from cpsgd.learning.mechanisms import Mechanism, Simulator
 from cpsgd.learning.options import ClientOptions, RunOptions
 
@@ -86,7 +87,12 @@ class CpuBackend:
         ):
             simulator = mechanisms.start_round(self._mechanism, self.updates.dim, number, self._seed, on)
             for start in range(0, len(clients), self._slice):
-                for chunk in self._chunks(clients[start : start + self._slice]):
+                chunks = self._chunks(clients[start : start + self._slice])
+                while True:
+                    with own_code("The model, the loss or the data set"):
+                        chunk = next(chunks, None)
+                    if chunk is None:
+                        break
                     simulator.add(chunk)
             simulator.add_zeros(zeros)
         return simulator
@@ -97,7 +103,7 @@ class CpuBackend:
         return torch.from_numpy(test.features), torch.from_numpy(test.labels)
 
     def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
-        return self._rows.chunks(self._dataset.batch(clients))
+        yield from self._rows.chunks(self._dataset.batch(clients))
 
 
 class GpuBackend(CpuBackend):
@@ -125,4 +131,4 @@ class GpuBackend(CpuBackend):
         return self._data.test.features, self._data.test.labels
 
     def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
-        return self.updates.tensors(*self._data.batch(clients))
+        yield from self.updates.tensors(*self._data.batch(clients))

@@ -214,6 +214,7 @@ class RoundMetrics:
         bytes_total: Bytes sent by all clients in all rounds so far.
         noise_to_signal: √E‖noise‖² of the mean over the norm of the released mean; None where nothing was released.
         seconds: How long the round took on this machine, evaluation included. Not compared.
+        r_squared: R² on the test set, where labels are numbers to predict and it was evaluated; there is no accuracy.
     """
 
     round: int
@@ -228,6 +229,7 @@ class RoundMetrics:
     bytes_total: int
     noise_to_signal: float | None
     seconds: float = field(compare=False)
+    r_squared: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

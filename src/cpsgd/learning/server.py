@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from cpsgd._torch import torch
+from cpsgd.learning.architecture import Loss, trainable
 from cpsgd.learning.devices import enough_memory, one_thread
-from cpsgd.learning.gradients import Loss, trainable
+from cpsgd.learning.losses import Score
 from cpsgd.learning.options import Schedule, ServerOptions
 
 _TEST_BATCH = 4096
@@ -76,14 +77,20 @@ class Server:
         # One answer for all, so that a device is waited for once.
         return bool(torch.stack([torch.isfinite(p).all() for p in trainable(self._model).values()]).all())
 
+    def outputs(self, features: torch.Tensor) -> object:
+        """What the model makes of examples."""
+        self._model.eval()
+        with torch.no_grad():
+            return self._model(features)
+
     def evaluate(self, features: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
-        """Mean loss and accuracy on test examples."""
-        loss, correct = 0.0, 0
+        """Mean loss on test examples, and their accuracy, or R² where labels are no classes."""
+        loss, score = 0.0, Score()
         self._model.eval()
         with torch.no_grad(), one_thread():
             for start in range(0, len(labels), _TEST_BATCH):
                 truth = labels[start : start + _TEST_BATCH]
                 outputs = self._model(features[start : start + _TEST_BATCH])
                 loss += float(self._loss(outputs, truth)) * len(truth)
-                correct += int((outputs.argmax(dim=-1) == truth).sum())
-        return loss / len(labels), correct / len(labels)
+                score.add(outputs, truth)
+        return loss / len(labels), score.value

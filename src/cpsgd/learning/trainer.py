@@ -25,11 +25,11 @@ from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import backends, devices, mechanisms
 from cpsgd.learning.accounting import RunCharges, Spending
+from cpsgd.learning.architecture import Loss, trainable
 from cpsgd.learning.checkpoints import Progress, RoundMetrics, RunFolder
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread
-from cpsgd.learning.gradients import Loss, trainable
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.options import (
     AccountOptions,
@@ -39,6 +39,7 @@ from cpsgd.learning.options import (
     RunOptions,
     ServerOptions,
 )
+from cpsgd.learning.precheck import check_start
 from cpsgd.learning.server import Server
 from cpsgd.ledger import Ledger
 from cpsgd.planner.examples import check_participation
@@ -116,6 +117,7 @@ class Trainer:
         account = mechanisms.completed(account, mechanism)
         self._backend = backends.start(model, loss, dataset, mechanism, clients, run)
         self._server = Server(model, loss, server, self.rounds)
+        self._score = "accuracy" if dataset.classes is not None else "r_squared"
         self._cohorts = Cohorts.plan(
             cohorts,
             population=dataset.size,
@@ -124,6 +126,7 @@ class Trainer:
         )
         self._spending, self._ledger = self._accounts(account, clients.examples)
         self.config = self._settings(dataset, cohorts, clients, server, account.population)
+        check_start(self._backend.updates, self._server, loss, self._backend.test_examples(), dataset.classes)
         self._folder: RunFolder | None = None
         self._checkpoint_every = folder.checkpoint_every
         if folder.run_dir is not None:
@@ -195,8 +198,8 @@ class Trainer:
                     signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
                 self._server.step(mean, number)
         self.round = number + 1
-        loss, accuracy = self.evaluate() if evaluated and self._server.is_finite() else (None, None)
-        figures = {"released": released, "loss": loss, "accuracy": accuracy, "noise_to_signal": signal_ratio}
+        loss, score = self.evaluate() if evaluated and self._server.is_finite() else (None, None)
+        figures = {"released": released, "loss": loss, self._score: score, "noise_to_signal": signal_ratio}
         metrics = self._metrics(number, survivors, **figures, seconds=time.perf_counter() - begun)
         self.history.append(metrics)
         if last or self.round % self._checkpoint_every == 0:
@@ -207,7 +210,7 @@ class Trainer:
         return metrics
 
     def evaluate(self) -> tuple[float, float]:
-        """Mean loss and accuracy on the test set."""
+        """Mean loss on the test set, and its accuracy, or R² where labels are numbers to predict."""
         remedy = f"use a smaller model. {_CHARGED if self._unfinished else ''}".rstrip()
         with enough_memory("the test examples", remedy):
             return self._server.evaluate(*self._backend.test_examples())
@@ -326,7 +329,7 @@ class Trainer:
             method=method,
             bytes_per_client=size,
             bytes_total=before + survivors * size,
-            **figures,
+            **{"accuracy": None, **figures},
         )
 
     # ------------------------------------------------------------------ the run directory
@@ -349,7 +352,7 @@ class Trainer:
                 break
             self._spending.charge(survivors)
             if not completed:
-                nothing = {"released": False, "loss": None, "accuracy": None, "noise_to_signal": None, "seconds": 0.0}
+                nothing = {"released": False, "loss": None, "noise_to_signal": None, "seconds": 0.0}
                 self.history.append(self._metrics(number, survivors, **nothing))
                 self.round = number + 1
 
