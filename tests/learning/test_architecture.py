@@ -70,7 +70,7 @@ def test_local_steps_of_a_recurrent_model() -> None:
         part = slice(2 * client, 2 * client + 2)
         for _ in range(2):
             optimizer.zero_grad()
-            LOSS(model(torch.from_numpy(ROWS[part])), torch.from_numpy(CLASSES[part])).backward()
+            LOSS(model(torch.from_numpy(ROWS[part])), torch.from_numpy(CLASSES[part])).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         moved = before - nn.utils.parameters_to_vector(model.parameters())
         np.testing.assert_allclose(found[client], moved.detach().numpy(), atol=2e-6)

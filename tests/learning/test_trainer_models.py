@@ -39,7 +39,7 @@ def dim(model: nn.Module) -> int:
 
 
 def train(model: nn.Module, data: Dataset, loss: Any = LOSS, rounds: int = 12, **options: Any) -> Trainer:
-    """All clients in every round, with as little noise as anything is proved about: it is the models that are tested."""
+    """All clients in every round, and as little noise as anything is proved about: models are tested here."""
     mechanism = Gaussian(sigma=0.16 * (rounds / data.size) ** 0.5)
     protocol = Protocol(clients=data.size, dim=dim(model), clip_norm=2.0, mechanism=mechanism, rotate=False)
     trainer = Trainer(

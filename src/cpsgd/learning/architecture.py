@@ -51,7 +51,7 @@ def check_layers(model: torch.nn.Module) -> None:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class ModelTraits:
     """What was learnt of a model from one made-up example.
 
     Attributes:
@@ -74,7 +74,7 @@ def gradient_of(model: torch.nn.Module, loss: Loss) -> Gradient:
     return found
 
 
-def rehearse(model: torch.nn.Module, loss: Loss, features: torch.Tensor, labels: torch.Tensor) -> Rehearsal:
+def rehearse(model: torch.nn.Module, loss: Loss, features: torch.Tensor, labels: torch.Tensor) -> ModelTraits:
     """Looks at a model with zeros of the shape of these examples. It and PyTorch's generators stay as they were.
 
     Raises whatever the model or the loss raise.
@@ -97,7 +97,7 @@ def rehearse(model: torch.nn.Module, loss: Loss, features: torch.Tensor, labels:
                 each(parameters, torch.stack([zero, zero]), torch.stack([label, label]))
         except Exception:  # PyTorch has many ways to say that it cannot; one client alone could be computed
             together = False
-    return Rehearsal(activations, together)
+    return ModelTraits(activations, together)
 
 
 def one_formula_for_attention() -> Any:

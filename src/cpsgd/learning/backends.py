@@ -17,6 +17,7 @@ from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 from cpsgd.learning import devices, mechanisms
 from cpsgd.learning.architecture import Loss
+from cpsgd.learning.clipping import Clipping
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.datasets.device import on_device
@@ -46,7 +47,7 @@ def start(
     with enough_memory("the model", "use a smaller one."):
         model.to(device)
         updates = ClientUpdates(model, loss, clients, memory_limit=memory << 20)
-    return (GpuBackend if gpu else CpuBackend)(dataset, updates, mechanism, run.seed, device, clients.examples)
+    return (GpuBackend if gpu else CpuBackend)(dataset, updates, mechanism, run.seed, device, clients)
 
 
 class CpuBackend:
@@ -61,18 +62,25 @@ class CpuBackend:
         mechanism: Mechanism,
         seed: int | None,
         device: torch.device,
-        examples: int | None,
+        clients: ClientOptions,
     ) -> None:
         """Takes clients' rows from `updates`, whose memory is bounded; the examples of some are held beside it."""
         self.updates = updates
         self.device = device
         self._dataset = dataset
         self._rows: ClientUpdates | ExampleSums = updates
-        if examples is not None:
-            self._rows = ExampleSums(updates, mechanisms.clip_norm(mechanism), examples)
+        if clients.examples is not None:
+            self._rows = ExampleSums(updates, mechanisms.clip_norm(mechanism), clients.examples)
+        self.clipping = Clipping(clients, mechanisms.clip_norm(mechanism))
+        self.clipping.check(mechanisms.protocol_of(mechanism))
         self._mechanism = mechanism
         self._seed = seed
         self._slice = max(1, min(_EXAMPLES_BYTES, updates.memory_limit // 8) // (4 * dataset.feature_dim))
+
+    @property
+    def dim(self) -> int:
+        """Coordinates of a client's vector: the model's, and what rides on them."""
+        return self.updates.dim + self.clipping.size
 
     def clients(self, cohorts: Cohorts, number: int, rounds: int) -> NDArray[np.int64]:
         """The clients of one of `rounds` rounds."""
@@ -85,7 +93,7 @@ class CpuBackend:
             f"{self.updates.memory_limit / 2**20:,.0f} MiB of clients at a time",
             "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
         ):
-            simulator = mechanisms.start_round(self._mechanism, self.updates.dim, number, self._seed, on)
+            simulator = mechanisms.start_round(self._mechanism, self.dim, number, self._seed, on)
             for start in range(0, len(clients), self._slice):
                 chunks = self._chunks(clients[start : start + self._slice])
                 while True:
@@ -93,7 +101,7 @@ class CpuBackend:
                         chunk = next(chunks, None)
                     if chunk is None:
                         break
-                    simulator.add(chunk)
+                    simulator.add(self.clipping.rows(chunk))
             simulator.add_zeros(zeros)
         return simulator
 

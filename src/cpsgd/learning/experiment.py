@@ -14,6 +14,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.learning import mechanisms, models
 from cpsgd.learning.accounting import SAMPLED_SIZES
+from cpsgd.learning.architecture import trainable
 from cpsgd.learning.checkpoints import RoundMetrics, begun_protocol
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import Dataset, load
@@ -94,7 +95,7 @@ class Experiment:
         self.dataset = load(settings.dataset, clients=settings.clients) if dataset is None else dataset
         # Without a seed the runs still begin with the same weights, if they begin in the same process.
         self._first_weights = secrets.randbits(63) if settings.seed is None else settings.seed
-        self.dim = sum(p.numel() for p in self._model().parameters())
+        self.dim = sum(p.numel() for p in trainable(self._model()).values())
         # Their sizes do not depend on the key.
         self._cohorts = Cohorts.plan(settings, population=self.dataset.size, key=0, delta=settings.delta)
         self._adjacency: Adjacency = settings.adjacency or self._cohorts.adjacency
@@ -149,7 +150,7 @@ class Experiment:
             private=mechanisms.is_private(mechanism),
             history=tuple(trainer.history),
             bits_per_coordinate=32.0 if protocol is None else protocol.bits_per_coordinate,
-            bytes_per_client=mechanisms.message_bytes(mechanism, self.dim),
+            bytes_per_client=mechanisms.message_bytes(mechanism, self._coordinates),
             guarantee=trainer.guarantee(),
         )
 
@@ -208,14 +209,14 @@ class Experiment:
             norm, examples = settings.clip_norm, settings.examples
             size: dict[str, Any] = {
                 "clients": cohorts.messages,
-                "dim": self.dim,
+                "dim": self._coordinates,
                 "clip_norm": norm if examples is None else sum_norm(norm, examples),
             }
             mechanism = spelled_out(settings.mechanism, parameters_of(settings), **size)
             return Protocol(**size, mechanism=mechanism, rotate=mechanism.grid is not None)
         requirements: dict[str, Any] = {
             "clients": cohorts.messages,
-            "dim": self.dim,
+            "dim": self._coordinates,
             "epsilon": settings.epsilon,
             "delta": self._accounted_delta,
             "clip_norm": settings.clip_norm,
@@ -253,12 +254,17 @@ class Experiment:
         target = Target(
             epsilon=epsilon,
             **rounds,
-            dim=self.dim,
+            dim=self._coordinates,
             clip_norm=protocol.clip_norm,
             honest=self._surviving - settings.colluding,
         )
         needed = self._adjacency.distance(target.clip_norm) / target.gaussian_mu
         return needed / math.sqrt(target.honest) * (1.0 + 1e-9)
+
+    @property
+    def _coordinates(self) -> int:
+        """Coordinates of a client's vector."""
+        return self.dim + (self.settings.clip_quantile is not None)
 
     @property
     def _accounted_delta(self) -> float:

@@ -20,7 +20,7 @@ from cpsgd.codec import clip
 from cpsgd.errors import NonFiniteError
 from cpsgd.learning.architecture import (
     Loss,
-    Rehearsal,
+    ModelTraits,
     check_model,
     gradient_of,
     one_formula_for_attention,
@@ -76,14 +76,14 @@ class ClientUpdates:
         check_model(model)
         self._parameters = trainable(model)
         self.dim = sum(p.numel() for p in self._parameters.values())
-        self._rehearsal: Rehearsal | None = None
+        self._traits: ModelTraits | None = None
         # On a GPU the general way writes gradients several times; it is kept for all other models, and on the CPU.
         on_gpu = next(iter(self._parameters.values())).device.type == "cuda"
         self._layers = dense_layers(model, loss) if on_gpu and self.local_steps == 1 else None
 
     def rehearse(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         """Tries the model with zeros in the shape of these examples; raises whatever the model or the loss raise."""
-        self._rehearsal = rehearse(self._model, self._loss, features, labels)
+        self._traits = rehearse(self._model, self._loss, features, labels)
 
     def chunks(self, batch: Batch) -> Iterator[NDArray[np.float32]]:
         """The updates of the batch's clients, some rows at a time.
@@ -105,7 +105,7 @@ class ClientUpdates:
         # NumPy's unique takes a while, and nearly always all clients have equally many.
         for count in counts[:1] if (counts == counts[:1]).all() else np.unique(counts):
             members = np.flatnonzero(counts == count)
-            if self._rehearsal is None and len(features):
+            if self._traits is None and len(features):
                 self.rehearse(features, labels)
             size = min(self._chunk_size(features, int(count)), len(members))
             # Without examples an update is zero; otherwise every coordinate is written.
@@ -155,7 +155,7 @@ class ClientUpdates:
                 own = {name: own[name] - self._rate * slope[name] for name in own}
             return {name: parameters[name] - own[name] for name in own}
 
-        if self._rehearsal is not None and not self._rehearsal.together:
+        if self._traits is not None and not self._traits.together:
             for row, x, y in zip(out, features, labels, strict=True):
                 torch.cat([part.reshape(-1) for part in update(x, y).values()], out=row)
             return
@@ -181,7 +181,7 @@ class ClientUpdates:
 
     @property
     def _activations(self) -> int:
-        return 0 if self._rehearsal is None else self._rehearsal.activations
+        return 0 if self._traits is None else self._traits.activations
 
 
 class ExampleSums:

@@ -25,6 +25,7 @@ from cpsgd.learning.options import (
     OptimizerName,
     OptionGroup,
     RunOptions,
+    Schedule,
     ServerOptions,
 )
 from cpsgd.mechanisms.options import MechanismOptions, parameters_of, required
@@ -102,6 +103,7 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
     colluding: int = 0
     ledger: str | None = None
     optimizer: OptimizerName = "sgd"
+    schedule: Schedule = "constant"
     seed: int | None = 0
 
     def __post_init__(self) -> None:

@@ -183,7 +183,7 @@ class Trainer:
         messages = max(self._cohorts.messages, len(clients))
         arrived = self._cohorts.generator("dropout", number).random(messages) >= self._dropout
         survivors = int(arrived.sum())
-        signal_ratio = None
+        signal_ratio, clip_norm = None, self._backend.clipping.norm
         last = number + 1 == self.rounds
         evaluated = last or (number + 1) % self._options.evaluate_every == 0
         if self._spending is None:
@@ -199,7 +199,10 @@ class Trainer:
                 self._server.step(mean, number)
         self.round = number + 1
         loss, score = self.evaluate() if evaluated and self._server.is_finite() else (None, None)
+        if loss is not None:
+            self._server.heard(loss)
         figures = {"released": released, "loss": loss, self._score: score, "noise_to_signal": signal_ratio}
+        figures["clip_norm"] = clip_norm
         metrics = self._metrics(number, survivors, **figures, seconds=time.perf_counter() - begun)
         self.history.append(metrics)
         if last or self.round % self._checkpoint_every == 0:
@@ -225,9 +228,10 @@ class Trainer:
     def _accounts(self, account: AccountOptions, examples: int | None) -> tuple[Spending | None, RunCharges | None]:
         """The run's own account, where it is private, and its charges to a ledger, where there is one."""
         protocol = mechanisms.protocol_of(self._mechanism)
-        if protocol is not None and protocol.dim != self.dim:
+        if protocol is not None and protocol.dim != self._backend.dim:
+            more = f", and one for clip_quantile makes {self._backend.dim:,}" if self._backend.clipping.size else ""
             raise ParameterError(
-                f"The model has {self.dim:,} trainable parameters, the protocol is for {protocol.dim:,} "
+                f"The model has {self.dim:,} trainable parameters{more}; the protocol is for {protocol.dim:,} "
                 "coordinates; plan with dim equal to the former."
             )
         spending = None
@@ -250,7 +254,7 @@ class Trainer:
         self, data: Dataset, cohorts: CohortOptions, clients: ClientOptions, server: ServerOptions, budget: str | None
     ) -> dict[str, Any]:
         """What a run that is resumed must have in common with the one that was started. Names are those of files."""
-        spending, schedule = self._spending, server.schedule
+        spending = self._spending
         return {
             "mechanism": mechanisms.as_data(self._mechanism),
             "delta": None if spending is None else spending.delta,
@@ -266,10 +270,11 @@ class Trainer:
             "optimizer": type(self._server.optimizer).__name__ if callable(server.optimizer) else server.optimizer,
             "learning_rate": server.lr,
             "weight_decay": server.weight_decay,
-            "schedule": schedule if schedule == "constant" else f"{schedule} over {self.rounds} rounds",
+            "schedule": self._server.schedule,
             "local_steps": clients.local_steps,
             "local_learning_rate": clients.local_lr,
             "examples": clients.examples,
+            "clip_quantile": clients.clip_quantile,
             "seed": self._options.seed,
             "device": self._backend.device.type,
             "parameters": {name: list(p.shape) for name, p in trainable(self.model).items()},
@@ -304,7 +309,9 @@ class Trainer:
             self._spending.charge(survivors)
         # A Poisson mean is over the clients drawn on average, which does not depend on the draw.
         factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
-        return torch.as_tensor(summed.mean()) * factor, summed.noise_norm() * factor
+        clipping = self._backend.clipping
+        noise_norm = summed.noise_norm() * factor * clipping.scale
+        return clipping.read(torch.as_tensor(summed.mean()) * factor), noise_norm
 
     def _check_finite(self) -> None:
         if not self._server.is_finite():
@@ -319,7 +326,7 @@ class Trainer:
         if self._spending is not None and (figures["loss"] is not None or not self._spending.participation.sampled):
             found = self._spending.guarantee()
             epsilon, method = (0.0, None) if found is None else (found.epsilon, found.method)
-        size = mechanisms.message_bytes(self._mechanism, self.dim)
+        size = mechanisms.message_bytes(self._mechanism, self._backend.dim)
         before = self.history[-1].bytes_total if self.history else 0
         return RoundMetrics(
             round=number,
@@ -336,7 +343,7 @@ class Trainer:
 
     def _take_up(self, folder: RunFolder) -> None:
         """Continues the run in a folder, if there is one."""
-        saved = folder.restore(self.model, self._server.optimizer)
+        saved = folder.restore(self.model, self._parts)
         if saved is None:
             return
         self.round, self.history, self._cohorts = saved.round, saved.history, saved.cohorts
@@ -356,8 +363,14 @@ class Trainer:
                 self.history.append(self._metrics(number, survivors, **nothing))
                 self.round = number + 1
 
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the model."""
+        clipping = self._backend.clipping
+        return self._server.parts | ({} if clipping.norm is None else {"clip": clipping})
+
     def _save(self) -> None:
         if self._folder is not None:
             run = None if self._ledger is None else self._ledger.run
             progress = Progress(self.round, self.history, self._cohorts, run)
-            self._folder.save(progress, self.model, self._server.optimizer)
+            self._folder.save(progress, self.model, self._parts)
