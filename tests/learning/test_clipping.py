@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cpsgd.errors import ParameterError
+from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.federation.extras import Extras
 from cpsgd.learning import (
     AccountOptions,
@@ -115,3 +116,9 @@ def test_what_does_not_go_with_it_is_refused(triangle: ArrayDataset) -> None:
         ClientOptions(clip_quantile=0.5, examples=3)
     with pytest.raises(ParameterError, match="clip_quantile"):
         ClientOptions(clip_quantile=1.0)
+
+
+def test_a_run_with_it_is_not_resumed_without(triangle: ArrayDataset, tmp_path: Path) -> None:
+    trainer(triangle, NoPrivacy(1.0), run_dir=tmp_path).step()
+    with pytest.raises(CheckpointError, match="another clip_quantile"):
+        trainer(triangle, NoPrivacy(1.0), None, run_dir=tmp_path, resume=True)

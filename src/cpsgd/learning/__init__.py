@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cpsgd.learning.callbacks import tensorboard as tensorboard
     from cpsgd.learning.checkpoints import RoundMetrics as RoundMetrics
     from cpsgd.learning.losses import loss_for as loss_for
     from cpsgd.learning.losses import squared_error as squared_error
@@ -33,6 +34,7 @@ _HOMES = {
     "loss_for": "losses",
     "mlp": "models",
     "squared_error": "losses",
+    "tensorboard": "callbacks",
 }
 
 

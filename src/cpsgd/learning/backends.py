@@ -72,7 +72,14 @@ class CpuBackend:
         if clients.examples is not None:
             self._rows = ExampleSums(updates, mechanisms.clip_norm(mechanism), clients.examples)
         self.clipping = Clipping(clients, mechanisms.clip_norm(mechanism))
-        self.clipping.check(mechanisms.protocol_of(mechanism))
+        protocol = mechanisms.protocol_of(mechanism)
+        self.clipping.check(protocol)
+        if protocol is not None and protocol.dim != self.dim:
+            more = f", and one for clip_quantile makes {self.dim:,}" if self.clipping.size else ""
+            raise ParameterError(
+                f"The model has {updates.dim:,} trainable parameters{more}; the protocol is for {protocol.dim:,} "
+                "coordinates; plan with dim equal to the former."
+            )
         self._mechanism = mechanism
         self._seed = seed
         self._slice = max(1, min(_EXAMPLES_BYTES, updates.memory_limit // 8) // (4 * dataset.feature_dim))

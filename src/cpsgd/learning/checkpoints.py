@@ -42,7 +42,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     body = buffer.getvalue()
-    _replace(path, _MAGIC + hashlib.sha256(body).digest() + body)
+    write_file(path, _MAGIC + hashlib.sha256(body).digest() + body)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -173,10 +173,10 @@ class ChargeLog:
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """A JSON object per line, replacing the file as a whole."""
-    _replace(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    write_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
-def _replace(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Writes a file beside, waits for the disk, and moves it into place."""
     beside = path.with_name(path.name + ".new")
     with beside.open("wb") as file:
@@ -335,7 +335,8 @@ class RunFolder:
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """Refuses the checkpoint of another run, and one that has spent what the log does not know of."""
-        different = sorted(name for name, value in self._config.items() if state["config"].get(name) != value)
+        ours, theirs = self._config, state["config"]
+        different = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
         if state["data"] != self._data:
             different.append("content of the data set")
         if different:

@@ -73,8 +73,8 @@ def enough_memory(needed_for: str, remedy: str) -> Iterator[None]:
 
 
 @contextmanager
-def own_code(what: str, *, quoted: bool = False) -> Iterator[None]:
-    """Whatever the caller's own model, loss or data set raises within becomes a `UserFunctionError`.
+def own_code(what: str, consequence: str = "Nothing was charged.", *, quoted: bool = False) -> Iterator[None]:
+    """Whatever the caller's own model, loss, data set or callback raises within becomes a `UserFunctionError`.
 
     What it said is `quoted` only where it cannot have seen data. Errors about memory stay what they are.
     """
@@ -85,7 +85,7 @@ def own_code(what: str, *, quoted: bool = False) -> Iterator[None]:
     except Exception as error:
         if _is_full(error):
             raise
-        raise UserFunctionError(what, error, quoted=quoted) from error
+        raise UserFunctionError(what, error, consequence, quoted=quoted) from error
 
 
 def _is_full(error: Exception) -> bool:

@@ -86,17 +86,17 @@ class Server:
         self._model = model
         self._loss = loss
         self._rounds = rounds
+        self._options = options
         with enough_memory("the optimizer", "use a simpler one."):
             self.optimizer = make_optimizer(options, trainable(model).values())
             self.scheduler = make_scheduler(options, self.optimizer)
-        self._schedule: Schedule = "constant" if callable(options.schedule) else options.schedule
         self._first_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def step(self, mean: torch.Tensor, number: int) -> None:
         """The step of a round along its mean."""
-        if self.scheduler is None:
+        if not callable(self._options.schedule):
             for group, rate in zip(self.optimizer.param_groups, self._first_rates, strict=True):
-                group["lr"] = rate * rate_factor(self._schedule, number, self._rounds)
+                group["lr"] = rate * rate_factor(self._options.schedule, number, self._rounds)
         parameters = trainable(self._model).values()
         for p, part in zip(parameters, mean.split_with_sizes([p.numel() for p in parameters]), strict=True):
             p.grad = part.view(p.shape)
@@ -111,11 +111,20 @@ class Server:
             self.scheduler.step(loss)
 
     @property
-    def schedule(self) -> str:
-        """The schedule's name, for records."""
-        if self.scheduler is not None:
-            return type(self.scheduler).__name__
-        return self._schedule if self._schedule == "constant" else f"{self._schedule} over {self._rounds} rounds"
+    def config(self) -> dict[str, Any]:
+        """What a run that is resumed must have in common with the one that was started."""
+        options = self._options
+        if callable(options.schedule):
+            schedule = type(self.scheduler).__name__
+        else:
+            schedule = options.schedule
+            schedule += "" if schedule == "constant" else f" over {self._rounds} rounds"
+        return {
+            "optimizer": type(self.optimizer).__name__ if callable(options.optimizer) else options.optimizer,
+            "learning_rate": options.lr,
+            "weight_decay": options.weight_decay,
+            "schedule": schedule,
+        }
 
     @property
     def parts(self) -> dict[str, Any]:

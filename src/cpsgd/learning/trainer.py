@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 
 from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
-from cpsgd.learning import backends, devices, mechanisms
+from cpsgd.learning import backends, devices, export, mechanisms
 from cpsgd.learning.accounting import RunCharges, Spending
 from cpsgd.learning.architecture import Loss, trainable
+from cpsgd.learning.callbacks import Callback
 from cpsgd.learning.checkpoints import Progress, RoundMetrics, RunFolder
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
-from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread
+from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread, own_code
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.options import (
     AccountOptions,
@@ -89,12 +90,14 @@ class Trainer:
         account: AccountOptions = AccountOptions(),
         run: RunOptions = RunOptions(),
         folder: FolderOptions = FolderOptions(),
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """Checks everything there is to check before a round is charged.
 
         The model may be any module of float32 parameters, except batch normalisation; it is moved to the device. The
         loss goes from outputs and labels to their mean loss, and the mechanism is a `Plan`, a `Protocol` or
-        `NoPrivacy`. What the options are is said in their groups, in `cpsgd.learning.options`.
+        `NoPrivacy`. What the options are is said in their groups, in `cpsgd.learning.options`. The `callbacks` are
+        called with the trainer and a round's metrics after each round.
 
         Raises:
             BudgetExceededError: The ledger's budget is too small for so many rounds.
@@ -109,6 +112,8 @@ class Trainer:
         self.round = 0
         self.history: list[RoundMetrics] = []
         self._unfinished = False
+        self._callbacks = tuple(callbacks)
+        self._dataset = dataset
         self._mechanism = mechanism
         self._options = run
         self._dropout = cohorts.dropout
@@ -125,7 +130,7 @@ class Trainer:
             delta=account.delta or _NO_DELTA,
         )
         self._spending, self._ledger = self._accounts(account, clients.examples)
-        self.config = self._settings(dataset, cohorts, clients, server, account.population)
+        self.config = self._settings(cohorts, clients, account.population)
         check_start(self._backend.updates, self._server, loss, self._backend.test_examples(), dataset.classes)
         self._folder: RunFolder | None = None
         self._checkpoint_every = folder.checkpoint_every
@@ -210,6 +215,9 @@ class Trainer:
         self._unfinished = False
         if last:
             self._check_finite()
+        for callback in self._callbacks:
+            with own_code("A callback", f"Round {number} is complete, and was charged."):
+                callback(self, metrics)
         return metrics
 
     def evaluate(self) -> tuple[float, float]:
@@ -217,6 +225,20 @@ class Trainer:
         remedy = f"use a smaller model. {_CHARGED if self._unfinished else ''}".rstrip()
         with enough_memory("the test examples", remedy):
             return self._server.evaluate(*self._backend.test_examples())
+
+    def export(self, folder: Path | str) -> tuple[Path, Path]:
+        """Writes the model as `model.safetensors` and what is proved of it as `model-card.json`; returns the paths.
+
+        Raises:
+            CheckpointError: A round was interrupted after its charge, so that the model is not what the card would say.
+            ParameterError: safetensors is not installed.
+        """
+        if self._unfinished:
+            raise CheckpointError(f"Round {self.round} was interrupted after its charge: there is no model to export.")
+        simulated = self._options.seed is not None or devices.is_gpu(self._backend.device)
+        privacy = export.privacy_facts(self.guarantee(), config=self.config, simulated=simulated)
+        last = self.history[-1] if self.history else None
+        return export.write(Path(folder), self.model, self._dataset, privacy=privacy, config=self.config, last=last)
 
     def save(self) -> None:
         """Writes a checkpoint after the last complete round, due or not; without a `run_dir` nothing is kept."""
@@ -228,12 +250,6 @@ class Trainer:
     def _accounts(self, account: AccountOptions, examples: int | None) -> tuple[Spending | None, RunCharges | None]:
         """The run's own account, where it is private, and its charges to a ledger, where there is one."""
         protocol = mechanisms.protocol_of(self._mechanism)
-        if protocol is not None and protocol.dim != self._backend.dim:
-            more = f", and one for clip_quantile makes {self._backend.dim:,}" if self._backend.clipping.size else ""
-            raise ParameterError(
-                f"The model has {self.dim:,} trainable parameters{more}; the protocol is for {protocol.dim:,} "
-                "coordinates; plan with dim equal to the former."
-            )
         spending = None
         if protocol is not None and mechanisms.is_private(self._mechanism):
             spending = Spending(protocol, self._cohorts, account, examples=examples)
@@ -250,9 +266,7 @@ class Trainer:
         seeded = self._options.seed is not None
         return spending, RunCharges(ledger, account.population, protocol, spending, repeatable=seeded)
 
-    def _settings(
-        self, data: Dataset, cohorts: CohortOptions, clients: ClientOptions, server: ServerOptions, budget: str | None
-    ) -> dict[str, Any]:
+    def _settings(self, cohorts: CohortOptions, clients: ClientOptions, budget: str | None) -> dict[str, Any]:
         """What a run that is resumed must have in common with the one that was started. Names are those of files."""
         spending = self._spending
         return {
@@ -260,24 +274,22 @@ class Trainer:
             "delta": None if spending is None else spending.delta,
             "adjacency": None if spending is None else str(spending.adjacency),
             "colluding": None if spending is None else spending.colluding,
-            "dataset": data.name,
-            "population": data.size,
+            "dataset": self._dataset.name,
+            "population": self._dataset.size,
             "budget": budget,
             "cohort": cohorts.cohort,
             "messages": self._cohorts.messages,
             "participation": cohorts.participation,
             "dropout": cohorts.dropout,
-            "optimizer": type(self._server.optimizer).__name__ if callable(server.optimizer) else server.optimizer,
-            "learning_rate": server.lr,
-            "weight_decay": server.weight_decay,
-            "schedule": self._server.schedule,
+            **self._server.config,
             "local_steps": clients.local_steps,
             "local_learning_rate": clients.local_lr,
             "examples": clients.examples,
-            "clip_quantile": clients.clip_quantile,
             "seed": self._options.seed,
             "device": self._backend.device.type,
             "parameters": {name: list(p.shape) for name, p in trainable(self.model).items()},
+            # Runs of earlier releases do not have it.
+            **({} if clients.clip_quantile is None else {"clip_quantile": clients.clip_quantile}),
         }
 
     def _check_budget(self) -> None:
