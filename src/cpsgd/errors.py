@@ -6,6 +6,8 @@ ever quotes a private value: a coordinate's position may be named, what stands t
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class CpsgdError(ValueError):
     """Base class of all errors cpsgd raises on purpose."""
@@ -230,9 +232,14 @@ class UserFunctionError(CpsgdError):
     def __init__(
         self, what: str, error: Exception, consequence: str = "Nothing was charged.", *, quoted: bool = False
     ) -> None:
-        """`quoted` adds the first line of what it said, where that cannot quote data."""
-        said = (str(error).splitlines() or [""])[0][:200] if quoted else "see the cause of this error"
-        super().__init__(f"{what} failed with {type(error).__name__} ({said}). {consequence}")
+        """`quoted` adds the first line of what it said, where that cannot quote data; otherwise, where it happened."""
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        said = "" if place is None else f" (in {Path(place.tb_frame.f_code.co_filename).name}, line {place.tb_lineno})"
+        if quoted:
+            said = f" ({(str(error).splitlines() or [''])[0][:200]})"
+        super().__init__(f"{what} failed with {type(error).__name__}{said}. {consequence}")
 
 
 class TrainFunctionError(CpsgdError):
