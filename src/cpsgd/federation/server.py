@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Generic, TypeVar
@@ -13,32 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.aggregator import Aggregator
 from cpsgd.errors import (
     CpsgdError,
     ImplausibleMeanError,
     ParameterError,
     SenderError,
-    ShareError,
     StageError,
     ThresholdError,
     WireError,
 )
 from cpsgd.federation.messages import OPENING, TRAINING, Request
 from cpsgd.federation.plausibility import FALSE_ALARM, largest_norm
-from cpsgd.federation.settings import session_identifier
+from cpsgd.federation.sums import CLIENT, PlainSum, SecureSum
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.planner import Plan
-from cpsgd.secagg import SecureParameters, SecureServer, Stage, offenders
+from cpsgd.secagg import SecureParameters, Stage
 from cpsgd.secagg.identity import as_roster
 
-# What the frames, keys and shares of a message may take on top of the packed integers.
-_OVERHEAD_BYTES = 1 << 15
-_OVERHEAD_BYTES_PER_CLIENT = 1 << 10
 _MOST_METRICS = 100
 # What a client says that could not use what another one sent it through the server.
 _ACCUSATION = re.compile(r"(?:ShareError|SignatureError): [^0-9]*[Cc]lient (\d{1,9})\b")
-_CLIENT = re.compile(r"\b([Cc]lient) (\d{1,9})\b")
 
 Node = TypeVar("Node", bound=Hashable)
 """What the engine calls a client: a number, a name."""
@@ -210,6 +204,7 @@ class ServerSession(Generic[Node]):
         run: str,
         charged_to: str | None = None,
         revealing: Callable[[], None] | None = None,
+        ahead: bool = False,
     ) -> None:
         """Charges the round to the ledger: from here on it counts as spent, also if it is never ended.
 
@@ -223,6 +218,8 @@ class ServerSession(Generic[Node]):
             charged_to: An earlier run that charged this round and stopped before `revealing` was called: it is not
                 charged again.
             revealing: Called once, before anything is asked for that reveals the sum.
+            ahead: Prepares a round of secure aggregation while another one runs: keys and shares are exchanged, and
+                nothing about the data is asked for before `charge`. `charged_to` and `revealing` are then for that.
 
         Raises:
             ParameterError: There are too many nodes, or one of them twice.
@@ -231,22 +228,45 @@ class ServerSession(Generic[Node]):
         if len(set(nodes)) != len(nodes) or len(nodes) > plan.protocol.clients:
             raise ParameterError(f"Expected at most {plan.protocol.clients} different nodes, got {len(nodes)}.")
         self.report: RoundReport[Node] = RoundReport(round)
-        self._terms, self._nodes = terms, list(nodes)
+        self._terms, self._nodes, self._run = terms, list(nodes), run
         self._numbers = {node: client for client, node in enumerate(nodes)}
         self._answered: set[int] = set()
         self._metrics: dict[int, dict[str, float]] = {}
         self._refused: dict[int, str] = {}  # what was wrong with answers to the open stage
         self._accusers: dict[int, set[int]] = {}  # by the accused
         self._entry: Entry | None = None
+        self._charged = not ahead
         self._revealing = revealing or (lambda: None)
-        self._sum: _SecureSum | _PlainSum | None = None
+        self._sum: SecureSum | PlainSum | None = None
         try:
             if len(nodes) < plan.surviving:
                 raise ThresholdError(f"{len(nodes)} nodes are connected, and the plan needs {plan.surviving}")
-            self._entry = terms.reserve(round, run, charged_to)
-            self._sum = (_SecureSum if terms.secure else _PlainSum)(terms, round, len(nodes), run)
-            if not terms.secure:
+            if not ahead:
+                self._entry = terms.reserve(round, run, charged_to)
+            if terms.secure:
+                self._sum = SecureSum(terms, round, len(nodes), run, ahead)
+            else:
+                self._sum = PlainSum(terms, round, len(nodes))
                 self._revealing()
+        except CpsgdError as error:
+            self._withhold(error)
+
+    def charge(
+        self, present: Container[Node], charged_to: str | None = None, revealing: Callable[[], None] | None = None
+    ) -> None:
+        """Begins a round that was prepared ahead: charges it, and drops the nodes that are not present any more.
+
+        Raises:
+            StageError: It is charged, or its preparation has not come to an end.
+        """
+        if self._charged or self.stage is not Stage.MASK:
+            raise StageError("A round is charged once, when it is prepared.")
+        self._charged, self._revealing = True, revealing or self._revealing
+        for node in self.waiting:
+            if node not in present:
+                self.drop(node, "it has left since the round was prepared")
+        try:
+            self._entry = self._terms.reserve(self.report.round, self._run, charged_to)
         except CpsgdError as error:
             self._withhold(error)
 
@@ -265,6 +285,8 @@ class ServerSession(Generic[Node]):
         stage, open_sum, plan = self.stage, self._sum, self._terms.plan
         if stage is None or open_sum is None:
             return {}
+        if not self._charged and stage in TRAINING:
+            raise StageError("Nothing about the data is asked for before the round is charged.")
         protocol = plan.protocol.to_json() if stage in OPENING else ""
         return {
             self._nodes[client]: Request(
@@ -277,6 +299,7 @@ class ServerSession(Generic[Node]):
                 examples=self._terms.examples or 0,
             ).to_bytes()
             for client, payload in open_sum.outgoing.items()
+            if self._nodes[client] not in self.report.dropped
         }
 
     def receive(self, node: Node, reply: bytes, metrics: Mapping[str, object] | None = None) -> None:
@@ -440,96 +463,7 @@ class ServerSession(Generic[Node]):
             number = int(found[2])
             return f"{found[0]} (node {self._nodes[number]})" if number < known else found[0]
 
-        return _CLIENT.sub(name, text)
+        return CLIENT.sub(name, text)
 
     def _withhold(self, error: CpsgdError) -> None:
         self.report.reason, self._sum = self._named(str(error)), None
-
-
-class _SecureSum:
-    """Secure aggregation: the server learns the sum of the survivors' integers and nothing else."""
-
-    def __init__(self, terms: Terms, round: int, nodes: int, run: str) -> None:
-        roster = None if terms.roster is None else as_roster(terms.roster)
-        clients = nodes if roster is None else len(roster)
-        parameters = terms.parameters(round, clients)
-        session = None if roster is None else session_identifier(run, round)
-        self._plan, self._server = terms.plan, SecureServer(parameters, roster=roster, session=session)
-        invitations = self._server.invite()
-        self.outgoing = {client: invitations[client] for client in range(nodes)}
-        self.reply_limit = parameters.upload_bytes + _OVERHEAD_BYTES + _OVERHEAD_BYTES_PER_CLIENT * clients
-
-    @property
-    def stage(self) -> Stage:
-        return self._server.stage
-
-    @property
-    def survivors(self) -> int:
-        return len(self._server.result().survivors)
-
-    @property
-    def offences(self) -> dict[int, str]:
-        """Clients whose messages prove that they are at fault, found at the end of the stage, and in which way."""
-        if self.stage is not Stage.DONE:
-            return {}
-        disputed = self._server.result().disputed
-        return {
-            client: f"Of the shares it dealt or revealed, those with {sum(client in pair for pair in disputed)} others "
-            "are wrong."
-            for client in offenders(disputed, most=self._plan.colluding)
-        }
-
-    def dealer_at_fault(self, error: CpsgdError, holders: int) -> int | None:
-        """Who dealt shares of which so many holders cannot make the secret, if as few as planned can lie about theirs.
-
-        So many wrong shares are found and left out: half of those beyond the threshold, or one of them.
-        """
-        found = _CLIENT.search(str(error))
-        parameters, colluding = self._server.parameters, self._plan.colluding
-        complete = parameters.neighbours == parameters.clients - 1
-        spare = holders - parameters.threshold
-        if not isinstance(error, ShareError) or found is None or not complete or spare < min(2, colluding) * colluding:
-            return None
-        return int(found[2])
-
-    def receive(self, client: int, reply: bytes) -> None:
-        self._server.receive(client, reply)
-
-    def advance(self) -> None:
-        self.outgoing = self._server.advance()
-
-    def mean(self) -> NDArray[np.float32]:
-        total = self._server.result()
-        return self._plan.protocol.decode_sum(total.sums, self.survivors, self._server.parameters.round)
-
-
-class _PlainSum:
-    """No secure aggregation: the server sees every noisy message."""
-
-    def __init__(self, terms: Terms, round: int, nodes: int, run: str) -> None:
-        self._aggregator = Aggregator(terms.plan.protocol, round)
-        self.stage = Stage.UPLOAD
-        self.outgoing = dict.fromkeys(range(nodes), b"")
-        self.reply_limit = terms.plan.protocol.longest_message_bytes
-
-    @property
-    def survivors(self) -> int:
-        return self._aggregator.count
-
-    @property
-    def offences(self) -> dict[int, str]:
-        """What is wrong with a message is found when it is received."""
-        return {}
-
-    def dealer_at_fault(self, error: CpsgdError, holders: int) -> int | None:
-        """There are no shares."""
-        return None
-
-    def receive(self, client: int, reply: bytes) -> None:
-        self._aggregator.add(reply)
-
-    def advance(self) -> None:
-        self.outgoing, self.stage = {}, Stage.DONE
-
-    def mean(self) -> NDArray[np.float32]:
-        return self._aggregator.mean()

@@ -136,7 +136,7 @@ class CpsgdController(ModelController):
         model.current_round, model.total_rounds = course.round - 1, self.num_rounds  # NVFlare counts from 0
         self.set_fl_context(model)
         self.event(AppEventType.ROUND_STARTED)
-        session = course.begin(self._nodes(plan))
+        session = course.begin(self._nodes(course.awaited, plan.surviving))
         while session.stage is not None:
             if not self._exchange(session, model if session.stage in TRAINING else None):
                 return  # aborted
@@ -154,9 +154,9 @@ class CpsgdController(ModelController):
         (Path(self.get_run_dir()) / REPORTS_FILE).write_text(reports)
         self.event(AppEventType.ROUND_DONE)
 
-    def _nodes(self, plan: Plan) -> list[str]:
+    def _nodes(self, wanted: int, needed: int) -> list[str]:
         """The clients of the job, when they are enough or time is up."""
-        gathering = Gathering(self._pace, plan.protocol.clients, plan.surviving, time.monotonic())
+        gathering = Gathering(self._pace, wanted, needed, time.monotonic())
         while not gathering.over(len(found := self.engine.get_clients()), time.monotonic()):
             if self.abort_signal.triggered:
                 break
