@@ -101,6 +101,8 @@ class Course(Generic[Node]):
         self._stateful = remembering if isinstance(remembering, Stateful) else None
         self.conduct: Conduct[Node] = Conduct()
         self._prepared: PipelinedSession[Node] | None = None
+        self._asked: frozenset[Node] = frozenset()  # nodes that the present round began with
+        self._fell_out: frozenset[Node] = frozenset()  # of the last round, while it ran
         self._measures, self._adaptive = dict(measures or {}), adaptive
         fingerprint = terms.plan.protocol.fingerprint.hex()
         found = None if path is None else checkpoint.load(path, fingerprint, len(model))
@@ -159,9 +161,11 @@ class Course(Generic[Node]):
         self._save()
         charged_to = progress.charged_to if again else None
         if prepared is not None:
+            self._asked = prepared.waiting
             prepared.charge(frozenset(allowed), charged_to, self._reveal)
             return prepared
         nodes = self.conduct.choose(allowed, self.round, wanted=wanted, needed=needed)
+        self._asked = frozenset(nodes)
         return PipelinedSession(
             self._terms, self.round, nodes, run=self._run, charged_to=charged_to, revealing=self._reveal
         )
@@ -171,7 +175,7 @@ class Course(Generic[Node]):
         prepared, self._prepared = self._prepared, None
         if prepared is None or not prepared.can_go_on(frozenset(allowed)):
             return None
-        before = {*prepared.nodes, *self.reports[-1].dropped, *self.conduct.resting(self.round)}
+        before = {*prepared.nodes, *self._fell_out, *self.conduct.resting(self.round)}
         full = len(prepared.waiting) == self._terms.plan.protocol.clients
         return prepared if full or before.issuperset(allowed) else None
 
@@ -180,6 +184,7 @@ class Course(Generic[Node]):
         mean, progress = session.release(), self._progress
         report = session.report
         self._prepared = session.prepared if isinstance(session, PipelinedSession) else None
+        self._fell_out = self._asked & report.dropped.keys()
         if mean is not None:
             mean = self._without_extras(mean, report)
             moved = np.asarray(self._apply(self.model, mean, report.round), dtype=np.float32)
