@@ -22,7 +22,7 @@ from cpsgd import Plan, Protocol, plan
 from cpsgd.errors import CpsgdError
 from cpsgd.federation.client import ClientSession, SessionState
 from cpsgd.federation.limits import Limits
-from cpsgd.federation.messages import Pair, Request
+from cpsgd.federation.messages import AHEAD, Pair, Request
 from cpsgd.federation.settings import Memory
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage
 
@@ -34,6 +34,12 @@ Attempt = tuple[int, int]  # a round, and which attempt at it
 @pytest.fixture(scope="module")
 def tiny() -> Plan:
     return plan(CLIENTS, 2, 8.0, 1e-5, rounds=2, secure=True, colluding=1, bits=14, mechanism="binomial")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memories need not survive a crash here, and thousands are written."""
+    monkeypatch.setattr("cpsgd.federation.settings.os.fsync", lambda file: None)
 
 
 @dataclass
@@ -110,6 +116,7 @@ class Search:
     def __init__(self, agreed: Plan, folder: Path, *, sessions: int = 1, remembers: bool = True) -> None:
         self.plan, self.path, self.sessions, self.remembers = agreed, folder / "memory", sessions, remembers
         self.answers = self.refusals = 0
+        self.shapes: set[tuple[int, Stage, int, Stage]] = set()
         self.seen: set[tuple[frozenset[tuple[Attempt, Stage]], object]] = set()
 
     def run(self) -> None:
@@ -127,10 +134,20 @@ class Search:
         return Request(stage, attempt[0], self.plan.rounds, self.plan.surviving, text, payload).to_bytes()
 
     def moves(self, world: World) -> Iterator[tuple[tuple[Attempt, Stage], ...]]:
-        """All requests that the server has, and all pairs of them."""
-        single = [(attempt, stage) for attempt, game in world.games.items() for stage in game.requests]
+        """All requests that the server has, and all pairs of them; of those that never go together, one of each."""
+        single = [
+            (attempt, stage)
+            for attempt, game in world.games.items()
+            for stage in game.requests
+            if stage is not Stage.ADVERTISE or attempt in self.fresh  # an invitation is the same in both attempts
+        ]
         yield from ((one,) for one in single)
-        yield from product(single, single)
+        for one, other in product(single, single):
+            shape = (one[0][0], one[1], other[0][0], other[1])
+            fits = AHEAD.get(one[1]) is other[1] and other[0][0] == one[0][0] + 1
+            if fits or shape not in self.shapes:
+                self.shapes.add(shape)
+                yield one, other
 
     def explore(self, world: World) -> None:
         if world.key in self.seen:
