@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd import Plan, Protocol
+from cpsgd import Plan, Protocol, plan
 from cpsgd.errors import CpsgdError, StageError
 from cpsgd.federation import server as server_module
 from cpsgd.federation.client import SessionState
@@ -25,6 +25,7 @@ from .local import DIM, RUN, Client
 from .silos import Silos
 
 NODES = list("abcd")
+MORE = list("abcdef")
 FULL = [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK]
 SHORT = FULL[2:]
 VECTORS = np.random.default_rng(3).normal(size=(6, DIM)).astype(np.float32) * 0.1
@@ -42,13 +43,14 @@ class Federation:
     def __init__(
         self, plan: Plan, *, clients: Mapping[str, Client] | None = None, tamper: Tamper = nothing_happens, **terms: Any
     ) -> None:
-        self.clients = dict(clients or {node: Client(VECTORS[i]) for i, node in enumerate(NODES)})
+        self.nodes = MORE[: plan.protocol.clients]
+        self.clients = dict(clients or {node: Client(VECTORS[i]) for i, node in enumerate(self.nodes)})
         self.course: Course[str] = Course(Terms(plan=plan, **terms), np.zeros(DIM, np.float32), run=RUN)
         self.tamper = tamper
         self.asked: list[list[Stage]] = []
 
-    def round(self, connected: Iterable[str] = NODES) -> ServerSession[str]:
-        session = self.course.begin(connected)
+    def round(self, connected: Iterable[str] | None = None) -> ServerSession[str]:
+        session = self.course.begin(self.nodes if connected is None else connected)
         self.asked.append([])
         while (stage := session.stage) is not None:
             self.asked[-1].append(stage)
@@ -66,6 +68,12 @@ class Federation:
     @property
     def survivors(self) -> list[int]:
         return [report.survivors if report.released else 0 for report in self.course.reports]
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Plan:
+    """Six clients of whom two may drop out: when one has, there is still one to spare."""
+    return plan(6, DIM, 8.0, 1e-5, rounds=8, secure=True, dropout=0.34, colluding=1, bits=14, mechanism="binomial")
 
 
 def same_noise(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, np.ndarray]]:
@@ -146,37 +154,47 @@ def silent(node: str, round: int, stage: Stage) -> Tamper:
 
 
 @pytest.mark.parametrize("stage", FULL)
-def test_dropouts_of_the_first_round(small_plan: Plan, stage: Stage) -> None:
-    federation = Federation(small_plan, tamper=silent("c", 1, stage))
+def test_dropouts_of_the_first_round(roomy: Plan, stage: Stage) -> None:
+    federation = Federation(roomy, tamper=silent("c", 1, stage))
     for _ in range(3):
         federation.round()
     # It sits the second round out, which is prepared by then without it, and the third begins with it.
     lost = {Stage.CONFIRM: {"c": Stage.ADVERTISE}, Stage.UNMASK: {"c": Stage.SHARE}}.get(stage, {})
-    assert federation.survivors == [4 if lost else 3, 3, 4]
+    assert federation.survivors == [6 if lost else 5, 5, 6]
     assert federation.asked == [FULL, SHORT, FULL]
     assert [report.stages for report in federation.course.reports] == [{"c": stage}, lost, {}]
 
 
 @pytest.mark.parametrize("stage", SHORT)
-def test_dropouts_of_a_prepared_round(small_plan: Plan, stage: Stage) -> None:
-    federation = Federation(replace(small_plan, rounds=4), tamper=silent("c", 2, stage))
+def test_dropouts_of_a_prepared_round(roomy: Plan, stage: Stage) -> None:
+    federation = Federation(roomy, tamper=silent("c", 2, stage))
     for _ in range(4):
         federation.round()
     assert federation.asked == [FULL, SHORT, SHORT, FULL]
-    assert federation.survivors == [4, 3 if stage is Stage.MASK else 4, 3, 4]
+    assert federation.survivors == [6, 5 if stage is Stage.MASK else 6, 5, 6]
     assert federation.course.reports[1].stages == {"c": stage}
 
 
-def test_one_that_keeps_dropping_out_does_not_make_every_round_a_long_one(small_plan: Plan) -> None:
+def test_one_that_keeps_dropping_out_does_not_make_every_round_a_long_one(roomy: Plan) -> None:
     def never_trains(node: str, round: int, stage: Stage, answer: bytes) -> bytes | None:
         return None if (node, stage) == ("c", Stage.MASK) else answer
 
-    federation = Federation(replace(small_plan, rounds=8), tamper=never_trains)
+    federation = Federation(roomy, tamper=never_trains)
     for _ in range(8):
         federation.round()
-    assert federation.survivors == [3] * 8
+    assert federation.survivors == [5] * 8
     # Absent three times, it rests.
     assert federation.asked == [FULL, SHORT, FULL, SHORT, FULL, SHORT, SHORT, SHORT]
+
+
+@pytest.mark.parametrize("stage", FULL)
+def test_without_a_node_to_spare_one_that_dropped_out_is_asked_again_at_once(small_plan: Plan, stage: Stage) -> None:
+    """Three of four are needed: if another one dropped out, the round would be withheld, and its charge lost."""
+    federation = Federation(small_plan, tamper=silent("c", 1, stage))
+    federation.round()
+    federation.round()
+    assert federation.asked == [FULL, FULL]
+    assert federation.survivors == [4 if stage in (Stage.CONFIRM, Stage.UNMASK) else 3, 4]
 
 
 def test_a_node_that_vanishes_in_between_is_an_ordinary_dropout(small_plan: Plan) -> None:
@@ -293,15 +311,15 @@ def test_a_round_that_stops_half_way_prepares_none(small_plan: Plan, stage: Stag
 
 
 @pytest.mark.parametrize("garbage", [b"", b"garbage", b"\xff" * 1000])
-def test_garbage_for_the_next_round_costs_that_round_only(small_plan: Plan, garbage: bytes) -> None:
+def test_garbage_for_the_next_round_costs_that_round_only(roomy: Plan, garbage: bytes) -> None:
     def sends_garbage(node: str, round: int, stage: Stage, answer: bytes) -> bytes:
         wrong = node == "c" and Pair.begins(answer) and stage is Stage.CONFIRM
         return Pair(Pair.from_bytes(answer).first, garbage).to_bytes() if wrong else answer
 
-    federation = Federation(replace(small_plan, rounds=5), tamper=sends_garbage)
+    federation = Federation(roomy, tamper=sends_garbage)
     for _ in range(5):
         federation.round()
-    assert federation.survivors == [4, 3, 4, 3, 3]
+    assert federation.survivors == [6, 5, 6, 5, 5]
     assert [list(report.faults) for report in federation.course.reports] == [["c"], [], ["c"], [], []]
     assert federation.course.reports[0].faults["c"].startswith("for the next round: ")
     assert federation.course.conduct.excluded == {"c"}

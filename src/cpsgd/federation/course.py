@@ -11,10 +11,12 @@ stopped. An engine asks it for a session, carries the session's messages with a 
 A round of secure aggregation prepares the next one (`cpsgd.federation.pipeline`), which then takes three exchanges in
 place of five. The rule for when it begins from the beginning after all:
 
-* too few of those who prepared it are connected, or
-* a node is connected that did not prepare it, may be invited, and was not in the round before. Who dropped out of that
-  round sits the prepared one out. So a node that joins is in the next round, and one that keeps dropping out does not
-  make every round a long one.
+* too few of those who prepared it are connected; or
+* a node is connected that did not prepare it and may be invited. Only where those who did are more than are needed,
+  the ones that dropped out of the round before, or while this one was prepared, are not waited for: they sit it out.
+
+So a node that joins is in the next round, one that keeps dropping out does not make every round a long one, and no
+round begins without a spare node if there is one.
 
 What was prepared is kept in memory alone: a server that was stopped begins from the beginning.
 """
@@ -173,11 +175,14 @@ class Course(Generic[Node]):
     def _take_prepared(self, allowed: Collection[Node]) -> PipelinedSession[Node] | None:
         """The next round as it was prepared, if that is the way to go on; it is forgotten if not."""
         prepared, self._prepared = self._prepared, None
-        if prepared is None or not prepared.can_go_on(frozenset(allowed)):
+        present = frozenset(allowed)
+        if prepared is None or not prepared.can_go_on(present):
             return None
-        before = {*prepared.nodes, *self._fell_out, *self.conduct.resting(self.round)}
-        full = len(prepared.waiting) == self._terms.plan.protocol.clients
-        return prepared if full or before.issuperset(allowed) else None
+        others = {*self.conduct.resting(self.round), *prepared.waiting}
+        if prepared.can_go_on(present, spare=1):
+            others |= {*prepared.nodes, *self._fell_out}
+        full = len(prepared.waiting & present) == self._terms.plan.protocol.clients
+        return prepared if full or present <= others else None
 
     def finish(self, session: ServerSession[Node]) -> NDArray[np.float32] | None:
         """Moves the model by the round's mean, and writes it down. Returns the model, or None for a withheld round."""

@@ -57,10 +57,11 @@ class PipelinedSession(ServerSession[Node]):
         found = self._next
         return found if self.stage is None and found is not None and found.stage is Stage.MASK else None
 
-    def can_go_on(self, present: Container[Node]) -> bool:
-        """Whether enough of those who prepared the round are present."""
+    def can_go_on(self, present: Container[Node], spare: int = 0) -> bool:
+        """Whether enough of those who prepared the round are present, and so many to spare."""
         found = self._sum
-        return isinstance(found, SecureSum) and sum(node in present for node in self.waiting) >= found.needed
+        there = sum(node in present for node in self.waiting)
+        return isinstance(found, SecureSum) and there >= found.needed + spare
 
     def requests(self) -> dict[Node, bytes]:
         """The stage's request to each node, with that of the next round where it is prepared."""

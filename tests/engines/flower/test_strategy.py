@@ -336,13 +336,12 @@ def test_a_run_goes_on_from_its_checkpoint(small_plan: Plan, tmp_path: Path) -> 
 def test_a_node_that_keeps_sending_garbage_is_not_invited_again(small_plan: Plan) -> None:
     members = nodes()
     members[2].tamper = garbage
-    strategy = CpsgdStrategy(replace(small_plan, rounds=5))
-    _, grid = run(strategy, members, rounds=5)
-    assert [report.survivors for report in strategy.reports] == [3, 3, 3, 3, 3]
-    # Who drops out of a round sits out the next one, which the others have prepared.
-    assert [list(report.faults) for report in strategy.reports] == [[102], [], [102], [], []]
+    strategy = CpsgdStrategy(small_plan)
+    _, grid = run(strategy, members, rounds=3)
+    assert [report.survivors for report in strategy.reports] == [3, 3, 3]
+    assert [list(report.faults) for report in strategy.reports] == [[102], [102], []]
     asked = {request_of(m).round for m in grid.sent if m.metadata.dst_node_id == 102}
-    assert asked == {1, 3}
+    assert asked == {1, 2}
 
 
 def test_a_silent_node_costs_the_grace_period_and_not_the_deadline(small_plan: Plan) -> None:
