@@ -209,13 +209,14 @@ class Search:
         assert len(rounds) == len(set(rounds)) <= 2
 
 
-@pytest.mark.parametrize("sessions", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sessions", [1, 2])
 def test_whatever_a_server_does_a_client_uploads_signs_and_reveals_once_in_a_round(
     tiny: Plan, tmp_path: Path, sessions: int
 ) -> None:
     search = Search(tiny, tmp_path, sessions=sessions)
     search.run()
-    assert search.refusals > 10 * search.answers > 0
+    assert search.refusals > search.answers > 0
     answered = [found for found, _ in search.seen]
     both = [found for found in answered if sum(stage is Stage.SHARE and at[0] == 2 for at, stage in found) == 2]
     # Among what was found: that it prepared the round and began it as well, and came to the end of either.

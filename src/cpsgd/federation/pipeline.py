@@ -99,7 +99,8 @@ class PipelinedSession(ServerSession[Node]):
             self._advance(self._next)
         following = self.report.round + 1
         if self.stage is Stage.CONFIRM and following <= self._terms.plan.rounds:
-            nodes = [node for node in self._nodes if node in self.waiting]
+            left = self.waiting
+            nodes = [node for node in self._nodes if node in left]
             self._next = PipelinedSession(self._terms, following, nodes, run=self._run, ahead=True)
         return True
 
