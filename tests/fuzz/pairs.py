@@ -38,9 +38,11 @@ def moments() -> tuple[Terms, list[Moment]]:
     """Both such stages of a round."""
     best = plan(len(NODES), 3, 8.0, 1e-5, rounds=2, secure=True, colluding=1, bits=14, mechanism="binomial")
     terms = Terms(plan=best)
-    server, states, found = PipelinedSession(terms, 1, NODES, run=RUN), dict.fromkeys(NODES, b""), []
+    server = PipelinedSession(terms, 1, NODES, run=RUN)
+    states = dict.fromkeys(NODES, b"")
+    found: list[Moment] = []
     while server.stage is not None:
-        answers = {}
+        answers: dict[str, bytes] = {}
         for node, request in server.requests().items():
             session = client(states[node])
             answers[node] = session.answer(request, lambda protocol: np.zeros(3, np.float32))
@@ -60,7 +62,7 @@ def client(state: bytes) -> ClientSession:
 
 def copied(terms: Terms, server: PipelinedSession[str]) -> PipelinedSession[str]:
     """A server to be fed; the terms are never changed."""
-    return copy.deepcopy(server, {id(terms): terms})
+    return copy.deepcopy(server, {id(terms): terms, id(terms.plan): terms.plan})
 
 
 def ask(data: bytes) -> None:
