@@ -17,7 +17,8 @@ from cpsgd.federation.client import SessionState
 from cpsgd.federation.course import Course
 from cpsgd.federation.messages import Pair, Request
 from cpsgd.federation.pipeline import PipelinedSession
-from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.server import ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import Stage
 
@@ -73,7 +74,7 @@ class Federation:
 @pytest.fixture(scope="module")
 def roomy() -> Plan:
     """Six clients of whom two may drop out: when one has, there is still one to spare."""
-    return plan(6, DIM, 8.0, 1e-5, rounds=8, secure=True, dropout=0.34, colluding=1, bits=14, mechanism="binomial")
+    return plan(6, DIM, 8.0, 1e-5, rounds=8, secure=True, dropout=0.33, colluding=1, bits=14, mechanism="binomial")
 
 
 def same_noise(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, np.ndarray]]:

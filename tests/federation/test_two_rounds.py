@@ -22,8 +22,9 @@ from cpsgd.errors import (
 from cpsgd.federation.client import SessionState
 from cpsgd.federation.messages import Pair, Request
 from cpsgd.federation.pipeline import PipelinedSession
-from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.server import ServerSession
 from cpsgd.federation.settings import Memory
+from cpsgd.federation.terms import Terms
 from cpsgd.secagg import SecureClient, Stage
 
 from .local import DIM, RUN, Client, opening

@@ -15,7 +15,7 @@ from cpsgd.federation.client import ClientSession
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Pair
 from cpsgd.federation.pipeline import PipelinedSession
-from cpsgd.federation.server import Terms
+from cpsgd.federation.terms import Terms
 
 from . import requests, secure
 

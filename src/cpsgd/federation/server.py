@@ -2,153 +2,41 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd import _validate
 from cpsgd.errors import (
     CpsgdError,
     ImplausibleMeanError,
     ParameterError,
     SenderError,
+    ShareError,
     StageError,
     ThresholdError,
     WireError,
 )
 from cpsgd.federation.messages import OPENING, TRAINING, Request
 from cpsgd.federation.plausibility import FALSE_ALARM, largest_norm
-from cpsgd.federation.sums import CLIENT, PlainSum, SecureSum
-from cpsgd.ledger import Entry, Ledger, RoundEvent
-from cpsgd.planner import Plan
-from cpsgd.secagg import SecureParameters, Stage
-from cpsgd.secagg.identity import as_roster
+from cpsgd.federation.sums import PlainSum, SecureSum
+from cpsgd.federation.terms import Terms
+from cpsgd.ledger import Entry
+from cpsgd.secagg import Stage
 
 _MOST_METRICS = 100
 # What a client says that could not use what another one sent it through the server.
 _ACCUSATION = re.compile(r"(?:ShareError|SignatureError): [^0-9]*[Cc]lient (\d{1,9})\b")
+_CLIENT = re.compile(r"\b([Cc]lient) (\d{1,9})\b")
 
 Node = TypeVar("Node", bound=Hashable)
 """What the engine calls a client: a number, a name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What a server holds all rounds to.
-
-    Attributes:
-        plan: From `cpsgd.plan(..., secure=True, colluding=1)`, or `plan_examples` for single examples. Clients see the
-            released models, and each can subtract its own noise: the plan's guarantee must not count it.
-        secure: Sums by secure aggregation. Without, the server sees each client's noisy message, and clients must
-            agree to that.
-        examples: With a plan for single examples, how many a client's sum holds at most. Clients that are set up for
-            another number refuse.
-        roster: Public keys of all clients, as many as the plan has. What clients sign is then signed by them, and not
-            by keys that they make for a round. It protects clients that have the same roster; those without one refuse.
-        ledger: Where every round's cost is written down before its mean is handed out.
-        population: The ledger's name of the clients; needed with a ledger.
-        engine: The ledger's name of the transport.
-    """
-
-    plan: Plan
-    secure: bool = True
-    examples: int | None = None
-    roster: Iterable[bytes] | None = None
-    ledger: Ledger | None = None
-    population: str | None = None
-    engine: str = "federation"
-
-    def __post_init__(self) -> None:
-        plan = self.plan
-        if plan.participation.scheme != "every":
-            raise ParameterError(
-                f"The plan is for participation {str(plan.participation)!r}, and here the same nodes may be in every "
-                'round; plan with participation="every".'
-            )
-        if plan.colluding < 1:
-            raise ParameterError(
-                "The plan has colluding=0: its guarantee is for outsiders only. Every client sees the released models, "
-                "and can subtract its own noise; plan with colluding=1 or more."
-            )
-        if (self.ledger is None) != (self.population is None):
-            raise ParameterError("Give ledger and population together.")
-        if self.roster is not None:
-            roster = as_roster(self.roster)
-            if not self.secure or len(roster) != plan.protocol.clients:
-                raise ParameterError(
-                    f"A roster is for secure aggregation among everybody on it: {len(roster)} are, and the plan is "
-                    f"for clients={plan.protocol.clients} with secure={self.secure}."
-                )
-            object.__setattr__(self, "roster", roster)
-        if self.examples is not None:
-            _validate.integer("examples", self.examples, low=1)
-        if self.secure:
-            self.parameters(0, plan.protocol.clients)
-
-    def parameters(self, round: int, clients: int) -> SecureParameters:
-        """What a round of secure aggregation with so many clients agrees on; it tolerates the plan's dropouts.
-
-        With a roster all are each other's neighbours, however many they are.
-
-        Raises:
-            ParameterError: The plan was not made for secure aggregation.
-            InfeasibleError: So many dropouts and colluding clients are more than secure aggregation tolerates.
-        """
-        found = SecureParameters.for_protocol(
-            self.plan.protocol,
-            round=round,
-            clients=clients,
-            dropout=1.0 - self.plan.surviving / clients,
-            colluding=self.plan.colluding,
-            surviving=self.plan.surviving,
-        )
-        if self.roster is None:
-            return found
-        most = (clients + self.plan.colluding) // 2 + 1
-        return replace(found, neighbours=clients - 1, threshold=most, quorum=most)
-
-    @property
-    def way(self) -> str:
-        """How sums are made, in words."""
-        signed = ", signed" if self.roster is not None else ""
-        return f"by secure aggregation{signed}" if self.secure else "in the server's sight"
-
-    def check_rounds(self, rounds: int) -> None:
-        """Refuses a run of more rounds than the plan's guarantee covers."""
-        if rounds > self.plan.rounds:
-            raise ParameterError(
-                f"{rounds} rounds are more than the plan's guarantee covers; plan with rounds={rounds}."
-            )
-
-    def reserve(self, round: int, run: str, charged_to: str | None = None) -> Entry | None:
-        """Charges a round, or raises `BudgetExceededError`; None without a ledger.
-
-        `charged_to` is a run that was to charge the round and then stopped before anything was revealed: its entry
-        pays, and is made if it has not come to that.
-        """
-        if self.ledger is None or self.population is None:
-            return None
-        name = f"{self.engine}-{charged_to or run}"
-        if charged_to is not None:
-            found = self.ledger.find(self.population, run=name, round=round)
-            if found is not None and not found.released:
-                return found
-        event = RoundEvent(
-            self.plan.protocol,
-            survivors=self.plan.surviving,
-            participation=self.plan.participation,
-            colluding=self.plan.colluding,
-            round=round,
-            run=name,
-            examples=self.examples,
-        )
-        return self.ledger.reserve(self.population, event)
 
 
 @dataclass
@@ -169,6 +57,8 @@ class RoundReport(Generic[Node]):
         measures: Of a released round, private means that ride on the updates (`cpsgd.federation.extras`); the plan's
             guarantee covers them.
         upload_bytes: Bytes that each node's replies took, over all stages.
+        accused: Nodes of which others say that they sent them something wrong, and who says so. Anybody may say so;
+            more than may collude prove it.
     """
 
     round: int
@@ -181,6 +71,7 @@ class RoundReport(Generic[Node]):
     metrics: dict[str, float] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     upload_bytes: dict[Node, int] = field(default_factory=dict)
+    accused: dict[Node, list[Node]] = field(default_factory=dict)
 
 
 class ServerSession(Generic[Node]):
@@ -233,7 +124,6 @@ class ServerSession(Generic[Node]):
         self._answered: set[int] = set()
         self._metrics: dict[int, dict[str, float]] = {}
         self._refused: dict[int, str] = {}  # what was wrong with answers to the open stage
-        self._accusers: dict[int, set[int]] = {}  # by the accused
         self._entry: Entry | None = None
         self._charged = not ahead
         self._revealing = revealing or (lambda: None)
@@ -244,7 +134,7 @@ class ServerSession(Generic[Node]):
             if not ahead:
                 self._entry = terms.reserve(round, run, charged_to)
             if terms.secure:
-                self._sum = SecureSum(terms, round, len(nodes), run, ahead)
+                self._sum = SecureSum(terms, round, len(nodes), run, ahead=ahead)
             else:
                 self._sum = PlainSum(terms, round, len(nodes))
                 self._revealing()
@@ -318,17 +208,18 @@ class ServerSession(Generic[Node]):
             raise SenderError(f"Node {node} has no part in this stage.")
         if client in self._answered:
             raise StageError(f"Node {node} has answered before.")
-        if not isinstance(reply, bytes) or len(reply) > self._sum.reply_limit:
-            size = f"{len(reply)} bytes" if isinstance(reply, bytes) else "no bytes"
-            raise WireError(f"The upload has {size}; no honest one has more than {self._sum.reply_limit}.")
         try:
+            if not isinstance(reply, bytes) or len(reply) > self._sum.reply_limit:
+                size = f"{len(reply)} bytes" if isinstance(reply, bytes) else "no bytes"
+                raise WireError(f"The upload has {size}; no honest one has more than {self._sum.reply_limit}.")
             self._sum.receive(client, reply)
         except CpsgdError as error:
             self._refused[client] = f"{type(error).__name__}: {error}"
             raise
         self._answered.add(client)
         if self.stage in TRAINING:
-            numbers = ((name, value) for name, value in (metrics or {}).items() if isinstance(value, int | float))
+            named = ((name, value) for name, value in (metrics or {}).items() if isinstance(name, str))
+            numbers = ((name, value) for name, value in named if isinstance(value, int | float))
             finite = ((name, float(value)) for name, value in numbers if abs(value) <= sys.float_info.max)
             self._metrics[client] = dict(islice(finite, _MOST_METRICS))
 
@@ -354,8 +245,8 @@ class ServerSession(Generic[Node]):
 
     @property
     def enough(self) -> bool:
-        """Whether as many have answered the open stage as the plan needs; see `close` for whether they suffice."""
-        return self.stage is not None and len(self._answered) >= self._terms.plan.surviving
+        """Whether as many have answered the open stage as it needs; see `close` for whether they suffice."""
+        return self.stage is not None and self._sum is not None and len(self._answered) >= self._sum.needed
 
     def close(self, *, early: bool = False) -> bool:
         """Ends the stage. Whoever has not answered is out; where too few are left, the round is withheld.
@@ -376,8 +267,8 @@ class ServerSession(Generic[Node]):
         except CpsgdError as error:
             if early and self.waiting:
                 return False
-            if (dealer := open_sum.dealer_at_fault(error, len(self._answered))) is not None:
-                self._blame(dealer, str(error))
+            if isinstance(error, ShareError) and error.dealer is not None:
+                self._blame(error.dealer, str(error))
             self._withhold(error)
         for client in asked - self._answered:
             self._note(self._nodes[client], "no answer in time", stage)
@@ -422,7 +313,7 @@ class ServerSession(Generic[Node]):
         names = sorted({name for metrics in self._metrics.values() for name in metrics})
         for name in names:
             values = [metrics[name] for metrics in self._metrics.values() if name in metrics]
-            self.report.metrics[name] = float(np.mean(values))
+            self.report.metrics[name] = math.fsum(value / len(values) for value in values)  # a sum may be infinite
         return mean
 
     def _check_plausible(self, mean: NDArray[np.float32], survivors: int) -> None:
@@ -451,9 +342,11 @@ class ServerSession(Generic[Node]):
         found = _ACCUSATION.match(reason)
         accused = int(found[1]) if found else -1
         if 0 <= accused < len(self._nodes) and accused != accuser:
-            self._accusers.setdefault(accused, set()).add(accuser)
-            if len(self._accusers[accused]) > self._terms.plan.colluding:
-                self._blame(accused, f"{len(self._accusers[accused])} others say: {reason}")
+            accusers = self.report.accused.setdefault(self._nodes[accused], [])
+            if self._nodes[accuser] not in accusers:
+                accusers.append(self._nodes[accuser])
+            if len(accusers) > self._terms.plan.colluding:
+                self._blame(accused, f"{len(accusers)} others say: {reason}")
 
     def _named(self, text: str) -> str:
         """Numbers of clients are drawn anew in every round; nodes keep their names."""
@@ -463,7 +356,7 @@ class ServerSession(Generic[Node]):
             number = int(found[2])
             return f"{found[0]} (node {self._nodes[number]})" if number < known else found[0]
 
-        return CLIENT.sub(name, text)
+        return _CLIENT.sub(name, text)
 
     def _withhold(self, error: CpsgdError) -> None:
         self.report.reason, self._sum = self._named(str(error)), None
