@@ -24,7 +24,7 @@ from contextlib import suppress
 from cpsgd.errors import CpsgdError, WireError
 from cpsgd.federation.messages import AHEAD, Pair
 from cpsgd.federation.server import Node, ServerSession
-from cpsgd.federation.sums import SecureSum
+from cpsgd.federation.sums import MaskedSum
 from cpsgd.federation.terms import Terms
 from cpsgd.secagg import Stage
 
@@ -62,7 +62,7 @@ class PipelinedSession(ServerSession[Node]):
         """Whether enough of those who prepared the round are present, and so many to spare."""
         found = self._sum
         there = sum(node in present for node in self.waiting)
-        return isinstance(found, SecureSum) and there >= found.fewest + spare
+        return isinstance(found, MaskedSum) and there >= found.fewest + spare
 
     def requests(self) -> dict[Node, bytes]:
         """The stage's request to each node, with that of the next round where it is prepared."""

@@ -25,7 +25,7 @@ from cpsgd.errors import (
 )
 from cpsgd.federation.messages import OPENING, TRAINING, Request
 from cpsgd.federation.plausibility import FALSE_ALARM, largest_norm
-from cpsgd.federation.sums import PlainSum, SecureSum
+from cpsgd.federation.sums import MaskedSum, PlainSum
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Entry
 from cpsgd.secagg import Stage
@@ -127,14 +127,14 @@ class ServerSession(Generic[Node]):
         self._entry: Entry | None = None
         self._charged = not ahead
         self._revealing = revealing or (lambda: None)
-        self._sum: SecureSum | PlainSum | None = None
+        self._sum: MaskedSum | PlainSum | None = None
         try:
             if len(nodes) < plan.surviving:
                 raise ThresholdError(f"{len(nodes)} nodes are connected, and the plan needs {plan.surviving}")
             if not ahead:
                 self._entry = terms.reserve(round, run, charged_to)
             if terms.secure:
-                self._sum = SecureSum(terms, round, len(nodes), run, ahead=ahead)
+                self._sum = MaskedSum(terms, round, len(nodes), run, ahead=ahead)
             else:
                 self._sum = PlainSum(terms, round, len(nodes))
                 self._revealing()

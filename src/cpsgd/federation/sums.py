@@ -16,7 +16,7 @@ _OVERHEAD_BYTES = 1 << 15
 _OVERHEAD_BYTES_PER_CLIENT = 1 << 10
 
 
-class SecureSum:
+class MaskedSum:
     """Secure aggregation: the server learns the sum of the survivors' integers and nothing else."""
 
     def __init__(self, terms: Terms, round: int, nodes: int, run: str, *, ahead: bool = False) -> None:
