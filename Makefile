@@ -78,7 +78,7 @@ bench: install
 INPUTS ?= 1000000
 fuzz: install
 	-$(PIP) atheris
-	$(BIN)/python -m tests.fuzz.driver --inputs $(INPUTS)
+	PYTHONPATH=tests $(BIN)/python -m fuzz.driver --inputs $(INPUTS)
 
 # A second environment whose kernels are instrumented; Python itself is not, so the runtime is preloaded.
 sanitize: $(VENV)-sanitize/installed
