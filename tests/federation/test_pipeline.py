@@ -20,7 +20,7 @@ from cpsgd.federation.pipeline import PipelinedSession
 from cpsgd.federation.server import ServerSession
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.secagg import Stage
+from cpsgd.secagg import SecureClient, Stage
 
 from .local import DIM, RUN, Client
 from .silos import Silos
@@ -324,6 +324,31 @@ def test_garbage_for_the_next_round_costs_that_round_only(roomy: Plan, garbage: 
     assert [list(report.faults) for report in federation.course.reports] == [["c"], [], ["c"], [], []]
     assert federation.course.reports[0].faults["c"].startswith("for the next round: ")
     assert federation.course.conduct.excluded == {"c"}
+
+
+def test_what_others_say_of_keys_for_the_next_round_counts_also_if_it_is_given_up(small_plan: Plan) -> None:
+    def accuses(node: str, round: int, stage: Stage, answer: bytes) -> bytes:
+        if (round, stage) != (1, Stage.UNMASK) or node == "a":
+            return answer
+        client = SecureClient.restore(secrets["a"]).index
+        return Pair.without(Pair.from_bytes(answer).first, f"SignatureError: Not signed by client {client}.").to_bytes()
+
+    federation, secrets = Federation(small_plan), {}
+
+    def notes(node: str, round: int, stage: Stage, answer: bytes) -> bytes:
+        if (node, round, stage) == ("a", 1, Stage.CONFIRM):
+            prepared = SessionState.from_bytes(federation.clients["a"].state).prepared
+            secrets["a"] = SessionState.from_bytes(prepared.encode()).secrets
+        return accuses(node, round, stage, answer)
+
+    federation.tamper = notes
+    federation.round()
+    (report,) = federation.course.reports
+    assert report.released
+    assert set(report.accused["a"]) == {"b", "c", "d"}
+    assert list(report.faults) == ["a"]
+    federation.round()
+    assert federation.asked[1] == FULL
 
 
 @pytest.mark.parametrize("broken", [b"cpsp", b"cpsp\1\0\xff\xff\xff\xff", b"cpsp\2\0\0\0\0\0"])

@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpsgd import Plan
+from cpsgd import Plan, Protocol
 from cpsgd.errors import (
     CpsgdError,
     InvitationError,
     MagicError,
     RoundError,
     RoundRefusedError,
+    SecureAggregationError,
     SecureRoundError,
+    SignatureError,
     StageError,
     WireError,
 )
@@ -23,11 +25,13 @@ from cpsgd.federation.client import SessionState
 from cpsgd.federation.messages import Pair, Request
 from cpsgd.federation.pipeline import PipelinedSession
 from cpsgd.federation.server import ServerSession
-from cpsgd.federation.settings import Memory
+from cpsgd.federation.settings import Memory, Signing
 from cpsgd.federation.terms import Terms
 from cpsgd.secagg import SecureClient, Stage
+from cpsgd.secagg.identity import SIGNATURE_BYTES
+from cpsgd.secagg.wire import Kind
 
-from .local import DIM, RUN, Client, opening
+from .local import DIM, RUN, Client, opening, with_more_noise
 from .silos import Silos
 
 NODES = list("abcd")
@@ -198,6 +202,47 @@ def test_a_message_of_the_next_round_for_this_one_leaves_the_next_as_it_is(round
     assert rounds.state.prepared == before
 
 
+def test_who_does_not_confirm_prepares_nothing(rounds: Rounds) -> None:
+    whole = Pair.from_bytes(rounds.before(Stage.CONFIRM))
+    wrong = replace(Request.from_bytes(whole.first), payload=rounds.sent[2, Stage.ADVERTISE].payload)
+    with pytest.raises(SecureAggregationError):
+        rounds.victim.ask(Pair(wrong.to_bytes(), whole.second).to_bytes())
+    assert rounds.state.secrets == b""
+    assert rounds.state.prepared == ""
+
+
+def test_what_was_agreed_to_when_a_round_was_prepared_holds_when_it_runs(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server asks for masks with another protocol, for fewer survivors and more rounds: nobody reads that."""
+    asked = Request.from_bytes(rounds.before(Stage.MASK, 2))
+    other = with_more_noise(rounds.plan).protocol
+    wrong = replace(asked, protocol=other.to_json(), surviving=1, rounds=10**6, examples=5)
+    used: list[Protocol] = []
+    monkeypatch.setattr(rounds.victim, "train", lambda protocol: used.append(protocol) or rounds.victim.vector)
+    rounds.victim.ask(wrong)
+    assert used == [rounds.plan.protocol]
+    inner = SecureClient.restore(rounds.state.secrets)._state
+    assert inner is not None
+    assert inner.invitation is not None
+    assert inner.invitation.session.parameters.surviving == rounds.plan.surviving
+    assert rounds.state.rounds == rounds.plan.rounds
+
+
+def test_a_confirmation_of_one_round_is_none_in_the_next(small_plan: Plan, silos: Silos) -> None:
+    """Also with a roster, where both are signed with the same key."""
+    rounds = Rounds(small_plan, silos)
+    signed = Pair.from_bytes(rounds.answer(rounds.before(Stage.CONFIRM))).first
+    rounds.before(Stage.CONFIRM, 2)
+    inner = SecureClient.restore(rounds.victim.secrets, **vars(Signing.of(rounds.victim.settings)))._state
+    assert inner is not None
+    assert inner.invitation is not None
+    framed = inner.invitation.session.write(Kind.CONFIRMATION, inner.invitation.client, signed[-SIGNATURE_BYTES:])
+    for message, error in ((signed, SecureRoundError), (framed, SignatureError)):
+        with pytest.raises(error):
+            rounds.session.receive(VICTIM, message)
+
+
 def test_shares_of_the_round_before_for_a_prepared_one(rounds: Rounds) -> None:
     asked = Request.from_bytes(rounds.before(Stage.MASK, 2))
     wrong = replace(asked, payload=rounds.sent[1, Stage.MASK].payload)
@@ -284,6 +329,32 @@ def test_with_a_memory_nothing_is_answered_twice_whatever_the_state(small_plan: 
             rounds.victim.ask(asked)
     assert rounds.victim.trained == trained == 2
     assert len(Memory(tmp_path / VICTIM).rounds()) == 2
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_client_that_dies_while_it_trains_uploads_nothing_under_the_same_masks(
+    small_plan: Plan, tmp_path: Path, remembers: bool, stored: bool
+) -> None:
+    """Whether or not the engine came to store the state; where it did not, the client needs its memory."""
+    rounds = Rounds(small_plan, folder=tmp_path if remembers else None)
+    asked, before = rounds.before(Stage.MASK, 2), rounds.victim.state
+
+    def dies(protocol: Protocol) -> np.ndarray:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rounds.victim, "train", dies)
+        with pytest.raises(KeyboardInterrupt):
+            rounds.victim.ask(asked)
+    if not stored:
+        rounds.victim.state = before
+    if stored or remembers:
+        with pytest.raises((StageError, RoundError)):
+            rounds.victim.ask(asked)
+        assert rounds.victim.trained == 1
+    else:
+        assert rounds.victim.ask(asked)  # as for any round: what is stored late needs a memory
 
 
 @pytest.mark.parametrize("prepared_first", [True, False])

@@ -109,9 +109,13 @@ class PipelinedSession(ServerSession[Node]):
         """Ends the next round's stage; gives it up where it cannot go on."""
         if following.stage in AHEAD.values():
             following.close()
-        # They came along with this round's messages, and count also if the next round is given up.
-        faults, following.report.faults = following.report.faults, {}
+        # What came along with this round's messages counts also if the next round is given up.
+        report, ahead = self.report, following.report
+        faults, ahead.faults = ahead.faults, {}
         for node, fault in faults.items():
-            self.report.faults.setdefault(node, f"for the next round: {fault}")
+            report.faults.setdefault(node, f"for the next round: {fault}")
+        accused, ahead.accused = ahead.accused, {}
+        for node, accusers in accused.items():
+            report.accused[node] = list(dict.fromkeys([*report.accused.get(node, []), *accusers]))
         if following.stage is None or (self.stage is None and following.stage is not Stage.MASK):
             self._next = None
