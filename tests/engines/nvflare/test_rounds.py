@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,9 @@ def test_a_result_that_is_no_model_puts_the_client_out(tmp_path: Path, train: An
     assert list(server.reports[0].dropped) == ["site-0"]
 
 
-def test_private_metrics_ride_on_the_updates_and_the_norm_adapts(tmp_path: Path) -> None:
+def test_private_metrics_ride_on_the_updates_and_the_norm_adapts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are in no answer of their own, and their means in the reports; what is left is the mean update."""
     seen: list[Shareable] = []
 
@@ -214,28 +217,37 @@ def test_private_metrics_ride_on_the_updates_and_the_norm_adapts(tmp_path: Path)
         seen.append(reply)
         return reply
 
-    members = sites(tmp_path, limits={"epsilon": 400.0, "delta": 1e-5})
+    members = sites(tmp_path)
     for site in members:
         site.tamper = watch
-    # So little noise that the numbers can be checked; with ε = 400 nothing is private about it.
-    server = controller(epsilon=400.0, measures={"loss": [0.0, 4.0]}, adaptive={"initial": 10.0, "rate": 1.0})
+    server = controller(
+        measures={"loss": [0.0, 4.0]},
+        adaptive={"initial": 2.0, "rate": 0.5},
+        plan={"dropout": 0.2, "bits": 14, "mechanism": "binomial"},
+    )
+    planned = server.make_plan(DIM)
+    assert planned.protocol.dim == DIM + 2
+    # With so little noise that the numbers can be checked: nothing private about it.
+    mechanism: Any = planned.protocol.mechanism
+    precise = replace(planned, protocol=replace(planned.protocol, mechanism=replace(mechanism, trials=1)))
+    monkeypatch.setattr(server, "make_plan", lambda dim: precise)
     after = run(server, members, tmp_path / "server")
-    assert server.make_plan(DIM).protocol.dim == DIM + 2
+
     assert not any("cpsgd-metrics" in reply for reply in seen)
     assert [report.metrics for report in server.reports] == [{}] * 3
     written = json.loads((tmp_path / "server" / REPORTS_FILE).read_text())
     measures = [report["measures"] for report in written]
-    spread = np.sqrt(server.make_plan(DIM).error.total / (DIM + 2)) / 0.1  # of a coordinate, over its weight
-    norms = [found["cpsgd-clip-norm"] for found in measures]
+    # Half a unit of noise, and of rounding, of each of five clients; over the weight of what rides along.
+    spread = mechanism.scale * np.sqrt(0.5 / 5) / 0.1
     for found in measures:
-        # Six standard deviations: P < 1e-8 for each of the six.
-        assert abs(found["loss"] - 2.0) < 0.5 * 4.0 * 6 * spread
-        assert abs(found["cpsgd-unclipped"] - 1.0) < 0.5 * 6 * spread
-    assert 0.5 * 6 * spread < 0.5  # so that it could fail
-    assert norms[0] == 10.0
+        # Eight standard deviations: P < 1e-13 for each of the six.
+        assert abs(found["loss"] - 2.0) < 2.0 * 8 * spread < 1.0
+        assert abs(found["cpsgd-unclipped"] - 1.0) < 0.5 * 8 * spread < 0.25
+    norms = [found["cpsgd-clip-norm"] for found in measures]
+    assert norms[0] == 2.0
     assert norms[2] < norms[1] < norms[0]
-    # Clipped to 10 and not to 1: updates of norm 0.6 take a sixteenth of the scale.
-    assert squared_error(after, 3 * VECTORS[:5].mean(axis=0)) < 9 * 3 * 100.0 / 0.98 * server.make_plan(DIM).error.total
+    moved = 3 * VECTORS[:5].mean(axis=0)
+    assert squared_error(after, moved) < 9 * 3 * DIM * (2.0 * 0.1 * spread) ** 2 < squared_error(moved, 0.0 * moved)
 
 
 def test_a_job_goes_on_with_the_norm_it_had(tmp_path: Path) -> None:
@@ -262,10 +274,12 @@ def test_what_cannot_be_measured_is_refused_when_the_job_is_made() -> None:
             controller(**wrong)
 
 
-def test_nothing_rides_on_sums_of_single_examples(tmp_path: Path) -> None:
+def test_nothing_rides_on_sums_of_single_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither for the server nor, whatever the server says, for a client."""
+    server = controller(examples=2, measures={"loss": [0.0, 1.0]})
+    monkeypatch.setattr(server, "make_plan", controller().make_plan)
     with pytest.raises(ParameterError, match="single examples are protected"):
-        run(controller(examples=2, measures={"loss": [0.0, 1.0]}), sites(tmp_path), tmp_path / "server")
+        run(server, sites(tmp_path), tmp_path / "server")
     site = Site(tmp_path, "alone", adds(VECTORS[0]), limits={"examples": 2}, secure=False)
     planned = controller(secure=False).make_plan(DIM)
     request = Request(Stage.UPLOAD, 1, 3, planned.surviving, planned.protocol.to_json(), examples=2).to_bytes()
