@@ -18,7 +18,7 @@ from cpsgd.engines.nvflare.executor import CpsgdExecutor
 if TYPE_CHECKING:
     import torch
 
-# NVFlare's clients ask for tasks; by default every two seconds, which a round of four or five stages would be made of.
+# NVFlare's clients ask for tasks; by default every two seconds, which a round of three or five stages would be made of.
 _TASK_SECONDS = 0.2
 
 
