@@ -105,6 +105,15 @@ def test_images_with_a_model_of_ones_own_whose_weights_follow_from_the_seed(cpsg
     assert "Sequential, 410 parameters" in named.stdout
 
 
+def test_the_clip_norm_may_adapt(cpsgd: Any, tmp_path: Path) -> None:
+    result = cpsgd(*options("cancer", 160, "--model", "linear", "--clip-quantile", 0.6, "--json"))
+    assert result.exit_code == 0, result.stderr
+    printed = json.loads(result.stdout)
+    assert (printed["parameters"], printed["protocol"]["dim"]) == (62, 63)
+    lines = (tmp_path / "runs" / "mydata-1" / "metrics.jsonl").read_text().splitlines()
+    assert len({json.loads(line)["clip_norm"] for line in lines}) == 3
+
+
 def test_regression_from_a_file(cpsgd: Any, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
         'data = "mydata:progress"\ncohort = 354\nrounds = 3\nparticipation = "every"\nmodel = "mlp-4"\n'

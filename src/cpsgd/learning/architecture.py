@@ -79,8 +79,8 @@ def rehearse(model: torch.nn.Module, loss: Loss, features: torch.Tensor, labels:
 
     Raises whatever the model or the loss raise.
     """
-    # A layer might remember its input.
-    model = copy.deepcopy(model)
+    # A layer might remember its input. Layers such as dropout count as they are when clients train.
+    model = copy.deepcopy(model).train()
     zero, label = torch.zeros_like(features[:1]), torch.zeros_like(labels[:1])
     on_gpu = [zero.device] if zero.device.type == "cuda" else []
     with torch.random.fork_rng(devices=on_gpu), one_formula_for_attention():
