@@ -33,9 +33,12 @@ from cpsgd.errors import ParameterError, VectorError
 from cpsgd.expectation import Expectation
 from cpsgd.mechanisms import Binomial, ErrorBound, ExpectedError, Gaussian, Mechanism
 from cpsgd.paper import bounds
+from cpsgd.promise import Promise
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+    from cpsgd.privacy.rounds import RoundsGuarantee
 
 MAX_CLIENTS = 2**32 - 1
 MAX_DIM = 2**32 - 1
@@ -69,6 +72,7 @@ class Protocol:
             among them, where it is known to be less than 2D; None where nothing but D is known. Nothing enforces it:
             every guarantee for replace-one neighbours then rests on it, and says so.
         distance_reason: Why no two vectors are further apart, in a sentence.
+        promise: What was planned with these parameters, which releases are held to; None where nothing was.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=100, clip_norm=1.0, levels=2, trials=14)
@@ -87,6 +91,7 @@ class Protocol:
     rotation_seed: int = 0
     replace_one_distance: float | None = None
     distance_reason: str | None = None
+    promise: Promise | None = None
 
     def __post_init__(self) -> None:
         low, high = _NORM_LIMITS
@@ -111,6 +116,10 @@ class Protocol:
         if self.modulus is not None:
             # A smaller modulus could not even hold one client's value.
             normal["modulus"] = _validate.integer("modulus", self.modulus, low=self.mechanism.values, high=MAX_RADIX)
+        if self.promise is not None:
+            if not isinstance(self.promise, Promise):
+                raise ParameterError(f"Expected promise to be a Promise, got {type(self.promise).__name__}.")
+            _validate.integer("promise.surviving", self.promise.surviving, low=1, high=int(self.clients))
         distance = check_distance(self.replace_one_distance, self.distance_reason, clip_norm=self.clip_norm)
         normal["replace_one_distance"] = distance
         for name, value in normal.items():
@@ -198,7 +207,8 @@ class Protocol:
         """The fields, the mechanism's among them, as plain JSON values."""
         shared = {name: getattr(self, name) for name in _SHARED}
         stated = {name: value for name in _STATED if (value := getattr(self, name)) is not None}
-        return {**shared, **self.mechanism.to_fields(self.clip_norm), **stated}
+        promise = {} if self.promise is None else {"promise": self.promise.to_dict()}
+        return {**shared, **self.mechanism.to_fields(self.clip_norm), **stated, **promise}
 
     def to_json(self) -> str:
         """The fields as a JSON object."""
@@ -215,7 +225,9 @@ class Protocol:
         kind = mechanisms.of_file(data)
         known = (*_SHARED, *_STATED)
         shared = {name: data[name] for name in known if name in data}
-        own = {name: value for name, value in data.items() if name not in (*known, "mechanism")}
+        own = {name: value for name, value in data.items() if name not in (*known, "mechanism", "promise")}
+        if "promise" in data:
+            shared["promise"] = Promise.from_dict(data["promise"])
         return cls(**shared, mechanism=kind.of_fields(own, data["clip_norm"]))
 
     @classmethod
@@ -229,12 +241,11 @@ class Protocol:
 
     @property
     def fingerprint(self) -> bytes:
-        """16 bytes that stand for all parameters; every message carries them.
+        """16 bytes that stand for all parameters and for the promise; every message carries them.
 
         SHA-256 of the canonical JSON (sorted names, no spaces, floats as exact hexadecimal), first 16 bytes.
         """
-        plain = {name: v.hex() if isinstance(v, float) else v for name, v in self.to_dict().items()}
-        text = "cpsgd protocol v1" + json.dumps(plain, sort_keys=True, separators=(",", ":"))
+        text = "cpsgd protocol v1" + json.dumps(_exact(self.to_dict()), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).digest()[:16]
 
     # ------------------------------------------------------------------ the client's half
@@ -270,8 +281,20 @@ class Protocol:
         self.check_integers()
         return pipeline.integers(self, vector, round)
 
-    def decode_sum(self, sums: NDArray[np.uint32] | NDArray[np.uint64], count: int, round: int) -> NDArray[np.float32]:
+    def decode_sum(
+        self,
+        sums: NDArray[np.uint32] | NDArray[np.uint64],
+        count: int,
+        round: int,
+        *,
+        accept_epsilon: float | None = None,
+    ) -> NDArray[np.float32]:
         """The mean of `count` clients' vectors from the sum of their integers, taken modulo `modulus` if there is one.
+
+        With a promise, the release is held to it, or to `accept_epsilon` in its place: see `release`.
+
+        Raises:
+            GuaranteeError: So few clients keep neither.
 
         Example:
             >>> protocol = Protocol.rotated_binomial(clients=2, dim=3, clip_norm=1.0, levels=4096, trials=16)
@@ -284,9 +307,26 @@ class Protocol:
         _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
         if sums.shape != (self.dim,) or sums.dtype not in (np.uint32, np.uint64):
             raise VectorError(f"Expected {self.dim} sums of uint32 or uint64, got {sums.dtype} of shape {sums.shape}.")
+        self.release(count, accept_epsilon=accept_epsilon)
         return pipeline.decode(self, sums, count, round)
 
     # ------------------------------------------------------------------ promises
+
+    def release(self, messages: int, *, accept_epsilon: float | None = None) -> RoundsGuarantee | None:
+        """Refuses a release with so many messages that does not keep the promise; see `cpsgd.privacy.release`.
+
+        Returns:
+            What is proved of it, by the accountant; None where nothing was promised.
+
+        Raises:
+            GuaranteeError: The ε that is true is more than was promised, or than `accept_epsilon` where that is given.
+        """
+        if self.promise is None and accept_epsilon is None:
+            return None
+        # Imported here: clients need no accountant.
+        from cpsgd.privacy.release import check_release
+
+        return check_release(self, messages, accept_epsilon=accept_epsilon)
 
     def check_integers(self) -> None:
         """Refuses a protocol that sends floats, or leaves coordinates out, for transports that add up integers.
@@ -426,6 +466,13 @@ def check_distance(distance: float | None, reason: str | None, *, clip_norm: flo
             f"{len(reason)} characters."
         )
     return found
+
+
+def _exact(data: dict[str, Any]) -> dict[str, Any]:
+    """The same with floats as text that loses nothing."""
+    return {
+        name: v.hex() if isinstance(v, float) else _exact(v) if isinstance(v, dict) else v for name, v in data.items()
+    }
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

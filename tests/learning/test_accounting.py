@@ -8,7 +8,7 @@ from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.options import AccountOptions, CohortOptions
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds
-from cpsgd.privacy.participation import Scheme
+from cpsgd.participation import Scheme
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.rotated_binomial(clients=500, dim=200, clip_norm=1.0, levels=8, trials=200)

@@ -22,7 +22,7 @@ from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee
-from cpsgd.privacy.participation import Participation
+from cpsgd.participation import Participation
 from cpsgd.privacy.rounds import guarantee_over_rounds, joint_cost
 from cpsgd.protocol import Protocol
 

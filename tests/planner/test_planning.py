@@ -26,7 +26,7 @@ from cpsgd.planner.search import Contest, Setting, best_design
 from cpsgd.planner.target import Target
 from cpsgd.privacy.gaussian import analytic_sigma
 from cpsgd.privacy.guarantees import guarantee
-from cpsgd.privacy.participation import Participation
+from cpsgd.participation import Participation
 from cpsgd.privacy.rounds import guarantee_over_rounds
 
 REFERENCE: dict[str, Any] = {"clients": 10_000, "dim": 65_536, "epsilon": 2.0, "delta": 1e-9}

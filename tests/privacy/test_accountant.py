@@ -15,7 +15,7 @@ from scipy.stats import norm
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, least_noise, mixed_epsilon, solve
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon, gdp_mu
-from cpsgd.privacy.participation import Participation
+from cpsgd.participation import Participation
 
 EVERY = Participation.every()
 POISSON = Participation.poisson(0.02)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -167,6 +167,9 @@ def audit(
         >>> report.passed, [check.name for check in report.checks][:3]
         (True, ['privacy', 'integers', 'unbiased'])
     """
+    if encode is None:
+        # The claim is computed here, for the messages that are played, and not read off a promise for more of them.
+        protocol = replace(protocol, promise=None)
     count = protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=1)
     _check_size(protocol, count, _validate.integer("rounds", rounds, low=SMALLEST_ROUNDS))
     _validate.integer("few", few, low=1, high=count)

@@ -25,7 +25,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -211,7 +211,9 @@ class PrivateMean:
             lanes,
             f"Round {number} counts as spent.",
         )
-        return self.protocol.decode_sum(self._lanes.backward(lanes), self.workers, number)
+        # Held to `epsilon` for the workers who are really there, before the first round.
+        unpromised = replace(self.protocol, promise=None)
+        return unpromised.decode_sum(self._lanes.backward(lanes), self.workers, number)
 
     # ------------------------------------------------------------------ before a round
 

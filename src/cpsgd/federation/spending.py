@@ -36,6 +36,8 @@ class RoundKind:
     @classmethod
     def of(cls, limits: Limits, protocol: Protocol, surviving: int) -> RoundKind:
         """The kind of round that a client with these limits is asked for."""
+        # What was promised costs nothing: rounds of another promise are of the same kind.
+        protocol = replace(protocol, promise=None)
         if limits.fingerprint is None:
             protocol = replace(protocol, replace_one_distance=None, distance_reason=None)
         return cls(protocol.to_json(), surviving, limits.examples or 0)

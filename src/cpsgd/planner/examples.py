@@ -66,7 +66,7 @@ def plan_examples(
     setting = replace(problem.setting, clip_norm=sum_norm(required.clip_norm, examples))
     whole = _ExampleProblem(setting, problem.target, problem.colluding, examples=examples)
     try:
-        return best_plan(whole, bits=required.bits, max_error=required.max_error)
+        return best_plan(whole, bits=required.bits, max_error=required.max_error, examples=examples)
     except (ConditionError, InfeasibleError, ParameterError) as error:
         raise InfeasibleError(f"No protocol keeps ε={epsilon:g} for an example among {examples}: {error}") from None
 

@@ -15,7 +15,7 @@ from cpsgd.planner import modulus
 from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design, feasible, roughly_feasible, values_of
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee
-from cpsgd.privacy.participation import Participation
+from cpsgd.participation import Participation
 from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.protocol import Protocol, check_distance
 

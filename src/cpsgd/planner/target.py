@@ -21,7 +21,7 @@ from cpsgd.mechanisms.law import Law, Normal, Steps
 from cpsgd.privacy import accountant, gaussian
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.moments import Meter, Moments
-from cpsgd.privacy.participation import Participation
+from cpsgd.participation import Participation
 from cpsgd.privacy.products import SHARES, smoothed_certificate, smoothed_sensitivity
 from cpsgd.privacy.renyi import MAX_WORK, rdp_epsilon, renyi_floor
 from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE, counted_tail

@@ -19,7 +19,7 @@ from cpsgd.privacy.gaussian import gdp_mu as gdp_mu
 from cpsgd.privacy.guarantees import CITATIONS as CITATIONS
 from cpsgd.privacy.guarantees import Guarantee as Guarantee
 from cpsgd.privacy.guarantees import guarantee as guarantee
-from cpsgd.privacy.participation import Participation as Participation
+from cpsgd.participation import Participation as Participation
 from cpsgd.privacy.renyi import RenyiCertificate as RenyiCertificate
 from cpsgd.privacy.renyi import renyi_certificate as renyi_certificate
 from cpsgd.privacy.rounds import RoundsGuarantee as RoundsGuarantee

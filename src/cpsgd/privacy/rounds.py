@@ -20,7 +20,7 @@ from cpsgd.privacy.accountant import LARGEST_EPSILON, Rounds, composed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.gaussian import gdp_epsilon
 from cpsgd.privacy.guarantees import CITATIONS, Guarantee, guarantee, quick_guarantee
-from cpsgd.privacy.participation import Participation
+from cpsgd.participation import Participation
 from cpsgd.privacy.products import smoothed_certificate, smoothed_epsilon
 from cpsgd.privacy.renyi import renyi_floor, summed_renyi_certificate
 
