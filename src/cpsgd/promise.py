@@ -19,6 +19,7 @@ from cpsgd.participation import Participation
 VERSION = 1
 """Version of the block in a protocol file."""
 
+_EVERY = Participation.every()
 _FIELDS = ("epsilon", "delta", "adjacency", "surviving", "colluding", "rounds", "participation", "unit")
 
 
@@ -50,7 +51,7 @@ class Promise:
     adjacency: Adjacency = Adjacency.REPLACE_ONE
     colluding: int = 0
     rounds: int = 1
-    participation: Participation = Participation("every")
+    participation: Participation = _EVERY
     examples: int | None = None
 
     def __post_init__(self) -> None:

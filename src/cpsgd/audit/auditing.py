@@ -14,7 +14,7 @@ from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.aggregator import Aggregator
 from cpsgd.audit import checks
-from cpsgd.audit.bound import Attacker, Promise, Rehearsal
+from cpsgd.audit.bound import Attacker, Prospect, Rehearsal
 from cpsgd.audit.checks import Check, Played
 from cpsgd.audit.law import Array, LikelihoodRatio
 from cpsgd.audit.playing import Canary, Encode, Player, Start, canaries_of, peculiar, resting, rounded
@@ -189,7 +189,7 @@ def audit(
 
     def promised(lesson: _Lesson) -> float:
         return _excess(
-            [Claim(delta_, epsilon, lesson.promise(attacked, delta_, error).epsilon) for delta_, epsilon in claims]
+            [Claim(delta_, epsilon, lesson.prospect(attacked, delta_, error).epsilon) for delta_, epsilon in claims]
         )
 
     best = max(explored, key=promised)
@@ -215,7 +215,7 @@ def audit(
         claims=found,
         canary=best.canary.name,
         promises=tuple(
-            (lesson.canary.name, lesson.promise(attacked, delta, 1.0 - CONFIDENCE).epsilon) for lesson in explored
+            (lesson.canary.name, lesson.prospect(attacked, delta, 1.0 - CONFIDENCE).epsilon) for lesson in explored
         ),
         rounds=player.played,
         attacked_rounds=attacked,
@@ -239,14 +239,14 @@ class _Lesson:
     real: Rehearsal
     simulated: Rehearsal
 
-    def promise(self, rounds: int, delta: float, error: float) -> Promise:
+    def prospect(self, rounds: int, delta: float, error: float) -> Prospect:
         """The attack that promises most."""
-        promises = [rehearsal.best_promise(rounds, delta, error) for rehearsal in (self.real, self.simulated)]
+        promises = [rehearsal.best_prospect(rounds, delta, error) for rehearsal in (self.real, self.simulated)]
         return max(promises, key=lambda promise: promise.epsilon)
 
     def attacker(self, rounds: int, delta: float, error: float) -> Attacker:
         """Who makes that promise. Its threshold always comes from real rounds, whatever law these have."""
-        best = self.promise(rounds, delta, error)
+        best = self.prospect(rounds, delta, error)
         return Attacker.answering(self.real.scores, best.sign, best.share)
 
 

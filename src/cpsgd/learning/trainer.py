@@ -94,7 +94,8 @@ class Trainer:
         The model may be any module of float32 parameters, except batch normalisation; it is moved to the device. The
         loss goes from outputs and labels to their mean loss, and the mechanism is a `Plan`, a `Protocol` or
         `NoPrivacy`. Of a plan, or a protocol with a promise, come ε, δ, neighbours, rounds, participation and examples
-        where the options leave them open; options that contradict it are refused. What the options are is said in their groups, in `cpsgd.learning.options`.
+        where the options leave them open; options that contradict it are refused. What the options are is said in
+        their groups, in `cpsgd.learning.options`.
 
         Raises:
             BudgetExceededError: The ledger's budget is too small for so many rounds.

@@ -26,9 +26,9 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
 from cpsgd.mechanisms.law import Steps
+from cpsgd.participation import Participation
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
 from cpsgd.privacy.examples import example_protocol
-from cpsgd.participation import Participation
 from cpsgd.privacy.rounds import (
     SAMPLED_TAIL_SHARE,
     TAIL_SHARES,

@@ -11,11 +11,11 @@ from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
+from cpsgd.participation import Participation
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
 from cpsgd.planner.problem import BEST, WHOLE_BITS, Finished, Problem, Requirements
 from cpsgd.planner.search import MAX_BITS, Considered, Design
 from cpsgd.privacy.guarantees import Guarantee
-from cpsgd.participation import Participation
 from cpsgd.promise import Promise
 from cpsgd.protocol import Protocol
 

@@ -11,11 +11,11 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pack
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import Mechanism
+from cpsgd.participation import Participation
 from cpsgd.planner import modulus
 from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design, feasible, roughly_feasible, values_of
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee
-from cpsgd.participation import Participation
 from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.protocol import Protocol, check_distance
 

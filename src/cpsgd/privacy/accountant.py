@@ -32,9 +32,9 @@ from scipy.optimize import brentq
 
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.participation import Participation
 from cpsgd.privacy import gaussian
 from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, SampledRounds, sampled_profile
-from cpsgd.participation import Participation
 
 if TYPE_CHECKING:
     from dp_accounting import PrivacyAccountant

@@ -15,12 +15,12 @@ from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.participation import Participation
 from cpsgd.privacy import composition
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Rounds, composed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.gaussian import gdp_epsilon
 from cpsgd.privacy.guarantees import CITATIONS, Guarantee, guarantee, quick_guarantee
-from cpsgd.participation import Participation
 from cpsgd.privacy.products import smoothed_certificate, smoothed_epsilon
 from cpsgd.privacy.renyi import renyi_floor, summed_renyi_certificate
 
