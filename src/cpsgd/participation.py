@@ -97,6 +97,13 @@ class Participation:
         """Whether chance decides who takes part."""
         return self.scheme in ("poisson", "fixed-size")
 
+    @property
+    def secrecy(self) -> str | None:
+        """What sampling asks of whoever draws, in words; None where everything may be known of who takes part."""
+        if not self.sampled or self.rate == 1.0:
+            return None
+        return "who was drawn for a round must stay secret, from everybody who sees a result: ε rests on it"
+
     def check(self, adjacency: Adjacency | str) -> None:
         """Raises `ParameterError` where the amplification theorem does not cover this kind of neighbours."""
         neighbours = Adjacency.parse(adjacency)

@@ -54,6 +54,7 @@ def run(
     required: options.Required = options.NO_REQUIREMENTS,
     budget: Annotated[BudgetOptions, Parameter(name="*", group=options.BUDGET)] = _NOBODY,
     round: options.Round = 0,
+    accept_epsilon: options.AcceptEpsilon = None,
     key: options.Key = None,
     out: Annotated[Path, Parameter(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = Path("mean.npy"),
     threads: Annotated[
@@ -72,8 +73,8 @@ def run(
     simulation: here the real error can be measured, because one machine holds all vectors.
 
     With --epsilon the planner chooses the mechanism and its parameters; otherwise it is the paper's, with k = 2 and
-    m = 14 if not given, four bits per coordinate. With --delta the ε proved for the round is shown (replace-one
-    neighbours).
+    m = 14 if not given, four bits per coordinate. The ε proved for the round is shown (replace-one neighbours), at
+    δ = 1e-6 if not given. A table with fewer rows than a protocol file promises messages for is refused.
 
     With --ledger the mean is a release: the round is refused if too little is left of the population's budget, and
     charged to it before the mean is computed. A table that cannot be read to its end costs nothing. The real error is
@@ -88,7 +89,7 @@ def run(
     if chosen.dim != rows.dim:
         raise ParameterError(f"The protocol is for {chosen.dim} coordinates, the rows of {file} have {rows.dim}.")
 
-    privacy, privacy_facts = output.privacy(chosen, required.delta, rows.clients)
+    privacy, privacy_facts = output.privacy(chosen, required.delta, rows.clients, accept_epsilon=accept_epsilon)
     charge = _quote(budget, chosen, survivors=rows.clients, round=round, label=f"cpsgd mean {file.name}")
 
     aggregator = Aggregator(chosen, round, max_dim=chosen.dim)
@@ -100,7 +101,7 @@ def run(
     if charge is not None:
         paid, paid_facts = charge.pay()
         privacy, privacy_facts = privacy | paid, privacy_facts + paid_facts
-    estimate = aggregator.mean()
+    estimate = aggregator.mean(accept_epsilon=accept_epsilon)
     error: dict[str, float] | None = None
     if charge is None:
         difference, expected = estimate - expectation.mean(), expectation.error()

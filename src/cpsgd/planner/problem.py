@@ -96,6 +96,12 @@ class Requirements:
     distance_reason: str | None = None
 
 
+def surviving(clients: int, dropout: float) -> int:
+    """The fewest messages of a round, where this share of the clients may fail to answer."""
+    # The tolerance keeps 0.1 of 1000 from being 101 clients.
+    return clients - math.ceil(clients * _validate.fraction("dropout", dropout) - 1e-9)
+
+
 def _asked_for(required: Requirements) -> tuple[type[Mechanism], ...]:
     """The mechanisms to choose among.
 
@@ -143,14 +149,12 @@ class Problem:
         adjacency = Adjacency.parse(required.adjacency)
         participation = Participation.parse(required.participation)
         clients = _validate.integer("clients", required.clients, low=1)
-        dropout = _validate.fraction("dropout", required.dropout)
-        # The tolerance keeps 0.1 of 1000 from being 101 clients.
-        surviving = clients - math.ceil(clients * dropout - 1e-9)
+        arriving = surviving(clients, required.dropout)
         colluding = _validate.integer("colluding", required.colluding, low=0)
-        if surviving - colluding < 1:
+        if arriving - colluding < 1:
             raise InfeasibleError(
-                f"Of {clients} clients {clients - surviving} may drop out and {colluding} may collude: nobody is left "
-                f"whose noise protects. At most {max(0, surviving - 1)} may collude at this dropout."
+                f"Of {clients} clients {clients - arriving} may drop out and {colluding} may collude: nobody is left "
+                f"whose noise protects. At most {max(0, arriving - 1)} may collude at this dropout."
             )
         participation.check(adjacency)
         clip_norm = _validate.positive("clip_norm", required.clip_norm)
@@ -168,12 +172,12 @@ class Problem:
             adjacency=adjacency,
             dim=_validate.integer("dim", required.dim, low=1),
             clip_norm=clip_norm,
-            honest=surviving - colluding,
+            honest=arriving - colluding,
             replace_one_distance=distance,
         )
         setting = Setting(
             clients=clients,
-            surviving=surviving,
+            surviving=arriving,
             dim=target.dim,
             clip_norm=target.clip_norm,
             rotate=required.rotate,
