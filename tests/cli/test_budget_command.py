@@ -105,7 +105,7 @@ def test_a_table_that_is_damaged_at_its_end_costs_nothing(budget: Any) -> None:
 def test_a_round_is_on_the_ledger_before_its_mean_is_computed(budget: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spent = []
 
-    def fail(aggregator: Aggregator) -> None:
+    def fail(aggregator: Aggregator, *, accept_epsilon: float | None) -> None:
         spent.append(Ledger("b.ledger").total("people").rounds)
         raise VectorError("no mean today")
 
