@@ -122,7 +122,7 @@ def test_what_is_no_promise_is_refused(promise: Any) -> None:
 def test_a_promise_with_a_hole_is_refused(name: str) -> None:
     data = PROTOCOL.to_dict()
     del data["promise"][name]
-    with pytest.raises(ParameterError, match="missing|version"):
+    with pytest.raises(ParameterError, match=r"missing|version"):
         Protocol.from_dict(data)
 
 

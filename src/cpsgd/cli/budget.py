@@ -13,7 +13,7 @@ from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import new_app
 from cpsgd.errors import LedgerAccessError, LedgerError
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.reports.numbers import rounded_up
+from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Total
@@ -40,7 +40,7 @@ def create(ledger: LedgerFile, /, *, budget: Annotated[BudgetFields, options.FLA
         output.show_json({"ledger": ledger, "budget": opened.to_dict(), "head": head})
         return
     rows = [
-        ("budget", escape(f"ε = {opened.epsilon:g} at δ = {opened.delta:g} for {opened.population}")),
+        ("budget", escape(f"ε = {rounded_up(opened.epsilon)} at δ = {opened.delta:g} for {opened.population}")),
         ("protects", f"one {opened.unit}, {opened.adjacency} neighbours"),
         ("ledger", escape(str(ledger))),
     ]
@@ -141,7 +141,7 @@ def verify(
         ]
         for total in found.totals:
             over = "[bold red]more than the budget[/bold red] " if total.population in overspent else ""
-            text = f"{over}ε = {rounded_up(total.epsilon)} of {total.limit:g} at δ = {total.delta:g}"
+            text = f"{over}ε = {rounded_up(total.epsilon)} of {rounded_up(total.limit)} at δ = {total.delta:g}"
             rows.append((escape(total.population), text))
         output.console().print(output.facts(rows))
         _show_head(str(found.head))
@@ -185,10 +185,10 @@ def _rows(total: Total) -> list[tuple[str, str]]:
     return [
         (
             "spent",
-            f"[bold]ε = {rounded_up(total.epsilon)}[/bold] of {total.limit:g} at δ = {total.delta:g}, "
+            f"[bold]ε = {rounded_up(total.epsilon)}[/bold] of {rounded_up(total.limit)} at δ = {total.delta:g}, "
             f"{total.adjacency} neighbours, one {total.unit}",
         ),
-        ("left", f"{total.left:.4g}"),
+        ("left", rounded_down(total.left)),
         ("rounds", f"{total.rounds:,}{unreleased}"),
         ("proved by", escape(total.citation)),
         *(("assuming", escape(text)) for text in total.assumptions),

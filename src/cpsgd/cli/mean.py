@@ -15,7 +15,7 @@ from cyclopts import Parameter, validators
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import whole
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
-from cpsgd.reports.numbers import rounded_up
+from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator
@@ -202,8 +202,8 @@ class _Charge:
         self.ledger.release(entry, self.event.survivors)
         total = self.ledger.total(self.population)
         text = (
-            f"{total.population}: ε = {rounded_up(total.epsilon)} of {total.limit:g} at δ = {total.delta:g} "
-            f"spent, {total.left:.4g} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
+            f"{total.population}: ε = {rounded_up(total.epsilon)} of {rounded_up(total.limit)} at δ = {total.delta:g} "
+            f"spent, {rounded_down(total.left)} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
         )
         return {"budget": {"ledger": self.ledger.path, **total.to_dict()}}, [("budget", text)]
 

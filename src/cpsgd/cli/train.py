@@ -295,5 +295,5 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
 def _budget_facts(budget: dict[str, Any] | None) -> list[tuple[str, str]]:
     if budget is None:
         return []
-    spent, limit = rounded_up(budget["epsilon"]), budget["limit"]
-    return [("budget", escape(f"{budget['population']}: ε = {spent} of {limit:g} at δ = {budget['delta']:g} spent"))]
+    spent, limit = rounded_up(budget["epsilon"]), rounded_up(budget["limit"])
+    return [("budget", escape(f"{budget['population']}: ε = {spent} of {limit} at δ = {budget['delta']:g} spent"))]

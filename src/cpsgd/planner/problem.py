@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from cpsgd import _validate, mechanisms
+from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pack
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
@@ -395,10 +396,10 @@ class Problem:
     def too_accurate(self, bits: float, best: Design, max_error: float) -> InfeasibleError:
         """No design is as accurate as that: names the smallest error at this ε and the smallest ε for this error."""
         error = best.error.total
-        remedy = f"The smallest error at ε={self.target.epsilon:g} is {error:.4g}, with bits={bits:g}"
+        remedy = f"The smallest error at ε={rounded_up(self.target.epsilon)} is {error:.4g}, with bits={bits:g}"
         needed = self._smallest_epsilon(bits, max_error)
         if needed is not None:
-            remedy += f"; max_error={max_error:g} needs about epsilon={needed:.3g}"
+            remedy += f"; max_error={max_error:g} needs about epsilon={rounded_up(needed, 3)}"
         return InfeasibleError(
             f"No protocol was found whose expected squared error is at most {max_error:g} "
             f"(the Gaussian mechanism itself has {self.gaussian_squared_error:.4g}). {remedy}, or more clients."

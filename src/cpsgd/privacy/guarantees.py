@@ -6,10 +6,10 @@ import math
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import MECHANISMS
@@ -98,8 +98,8 @@ class Guarantee:
         if self.tail:
             rows.append(("tails", f"{self.tail:.2g} of δ"))
         for method, found in self.alternatives:
-            rows.append(("otherwise", f"{method}: {found if isinstance(found, str) else _round_up(found)}"))
-        lines = [f"ε = {_round_up(self.epsilon)} at δ = {self.delta:g}, {self.adjacency} adjacency"]
+            rows.append(("otherwise", f"{method}: {found if isinstance(found, str) else rounded_up(found)}"))
+        lines = [f"ε = {rounded_up(self.epsilon)} at δ = {self.delta:g}, {self.adjacency} adjacency"]
         for label, text in rows:
             lines += textwrap.wrap(text, 100, initial_indent=f"  {label:<9}  ", subsequent_indent=" " * 13)
         return "\n".join(lines)
@@ -288,9 +288,5 @@ def _attempt(prove: _Prove, delta: float, moved: _Moved) -> Result:
                 return epsilon, tail + spent
     except ConditionError as reason:
         return str(reason)
-    return f"the noise sampler's resolution would cost {spent:.2g} of δ={delta:g} at ε={epsilon:.4g}; {moved.remedy}"
-
-
-def _round_up(epsilon: float) -> str:
-    """Four significant digits, never less than the number itself."""
-    return str(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon))
+    cost = f"{spent:.2g} of δ={delta:g} at ε={rounded_up(epsilon)}"
+    return f"the noise sampler's resolution would cost {cost}; {moved.remedy}"

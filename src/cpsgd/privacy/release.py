@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_up
 from cpsgd.errors import CpsgdError, GuaranteeError, ParameterError
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
@@ -43,7 +44,7 @@ def check_release(protocol: Protocol, messages: int, *, accept_epsilon: float | 
     if promise is None:
         if accept_epsilon is not None:
             raise ParameterError(
-                f"accept_epsilon={accept_epsilon:g} has nothing to compare with: the protocol promises no ε at any δ. "
+                f"accept_epsilon={rounded_up(accept_epsilon)} has nothing to compare with: the protocol promises no ε at any δ. "
                 "Leave it out, or use a protocol made by `plan`."
             )
         return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpsgd.reports import plotting
-from cpsgd.reports.numbers import power, rounded_up
+from cpsgd.reports.numbers import power, rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.audit import AuditReport
@@ -69,7 +69,7 @@ def draw_frontier(plan: Plan, path: Path) -> Path:
     plotting.tidy(
         axes,
         title=f"What a bit buys: n = {protocol.clients:,}, d = {protocol.dim:,}, "
-        f"ε ≤ {plan.wished_epsilon:g}, δ = {power(plan.guarantee.delta)}{rounds}{secure}",
+        f"ε ≤ {rounded_up(plan.wished_epsilon)}, δ = {power(plan.guarantee.delta)}{rounds}{secure}",
         xlabel="bits per coordinate",
         ylabel="expected squared error ÷ Gaussian's",
     )
@@ -104,7 +104,7 @@ def draw_audit(report: AuditReport, path: Path) -> Path:
     plotting.tidy(
         axes,
         title=f"{'PASS' if report.passed else 'FAIL'}: claimed ε ≤ {rounded_up(claim.epsilon)}, found "
-        f"ε ≥ {int(1e3 * report.lower_bound) / 1e3:g} at δ = {power(claim.delta)}",
+        f"ε ≥ {rounded_down(report.lower_bound)} at δ = {power(claim.delta)}",
         xlabel="false alarms: says “one” when it was the other",
         ylabel="misses",
     )
@@ -121,7 +121,7 @@ def draw_spending(budget: Budget, entries: Sequence[Entry], path: Path) -> Path:
     x = days if in_time else [float(i + 1) for i in range(len(entries))]
     spent = [entry.spent for entry in entries]
     axes.axhline(budget.epsilon, color=plotting.ACCENT, linewidth=1.4)
-    limit, across = f"limit ε = {budget.epsilon:g}", ("axes fraction", "data")
+    limit, across = f"limit ε = {rounded_up(budget.epsilon)}", ("axes fraction", "data")
     plotting.note(axes, limit, (0.0, budget.epsilon), (4, 4), xycoords=across, color=plotting.ACCENT)
     if entries:
         axes.step(x, spent, where="post", color=plotting.SEQUENCE[1], linewidth=2.0)
