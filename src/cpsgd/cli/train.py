@@ -275,6 +275,7 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
         privacy = f"({rounded_up(found.epsilon)}, {found.delta:g}), {found.adjacency} neighbours"
         facts += [
             ("privacy", f"{privacy}, participation {found.participation}"),
+            *output.secrecy(found.participation),
             ("protects", run_report.unit_text(summary)),
             ("proved by", escape(found.citation)),
             ("published", escape(run_report.published_text(summary["paper_bound"]))),

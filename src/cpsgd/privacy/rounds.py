@@ -79,7 +79,9 @@ class RoundsGuarantee(Guarantee):
 
     def __str__(self) -> str:
         many = f"{self.rounds:,} rounds" if self.rounds > 1 else "1 round"
-        return f"{super().__str__()}\n  covers     {many}, participation {self.participation}"
+        covers = f"\n  covers     {many}, participation {self.participation}"
+        secrecy = self.participation.secrecy
+        return f"{super().__str__()}{covers}" + ("" if secrecy is None else f"\n  secret     {secrecy}")
 
 
 def guarantee_over_rounds(
