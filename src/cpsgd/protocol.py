@@ -44,7 +44,8 @@ MAX_CLIENTS = 2**32 - 1
 MAX_DIM = 2**32 - 1
 MAX_RADIX = 2**32 - 1
 # Outside this interval float32 arithmetic could overflow or vanish on the way through the codec.
-_NORM_LIMITS = (1e-20, 1e20)
+NORM_LIMITS = (1e-20, 1e20)
+"""Between these D must be."""
 _MAX_GRID_NORM = 1e25
 # What a protocol file holds beside the fields of its mechanism.
 _SHARED = ("clients", "dim", "clip_norm", "rotate", "modulus", "rotation_seed")
@@ -94,7 +95,7 @@ class Protocol:
     promise: Promise | None = None
 
     def __post_init__(self) -> None:
-        low, high = _NORM_LIMITS
+        low, high = NORM_LIMITS
         if not isinstance(self.mechanism, Mechanism):
             raise ParameterError(
                 f"Expected mechanism to be one of cpsgd.mechanisms, got {reprlib.repr(self.mechanism)}."

@@ -66,6 +66,7 @@ def show(
     if plot is not None:
         if population is None:
             raise LedgerError("Missing --population: a plot is of one budget.")
+        _files.check_picture(plot)
         _files.check_output(plot, ledger)
     names = [budget.population for budget in book.budgets()] if population is None else [population]
     totals = [book.total(name) for name in names]
@@ -200,7 +201,7 @@ def _show_entries(book: Ledger, population: str) -> None:
     rows = [
         (
             str(entry.number),
-            entry.reserved_at[:19],
+            entry.reserved_at[:19].replace("T", " "),
             escape(entry.event.run or "–"),
             str(entry.event.round),
             f"{entry.survivors:,}",
@@ -210,6 +211,6 @@ def _show_entries(book: Ledger, population: str) -> None:
         )
         for entry in entries[-_SHOWN:]
     ]
-    columns = ("entry", "reserved (UTC)", "run", "round", "messages", "participation", "released", "ε then")
+    columns = ("entry", "reserved (UTC)", "run", "round", "messages", "who", "released", "ε then")
     title = f"the last {_SHOWN} of {len(entries):,} rounds" if len(entries) > _SHOWN else None
-    output.console().print(output.grid(columns, rows, title=title))
+    output.console().print(output.grid(columns, rows, title=title, whole=(name for name in columns if name != "run")))

@@ -80,6 +80,8 @@ def run(
     charged to it before the mean is computed. A table that cannot be read to its end costs nothing. The real error is
     then not shown, because no budget covers it.
     """
+    import numpy as np
+
     from cpsgd.aggregator import Aggregator
     from cpsgd.expectation import Expectation
 
@@ -105,7 +107,9 @@ def run(
     error: dict[str, float] | None = None
     if charge is None:
         difference, expected = estimate - expectation.mean(), expectation.error()
-        error = {"measured": float(difference @ difference), "expected": expected.total, **asdict(expected)}
+        with np.errstate(over="ignore"):
+            measured = float(difference @ difference)
+        error = {"measured": measured, "expected": expected.total, **asdict(expected)}
     _files.write_vector(out, estimate)
 
     if json:

@@ -71,11 +71,20 @@ def facts(rows: Iterable[tuple[str, str]], title: str | None = None) -> Table:
     return table
 
 
-def grid(columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None) -> Table:
-    """A table of numbers, right-aligned; a row that begins with an arrow is shown in bold."""
+def grid(
+    columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None, *, whole: Iterable[str] = ()
+) -> Table:
+    """A table of numbers, right-aligned; a row that begins with an arrow is shown in bold.
+
+    Columns that are named in `whole` are never cut or wrapped, however narrow the terminal.
+    """
+    kept = set(whole)
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    if kept:
+        table.padding = (0, 1, 0, 0)
     for column in columns:
-        table.add_column(column, justify="right", header_style="cyan")
+        fold: Any = {"no_wrap": True} if column in kept else {"overflow": "fold"}
+        table.add_column(column, justify="right", header_style="cyan", **fold)
     for row in rows:
         cells = list(row)
         table.add_row(*cells, style="bold" if cells[0].startswith("▸") else "")

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from cpsgd.cli import _files, options, output
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
-from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, Settings, read_file
+from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, PRESETS, Settings, read_file
 from cpsgd.mechanisms.options import MechanismOptions
 from cpsgd.reports.numbers import rounded_up, size
 
@@ -82,7 +82,7 @@ def run(
         settings = _settings_of(folder, changes)
     else:
         settings = Settings.of(changes)
-        folder = _new_folder(name, settings.preset)
+        folder = _new_folder(name, _kind(settings))
     _train(settings, folder, resume=resume, json=json)
 
 
@@ -167,7 +167,13 @@ def _run_name(name: str) -> str:
     return name
 
 
-def _new_folder(name: str | None, preset: str) -> Path:
+def _kind(settings: Settings) -> str:
+    """What runs are named after: the preset, or the data set where that is another than the preset's."""
+    usual = PRESETS[settings.preset]["dataset"]
+    return settings.preset if settings.dataset == usual else settings.dataset
+
+
+def _new_folder(name: str | None, kind: str) -> Path:
     if name is not None:
         folder = _RUNS / _run_name(name)
         if folder.exists() and any(folder.iterdir()):
@@ -176,7 +182,7 @@ def _new_folder(name: str | None, preset: str) -> Path:
             )
         return folder
     number = 1
-    while (folder := _RUNS / f"{preset}-{number}").exists():
+    while (folder := _RUNS / f"{kind}-{number}").exists():
         number += 1
     return folder
 

@@ -18,7 +18,7 @@ from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.rounds import guarantee_over_rounds
-from cpsgd.protocol import Protocol, check_distance
+from cpsgd.protocol import NORM_LIMITS, Protocol, check_distance
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
 _ADJUSTMENTS = 2
@@ -158,7 +158,8 @@ class Problem:
                 f"whose noise protects. At most {max(0, arriving - 1)} may collude at this dropout."
             )
         participation.check(adjacency)
-        clip_norm = _validate.positive("clip_norm", required.clip_norm)
+        low, high = NORM_LIMITS
+        clip_norm = _validate.positive("clip_norm", required.clip_norm, low=low, high=high)
         distance = check_distance(required.replace_one_distance, required.distance_reason, clip_norm=clip_norm)
         if distance is not None and adjacency is not Adjacency.REPLACE_ONE:
             raise ParameterError(

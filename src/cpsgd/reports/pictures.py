@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from cpsgd.ledger import Budget, Entry
     from cpsgd.planner import Plan
 
+# Rounds whose marks are large enough to be counted.
+_FEW_ROUNDS = 40
+
 
 def draw_frontier(plan: Plan, path: Path) -> Path:
     """Draws the best error for each number of bits beside the Gaussian mechanism's, and marks the plan's choice."""
@@ -125,6 +128,12 @@ def draw_spending(budget: Budget, entries: Sequence[Entry], path: Path) -> Path:
     plotting.note(axes, limit, (0.0, budget.epsilon), (4, 4), xycoords=across, color=plotting.ACCENT)
     if entries:
         axes.step(x, spent, where="post", color=plotting.SEQUENCE[1], linewidth=2.0)
+        # A step that ends where it begins is not seen, and a single round is nothing else.
+        axes.plot(x, spent, "o", color=plotting.SEQUENCE[1], markersize=5 if len(x) <= _FEW_ROUNDS else 2)
+        if len(x) == 1:
+            plotting.note(axes, f"ε = {rounded_up(spent[0])}", (x[0], spent[0]), (8, 4))
+            axes.set_xlim(0.0, 2.0)
+            axes.set_xticks([1.0])
         if lost := [(place, entry.spent) for place, entry in zip(x, entries, strict=True) if not entry.released]:
             axes.plot(*zip(*lost, strict=True), "x", color=plotting.INK, markersize=6, label="reserved, not released")
             axes.legend(frameon=False, fontsize=9, loc="lower right")

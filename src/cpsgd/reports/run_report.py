@@ -31,7 +31,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 def check() -> None:
     """Raises `CpsgdError` where nothing could be drawn, so that this is known before a long run."""
-    plotting.new_figure(1.0, 1.0)
+    plotting.check()
 
 
 def write(folder: Path, summary: Mapping[str, Any], results: Sequence[Result]) -> list[Path]:

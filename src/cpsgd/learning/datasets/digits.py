@@ -33,7 +33,7 @@ def load_digits() -> ImageDataset:
         from sklearn import datasets
     except ImportError:
         raise DataError(
-            "The embedded digits come with scikit-learn, which is not installed: pip install 'cpsgd[learn]'."
+            "The embedded digits come with scikit-learn, which is not installed: pip install scikit-learn."
         ) from None
     bundled = datasets.load_digits()
     shades, labels = bundled.images.astype(np.uint8), bundled.target.astype(np.uint8)
