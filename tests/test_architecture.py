@@ -14,7 +14,7 @@ ROOT = Path(cpsgd.__file__).parent
 
 # From the ground up. A room imports only rooms of lower floors.
 FLOORS = [
-    {"_numbers"},
+    {"_display", "_numbers"},
     {"errors"},
     {"_validate", "_torch", "adjacency", "randomness"},
     {"participation"},

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
+from cpsgd._display import html_table
 from cpsgd.codec import pipeline, wire
 from cpsgd.errors import (
     ChecksumError,
@@ -92,6 +93,21 @@ class Aggregator:
         """A copy of the sums of the messages: integers, or floats where the protocol sends floats."""
         with self._lock:
             return self._sums.copy()
+
+    def __repr__(self) -> str:
+        return (
+            f"Aggregator(round {self.round}, {self.count:,} messages of {self.protocol.clients:,} planned, "
+            f"{self.protocol.name})"
+        )
+
+    def _repr_html_(self) -> str:
+        promise = self.protocol.promise
+        rows = [
+            ("messages", f"{self.count:,} of {self.protocol.clients:,} planned"),
+            ("protocol", f"{self.protocol.name}, {self.protocol.dim:,} coordinates"),
+            ("promised", "nothing" if promise is None else str(promise)),
+        ]
+        return html_table(f"Aggregator of round {self.round}", rows)
 
     def add(self, message: bytes | bytearray | memoryview) -> None:
         """Accepts one message.

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from cpsgd import _validate, mechanisms
+from cpsgd._display import html_table
+from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline, wire
 from cpsgd.codec.formats import Format
@@ -239,6 +241,27 @@ class Protocol:
         except (ValueError, RecursionError) as error:
             raise ParameterError(f"A protocol file must hold a JSON object: {error}.") from None
         return cls.from_dict(data)
+
+    def __repr__(self) -> str:
+        promise = "" if self.promise is None else f", promises ε ≤ {rounded_up(self.promise.epsilon)}"
+        return (
+            f"{type(self).__name__}({self.name}, clients={self.clients}, dim={self.dim}, clip_norm={self.clip_norm:g}, "
+            f"{self.bits_per_coordinate:.4g} bits per coordinate{promise})"
+        )
+
+    def _repr_html_(self) -> str:
+        modulus = [] if self.modulus is None else [("sums", f"modulo {self.modulus:,}")]
+        stated = self.assumption(Adjacency.REPLACE_ONE)
+        rows = [
+            ("mechanism", ("rotation, " if self.rotate else "") + self.mechanism.title),
+            ("parameters", f"D = {self.clip_norm:g}, {self.mechanism.describe()}"),
+            *modulus,
+            ("message", f"{self.message_bytes:,} bytes, {self.bits_per_coordinate:.4g} bits per coordinate"),
+            *([] if stated is None else [("assuming", stated)]),
+            ("promised", "nothing" if self.promise is None else str(self.promise)),
+            ("fingerprint", self.fingerprint.hex()),
+        ]
+        return html_table(f"Protocol for {self.clients:,} clients of {self.dim:,} coordinates", rows)
 
     @property
     def fingerprint(self) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import os
+import re
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -170,7 +171,7 @@ def _run_name(name: str) -> str:
 def _kind(settings: Settings) -> str:
     """What runs are named after: the preset, or the data set where that is another than the preset's."""
     usual = PRESETS[settings.preset]["dataset"]
-    return settings.preset if settings.dataset == usual else settings.dataset
+    return settings.preset if settings.dataset == usual else re.sub(r"[^\w.-]+", "-", settings.dataset)
 
 
 def _new_folder(name: str | None, kind: str) -> Path:

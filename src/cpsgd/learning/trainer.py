@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd._display import html_table
+from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import backends, devices, mechanisms
@@ -136,6 +138,26 @@ class Trainer:
         self._check_budget()
         if self.round == 0:
             self._save()
+
+    def __repr__(self) -> str:
+        return f"Trainer(round {self.round:,} of {self.rounds:,}, {self.dim:,} parameters, {self._spent_text()})"
+
+    def _repr_html_(self) -> str:
+        cohorts = self._cohorts
+        rows = [
+            ("rounds", f"{self.round:,} of {self.rounds:,}, participation {cohorts.participation}"),
+            ("clients", f"{cohorts.cohort:,} of {cohorts.population:,} per round, data set {self.config['dataset']}"),
+            ("model", f"{type(self.model).__name__}, {self.dim:,} parameters"),
+            ("privacy", self._spent_text()),
+        ]
+        return html_table("Trainer", rows)
+
+    def _spent_text(self) -> str:
+        """What was spent when it was last asked for: to look at a trainer must not start an accountant."""
+        if self._spending is None:
+            return "no privacy"
+        known = [metrics.epsilon for metrics in self.history if metrics.epsilon is not None]
+        return f"ε = {rounded_up(known[-1] if known else 0.0)} spent at δ = {self._spending.delta:g}"
 
     @property
     def dim(self) -> int:

@@ -8,6 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from cpsgd import _validate
+from cpsgd._display import html_table
+from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
@@ -78,6 +80,25 @@ class Plan:
     considered: tuple[Considered, ...]
     explore: Callable[[], tuple[FrontierPoint, ...]] = field(repr=False, compare=False)
     examples: int | None = field(default=None, kw_only=True)
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.protocol.name} at {self.bits:.4g} bits, ε = {rounded_up(self.guarantee.epsilon)} at "
+            f"δ = {self.guarantee.delta:g}, squared error {self.error.total:.4g}, {self.ratio:.3f} × the Gaussian's)"
+        )
+
+    def _repr_html_(self) -> str:
+        protocol, error = self.protocol, self.error
+        rows = [
+            ("mechanism", f"{protocol.mechanism.name}: {protocol.mechanism.describe()}"),
+            ("message", f"{protocol.bits_per_coordinate:.4g} bits per coordinate, {protocol.message_bytes:,} bytes"),
+            ("privacy", f"ε = {rounded_up(self.guarantee.epsilon)} at δ = {self.guarantee.delta:g}"),
+            ("promised", str(protocol.promise)),
+            ("proved by", self.guarantee.citation),
+            *([] if self.guarantee.assumption is None else [("assuming", self.guarantee.assumption)]),
+            ("error", f"{error.total:.4g} expected squared error, {self.ratio:.3f} × the exact Gaussian mechanism's"),
+        ]
+        return html_table(f"Plan for {protocol.clients:,} clients of {protocol.dim:,} coordinates", rows)
 
     @cached_property
     def frontier(self) -> tuple[FrontierPoint, ...]:

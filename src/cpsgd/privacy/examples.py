@@ -46,7 +46,7 @@ def example_norm(clip_norm: float, examples: int) -> float:
     return clip_norm / (_validate.integer("examples", examples, low=1) * (1.0 + HEADROOM)) * (1.0 - 2.0**-50)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OneExample(Protocol):
     """A protocol as the accounting of single examples sees it; see `example_protocol`."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cpsgd import _validate
+from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
@@ -91,7 +92,8 @@ class Guarantee:
         ]
         return {**vars(self), "alternatives": alternatives}
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
+        """All that is said of it beside ε."""
         rows = [("proved by", self.citation), ("noise of", f"{self.noise_clients:,} clients")]
         if self.assumption is not None:
             rows.append(("assuming", self.assumption))
@@ -99,8 +101,21 @@ class Guarantee:
             rows.append(("tails", f"{self.tail:.2g} of δ"))
         for method, found in self.alternatives:
             rows.append(("otherwise", f"{method}: {found if isinstance(found, str) else rounded_up(found)}"))
-        lines = [f"ε = {rounded_up(self.epsilon)} at δ = {self.delta:g}, {self.adjacency} adjacency"]
-        for label, text in rows:
+        return rows
+
+    @property
+    def _headline(self) -> str:
+        return f"ε = {rounded_up(self.epsilon)} at δ = {self.delta:g}, {self.adjacency} adjacency"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._headline}, {self.method})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._headline, self._rows())
+
+    def __str__(self) -> str:
+        lines = [self._headline]
+        for label, text in self._rows():
             lines += textwrap.wrap(text, 100, initial_indent=f"  {label:<9}  ", subsequent_indent=" " * 13)
         return "\n".join(lines)
 

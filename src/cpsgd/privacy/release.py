@@ -44,8 +44,8 @@ def check_release(protocol: Protocol, messages: int, *, accept_epsilon: float | 
     if promise is None:
         if accept_epsilon is not None:
             raise ParameterError(
-                f"accept_epsilon={rounded_up(accept_epsilon)} has nothing to compare with: the protocol promises no ε at "
-                "any δ. Leave it out, or use a protocol made by `plan`."
+                f"accept_epsilon={rounded_up(accept_epsilon)} has nothing to compare with: the protocol promises no ε "
+                "at any δ. Leave it out, or use a protocol made by `plan`."
             )
         return None
     messages = _validate.integer("messages", messages, low=1)

@@ -61,7 +61,7 @@ _PRODUCT = "rounds are more coordinates of one product"
 _SUMMED = "Rényi divergences of rounds add up (Mironov 2017, Proposition 1)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RoundsGuarantee(Guarantee):
     """A proved statement about all rounds together.
 
@@ -77,11 +77,11 @@ class RoundsGuarantee(Guarantee):
         """Plain JSON values."""
         return {**super().to_dict(), "participation": str(self.participation)}
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
         many = f"{self.rounds:,} rounds" if self.rounds > 1 else "1 round"
-        covers = f"\n  covers     {many}, participation {self.participation}"
         secrecy = self.participation.secrecy
-        return f"{super().__str__()}{covers}" + ("" if secrecy is None else f"\n  secret     {secrecy}")
+        told = [] if secrecy is None else [("secret", secrecy)]
+        return [*super()._rows(), ("covers", f"{many}, participation {self.participation}"), *told]
 
 
 def guarantee_over_rounds(
