@@ -213,4 +213,5 @@ def _show_entries(book: Ledger, population: str) -> None:
     ]
     columns = ("entry", "reserved (UTC)", "run", "round", "messages", "who", "released", "ε then")
     title = f"the last {_SHOWN} of {len(entries):,} rounds" if len(entries) > _SHOWN else None
-    output.console().print(output.grid(columns, rows, title=title, whole=(name for name in columns if name != "run")))
+    whole = set(columns) - {"run", "who"}
+    output.console().print(output.grid(columns, rows, title=title, whole=whole))

@@ -76,7 +76,7 @@ def grid(
 ) -> Table:
     """A table of numbers, right-aligned; a row that begins with an arrow is shown in bold.
 
-    Columns that are named in `whole` are never cut or wrapped, however narrow the terminal.
+    On a narrow terminal the columns that are named in `whole` are cut last, and the others folded before.
     """
     kept = set(whole)
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
