@@ -159,7 +159,8 @@ def audit(
 
     Raises:
         ConditionError: There is no claim to audit: no theorem applies to so little noise.
-        ParameterError: The protocol is too large to audit, or a Gaussian one.
+        ParameterError: The protocol is too large to audit, or a Gaussian one; or it has a promise that `encode` and
+            `start` would keep.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=2, dim=8, clip_norm=1.0, levels=8, trials=250)
@@ -167,9 +168,13 @@ def audit(
         >>> report.passed, [check.name for check in report.checks][:3]
         (True, ['privacy', 'integers', 'unbiased'])
     """
-    if encode is None:
-        # The claim is computed here, for the messages that are played, and not read off a promise for more of them.
-        protocol = replace(protocol, promise=None)
+    if protocol.promise is not None and encode is not None:
+        raise ParameterError(
+            "An audit plays rounds of single messages, which code that keeps the protocol's promise would refuse: "
+            "audit dataclasses.replace(protocol, promise=None), and encode with that."
+        )
+    # The claim is computed here, for the messages that are played, and not read off a promise.
+    protocol = replace(protocol, promise=None)
     count = protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=1)
     _check_size(protocol, count, _validate.integer("rounds", rounds, low=SMALLEST_ROUNDS))
     _validate.integer("few", few, low=1, high=count)
