@@ -1,4 +1,7 @@
-"""`cpsgd mean`: a whole round on this machine, from a table of vectors to the estimate of their mean."""
+"""`cpsgd mean`: a whole round on this machine, from a table of vectors to the estimate of their mean.
+
+Of a table with named columns it is one of the statistics in `cpsgd.cli.tables`.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from cpsgd.cli import _files, options, output
+from cpsgd.cli import _files, options, output, tables
 from cpsgd.cli.frame import whole
+from cpsgd.cli.tables import NO_BUDGET, NO_COLUMNS, BudgetOptions
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
+from cpsgd.planner.problem import BEST
 from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
@@ -30,32 +35,29 @@ _BLOCK = 1 << 18
 _THREADED_DIM = 1 << 14
 
 
-@dataclass(frozen=True, kw_only=True)
-class BudgetOptions:
-    """Who pays.
-
-    Attributes:
-        ledger: Charge the budget on this ledger, or refuse; see `cpsgd budget`.
-        population: With --ledger: whose budget pays.
-    """
-
-    ledger: Annotated[Path | None, Parameter(metavar="FILE")] = None
-    population: str | None = None
-
-
-_NOBODY = BudgetOptions()
-
-
 def run(
     file: options.Table,
     /,
     *,
     parameters: options.Parameters = options.NO_PARAMETERS,
     required: options.Required = options.NO_REQUIREMENTS,
-    budget: Annotated[BudgetOptions, Parameter(name="*", group=options.BUDGET)] = _NOBODY,
+    columns: tables.Columns = NO_COLUMNS,
+    budget: tables.Budgets = NO_BUDGET,
     round: options.Round = 0,
     key: options.Key = None,
-    out: Annotated[Path, Parameter(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = Path("mean.npy"),
+    out: Annotated[
+        Path | None,
+        Parameter(
+            metavar="FILE",
+            help="Where the mean goes: .npy (mean.npy if not given) or .csv; of named columns .json or .csv.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, Parameter(group=tables.TABLE, metavar="FILE", help="Draw the means of named columns.")
+    ] = None,
+    confidence: Annotated[
+        float, Parameter(group=tables.TABLE, help="Probability with which an interval holds the mean without noise.")
+    ] = 0.95,
     threads: Annotated[
         int | None,
         Parameter(
@@ -78,7 +80,25 @@ def run(
     With --ledger the mean is a release: the round is refused if too little is left of the population's budget, and
     charged to it before the mean is computed. A table that cannot be read to its end costs nothing. The real error is
     then not shown, because no budget covers it.
+
+    With --columns, --bounds, --user or --group-by, and for .tsv, .csv.gz and .parquet files, it is the mean of named
+    columns instead, each with its own bounds (docs/statistics.md): --epsilon and --delta are needed, and there is no
+    simulation's error.
     """
+    if tables.is_table(file, columns):
+        _of_columns(
+            file,
+            parameters,
+            required,
+            columns,
+            budget,
+            tables.ResultOptions(confidence=confidence, out=out, plot=plot),
+            json,
+        )
+        return
+    if plot is not None:
+        raise ParameterError("--plot is for the means of named columns; name them with --columns.")
+    out = Path("mean.npy") if out is None else out
     from cpsgd.aggregator import Aggregator
     from cpsgd.expectation import Expectation
 
@@ -134,6 +154,25 @@ def run(
             ("mean", str(out)),
         ]
     )
+
+
+def _of_columns(
+    file: Path,
+    parameters: Any,
+    required: Any,
+    columns: tables.ColumnOptions,
+    budget: BudgetOptions,
+    result: tables.ResultOptions,
+    json: bool,
+) -> None:
+    """The means of named columns."""
+    if others := ", ".join(name for name in parameters.given if name != "--mechanism"):
+        raise ParameterError(f"Of named columns the planner chooses {others}; leave it out.")
+    asked = options.given(required)
+    if "epsilon" not in asked or "delta" not in asked:
+        raise ParameterError("Missing --epsilon and --delta: a mean of people's columns is released with both.")
+    cost = asked | {"mechanism": parameters.mechanism.mechanism or BEST}
+    tables.mean(file, cost, columns, budget, result, json)
 
 
 def _error_facts(error: dict[str, float] | None) -> list[tuple[str, str]]:
