@@ -1,0 +1,278 @@
+"""Statistics of tables: estimates, intervals that cover, the ledger, bounds that are found, and bad input."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpsgd import statistics
+from cpsgd.errors import (
+    BudgetExceededError,
+    ColumnError,
+    CpsgdError,
+    InfeasibleError,
+    ParameterError,
+    TableError,
+)
+from cpsgd.ledger import Budget, Ledger
+from cpsgd.simulation.cpu import RoundSimulator
+from cpsgd.statistics import ClippingWarning, Histogram, Mean, Quantiles, Sum
+from cpsgd.statistics.questions import Question
+from cpsgd.statistics.tables import open_table
+
+QUICK: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "bits": 8, "mechanism": "binomial"}
+GROUPS = {"sex": ["f", "m"]}
+
+
+@pytest.fixture
+def table() -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    n = 3000
+    return {
+        "id": np.repeat(np.arange(n // 2), 2),
+        "age": generator.uniform(0, 90, n),
+        "income": generator.normal(3e4, 5e3, n),
+        "sex": generator.choice(["f", "m"], n),
+        "smokes": generator.integers(2, size=n),
+    }
+
+
+def truths(table: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Calls with what they would say without noise."""
+    age, women = table["age"], table["sex"] == "f"
+    bounds = {"age": (0, 100)}
+    return {
+        "mean": (lambda **o: statistics.mean(table, bounds=bounds, **o), [age.mean()]),
+        "mean by group": (
+            lambda **o: statistics.mean(table, bounds=bounds, group_by=GROUPS, **o),
+            [[age[women].mean()], [age[~women].mean()]],
+        ),
+        "mean by user": (lambda **o: statistics.mean(table, bounds=bounds, user="id", **o), [age.mean()]),
+        "sum": (lambda **o: statistics.sum(table, bounds=bounds, **o), [age.sum()]),
+        "sum by user and group": (
+            lambda **o: statistics.sum(table, bounds=bounds, user="id", rows_per_user=2, group_by=GROUPS, **o),
+            [[age[women].sum()], [age[~women].sum()]],
+        ),
+        "sum of first rows": (
+            lambda **o: statistics.sum(table, bounds=bounds, user="id", rows_per_user=1, **o),
+            [age[::2].sum()],
+        ),
+        "count": (lambda **o: statistics.count(table, columns=["smokes"], **o), [table["smokes"].sum()]),
+        "count by group": (
+            lambda **o: statistics.count(table, group_by=GROUPS, **o),
+            [[women.sum()], [(~women).sum()]],
+        ),
+        "histogram": (
+            lambda **o: statistics.histogram(table, "age", edges=[0, 30, 60, 90], **o),
+            np.histogram(age, [0, 30, 60, 90])[0],
+        ),
+        "quantiles": (
+            lambda **o: statistics.quantiles(table, bounds=bounds, **o),
+            np.quantile(age, [0.25, 0.5, 0.75]),
+        ),
+    }
+
+
+NAMES = list(truths({name: np.zeros(4) for name in ("id", "age", "income", "sex", "smokes")}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_are_near_the_truth(table: dict[str, np.ndarray], fixed_seed: None, name: str) -> None:
+    ask, truth = truths(table)[name]
+    found = ask(**QUICK, confidence=1.0 - 1e-7)
+    assert found.epsilon <= 1.0
+    assert found.delta == 1e-6
+    assert found.unit == ("user" if "user" in name or "first" in name else "row")
+    assert found.users == (1500 if found.unit == "user" else 3000)
+    assert (found.low <= truth).all()
+    assert (found.high >= truth).all()
+    # And the intervals say something.
+    narrow = ask(**QUICK, confidence=0.95)
+    assert (narrow.high - narrow.low < 0.3 * np.abs(truth)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("question", "truth"),
+    [
+        (Mean({"age": (0, 100), "income": (0, 1e5)}), lambda t: [t["age"].mean(), t["income"].mean()]),
+        (
+            Mean({"age": (0, 100)}, group_by=GROUPS),
+            lambda t: [[t["age"][t["sex"] == "f"].mean()], [t["age"][t["sex"] == "m"].mean()]],
+        ),
+        (
+            Sum({"age": (0, 100)}, group_by=GROUPS),
+            lambda t: [[t["age"][t["sex"] == "f"].sum()], [t["age"][t["sex"] == "m"].sum()]],
+        ),
+        (Histogram("age", edges=[0, 45, 90]), lambda t: np.histogram(t["age"], [0, 45, 90])[0]),
+        (
+            Quantiles({"age": (0, 100)}, [0.25, 0.5], bins=64),
+            lambda t: np.quantile(t["age"], [0.25, 0.5], method="inverted_cdf"),
+        ),
+    ],
+    ids=["mean", "mean by group", "sum by group", "histogram", "quantiles"],
+)
+def test_intervals_cover(table: dict[str, np.ndarray], question: Question, truth: Any) -> None:
+    few = {name: column[:300] for name, column in table.items()}
+    asked = question.plan(300, 1.0, 1e-6, bits=8, mechanism="binomial")
+    vectors = np.concatenate([question.points(chunk) for chunk in open_table(few).chunks(question.needed)])
+    expected = np.array(truth(few), dtype=np.float64)
+    inside = []
+    for seed in range(400):
+        simulator = RoundSimulator(asked.protocol, 0, seed=seed, threads=1)
+        simulator.add((vectors / (question.rows or 1)).astype(np.float32))
+        found = asked.result(simulator.mean(), 300)
+        inside.append((found.low <= expected) & (expected <= found.high))
+    covered = np.mean(inside)
+    # 800 intervals of 95 %: five standard deviations are 0.0385.
+    assert covered >= 0.95 - 0.0385
+    if question.statistic != "quantiles":  # whose intervals end at bins
+        assert covered <= 0.985
+
+
+def test_bounds_are_found_privately(table: dict[str, np.ndarray], fixed_seed: None, tmp_path: Path) -> None:
+    found = statistics.mean(table, columns=["income"], **QUICK)
+    low, high = found.bounds["income"]
+    assert 8e3 < low < 2.5e4
+    assert 3.6e4 < high < 7e4
+    assert abs(found.values[0] - 3e4) < 1e3
+    assert found.epsilon <= 1.0
+    # What both rounds cost is charged.
+    ledger = Ledger(tmp_path / "b.ledger")
+    ledger.create(Budget(population="people", epsilon=1.0, delta=1e-6))
+    again = statistics.mean(table, columns=["income"], **QUICK, ledger=ledger, population="people")
+    total = ledger.total("people")
+    assert total.rounds == 2
+    assert total.epsilon == pytest.approx(again.epsilon)
+    assert total.epsilon <= 1.0
+
+
+def test_the_wide_normal_of_the_defaults(fixed_seed: None) -> None:
+    data = np.random.default_rng(1).normal(0.3, 1.0, size=(4000, 20))
+    found = statistics.mean(data, columns=[str(i) for i in range(20)], **(QUICK | {"epsilon": 4.0}))
+    error = np.linalg.norm(found.values - data.mean(axis=0)) / np.linalg.norm(data.mean(axis=0))
+    assert error < 0.3
+
+
+def test_too_few_users_for_bounds(table: dict[str, np.ndarray]) -> None:
+    few = {name: column[:60] for name, column in table.items()}
+    with pytest.raises(InfeasibleError, match="state bounds"):
+        statistics.mean(few, columns=["income"], **QUICK)
+
+
+def test_much_clipping_is_said(table: dict[str, np.ndarray], tmp_path: Path) -> None:
+    with pytest.warns(ClippingWarning, match="'income'"):
+        statistics.mean(table, bounds={"income": (0, 3e4)}, **QUICK)
+    ledger = Ledger(tmp_path / "b.ledger")
+    ledger.create(Budget(population="people", epsilon=2.0, delta=1e-6))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        statistics.mean(table, bounds={"income": (0, 3e4)}, **QUICK, ledger=ledger, population="people")
+
+
+def test_the_ledger_is_charged_before_release(table: dict[str, np.ndarray], tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "b.ledger")
+    ledger.create(Budget(population="people", epsilon=1.2, delta=1e-6))
+    asked: dict[str, Any] = {**QUICK, "ledger": ledger, "population": "people"}
+    statistics.histogram(table, "sex", categories=["f", "m"], **asked)
+    assert ledger.total("people").rounds == 1
+    (entry,) = ledger.events("people")
+    assert entry.released
+    assert entry.event.label == "statistics: histogram"
+    with pytest.raises(BudgetExceededError):
+        statistics.mean(table, bounds={"age": (0, 100)}, **asked)
+    assert ledger.total("people").rounds == 1
+
+
+def bad_inputs(table: dict[str, np.ndarray]) -> dict[str, tuple[type[CpsgdError], Any]]:
+    bounds = {"age": (0, 100)}
+    nan = table | {"age": np.where(np.arange(3000) == 2999, np.nan, table["age"])}
+    infinite = table | {"age": np.where(np.arange(3000) == 2999, np.inf, table["age"])}
+    mixed = table | {"age": np.array([*table["age"][:-1], "old"], dtype=object)}
+    empty = {name: column[:0] for name, column in table.items()}
+    return {
+        "empty": (TableError, lambda **o: statistics.mean(empty, bounds=bounds, **o)),
+        "missing column": (ColumnError, lambda **o: statistics.mean(table, bounds={"height": (0, 2)}, **o)),
+        "missing user": (ColumnError, lambda **o: statistics.mean(table, bounds=bounds, user="who", **o)),
+        "missing group": (ColumnError, lambda **o: statistics.mean(table, bounds=bounds, group_by={"x": "a"}, **o)),
+        "nan": (ColumnError, lambda **o: statistics.mean(nan, bounds=bounds, **o)),
+        "nan in the search": (ColumnError, lambda **o: statistics.mean(nan, columns=["age"], **o)),
+        "nan beside the search": (
+            ColumnError,
+            lambda **o: statistics.mean(nan, columns=["income", "age"], bounds=bounds, **o),
+        ),
+        "infinity": (ColumnError, lambda **o: statistics.quantiles(infinite, bounds=bounds, **o)),
+        "mixed types": (ColumnError, lambda **o: statistics.sum(mixed, bounds=bounds, **o)),
+        "text": (ColumnError, lambda **o: statistics.mean(table, bounds={"sex": (0, 1)}, **o)),
+        "one user": (
+            TableError,
+            lambda **o: statistics.mean(table | {"id": np.zeros(3000)}, bounds=bounds, user="id", **o),
+        ),
+        "more groups than clients": (
+            ParameterError,
+            lambda **o: statistics.count(table, group_by={"sex": range(3001)}, **o),
+        ),
+        "bounds that exclude everything": (
+            ColumnError,
+            lambda **o: statistics.mean(table, bounds={"age": (200, 300)}, **o),
+        ),
+        "categories that do not exist": (
+            ColumnError,
+            lambda **o: statistics.histogram(table, "sex", categories=["x"], **o),
+        ),
+        "edges that exclude everything": (
+            ColumnError,
+            lambda **o: statistics.histogram(table, "age", edges=[200, 300], **o),
+        ),
+        "groups that do not exist": (
+            ColumnError,
+            lambda **o: statistics.mean(table, bounds=bounds, group_by={"sex": ["x"]}, **o),
+        ),
+        "not a count": (ColumnError, lambda **o: statistics.count(table, columns=["age"], **o)),
+        "no columns": (ParameterError, lambda **o: statistics.mean(table, **o)),
+        "bounds of no column": (
+            ParameterError,
+            lambda **o: statistics.mean(table, columns=["income"], bounds=bounds, **o),
+        ),
+        "rows missing": (ParameterError, lambda **o: statistics.sum(table, bounds=bounds, user="id", **o)),
+        "rows without user": (ParameterError, lambda **o: statistics.sum(table, bounds=bounds, rows_per_user=2, **o)),
+        "confidence": (ParameterError, lambda **o: statistics.mean(table, bounds=bounds, confidence=1.0, **o)),
+    }
+
+
+BAD = list(bad_inputs({name: np.zeros(3000) for name in ("id", "age", "income", "sex", "smokes")}))
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_costs_nothing(table: dict[str, np.ndarray], tmp_path: Path, name: str) -> None:
+    ledger = Ledger(tmp_path / "b.ledger")
+    ledger.create(Budget(population="people", epsilon=4.0, delta=1e-6))
+    error, ask = bad_inputs(table)[name]
+    with pytest.raises(error):
+        ask(**QUICK, ledger=ledger, population="people")
+    assert ledger.total("people").rounds == 0
+    with pytest.raises(error):
+        ask(**QUICK)
+
+
+def test_a_callback_that_fails_costs_nothing(table: dict[str, np.ndarray], tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "b.ledger")
+    ledger.create(Budget(population="people", epsilon=4.0, delta=1e-6))
+
+    def fail(rows: int) -> None:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        statistics.mean(table, bounds={"age": (0, 100)}, **QUICK, ledger=ledger, population="people", advance=fail)
+    assert ledger.total("people").rounds == 0
+
+
+def test_progress_counts_rows(table: dict[str, np.ndarray]) -> None:
+    for user in (None, "id"):
+        heard: list[int] = []
+        statistics.mean(table, bounds={"age": (0, 100)}, **QUICK, user=user, advance=heard.append)
+        assert sum(heard) == 3000
