@@ -30,8 +30,11 @@ GROUPS = {"sex": ["f", "m"]}
 
 @pytest.fixture
 def table() -> dict[str, np.ndarray]:
+    return people(3000)
+
+
+def people(n: int) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
-    n = 3000
     return {
         "id": np.repeat(np.arange(n // 2), 2),
         "age": generator.uniform(0, 90, n),
@@ -77,7 +80,7 @@ def truths(table: dict[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-NAMES = list(truths({name: np.zeros(4) for name in ("id", "age", "income", "sex", "smokes")}))
+NAMES = list(truths(people(3000)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -198,7 +201,7 @@ def bad_inputs(table: dict[str, np.ndarray]) -> dict[str, tuple[type[CpsgdError]
         "empty": (TableError, lambda **o: statistics.mean(empty, bounds=bounds, **o)),
         "missing column": (ColumnError, lambda **o: statistics.mean(table, bounds={"height": (0, 2)}, **o)),
         "missing user": (ColumnError, lambda **o: statistics.mean(table, bounds=bounds, user="who", **o)),
-        "missing group": (ColumnError, lambda **o: statistics.mean(table, bounds=bounds, group_by={"x": "a"}, **o)),
+        "missing group": (ColumnError, lambda **o: statistics.mean(table, bounds=bounds, group_by={"x": ["a"]}, **o)),
         "nan": (ColumnError, lambda **o: statistics.mean(nan, bounds=bounds, **o)),
         "nan in the search": (ColumnError, lambda **o: statistics.mean(nan, columns=["age"], **o)),
         "nan beside the search": (
@@ -244,7 +247,7 @@ def bad_inputs(table: dict[str, np.ndarray]) -> dict[str, tuple[type[CpsgdError]
     }
 
 
-BAD = list(bad_inputs({name: np.zeros(3000) for name in ("id", "age", "income", "sex", "smokes")}))
+BAD = list(bad_inputs(people(3000)))
 
 
 @pytest.mark.parametrize("name", BAD)
