@@ -13,8 +13,8 @@ from cpsgd.errors import ColumnError, ConditionError, ParameterError, TableError
 from cpsgd.statistics import Count, Histogram, Mean, Quantiles, Sum
 from cpsgd.statistics.bounds import Ranges
 from cpsgd.statistics.contributions import People, combined
-from cpsgd.statistics.quantiles import root
 from cpsgd.statistics.questions import Question
+from cpsgd.statistics.ranks import root
 from cpsgd.statistics.tables import open_table
 
 QUICK: dict[str, Any] = {"bits": 8, "mechanism": "binomial"}

@@ -13,8 +13,8 @@ from cpsgd.statistics.home import histogram as histogram
 from cpsgd.statistics.home import mean as mean
 from cpsgd.statistics.home import quantiles as quantiles
 from cpsgd.statistics.home import sum as sum
-from cpsgd.statistics.quantiles import Quantiles as Quantiles
 from cpsgd.statistics.questions import Planned as Planned
+from cpsgd.statistics.ranks import Quantiles as Quantiles
 from cpsgd.statistics.results import Result as Result
 from cpsgd.statistics.totals import Count as Count
 from cpsgd.statistics.totals import Mean as Mean

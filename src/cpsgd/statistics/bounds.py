@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from cpsgd.errors import InfeasibleError
 from cpsgd.statistics.contributions import Rows
-from cpsgd.statistics.quantiles import rank_points, root, root_geometry
 from cpsgd.statistics.questions import Geometry, Planned, Question
+from cpsgd.statistics.ranks import rank_points, root, root_geometry
 from cpsgd.statistics.results import Reading
 from cpsgd.statistics.tables import Chunk, numbers
 

@@ -23,8 +23,8 @@ from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.statistics.bounds import MUCH, SHARE, Ranges, beyond
 from cpsgd.statistics.contributions import People, Rows
 from cpsgd.statistics.histograms import Histogram
-from cpsgd.statistics.quantiles import Quantiles
 from cpsgd.statistics.questions import Bounds, Groups, Planned, Question, check_bounds
+from cpsgd.statistics.ranks import Quantiles
 from cpsgd.statistics.results import Result
 from cpsgd.statistics.tables import Chunk, Table, numbers, open_table
 from cpsgd.statistics.totals import Count, Mean, Sum

@@ -28,9 +28,8 @@ from cpsgd.errors import ConditionError, ParameterError, VectorError
 from cpsgd.planner import Plan, plan
 from cpsgd.privacy import guarantee
 from cpsgd.protocol import Protocol
-from cpsgd.reports.numbers import rounded_up
 from cpsgd.statistics.contributions import Combine, Rows, Vectors, combined
-from cpsgd.statistics.results import Reading, Result
+from cpsgd.statistics.results import Reading, Result, rounded_up
 from cpsgd.statistics.tables import Chunk, labels, open_table, text_of
 
 Bounds = Mapping[str, tuple[float, float]]
