@@ -20,8 +20,8 @@ from cpsgd.planner.problem import BEST
 from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
-    from cpsgd.statistics.results import Result
-    from cpsgd.statistics.tables import Table
+    from cpsgd.statistics.results import Statistic
+    from cpsgd.statistics.tables import DataTable
 
 TABLE = Group("Table", sort_key=3)
 # Files whose columns have names: never a table of vectors.
@@ -144,7 +144,7 @@ def sum(
     """
     from cpsgd import statistics
 
-    def ask(table: Table, **wishes: Any) -> Result:
+    def ask(table: DataTable, **wishes: Any) -> Statistic:
         return statistics.sum(table, **columns.about, rows_per_user=rows_per_user, **wishes)
 
     release(ask, file, vars(cost) | {"mechanism": mechanism}, columns, budget, result, json)
@@ -171,7 +171,7 @@ def count(
     if columns.bounds is not None:
         raise ParameterError("Counts need no --bounds; leave them out.")
 
-    def ask(table: Table, **wishes: Any) -> Result:
+    def ask(table: DataTable, **wishes: Any) -> Statistic:
         return statistics.count(table, columns=columns.about["columns"] or (), rows_per_user=rows_per_user, **wishes)
 
     release(ask, file, vars(cost) | {"mechanism": mechanism}, columns, budget, result, json)
@@ -204,7 +204,7 @@ def histogram(
         "categories": None if categories is None else _split(categories),
     }
 
-    def ask(table: Table, **wishes: Any) -> Result:
+    def ask(table: DataTable, **wishes: Any) -> Statistic:
         return statistics.histogram(table, names[0], **bins, rows_per_user=rows_per_user, **wishes)
 
     release(ask, file, vars(cost) | {"mechanism": mechanism}, columns, budget, result, json)
@@ -228,7 +228,7 @@ def quantiles(
 
     wanted = [_number("--quantiles", each) for each in _split(quantiles)]
 
-    def ask(table: Table, **wishes: Any) -> Result:
+    def ask(table: DataTable, **wishes: Any) -> Statistic:
         return statistics.quantiles(table, wanted, **columns.about, bins=bins, **wishes)
 
     release(ask, file, vars(cost) | {"mechanism": mechanism}, columns, budget, result, json)
@@ -240,14 +240,14 @@ def mean(
     """`cpsgd mean` of a table; the command itself is in `cpsgd.cli.mean`."""
     from cpsgd import statistics
 
-    def ask(table: Table, **wishes: Any) -> Result:
+    def ask(table: DataTable, **wishes: Any) -> Statistic:
         return statistics.mean(table, **columns.about, **wishes)
 
     release(ask, file, cost, columns, budget, result, json)
 
 
 def release(
-    ask: Callable[..., Result],
+    ask: Callable[..., Statistic],
     file: Path,
     cost: dict[str, Any],
     columns: ColumnOptions,
@@ -287,7 +287,7 @@ def release(
     output.show(_facts(found, result))
 
 
-def _facts(found: Result, result: ResultOptions) -> list[tuple[str, str]]:
+def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
     rows = found.rows()
     values = [
         (name if group is None else f"{group} {name}", f"{value:.6g}  [{low:.6g}, {high:.6g}]")
@@ -312,7 +312,7 @@ def _facts(found: Result, result: ResultOptions) -> list[tuple[str, str]]:
     ]
 
 
-def _written(found: Result, path: Path) -> bytes:
+def _written(found: Statistic, path: Path) -> bytes:
     if path.suffix.lower() == ".json":
         return (json_module.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n").encode()
     text = io.StringIO()

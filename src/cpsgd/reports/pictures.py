@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cpsgd.audit import AuditReport
     from cpsgd.ledger import Budget, Entry
     from cpsgd.planner import Plan
-    from cpsgd.statistics.results import Result
+    from cpsgd.statistics.results import Statistic
 
 
 def draw_frontier(plan: Plan, path: Path) -> Path:
@@ -151,7 +151,7 @@ def _days(text: str) -> float:
         return 0.0
 
 
-def draw_values(result: Result, path: Path) -> Path:
+def draw_values(result: Statistic, path: Path) -> Path:
     """Draws a statistic's values with their intervals, groups beside each other."""
     labels, groups = result.names, result.groups or ("",)
     figure = plotting.new_figure(max(6.4, min(16.0, 0.4 * len(labels) * len(groups))), 4.2)

@@ -15,7 +15,7 @@ from cpsgd.statistics.home import quantiles as quantiles
 from cpsgd.statistics.home import sum as sum
 from cpsgd.statistics.questions import Planned as Planned
 from cpsgd.statistics.ranks import Quantiles as Quantiles
-from cpsgd.statistics.results import Result as Result
+from cpsgd.statistics.results import Statistic as Statistic
 from cpsgd.statistics.totals import Count as Count
 from cpsgd.statistics.totals import Mean as Mean
 from cpsgd.statistics.totals import Sum as Sum

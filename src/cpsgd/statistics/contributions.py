@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.errors import TableError
-from cpsgd.statistics.tables import Chunk, Table, labels
+from cpsgd.statistics.tables import Chunk, DataTable, labels
 
 Vectors = NDArray[np.float32]
 Rows = NDArray[np.float64]
@@ -35,7 +35,7 @@ class People:
     one user may be anywhere.
     """
 
-    def __init__(self, table: Table, user: str | None) -> None:
+    def __init__(self, table: DataTable, user: str | None) -> None:
         """Finds out how many users there are.
 
         Raises:
@@ -121,7 +121,7 @@ class People:
         return np.asarray(sums / weights, dtype=np.float32)
 
 
-def _held(table: Table, columns: tuple[str, ...]) -> Chunk:
+def _held(table: DataTable, columns: tuple[str, ...]) -> Chunk:
     parts: dict[str, list[NDArray[np.generic]]] = {name: [] for name in columns}
     for chunk in table.chunks(columns):
         for name, column in chunk.items():

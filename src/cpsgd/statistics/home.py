@@ -25,8 +25,8 @@ from cpsgd.statistics.contributions import People, Rows
 from cpsgd.statistics.histograms import Histogram
 from cpsgd.statistics.questions import Bounds, Groups, Planned, Question, check_bounds
 from cpsgd.statistics.ranks import Quantiles
-from cpsgd.statistics.results import Result
-from cpsgd.statistics.tables import Chunk, Table, numbers, open_table
+from cpsgd.statistics.results import Statistic
+from cpsgd.statistics.tables import Chunk, DataTable, numbers, open_table
 from cpsgd.statistics.totals import Count, Mean, Sum
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Wishes(TypedDict):
 
 def mean(
     table: object, *, columns: Sequence[str] | None = None, bounds: Bounds | None = None, **wishes: Unpack[Wishes]
-) -> Result:
+) -> Statistic:
     """The mean of each column over users, each of whom counts once; see `Mean`.
 
     Args:
@@ -106,7 +106,7 @@ def sum(
     bounds: Bounds | None = None,
     rows_per_user: int | None = None,
     **wishes: Unpack[Wishes],
-) -> Result:
+) -> Statistic:
     """The sum of each column over all rows, at most `rows_per_user` of each user; see `Sum` and `mean`."""
     rows, group_by = _rows(rows_per_user, wishes.get("user")), wishes.get("group_by")
     if (rows > 1 or group_by is not None) and (bounds is None or set(columns or ()) - set(bounds)):
@@ -116,7 +116,7 @@ def sum(
 
 def count(
     table: object, *, columns: Sequence[str] = (), rows_per_user: int | None = None, **wishes: Unpack[Wishes]
-) -> Result:
+) -> Statistic:
     """How many rows there are, or in how many each of some columns of 0 and 1 is 1; see `Count`."""
     rows = _rows(rows_per_user, wishes.get("user"))
     return _run(table, Count(columns, rows=rows, group_by=wishes.get("group_by")), None, wishes)
@@ -130,7 +130,7 @@ def histogram(
     categories: Sequence[object] | None = None,
     rows_per_user: int | None = None,
     **wishes: Unpack[Wishes],
-) -> Result:
+) -> Statistic:
     """How many rows have a value in each bin or of each category; see `Histogram`.
 
     Example:
@@ -153,7 +153,7 @@ def quantiles(
     bounds: Bounds | None = None,
     bins: int = 512,
     **wishes: Unpack[Wishes],
-) -> Result:
+) -> Statistic:
     """Quantiles of each column over users, each of whom counts once; see `Quantiles` and `mean`."""
     group_by = wishes.get("group_by")
     return _ask(table, columns, bounds, lambda known: Quantiles(known, quantiles, bins=bins, group_by=group_by), wishes)
@@ -176,7 +176,7 @@ def _ask(
     bounds: Bounds | None,
     make: Callable[[Bounds], Question],
     wishes: Wishes,
-) -> Result:
+) -> Statistic:
     """Asks about columns, of which some may have no bounds yet."""
     stated = {} if not bounds else check_bounds(bounds)
     if columns is None:
@@ -206,7 +206,7 @@ class _Search:
     known: Callable[[Mapping[str, tuple[float, float]]], Question]
 
 
-def _run(table: object, question: Question, search: _Search | None, wishes: Wishes) -> Result:
+def _run(table: object, question: Question, search: _Search | None, wishes: Wishes) -> Statistic:
     source = open_table(table)
     source.chunks(question.needed or source.names[:1])  # complains of missing columns before any work
     user, ledger, population = wishes.get("user"), wishes.get("ledger"), wishes.get("population")
@@ -309,7 +309,7 @@ def _together(rounds: Sequence[Planned], epsilon: float, delta: float) -> dict[s
 
 
 def _simulated(
-    people: People, asked: Planned, source: Table, watch: _Watch | None, advance: Callable[[int], object] | None
+    people: People, asked: Planned, source: DataTable, watch: _Watch | None, advance: Callable[[int], object] | None
 ) -> Callable[[], NDArray[np.float32]]:
     """Has every user's vector added up; what it returns ends the round and gives the mean."""
     question = asked.question
@@ -335,7 +335,7 @@ def _simulated(
 class _Watch:
     """Looks out for bounds, categories or groups that leave nothing of the table; not at bounds found privately."""
 
-    source: Table
+    source: DataTable
     quiet: bool
     found: frozenset[str] = frozenset()
     seen: int = 0

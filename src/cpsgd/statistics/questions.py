@@ -29,7 +29,7 @@ from cpsgd.planner import Plan, plan
 from cpsgd.privacy import guarantee
 from cpsgd.protocol import Protocol
 from cpsgd.statistics.contributions import Combine, Rows, Vectors, combined
-from cpsgd.statistics.results import Reading, Result, rounded_up
+from cpsgd.statistics.results import Reading, Statistic, rounded_up
 from cpsgd.statistics.tables import Chunk, labels, open_table, text_of
 
 Bounds = Mapping[str, tuple[float, float]]
@@ -230,7 +230,7 @@ class Planned:
         """One client's message; see `Question.vector` for what a value may be. Send one per client and round."""
         return self.protocol.encode(self.vector(value), round)
 
-    def aggregate(self, messages: Iterable[bytes], round: int = 0, *, confidence: float = 0.95) -> Result:
+    def aggregate(self, messages: Iterable[bytes], round: int = 0, *, confidence: float = 0.95) -> Statistic:
         """The statistic from the clients' messages.
 
         Raises:
@@ -258,11 +258,11 @@ class Planned:
             "more, or plan with dropout."
         )
 
-    def result(self, mean: ArrayLike, count: int, *, confidence: float = 0.95) -> Result:
+    def result(self, mean: ArrayLike, count: int, *, confidence: float = 0.95) -> Statistic:
         """The statistic from the private mean of `count` clients' vectors."""
         self.check_count(count)
         found = self.plan.guarantee
-        return Result(
+        return Statistic(
             statistic=self.question.statistic,
             reading=self.reading(mean, count, confidence),
             confidence=confidence,

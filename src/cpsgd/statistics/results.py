@@ -37,7 +37,7 @@ class Reading:
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class Statistic:
     """A released statistic.
 
     Attributes:

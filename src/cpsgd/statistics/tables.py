@@ -1,6 +1,6 @@
 """Columns of people's tables, a chunk of rows at a time: arrays, frames, Arrow tables and files.
 
-A `Table` knows the names of its columns and hands out chunks of those that are asked for. Files are never in memory
+A `DataTable` knows the names of its columns and hands out chunks of those that are asked for. Files are never in memory
 whole: .npy is mapped, Parquet is read by row groups and columns, text is read as it goes. pandas and polars are never
 imported; whatever has `columns` and can be indexed by them is a frame. Parquet and Arrow tables need pyarrow
 (`cpsgd[tables]`).
@@ -36,7 +36,7 @@ FILES = (".npy", ".csv", ".csv.gz", ".tsv", ".parquet")
 """Suffixes of files that are read."""
 
 
-class Table(ABC):
+class DataTable(ABC):
     """Named columns of equal length.
 
     Attributes:
@@ -75,7 +75,7 @@ class Table(ABC):
         return self._read(wanted)
 
 
-def open_table(source: object) -> Table:
+def open_table(source: object) -> DataTable:
     """A table from whatever holds one.
 
     Args:
@@ -91,7 +91,7 @@ def open_table(source: object) -> Table:
         >>> table.names, table.rows
         (('age', 'sex'), 2)
     """
-    if isinstance(source, Table):
+    if isinstance(source, DataTable):
         return source
     if isinstance(source, str | Path):
         return _open_file(Path(source))
@@ -173,7 +173,7 @@ def text_of(value: object) -> str:
 # ------------------------------------------------------------------ in memory
 
 
-class _Columns(Table):
+class _Columns(DataTable):
     """Columns in memory, or mapped from a file."""
 
     def __init__(self, columns: Mapping[str, Column], title: str) -> None:
@@ -213,7 +213,7 @@ def _array(name: str, column: Any) -> Column:
     return array
 
 
-def _of_array(source: ArrayLike, title: str) -> Table:
+def _of_array(source: ArrayLike, title: str) -> DataTable:
     try:
         array = np.asarray(source)
     except ValueError:
@@ -230,7 +230,7 @@ def _of_array(source: ArrayLike, title: str) -> Table:
 # ------------------------------------------------------------------ Arrow and Parquet
 
 
-class _Arrow(Table):
+class _Arrow(DataTable):
     """A pyarrow table, a batch at a time."""
 
     def __init__(self, table: Any) -> None:
@@ -247,7 +247,7 @@ class _Arrow(Table):
             yield _of_batch(batch, columns)
 
 
-class _Parquet(Table):
+class _Parquet(DataTable):
     """A Parquet file by batches of the columns that are asked for."""
 
     def __init__(self, path: Path) -> None:
@@ -296,7 +296,7 @@ def _of_batch(batch: Any, columns: Sequence[str]) -> Chunk:
 # ------------------------------------------------------------------ text
 
 
-class _Text(Table):
+class _Text(DataTable):
     """Lines of cells behind a header; numbers where all cells of a chunk's column are."""
 
     def __init__(self, path: Path, separator: str, *, packed: bool) -> None:
@@ -364,7 +364,7 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _open_file(path: Path) -> Table:
+def _open_file(path: Path) -> DataTable:
     name = path.name.lower()
     kind = next((suffix for suffix in FILES if name.endswith(suffix)), None)
     if kind is None:
