@@ -44,7 +44,7 @@ class People:
         self._table, self._user = table, user
         self._order: NDArray[np.int64] | None = None
         if user is None:
-            next(iter(table.chunks(table.names[:1])), None)
+            table.chunks(table.names[:1])  # complains of an empty table
             self.count = table.rows
         else:
             column = np.concatenate([chunk[user] for chunk in table.chunks([user])])
