@@ -299,13 +299,20 @@ def _together(rounds: Sequence[Planned], epsilon: float, delta: float) -> dict[s
     if found.epsilon <= epsilon:
         return {
             "epsilon": found.epsilon,
+            "delta": delta,
             "method": found.method,
             "citation": found.citation,
             "assumption": assumption,
         }
     spent = float(np.sum([each.plan.guarantee.epsilon for each in rounds]))
     citation = "ε and δ of both rounds added: Dwork and Roth 2014, Theorem 3.16"
-    return {"epsilon": spent, "method": "basic composition", "citation": citation, "assumption": assumption}
+    return {
+        "epsilon": spent,
+        "delta": delta,
+        "method": "basic composition",
+        "citation": citation,
+        "assumption": assumption,
+    }
 
 
 def _simulated(
