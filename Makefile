@@ -6,11 +6,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 KERNELS := $(shell find src -name '*.cpp' -o -name '*.h')
 SOURCES := $(KERNELS) CMakeLists.txt pyproject.toml constraints.txt
 
-.PHONY: help install train test check lint resolve bench fuzz sanitize clean
+.PHONY: help install train test thorough check lint resolve bench fuzz sanitize clean
 
 help:
 	@echo "make train     install into $(VENV) and train privately on simulated clients (3 minutes)"
-	@echo "make test      install into $(VENV) and run all tests"
+	@echo "make test      install into $(VENV) and run the tests, all but the thorough ones"
+	@echo "make thorough  the same checks over more cases"
 	@echo "make check     lint, and the tests that are not slow"
 	@echo "make lint      ruff, mypy and clang-format"
 	@echo "make resolve   that the constraints resolve on plain PyPI for Python $(PYTHONS)"
@@ -30,15 +31,19 @@ train: install
 	$(BIN)/cpsgd train
 
 # A missing extra is an error here; `pytest` by itself skips what needs it. One worker more than there are processors:
-# tests of real processes mostly wait.
+# tests of real processes mostly wait. Each begins with a share of neighbouring tests, which have plans and fixtures in
+# common, and then takes from the others.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
-PYTEST := CPSGD_REQUIRE_EXTRAS=1 $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST := CPSGD_REQUIRE_EXTRAS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test: install
-	$(PYTEST)
+	$(PYTEST) -m "not thorough"
+
+thorough: install
+	$(PYTEST) -m thorough
 
 check: lint
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not thorough"
 
 lint: install
 	$(BIN)/ruff format --check .
@@ -79,7 +84,7 @@ fuzz: install
 sanitize: $(VENV)-sanitize/installed
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	$(VENV)-sanitize/bin/python -m pytest -q -p no:cacheprovider -m "not slow" tests/codec tests/test_aggregator.py
+	$(VENV)-sanitize/bin/python -m pytest -q -p no:cacheprovider -m "not slow and not thorough" tests/codec tests/test_aggregator.py
 
 $(VENV)-sanitize/installed: $(SOURCES) $(shell find src -name '*.py')
 	test -d $(VENV)-sanitize || $(PYTHON) -m venv $(VENV)-sanitize

@@ -9,8 +9,6 @@ folder=$(mktemp -d)
 # Nothing is sent anywhere, and nothing is installed while the app runs.
 export FLWR_HOME="$folder/home" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-# A SuperNode's executor looks for work ten times per second, not once.
-export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
 # Whatever ends this script ends all it has started, first politely, then by force. Some of Flower's processes leave their
 # process group, and outlive those that started them; all of them have our FLWR_HOME in their environment.
 set -m

@@ -139,7 +139,15 @@ class InvitationError(SecureAggregationError):
 
 
 class ShareError(SecureAggregationError):
-    """A share of a secret is not what its owner dealt out, or shares do not give the secret."""
+    """A share of a secret is not what its owner dealt out, or shares do not give the secret.
+
+    Attributes:
+        dealer: The client that dealt them, where it is proved that it did so wrongly.
+    """
+
+    def __init__(self, message: str, *, dealer: int | None = None) -> None:
+        super().__init__(message)
+        self.dealer = dealer
 
 
 class SignatureError(SecureAggregationError):

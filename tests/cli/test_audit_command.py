@@ -57,7 +57,7 @@ def test_a_broken_encoder_is_exit_code_1(cpsgd: Any, monkeypatch: pytest.MonkeyP
         return real(protocol, vector, round, Keystream(bytes(16)))
 
     monkeypatch.setattr(pipeline, "encode", repeating)
-    result = cpsgd("audit", *FEW, "--clients", "2", "--dim", "8", *form)
+    result = cpsgd("audit", *FEW, "--clients", "2", "--dim", "8", "--levels", "8", "--trials", "250", *form)
     assert result.exit_code == 1
     assert "FAIL" in result.stdout or json.loads(result.stdout)["passed"] is False
 

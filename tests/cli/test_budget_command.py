@@ -252,6 +252,8 @@ def test_training_is_charged_and_refused(budget: Any) -> None:
         "linear",
         "--bits",
         6,
+        "--mechanism",
+        "binomial",
         "--no-baselines",
         "--ledger",
         "b.ledger",

@@ -21,10 +21,10 @@ def save(name: str = "points.npy") -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["points.npy", "points.csv"])
-def test_centres_of_a_table(cpsgd: Any, name: str) -> None:
+@pytest.mark.parametrize(("name", "bits"), [("points.npy", ()), ("points.csv", ("--bits", 8))])
+def test_centres_of_a_table(cpsgd: Any, name: str, bits: tuple[object, ...]) -> None:
     save(name)
-    text = cpsgd("kmeans", name, *WISHES, "--out", "c.csv").stdout
+    text = cpsgd("kmeans", name, *WISHES, *bits, "--out", "c.csv").stdout
     centres = np.loadtxt("c.csv", delimiter=",")
     assert np.linalg.norm(centres[:, None] - PLACES, axis=2).min(axis=0).max() < 0.1
     for words in ("1,500 with a point of 2 coordinates", "at δ = 1e-06, replace-one", "proved by", "inertia", "c.csv"):
@@ -48,9 +48,9 @@ def test_json(cpsgd: Any) -> None:
 @pytest.mark.slow
 def test_progress_goes_to_a_terminal_on_stderr(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     save()
-    assert cpsgd("kmeans", "points.npy", *WISHES).stderr == ""
+    assert cpsgd("kmeans", "points.npy", *WISHES, "--bits", 8).stderr == ""
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "6000/6000" in cpsgd("kmeans", "points.npy", *WISHES, "--json").stderr
+    assert "6000/6000" in cpsgd("kmeans", "points.npy", *WISHES, "--bits", 8, "--json").stderr
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_progress_goes_to_a_terminal_on_stderr(cpsgd: Any, monkeypatch: pytest.M
         (("--clusters", 1501), "1501 for 1500 clients"),
         (("--radius", 0), "radius"),
         (("--rounds", 0), "rounds"),
-        (("--epsilon", 0.01), "too little"),
+        (("--epsilon", 0.01, "--bits", 8), "too little"),
         (("--out", "c.txt"), ".npy or .csv"),
         (("--out", "points.npy"), "overwrite"),
     ],

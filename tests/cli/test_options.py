@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
@@ -87,3 +89,13 @@ def test_panels_name_settings_that_exist() -> None:
     named = [name for names in train._PANELS.values() for name in names]
     assert len(named) == len(set(named))
     assert set(named) <= {entry.name for entry in fields(Settings)}
+
+
+def test_options_left_out_pass_where_pydantic_is_loaded() -> None:
+    """Another package may have imported it, and then the command line checks types by it."""
+    pytest.importorskip("pydantic")
+    size = ["plan", "--clients", "9", "--dim", "3", "--epsilon", "1", "--delta", "1e-6", "--plot", "x.xyz"]
+    program = f"import pydantic; from cpsgd.cli.app import app; app({size})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    # It comes as far as the command, which refuses the picture.
+    assert "ending in .png" in done.stderr

@@ -47,7 +47,7 @@ def test_json(cpsgd: Any, options: tuple[str, ...]) -> None:
     [
         (("--components", 5), "components"),
         (("--radius", -1), "radius"),
-        (("--epsilon", 0.001), "too little"),
+        (("--epsilon", 0.001, "--bits", 8), "too little"),
         (("--bits", 0), "bits"),
         (("--out", "points.npy"), "overwrite"),
     ],

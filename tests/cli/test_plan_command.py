@@ -48,7 +48,7 @@ def test_json_keys(plan: Run) -> None:
 
 @pytest.mark.slow
 def test_table_reads_well(plan: Run) -> None:
-    text = plan("--bits 4 --dropout 0.1 --rounds 7 --participation once")
+    text = plan("--bits 4 --dropout 0.1 --rounds 7 --participation once --mechanism binomial")
     for words in ("proved by", "× the exact Gaussian", "Frontier", "▸ 4", "fewer than 900", "more than one of them"):
         assert words in text
 
@@ -71,7 +71,7 @@ def test_the_protocol_of_a_plan_encodes(plan: Run, cpsgd: Any) -> None:
 def test_picture(plan: Run) -> None:
     pytest.importorskip("matplotlib")
     path = Path("deep") / "frontier.png"
-    assert path.name in plan(f"--bits 3 --plot {path}")
+    assert path.name in plan(f"--bits 3 --mechanism binomial --plot {path}")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

@@ -20,7 +20,9 @@ import torch
 from cpsgd.learning.gradients import ClientUpdates
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-SMALL = ("--cohort", 400, "--rounds", 4, "--model", "linear", "--bits", 6, "--mechanism", "binomial")
+# Where any plan will do, one that is soon made.
+PLANNED = ("--bits", 6, "--mechanism", "binomial")
+SMALL = ("--cohort", 400, "--rounds", 4, "--model", "linear", *PLANNED)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,7 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_pat
 
 @pytest.mark.slow
 def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
-    options = ("--cohort", 400, "--rounds", 20_000, "--model", "linear", "--no-baselines", "--run", "long")
+    options = ("--cohort", 400, "--rounds", 20_000, "--model", "linear", "--no-baselines", "--run", "long", *PLANNED)
     with subprocess.Popen(command(*options), **process(tmp_path)) as victim:
         run = tmp_path / "runs" / "long"
         deadline = time.monotonic() + 60
@@ -116,7 +118,9 @@ def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path
 
 @pytest.mark.slow
 def test_settings_from_a_file_and_flags_on_top(cpsgd: Any) -> None:
-    Path("run.toml").write_text('model = "linear"\ncohort = 300\nrounds = 9\nbits = 6\nbaselines = false\n')
+    Path("run.toml").write_text(
+        'model = "linear"\ncohort = 300\nrounds = 9\nbits = 6\nmechanism = "binomial"\nbaselines = false\n'
+    )
     result = cpsgd("train", "--config", "run.toml", "--rounds", 2, "--json")
     assert result.exit_code == 0, result.stderr
     printed = json.loads(result.stdout)
@@ -164,7 +168,7 @@ def test_an_explicit_protocol_is_not_planned_and_its_own_privacy_sets_the_gaussi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", [("--bits", 6), ("--levels", 40, "--trials", 200, "--epsilon", 60)])
+@pytest.mark.parametrize("protocol", [PLANNED, ("--levels", 40, "--trials", 200, "--epsilon", 60)])
 def test_examples_neighbours_and_colluding_clients_can_be_chosen(cpsgd: Any, protocol: tuple[object, ...]) -> None:
     options = ("--examples", 3, "--adjacency", "zero-out", "--colluding", 20)
     result = cpsgd("train", "--cohort", 300, "--rounds", 1, "--model", "linear", *protocol, *options, "--json")
@@ -284,7 +288,7 @@ def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: An
         limits.append(self.memory_limit)
         return real(self, *arguments)
 
-    small = ("--cohort", 300, "--model", "linear", "--bits", 6, "--no-baselines")
+    small = ("--cohort", 300, "--model", "linear", *PLANNED, "--no-baselines")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ClientUpdates, "tensors", record)
         assert cpsgd("train", *small, "--rounds", 4, "--run", "free").exit_code == 0
@@ -325,7 +329,7 @@ def test_what_a_training_cannot_be_computed_with(cpsgd: Any, command: tuple[str,
 @WITHOUT_GPU
 def test_auto_says_that_it_falls_back(cpsgd: Any) -> None:
     Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
-    small = ("--config", "run.toml", "--rounds", 1, "--cohort", 300, "--device", "auto", "--bits", 6)
+    small = ("--config", "run.toml", "--rounds", 1, "--cohort", 300, "--device", "auto", *PLANNED)
     said = "device: cpu, since there is no CUDA device"
     result = cpsgd("train", *small, "--no-baselines")
     assert result.exit_code == 0, result.stderr
@@ -334,7 +338,7 @@ def test_auto_says_that_it_falls_back(cpsgd: Any) -> None:
 
 def test_an_interrupt_keeps_rounds_before_their_checkpoint_is_due(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpsgd.reports.live.interrupts", lambda: nullcontext(lambda: True))
-    small = ("--cohort", 300, "--rounds", 3, "--model", "linear", "--bits", 6, "--no-baselines", "--seed", "none")
+    small = ("--cohort", 300, "--rounds", 3, "--model", "linear", *PLANNED, "--no-baselines", "--seed", "none")
     stopped = cpsgd("train", *small, "--evaluate-every", 3, "--run", "stopped")
     assert stopped.exit_code == 130
     (row,) = rows(Path("runs/stopped"))

@@ -38,20 +38,32 @@ def refused(row: dict[str, Any], call: Callable[[], object]) -> bool:
     return True
 
 
-def chunk_of(name: str, chunk: int) -> list[dict[str, Any]]:
-    """The rows of a chunk; the last one has all the slow rows."""
+def kind(row: dict[str, Any]) -> tuple[object, ...]:
+    """What is asked, with which options, and what the answer rests on."""
+    asked = row["arguments"]
+    scheme = str(asked.get("participation")).partition(":")[0]
+    rotate = row.get("protocol", {}).get("rotate")
+    return row["call"], row.get("error"), row.get("method"), *sorted(asked), scheme, asked.get("adjacency"), rotate
+
+
+def rows_of(name: str, chunk: int | str) -> list[dict[str, Any]]:
+    """One row of each kind, a chunk of all rows, or all slow rows."""
     rows: list[dict[str, Any]] = read(name)
-    quick = [row for row in rows if not row["slow"]]
-    return quick[chunk::CHUNKS] if chunk < CHUNKS else [row for row in rows if row["slow"]]
+    quick, slow = [row for row in rows if not row["slow"]], [row for row in rows if row["slow"]]
+    if chunk == "kinds":
+        return list({kind(row): row for row in reversed(quick + slow)}.values())
+    return slow if chunk == "slow" else quick[int(chunk) :: CHUNKS]
 
 
-IN_CHUNKS = pytest.mark.parametrize("chunk", [*range(CHUNKS), pytest.param(CHUNKS, marks=pytest.mark.slow)])
+IN_CHUNKS = pytest.mark.parametrize(
+    "chunk", ["kinds", *(pytest.param(chunk, marks=pytest.mark.thorough) for chunk in (*range(CHUNKS), "slow"))]
+)
 
 
 @pytest.mark.slow
 @IN_CHUNKS
-def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int) -> None:
-    for row in chunk_of("epsilon.json", chunk):
+def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int | str) -> None:
+    for row in rows_of("epsilon.json", chunk):
         protocol = cpsgd.Protocol.from_dict(row["protocol"])
         prove = PROVE[row["call"]]
         if row.get("error") == "ConditionError":
@@ -73,9 +85,17 @@ def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int) -> None:
 
 @pytest.mark.slow
 @IN_CHUNKS
-def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int) -> None:
-    for row in chunk_of("plans.json", chunk):
+def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int | str) -> None:
+    for row in rows_of("plans.json", chunk):
+        # Frontiers of secure sums take minutes: those rows are in the other chunks only.
+        if chunk == "kinds" and row["arguments"].get("secure"):
+            continue
         make = PLAN[row["call"]]
+        if row.get("error") == "InfeasibleError":
+            # There was none then; if there is one now, it keeps what was asked for.
+            with contextlib.suppress(errors.InfeasibleError):
+                assert make(**row["arguments"]).guarantee.epsilon <= row["arguments"]["epsilon"], row
+            continue
         if refused(row, lambda: make(**row["arguments"])):  # noqa: B023  # called at once
             continue
         found = make(**row["arguments"])
@@ -91,6 +111,15 @@ def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int) -> None:
             assert found.bits <= row["bits"], row
             assert found.guarantee.epsilon <= row["arguments"]["epsilon"], row
             continue
+        if found.protocol.mechanism.name != expected.mechanism.name:
+            # Where no bits are asked for, the fewest near the Gaussian are taken; at the same bits it is no worse.
+            assert found.bits <= row["bits"], row
+            assert found.guarantee.epsilon <= row["arguments"]["epsilon"], row
+            if found.bits < row["bits"] and "max_error" not in row["arguments"]:
+                assert found.ratio <= 1.1, row
+                found = make(**{**row["arguments"], "bits": row["bits"]})
+            assert found.error.total <= (1.0 + SEARCHED) * float.fromhex(row["squared_error"]["hex"]), row
+            continue
         for name in ("clients", "dim", "clip_norm", "levels", "trials", "p", "rotate", "modulus", "rotation_seed"):
             assert found.protocol.to_dict()[name] == expected.to_dict()[name], (name, row)
         assert same(found.protocol.to_dict()["coordinate_range"], row["coordinate_range"], SEARCHED), row
@@ -104,7 +133,8 @@ def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int) -> None:
         assert found.overflow_probability == pytest.approx(recorded, rel=1e-12, abs=1e-20), row
         assert (found.guarantee.method, found.bits) == (row["method"], row["bits"])
         # Tighter certificates may choose other levels and noise; what errors they had is not on record.
-        assert [point.bits for point in found.frontier] == [point[0] for point in row["frontier"]], row
+        # And there may be some for fewer bits than there were.
+        assert {point.bits for point in found.frontier} >= {point[0] for point in row["frontier"]}, row
 
 
 def check_no_worse(found: cpsgd.Plan, row: dict[str, Any]) -> None:

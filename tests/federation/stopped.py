@@ -12,7 +12,7 @@ import numpy as np
 
 from cpsgd import Plan
 from cpsgd.federation.course import Course
-from cpsgd.federation.server import Terms
+from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Ledger
 
 from .local import Client

@@ -26,7 +26,8 @@ from cpsgd.errors import (
 from cpsgd.federation.client import ClientSession, SessionState, call_privately
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
-from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.server import ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, RoundEvent
 from cpsgd.ledger.totals import total
 from cpsgd.privacy import guarantee_over_rounds

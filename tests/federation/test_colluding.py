@@ -9,7 +9,7 @@ import pytest
 from cpsgd import Plan
 from cpsgd.errors import ParameterError, RoundRefusedError
 from cpsgd.federation.limits import Limits
-from cpsgd.federation.server import Terms
+from cpsgd.federation.terms import Terms
 from cpsgd.privacy import guarantee_over_rounds
 
 

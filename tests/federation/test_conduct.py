@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from cpsgd import Plan
 from cpsgd.errors import WireError
+from cpsgd.federation.client import SessionState
 from cpsgd.federation.conduct import ABSENCES, FAULTS, REST, Conduct
 from cpsgd.federation.messages import Request
-from cpsgd.federation.server import RoundReport, ServerSession, Terms
+from cpsgd.federation.server import RoundReport, ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.secagg import Stage, keys, shamir
 
 from .local import RUN, Client, carry, honest
@@ -49,6 +51,21 @@ def test_absence_is_no_fault_and_costs_a_few_rounds() -> None:
     # It is called where the round would have too few without it.
     assert chosen(conduct, ABSENCES + 1, needed=4) == set(NODES)
     assert chosen(conduct, ABSENCES + REST + 1) == set(NODES)
+
+
+def test_who_spoils_one_other_node_per_round_is_found_out_as_well() -> None:
+    """One accuser per round proves nothing about it. But not all of them lie."""
+    victims = ["north", "south", "north", "east"]
+    rounds = [RoundReport(i, dropped={v: "x"}, accused={"west": [v]}) for i, v in enumerate(victims, start=1)]
+    assert conduct_after(*rounds[:-1]).excluded == frozenset()
+    assert conduct_after(*rounds).excluded == {"west"}
+    # One that accuses again and again is one.
+    assert conduct_after(*[rounds[0]] * 10).excluded == frozenset()
+    # More that may lie together prove less.
+    patient: Conduct[str] = Conduct(2)
+    for report in rounds:
+        patient.learn(report, NODES)
+    assert patient.excluded == frozenset()
 
 
 def test_one_good_round_makes_up_for_absences() -> None:
@@ -104,8 +121,15 @@ def test_a_fault_that_is_made_up_for_is_none(small_plan: Plan) -> None:
     assert list(session.report.faults) == ["east"]
 
 
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (lambda seal, *parts: os.urandom(len(seal(*parts))), "cannot be opened"),
+        (lambda seal, *parts: seal(*parts[:-1], b"\xff" * len(parts[-1])), "are no shares"),
+    ],
+)
 def test_garbage_shares_are_told_by_name_and_more_accusers_than_may_collude_prove_it(
-    small_plan: Plan, monkeypatch: pytest.MonkeyPatch
+    small_plan: Plan, monkeypatch: pytest.MonkeyPatch, bad: Callable[..., bytes], said: str
 ) -> None:
     """The culprit's messages look right to the server; those who cannot open them say whose they are."""
     original = keys.seal
@@ -113,7 +137,7 @@ def test_garbage_shares_are_told_by_name_and_more_accusers_than_may_collude_prov
     class Culprit(Client):
         def ask(self, request: Request | bytes) -> bytes:
             with monkeypatch.context() as patch:
-                patch.setattr(keys, "seal", lambda *parts: os.urandom(len(original(*parts))))
+                patch.setattr(keys, "seal", lambda *parts: bad(original, *parts))
                 return super().ask(request)
 
     session, clients = open_round(small_plan)
@@ -121,11 +145,14 @@ def test_garbage_shares_are_told_by_name_and_more_accusers_than_may_collude_prov
     assert small_plan.colluding == 1
     carry(session, clients, honest)
     assert not session.report.released
-    victims = [node for node, reason in session.report.dropped.items() if "cannot be opened" in reason]
+    victims = [node for node, reason in session.report.dropped.items() if said in reason]
     assert sorted(victims) == ["east", "north", "south"]
     assert all("(node west)" in session.report.dropped[node] for node in victims)
     assert list(session.report.faults) == ["west"]
     assert session.report.faults["west"].startswith("2 others say")
+    # It costs them neither budget nor time.
+    assert [clients[node].trained for node in victims] == [0, 0, 0]
+    assert [SessionState.from_bytes(clients[node].state).answered for node in victims] == [0, 0, 0]
 
 
 def dealing_wrong_shares(monkeypatch: pytest.MonkeyPatch, to: int) -> Client:
@@ -172,6 +199,16 @@ def test_wrong_shares_within_the_bound_cost_nothing_and_are_told_where_they_are_
     assert carry(session, clients, honest) is not None
     # The dealer or the holder: with one pair in dispute nobody can tell.
     assert session.report.faults == {}
+
+
+def test_messages_too_large_for_an_honest_client_are_a_fault(small_plan: Plan) -> None:
+    session, clients = open_round(small_plan)
+
+    def tamper(node: str, at: Stage, answer: bytes) -> bytes:
+        return bytes(1 << 20) if node == "west" else answer
+
+    assert carry(session, clients, tamper) is not None
+    assert list(session.report.faults) == ["west"]
 
 
 def test_few_accusers_prove_nothing(small_plan: Plan) -> None:

@@ -15,7 +15,8 @@ from cpsgd import Plan
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.federation import checkpoint
 from cpsgd.federation.course import LOST, Course
-from cpsgd.federation.server import RoundReport, Terms
+from cpsgd.federation.server import RoundReport, ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import Stage
 
@@ -85,12 +86,75 @@ def test_a_round_whose_sum_may_be_known_counts_and_is_lost(small_plan: Plan, fol
         assert ledger.total("people").epsilon <= 8.0
 
 
+class Killed(BaseException):
+    """Stands for the end of the process: nothing in the library catches it."""
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("write", range(5))
+def test_whatever_is_last_on_the_disk_no_sum_is_asked_for_twice_or_without_a_charge(
+    small_plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch, write: int, after: bool
+) -> None:
+    """Stopped before or after each of the writes that a round makes, to the checkpoint or the ledger."""
+    writes = iter(range(1000))
+    asked: list[int] = []
+    armed = True
+
+    def stopping(target: Any, name: str) -> None:
+        genuine = getattr(target, name)
+
+        def replaced(*args: Any, **options: Any) -> Any:
+            now = armed and next(writes) == 5 + write  # in round 2
+            if now and not after:
+                raise Killed
+            found = genuine(*args, **options)
+            if now:
+                raise Killed
+            return found
+
+        monkeypatch.setattr(target, name, replaced)
+
+    genuine_requests = ServerSession.requests
+
+    def requests(self: ServerSession[str]) -> dict[str, bytes]:
+        if self.stage is Stage.UNMASK:
+            asked.append(self.report.round)
+            entries = Ledger(folder / "ledger").events("people")
+            assert [entry.event.round for entry in entries] == list(range(1, self.report.round + 1))
+        return genuine_requests(self)
+
+    stopping(checkpoint, "save")
+    stopping(Ledger, "reserve")
+    stopping(Ledger, "release")
+    monkeypatch.setattr(ServerSession, "requests", requests)
+    with pytest.raises(Killed):
+        stopped.go(folder, small_plan, "run-1", "never")
+    armed = False
+    course = stopped.go(folder, small_plan, "run-2", "never")
+    assert [report.round for report in course.reports] == [1, 2, 3]
+    assert all(asked.count(round) <= 1 for round in (1, 2, 3))
+    entries = Ledger(folder / "ledger").events("people")
+    assert [entry.event.round for entry in entries] == [1, 2, 3]
+    released = {entry.event.round for entry in entries if entry.released}
+    assert {report.round for report in course.reports if report.released} <= released <= set(asked)
+
+
 # ---------------------------------------------------------------------- the file
 
 
 def test_everything_is_in_the_file(small_plan: Plan, tmp_path: Path) -> None:
     report: RoundReport[int] = RoundReport(
-        1, True, "", 3, {7: "gone"}, {7: Stage.MASK}, {8: "bad"}, {"loss": 0.5}, {"accuracy": 0.9}, {7: 10, 8: 20}
+        1,
+        True,
+        "",
+        3,
+        {7: "gone"},
+        {7: Stage.MASK},
+        {8: "bad"},
+        {"loss": 0.5},
+        {"accuracy": 0.9},
+        {7: 10, 8: 20},
+        {8: [7]},
     )
     fingerprint = small_plan.protocol.fingerprint.hex()
     written: checkpoint.Standing[int] = checkpoint.Standing(

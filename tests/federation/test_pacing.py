@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from cpsgd import Plan
+from cpsgd import Plan, plan
 from cpsgd.errors import ParameterError
 from cpsgd.federation.pacing import Gathering, Pace, StageClock
-from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.server import ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.secagg import Stage
 
-from .local import RUN, Client
+from .local import DIM, RUN, Client
 
 PACE = Pace(nodes=100.0, stage=60.0, grace=5.0)
 
@@ -79,6 +80,33 @@ def test_enough_answers_and_a_grace_period_end_a_stage(
         answer(session, clients, *session.requests())
         assert clock.end(0.0)
     assert session.release() is not None
+
+
+def test_who_falls_silent_after_its_upload_holds_nobody_up() -> None:
+    """All six uploads are needed. What comes then takes a quorum of four, and one to spare before the last stage."""
+    six = plan(6, DIM, 8.0, 1e-5, rounds=3, secure=True, colluding=1, bits=14, mechanism="binomial")
+    clients = {name: Client() for name in "abcdef"}
+    session = ServerSession(Terms(plan=six), 1, list(clients), run=RUN)
+    for stage, answers, early in [
+        ("advertise", "abcde", False),
+        ("share", "abcde", False),
+        ("mask", "abcde", False),
+        ("confirm", "abcd", False),
+        ("confirm", "e", True),
+        ("unmask", "abc", False),
+        ("unmask", "d", True),
+    ]:
+        assert session.stage is not None
+        assert session.stage.value == stage
+        clock = StageClock(PACE, session, 0.0)
+        answer(session, clients, *answers)
+        assert not clock.end(1.0)
+        assert clock.end(30.0) is early
+        if stage in ("advertise", "share", "mask"):
+            answer(session, clients, "f")
+            assert clock.end(30.0)
+    assert session.release() is not None
+    assert session.report.survivors == 6
 
 
 def test_who_has_failed_is_not_waited_for(federation: tuple[ServerSession[str], dict[str, Client]]) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from cpsgd import Plan, Protocol
 from cpsgd.federation.plausibility import largest_norm
-from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.server import ServerSession
+from cpsgd.federation.terms import Terms
 
 from .local import RUN, Client, carry, honest
 

@@ -21,7 +21,8 @@ from cpsgd.errors import (
     WireError,
 )
 from cpsgd.federation.messages import Request
-from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.server import ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import Invitation, Stage, graph
 from cpsgd.secagg.cohort import Cohort
@@ -341,20 +342,24 @@ def test_of_metrics_finite_numbers_are_kept_and_only_where_clients_train(small_p
     session = federation.open()
     while (stage := session.stage) is not None:
         for number, (node, answer) in enumerate(answers_to(session, federation).items()):
-            hostile = {
+            hostile: dict[Any, Any] = {
                 "bad": float("nan"),
                 "list": [1.0],
                 "text": "1",
                 "huge": 10**400,
+                "large": 1.7e308,
+                3: 1.0,
+                None: 1.0,
                 **{f"m{i}": 1.0 for i in range(1000)},
             }
-            sent: dict[str, Any] = {"loss": number, **(hostile if number == 0 else {})}
+            sent: dict[Any, Any] = {"loss": number, "large": 1.7e308, **(hostile if number == 0 else {})}
             session.receive(node, answer, sent if stage is Stage.MASK else {"early": 1.0})
         session.close()
     assert session.report.metrics == {}
     assert session.release() is not None
     assert session.report.metrics["loss"] == 1.5
-    assert not {"bad", "list", "text", "huge", "early"} & set(session.report.metrics)
+    assert session.report.metrics["large"] == 1.7e308
+    assert not {"bad", "list", "text", "huge", "early", 3, None} & set(session.report.metrics)
     assert len(session.report.metrics) <= 100
 
 

@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cpsgd import Plan, plan
 from cpsgd.errors import RoundError, RoundRefusedError, SignatureError, StageError
 from cpsgd.federation.messages import Request
-from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.server import ServerSession
 from cpsgd.federation.settings import Signing, session_identifier
+from cpsgd.federation.terms import Terms
 from cpsgd.secagg import SecureServer, Stage, wire
 from cpsgd.secagg.cohort import Cohort
 from cpsgd.secagg.wire import HEADER_BYTES, Advert, Invitation, Kind, Session

@@ -49,5 +49,5 @@ def progress_seeds() -> list[bytes]:
     """A state between two rounds, and one within a round."""
     return [
         SessionState("1", 4, 9, 3, "ab" * 16).to_bytes(),
-        SessionState("1", 4, 9, 3, "ab", "{}", b"secret").to_bytes(),
+        SessionState("1", 4, 9, 3, "ab", protocol="{}", secrets=b"secret").to_bytes(),
     ]

@@ -68,7 +68,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def private() -> Any:
     # Few trials: the plain way to toss coins, one by one, is slow on a CPU.
-    return plan(200, 650, 20.0, 1e-6, bits=4, rounds=4, participation="once")
+    return plan(200, 650, 20.0, 1e-6, bits=4, rounds=4, participation="once", mechanism="binomial")
 
 
 def test_without_privacy_the_engine_trains_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_a_run_stays_on_its_kind_of_device(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_dropout(gpu: None) -> None:
-    planned = plan(200, 650, 20.0, 1e-6, bits=4, rounds=4, participation="once", dropout=0.5)
+    planned = plan(200, 650, 20.0, 1e-6, bits=4, rounds=4, participation="once", mechanism="binomial", dropout=0.5)
     history = list(trainer(planned, dropout=0.2).run())
     assert all(metrics.released and 100 <= metrics.survivors < 200 for metrics in history)
 

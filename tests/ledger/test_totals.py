@@ -7,20 +7,23 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from scipy.stats import binom
 
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger import Budget, Entry, RoundEvent, totals
 from cpsgd.mechanisms import Binomial, Gaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.privacy import products
 from cpsgd.privacy.accountant import Rounds, mixed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.gaussian import gdp_epsilon
+from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee
 from cpsgd.privacy.participation import Participation
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.rounds import guarantee_over_rounds, joint_cost
 from cpsgd.protocol import Protocol
 
 DELTA = 1e-6
@@ -227,6 +230,33 @@ def test_partitions_of_several_kinds_each_are_covered_in_every_combination() -> 
     assert rich >= max(pairs) * (1 - 1e-12)
     # Rounds of one kind have a certificate of their own, which is a little tighter.
     assert rich == pytest.approx(max(pairs), rel=0.02)
+
+
+@pytest.mark.parametrize(("few", "many"), [((24, 2), (40, 2)), ((30, 1), (60, 3))])
+def test_kinds_that_are_smoothed_together_are_never_below_the_exact_epsilon(
+    few: tuple[int, int], many: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All outcomes of a few rounds of one coordinate, whose neighbours differ by one level."""
+    monkeypatch.setattr(products, "_FEWEST", 0.0)
+    delta = 1e-2
+    kinds = [Protocol.binomial(clients=n, dim=1, clip_norm=1.0, levels=2, trials=1) for n, _ in (few, many)]
+    losses, masses = np.zeros(1), np.ones(1)
+    parts = []
+    for protocol, (clients, count) in zip(kinds, (few, many), strict=True):
+        parts.append((joint_cost(protocol, Adjacency.REPLACE_ONE, clients, count, 0.01 * delta), Participation.every()))
+        k = np.arange(clients + 1)
+        here = binom.pmf(k, clients, 0.5)
+        ratio = np.log(here) - np.log(np.append(0.0, here[:-1]) + 1e-300)
+        for _ in range(count):
+            losses, masses = np.add.outer(losses, ratio).ravel(), np.multiply.outer(masses, here).ravel()
+    for epsilon in (0.3, 1.0, 2.0, 3.0):
+        exact = float(np.sum(masses * np.maximum(0.0, -np.expm1(epsilon - losses))))
+        mu = math.sqrt(sum(part.count * part.mu**2 for part, _ in parts))
+        tail = sum(part.count * part.tail_mass for part, _ in parts)
+        assert exact <= gdp_delta(mu, epsilon) + tail
+    # And not far: a Gaussian of the same variance allows less.
+    ideal = math.sqrt(sum(4.0 * count / clients for clients, count in (few, many)))
+    assert ideal < mu < 2.0 * ideal
 
 
 # ------------------------------------------------------------------ what else is paid for

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from cpsgd.federation.limits import Limits
 from cpsgd.ledger import Budget, Ledger, RoundEvent
 from cpsgd.mechanisms import MECHANISMS, Skellam
 from cpsgd.mechanisms.skellam import SkellamLaw, table, truncation
-from cpsgd.planner import modulus
+from cpsgd.planner import Plan, modulus
 from cpsgd.privacy import certified_epsilon, guarantee_over_rounds, renyi_certificate
 from cpsgd.randomness import Keystream
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage
@@ -196,24 +197,28 @@ def test_much_noise_is_as_good_as_gaussian() -> None:
 
 # ---------------------------------------------------------------------- everywhere
 
-PLANNED = plan(clients=40, dim=30, epsilon=4.0, delta=1e-5, bits=7, mechanism="skellam")
 VECTORS = np.random.default_rng(5).normal(size=(40, 30)) / 8.0
+
+
+@cache
+def planned_once() -> Plan:
+    return plan(clients=40, dim=30, epsilon=4.0, delta=1e-5, bits=7, mechanism="skellam")
 
 
 @pytest.mark.slow
 def test_a_plan_keeps_its_word_and_fills_its_bits() -> None:
-    protocol = PLANNED.protocol
+    protocol = planned_once().protocol
     assert protocol.name == "rotated-skellam"
-    assert 3.9 < PLANNED.guarantee.epsilon <= 4.0
-    assert guarantee(protocol, 1e-5).epsilon == PLANNED.guarantee.epsilon
+    assert 3.9 < planned_once().guarantee.epsilon <= 4.0
+    assert guarantee(protocol, 1e-5).epsilon == planned_once().guarantee.epsilon
     assert 2**7 - 1 <= protocol.radix <= 2**7
     # Rounding and noise cost a few per cent over the exact Gaussian.
-    assert 1.0 < PLANNED.ratio < 1.2
+    assert 1.0 < planned_once().ratio < 1.2
 
 
 def test_a_round_of_messages() -> None:
-    protocol = Protocol.from_json(PLANNED.protocol.to_json())
-    assert protocol == PLANNED.protocol
+    protocol = Protocol.from_json(planned_once().protocol.to_json())
+    assert protocol == planned_once().protocol
     aggregator = Aggregator(protocol, round=3)
     for vector in VECTORS:
         aggregator.add(protocol.encode(vector, round=3))
@@ -226,7 +231,7 @@ def test_a_round_of_messages() -> None:
 
 @pytest.mark.slow
 def test_the_error_is_the_expected_one() -> None:
-    protocol = PLANNED.protocol
+    protocol = planned_once().protocol
     errors = []
     for seed in range(400):
         simulator = RoundSimulator(protocol, 3, seed=seed)
@@ -287,7 +292,7 @@ def test_the_modulus_holds_real_sums() -> None:
 
 @pytest.mark.slow
 def test_several_rounds_and_a_ledger(tmp_path: Path) -> None:
-    protocol = PLANNED.protocol
+    protocol = planned_once().protocol
     ten = plan(clients=40, dim=30, epsilon=4.0, delta=1e-5, bits=8, rounds=10, mechanism="skellam")
     assert 3.9 < guarantee_over_rounds(ten.protocol, 1e-5, rounds=10).epsilon <= 4.0
     assert guarantee_over_rounds(ten.protocol, 1e-5, rounds=5).epsilon < 3.0
@@ -295,11 +300,11 @@ def test_several_rounds_and_a_ledger(tmp_path: Path) -> None:
     ledger.create(Budget(population="people", epsilon=5.0, delta=1e-5))
     entry = ledger.reserve("people", RoundEvent(protocol, survivors=40, participation="every", round=1, label="one"))
     ledger.release(entry, 40)
-    assert ledger.total("people").epsilon == pytest.approx(PLANNED.guarantee.epsilon)
+    assert ledger.total("people").epsilon == pytest.approx(planned_once().guarantee.epsilon)
 
 
 def test_a_client_refuses_it_without_noise() -> None:
-    silent = replace(PLANNED.protocol, mechanism=PLANNED.protocol.mechanism.without_noise())
+    silent = replace(planned_once().protocol, mechanism=planned_once().protocol.mechanism.without_noise())
     with pytest.raises(RoundRefusedError, match="no noise"):
         Limits().check(silent, rounds=1, surviving=40)
     with pytest.raises(ConditionError, match="no privacy"):
@@ -348,7 +353,7 @@ def test_parameters_out_of_range(wrong: dict[str, float]) -> None:
 
 def test_it_is_registered() -> None:
     assert MECHANISMS["skellam"] is Skellam
-    assert json.loads(PLANNED.protocol.to_json())["mechanism"] == "skellam"
+    assert json.loads(planned_once().protocol.to_json())["mechanism"] == "skellam"
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ LARGE: dict[str, Any] = {"clients": 1_000, "dim": 2**20, "epsilon": 2.0, "delta"
     ("size", "bits", "ratio"),
     [
         (MANY, 1, 1.065),
-        pytest.param(MANY, 2, 1.03, marks=pytest.mark.slow),
-        pytest.param(MANY, 3, 1.012, marks=pytest.mark.slow),
+        pytest.param(MANY, 2, 1.03, marks=pytest.mark.thorough),
+        pytest.param(MANY, 3, 1.012, marks=pytest.mark.thorough),
         pytest.param(HUNDRED, 1, 1.06, marks=pytest.mark.slow),
         pytest.param(LARGE, 1, 1.02, marks=pytest.mark.slow),
         pytest.param(MANY, 0.05, 1.08, marks=pytest.mark.slow),
@@ -47,8 +47,17 @@ def test_secure_sums_in_a_small_modulus(size: dict[str, Any], bits: float) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("clients", "ratio"), [(10, 1.45), (30, 1.3), (100, 1.15)])
-@pytest.mark.parametrize("mechanism", [BEST, "binomial"])
+@pytest.mark.parametrize(
+    ("clients", "ratio", "mechanism"),
+    [
+        (10, 1.45, BEST),
+        (30, 1.3, "binomial"),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in ((30, 1.3, BEST), (100, 1.15, BEST), (10, 1.45, "binomial"), (100, 1.15, "binomial"))
+        ),
+    ],
+)
 def test_few_clients_and_many_rounds(clients: int, ratio: float, mechanism: str) -> None:
     found = plan(clients, 1_000, 4.0, 1e-5, rounds=30, bits=4, mechanism=mechanism)
     assert found.ratio <= ratio

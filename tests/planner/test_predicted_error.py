@@ -64,13 +64,17 @@ def measured(protocol: Protocol, vectors: np.ndarray, rng: np.random.Generator) 
     ("wishes", "inputs"),
     [
         ({"clients": 100, "dim": 1024, "epsilon": 4.0, "bits": 2}, dense),
-        ({"clients": 100, "dim": 1024, "epsilon": 4.0, "bits": 2}, sparse),
+        pytest.param({"clients": 100, "dim": 1024, "epsilon": 4.0, "bits": 2}, sparse, marks=pytest.mark.thorough),
         ({"clients": 100, "dim": 1024, "epsilon": 4.0, "bits": 4}, sparse),
-        ({"clients": 60, "dim": 1500, "epsilon": 6.0, "bits": 3}, dense),
+        pytest.param({"clients": 60, "dim": 1500, "epsilon": 6.0, "bits": 3}, dense, marks=pytest.mark.thorough),
         ({"clients": 60, "dim": 777, "epsilon": 2.0, "bits": 6, "adjacency": "zero-out"}, dense),
         ({"clients": 40, "dim": 2000, "epsilon": 3.0, "bits": 8, "rounds": 10, "participation": "every"}, sparse),
         ({"clients": 64, "dim": 512, "epsilon": 4.0, "bits": 12, "secure": True}, common),
-        ({"clients": 30, "dim": 300, "epsilon": 8.0, "bits": 10, "clip_norm": 1.0}, common),
+        pytest.param(
+            {"clients": 30, "dim": 300, "epsilon": 8.0, "bits": 10, "clip_norm": 1.0},
+            common,
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 @pytest.mark.slow

@@ -343,10 +343,10 @@ SINGLES = [
 ]
 
 
-def wrong_rates() -> list[str]:
+def wrong_rates(singles: Sequence[tuple[Single, float, float]] = SINGLES) -> list[str]:
     """pair ⊗ G(w) against G(w + κ t²) at nodes w, with κ as `growth` has it; tails so small that they hide nothing."""
     wrong = []
-    for single, tail, tight in SINGLES:
+    for single, tail, tight in singles:
         families = single.families(tail)
         around = 60.0 * single.reach**2 * max(smoothed.fisher(family) for family in families)
         found = smoothed.growth(families, around=around, tail=tail)

@@ -29,13 +29,15 @@ def test_products_by_enumeration() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_random_products_by_enumeration(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("seed", "count"), [(0, 40), *(pytest.param(seed, 75, marks=pytest.mark.thorough) for seed in range(4))]
+)
+def test_random_products_by_enumeration(seed: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Also where there is next to nothing to smooth, which is refused otherwise to save time.
     monkeypatch.setattr(products, "_FEWEST", 0.0)
-    wrong, accepted = checks.wrong_random_products(checks.random_products(75, seed))
+    wrong, accepted = checks.wrong_random_products(checks.random_products(count, seed))
     assert wrong == []
-    assert accepted > 40
+    assert accepted > count * 40 / 75
 
 
 @pytest.mark.slow
@@ -180,13 +182,15 @@ def test_the_sensitivity_that_a_mu_allows() -> None:
 _SIXTEENTH = 2.0**-16
 
 
+_ENDS = [(0.3, 1), (1e-30, 1), (1e-120, 3), (1e-10, 10**5)]
+
+
 @pytest.mark.parametrize(
     "law",
     [
         checks.coins(_SIXTEENTH, 2),
         checks.coins(0.5 - _SIXTEENTH, 2),
         checks.coins(0.5 - _SIXTEENTH, 50),
-        checks.sampled_coins(_SIXTEENTH, 0.5, 1_000),
         checks.sampled_coins(2.0 / 3.0, 0.5, 3),
         BinomialLaw(1, 0.5),
         BinomialLaw(1_000, 0.001),
@@ -195,8 +199,20 @@ _SIXTEENTH = 2.0**-16
     ],
     ids=str,
 )
-@pytest.mark.parametrize(("tail", "rounds"), [(0.3, 1), (1e-30, 1), (1e-120, 3), (1e-10, 10**5)])
+@pytest.mark.parametrize(("tail", "rounds"), _ENDS)
 def test_right_or_refused(law: Law | Steps, tail: float, rounds: int) -> None:
+    check_right_or_refused(law, tail, rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tail", "rounds"), [_ENDS[2], *(pytest.param(*_ENDS[i], marks=pytest.mark.thorough) for i in (0, 1, 3))]
+)
+def test_messages_of_next_to_nothing_are_right_or_refused(tail: float, rounds: int) -> None:
+    check_right_or_refused(checks.sampled_coins(_SIXTEENTH, 0.5, 1_000), tail, rounds)
+
+
+def check_right_or_refused(law: Law | Steps, tail: float, rounds: int) -> None:
     try:
         found = smoothed_certificate(law, dim=1_000, sensitivity=4.0, reach=1.0, tail=tail, rounds=rounds)
     except ConditionError:

@@ -21,10 +21,10 @@ from . import checks
 # k, m and ε of the reference (27 orders from 1.25 to 256), at n = 10^4, d = 65,536, δ = 1e-9 and the paper's range.
 TABLE = [
     (2, 1, 2.397, 2.271),
-    (2, 6, 0.938, 0.884),
-    (2, 16, 0.562, 0.530),
+    pytest.param(2, 6, 0.938, 0.884, marks=pytest.mark.thorough),
+    pytest.param(2, 16, 0.562, 0.530, marks=pytest.mark.thorough),
     (4, 64, 0.855, 0.809),
-    (8, 256, 1.008, 0.951),
+    pytest.param(8, 256, 1.008, 0.951, marks=pytest.mark.thorough),
     # The largest that is computed; no reference, but our own value.
     (16, 1024, 1.0775, 1.022),
 ]
@@ -159,7 +159,7 @@ def test_gaussian_limit_agrees_with_dp_accounting() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", [0.5, 0.3])
+@pytest.mark.parametrize("p", [0.3, pytest.param(0.5, marks=pytest.mark.thorough)])
 def test_more_noise_a_larger_delta_and_less_distance_never_hurt(p: float) -> None:
     def epsilon(noise_trials: int = 3_000, sensitivity: float = 1.5, delta: float = 1e-6) -> float:
         return renyi_certificate(

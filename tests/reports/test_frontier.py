@@ -21,7 +21,7 @@ from cpsgd.reports.pictures import draw_frontier
     ],
 )
 def test_draws(wishes: dict[str, object], tmp_path: Path) -> None:
-    found = plan(epsilon=1.0, delta=1e-6, **wishes)  # type: ignore[arg-type]
+    found = plan(epsilon=1.0, delta=1e-6, mechanism="binomial", **wishes)  # type: ignore[arg-type]
     for suffix, magic in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
         assert draw_frontier(found, tmp_path / f"frontier{suffix}").read_bytes().startswith(magic)
 

@@ -41,7 +41,7 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
     for panel in data["panels"]:
         line, gaussian = panel["lines"]
         assert (line["method"], gaussian["method"], data["baseline"]["method"]) == (
-            "binomial",
+            "coins",
             "gaussian",
             "no privacy",
         )
@@ -54,7 +54,7 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
         assert first != second
     table = list(csv.DictReader(Path("figures/accuracy.csv").read_text().splitlines()))
     assert len(table) == 5 * 2 * 2
-    assert [row["method"] for row in table[::4]] == ["no privacy", "binomial", "gaussian", "binomial", "gaussian"]
+    assert [row["method"] for row in table[::4]] == ["no privacy", "coins", "gaussian", "coins", "gaussian"]
     assert (table[0]["k"], table[0]["epsilon"], table[0]["bits_per_coordinate"]) == ("", "", "32.0")
     assert table[-1]["panel_epsilon"] == "2"
     assert [row["round"] for row in table[:4]] == ["1", "2", "1", "2"]
@@ -70,7 +70,7 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
     ]
     assert (summary[1]["seeds"], int(summary[1]["k"]), int(summary[1]["m"])) == ("2", line["levels"], line["trials"])
     assert float(summary[1]["seconds"]) == pytest.approx(sum(line["seconds"]) / 2)
-    assert summary[1]["parameters"].startswith(f"k = {line['levels']} levels")
+    assert summary[1]["parameters"].startswith(f"{line['trials']} coins of bias up to")
     gaps = [data["panels"][0]["lines"][1]["accuracy"][seed][-1] - ends[seed] for seed in (0, 1)]
     assert float(summary[1]["below_gaussian"]) == pytest.approx(sum(gaps) / 2, abs=1e-12)
     assert float(summary[1]["standard_error"]) == pytest.approx(abs(gaps[0] - gaps[1]) / 2, abs=1e-12)

@@ -100,6 +100,8 @@ def test_offenders_are_those_who_cannot_be_honest() -> None:
     assert offenders([(0, 1)], most=1) == frozenset()
     assert offenders([(0, 1), (0, 2)], most=1) == {0}
     assert offenders([(0, 1), (0, 2), (1, 2)], most=2) == frozenset()
+    # Its own share of its own seed nobody else has dealt or revealed.
+    assert offenders([(4, 4)], most=3) == {4}
     with pytest.raises(ParameterError, match="most"):
         offenders([], most=0)
 
@@ -120,3 +122,85 @@ def test_many_liars_do_not_keep_the_server_busy(liars: int) -> None:
                 recovery.secret(owner, {**shares, **wrong}, secret.__eq__)
     assert time.process_time() - start < 10.0
     assert {holder for _, holder in recovery.disputed} == (set(range(liars)) if liars <= 24 else set())
+
+
+def test_nobody_can_pin_a_fault_on_an_honest_client() -> None:
+    """One client deals another a wrong share, and reveals a wrong share of it: they are in dispute twice."""
+    liar, victim = 5, 2
+    current = new_round(parameters(11)).until(Stage.SHARE)
+    genuine = shamir.split
+
+    def wrongly(secret: bytes, threshold: int, holders: list[int]) -> dict[int, bytes]:
+        return {**genuine(secret, threshold, holders), victim: genuine(bytes(32), threshold, holders)[victim]}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shamir, "split", wrongly)
+        answer = current.answer(liar)
+    current.server.receive(liar, answer)
+    current.step(frozenset({liar}))
+    current.until(Stage.UNMASK)
+    for client in current.waiting:
+        answer = current.answer(client)
+        if client == liar:
+            start = wire.HEADER_BYTES + 33 * victim
+            body = answer[wire.HEADER_BYTES : start] + bytes(33) + answer[start + 33 :]
+            answer = current.server._session.write(Kind.REVELATION, client, body)
+        current.server.receive(client, answer)
+    current.server.advance()
+    found = current.server.result()
+    assert found.disputed == ((victim, liar), (liar, victim))
+    assert offenders(found.disputed, most=1) == frozenset()
+
+
+def share(value: int) -> bytes:
+    return (value % shamir.PRIME).to_bytes(33, "big")
+
+
+@pytest.mark.parametrize(("holders", "threshold"), [(5, 4), (12, 8)])
+def test_liars_whose_errors_cancel_do_not_make_others_look_like_liars(holders: int, threshold: int) -> None:
+    """One deals the victim a wrong share, so that it is asked last; then two lie so that secrets come out right."""
+    liars, victim = (0, 1), 2
+    recovery = Recovery(threshold, colluding=2)
+    others = tuple(holder for holder in range(holders) if holder != victim)
+    weights = dict(zip(others, shamir._weights(others), strict=True))
+    for owner in range(holders):
+        secret = bytes([owner]) * 32
+        shares = shamir.split(secret, threshold, range(holders))
+        if owner == liars[0]:
+            shares[victim] = share(1)
+        elif owner not in liars:
+            for liar, other in (liars, liars[::-1]):
+                error = weights[other] if liar == liars[0] else -weights[other]
+                shares[liar] = share(int.from_bytes(shares[liar], "big") + error)
+        assert recovery.secret(owner, shares, secret.__eq__) == secret
+    assert offenders(recovery.disputed, most=2) == frozenset()
+    assert all(set(pair) & set(liars) for pair in recovery.disputed)
+
+
+def test_one_lie_about_an_honest_clients_secret_is_not_its_fault() -> None:
+    """With one share to spare it can be found only if each is left out once, which many clients would take too long."""
+    holders, threshold, secret = 40, 39, bytes(range(32))
+    shares = {**shamir.split(secret, threshold, range(holders)), 10: share(7)}
+    with pytest.raises(ShareError) as caught:
+        Recovery(threshold).secret(3, shares, secret.__eq__)
+    assert caught.value.dealer is None
+
+
+@pytest.mark.parametrize(
+    ("holders", "colluding", "proved"), [(8, 1, True), (7, 1, False), (10, 2, False), (11, 2, True)]
+)
+def test_a_dealer_is_at_fault_if_nobody_else_can_be(holders: int, colluding: int, proved: bool) -> None:
+    secret = bytes(range(32))
+    shares = shamir.split(secret, 7, range(holders))
+    with pytest.raises(ShareError) as caught:
+        Recovery(7, colluding).secret(3, shares, lambda found: False)
+    assert caught.value.dealer == (3 if proved else None)
+
+
+def test_shares_of_one_polynomial_are_consistent() -> None:
+    shares = shamir.split(bytes(range(32)), 4, [0, 2, 3, 5, 8, 9])
+    assert shamir.consistent(shares, 4)
+    assert shamir.consistent(shares, 5)
+    assert not shamir.consistent(shares, 3)
+    assert not shamir.consistent({**shares, 5: share(1)}, 4)
+    assert shamir.consistent({**shares, 5: share(1)}, 6)

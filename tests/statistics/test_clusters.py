@@ -84,7 +84,7 @@ def test_without_noise_the_algorithm_is_lloyds(monkeypatch: pytest.MonkeyPatch) 
         return dataclasses.replace(planned, protocol=noiseless(Blocks(CLUSTERS, DIM), 1500))
 
     monkeypatch.setattr(module, "plan", quiet)
-    found = kmeans(points, CLUSTERS, 8.0, 1e-6, radius=1.0, rounds=5, initial=initial)
+    found = kmeans(points, CLUSTERS, 8.0, 1e-6, radius=1.0, rounds=5, bits=8, initial=initial)
     centres = initial
     for _ in range(5):
         nearest = np.argmin(((points[:, None] - centres) ** 2).sum(axis=2), axis=1)
@@ -96,8 +96,8 @@ def test_without_noise_the_algorithm_is_lloyds(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_radius_is_a_unit() -> None:
     points = blobs(3000, seed=4)
-    unit = kmeans(points, 3, 20.0, 1e-6, radius=1.0, rounds=2)
-    large = kmeans(1000.0 * points, 3, 20.0, 1e-6, radius=1000.0, rounds=2)
+    unit = kmeans(points, 3, 20.0, 1e-6, radius=1.0, rounds=2, bits=8)
+    large = kmeans(1000.0 * points, 3, 20.0, 1e-6, radius=1000.0, rounds=2, bits=8)
     assert unit.plan.protocol == large.plan.protocol
     ratio = inertia(1000.0 * points, large.centres) / inertia(points, unit.centres)
     assert ratio == pytest.approx(1e6, rel=0.3)
@@ -162,7 +162,7 @@ def test_the_noise_that_is_needed_falls_by_the_square_of_the_distance() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_guarantee_says_what_it_rests_on() -> None:
-    found = kmeans(blobs(2000, seed=8), 2, 20.0, 1e-6, radius=1.0, rounds=2)
+    found = kmeans(blobs(2000, seed=8), 2, 20.0, 1e-6, radius=1.0, rounds=2, bits=8)
     assert found.plan.protocol.replace_one_distance == Blocks(4, DIM).distance
     assert found.guarantee.assumption is not None
     assert found.guarantee.assumption.startswith("replace-one distance 2 because each vector is made here")
@@ -200,7 +200,7 @@ def test_the_first_row_that_is_not_finite_is_named(bad: float) -> None:
         ({"points": np.zeros(4)}, VectorError, "one row per client"),
         ({"points": np.zeros((0, 4))}, VectorError, "one row per client"),
         ({"points": np.array([["a"]])}, VectorError, "real numbers"),
-        ({}, InfeasibleError, "clients would do"),
+        ({"bits": 8}, InfeasibleError, "clients would do"),
     ],
 )
 def test_bad_input(changes: dict[str, object], error: type[Exception], words: str) -> None:

@@ -92,7 +92,7 @@ def test_without_noise_it_is_exact(monkeypatch: pytest.MonkeyPatch, centred: boo
 
     monkeypatch.setattr(module, "plan", quiet)
     mean = points.mean(axis=0) if centred else None
-    found = pca(points, 3, 8.0, 1e-6, radius=3.0, mean=mean)
+    found = pca(points, 3, 8.0, 1e-6, radius=3.0, mean=mean, bits=8)
     exact = PCA(3).fit(points)
     assert subspace_angle(exact.components_, found.components) < 2e-3
     np.testing.assert_allclose(found.variances, exact.explained_variance_ * 1499 / 1500, rtol=2e-3)
@@ -236,7 +236,7 @@ def test_angles() -> None:
         ({"mean": np.zeros(3)}, VectorError, "origin"),
         ({"mean": np.full(DIM, np.nan)}, VectorError, "origin"),
         ({"points": np.where(np.eye(DIM, k=-2), np.nan, 0.1)}, VectorError, "Row 2 is NaN or infinite at coordinate 0"),
-        ({"epsilon": 0.05}, InfeasibleError, "clients are needed"),
+        ({"epsilon": 0.05, "bits": 8}, InfeasibleError, "clients are needed"),
     ],
 )
 def test_bad_input(changes: dict[str, object], error: type[Exception], words: str) -> None:

@@ -24,7 +24,7 @@ def frontier(
 ) -> None:
     """The error that a bit buys, for every mechanism and as others published it: SVG, PNG and CSV.
 
-    At three settings, with and without secure aggregation. Takes some minutes.
+    At three settings, with and without secure aggregation. Takes a quarter of an hour or so.
     """
     from cpsgd.reports import rivals
 

@@ -59,7 +59,9 @@ def from_class(
     for original in fields(source):
         if names and original.name not in names:
             continue
-        kinds = set(_kinds(hints[original.name])) - {type(None)}
+        kinds = set(_kinds(hints[original.name]))
+        optional = unset or type(None) in kinds
+        kinds -= {type(None)}
         kinds |= {str} if original.name in text else set()
         said: dict[str, Any] = {"help": helps[original.name]}
         if groups is not None:
@@ -71,7 +73,7 @@ def from_class(
         hint = str if str in kinds else hints[original.name]
         # The defaults of these library classes are plain values.
         default: Any = field(default=None if unset else original.default)
-        made.append((original.name, Annotated[hint | None if unset else hint, Parameter(**said)], default))
+        made.append((original.name, Annotated[hint | None if optional else hint, Parameter(**said)], default))
     named = {"__module__": source.__module__}
     return make_dataclass(f"{source.__name__}Options", made, namespace=named, frozen=True, kw_only=True)
 

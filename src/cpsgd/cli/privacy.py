@@ -93,6 +93,7 @@ def epsilon(
     rows.append(
         ("bits", f"{protocol.bits_per_coordinate:.3f} per coordinate, {protocol.message_bytes:,} bytes per message")
     )
+    rows += output.caution(protocol)
     output.console().print(output.facts(rows))
 
 

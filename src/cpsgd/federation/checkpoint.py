@@ -29,7 +29,7 @@ from cpsgd.federation.server import Node, RoundReport
 from cpsgd.secagg import Stage
 
 _FORMAT = "cpsgd course 1"
-_MAPS = ("dropped", "stages", "faults", "metrics", "measures", "upload_bytes")
+_MAPS = ("dropped", "stages", "faults", "metrics", "measures", "upload_bytes", "accused")
 
 
 @dataclass

@@ -185,6 +185,8 @@ class ClientSession:
         self._save(replace(progress, secrets=b""))
         if asked.stage is Stage.MASK:
             protocol = Protocol.from_json(progress.protocol)
+            # Another client that spoils the round does not make this one pay for it.
+            client.check_delivery(asked.payload)
             self._count()
             integers = protocol.encode_integers(_vector(train, protocol), asked.round)
             reply = client.mask(asked.payload, integers)

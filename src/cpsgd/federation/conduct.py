@@ -4,6 +4,8 @@ The rule:
 
 * **Faults.** A node that was at fault (`RoundReport.faults`) in `FAULTS` rounds is not invited again in this run. A
   fault is proved: a message that no honest client sends, or what more others than may collude say they got from it.
+* **Accusations** that prove nothing in one round (`RoundReport.accused`) are kept until more nodes than may collude
+  have made one: that is a fault in the last of these rounds.
 * **Absence.** A node that dropped out of `ABSENCES` rounds in a row without a fault (silence, an error, a refusal) sits
   out the next `REST` rounds, unless the round has too few nodes without it.
 
@@ -28,15 +30,22 @@ REST = 5
 class Conduct(Generic[Node]):
     """What is known about the nodes of a run."""
 
-    def __init__(self) -> None:
-        """Knows nothing against anybody."""
+    def __init__(self, colluding: int = 1) -> None:
+        """Knows nothing against anybody; so many nodes may lie together."""
+        self._colluding = colluding
         self._faults: Counter[Node] = Counter()
         self._absences: Counter[Node] = Counter()
         self._rests_until: dict[Node, int] = {}
+        self._accusers: dict[Node, set[Node]] = {}  # by the accused, since its last fault
 
     def learn(self, report: RoundReport[Node], invited: Iterable[Node]) -> None:
         """Takes what became of a round that these nodes were invited to."""
-        self._faults.update(report.faults.keys())
+        for node, accusers in report.accused.items():
+            self._accusers.setdefault(node, set()).update(accusers)
+        proved = {node for node, accusers in self._accusers.items() if len(accusers) > self._colluding}
+        for node in proved | report.faults.keys():
+            self._faults[node] += 1
+            self._accusers.pop(node, None)
         for node in invited:
             if node not in report.dropped:
                 self._absences[node] = 0

@@ -24,7 +24,8 @@ from cpsgd.federation import checkpoint
 from cpsgd.federation.checkpoint import Standing
 from cpsgd.federation.conduct import Conduct
 from cpsgd.federation.extras import AdaptiveClip, Extras
-from cpsgd.federation.server import Node, RoundReport, ServerSession, Terms
+from cpsgd.federation.server import Node, RoundReport, ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.planner.utility import utility_warning
 
 Apply = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.float32]]
@@ -80,15 +81,15 @@ class Course(Generic[Node]):
             adaptive: Finds the norm to clip to; None for the plan's.
 
         Raises:
-            ParameterError: The plan's dimension is not the model's and one for each of those, or single examples are
-                protected.
+            ParameterError: The plan's dimension is not the model's and one for each of those; or single examples are
+                protected, or a distance of updates is assumed, which is not one of those.
             CheckpointError: The file is of another plan, or damaged.
         """
         self._terms, self._run, self._path = terms, run, path
         self._apply = apply or (lambda model, mean, round: model + mean)
         remembering: object = apply
         self._stateful = remembering if isinstance(remembering, Stateful) else None
-        self.conduct: Conduct[Node] = Conduct()
+        self.conduct: Conduct[Node] = Conduct(terms.plan.colluding)
         self._measures, self._adaptive = dict(measures or {}), adaptive
         fingerprint = terms.plan.protocol.fingerprint.hex()
         found = None if path is None else checkpoint.load(path, fingerprint, len(model))
@@ -101,6 +102,11 @@ class Course(Generic[Node]):
         if extras is not None and terms.examples is not None:
             raise ParameterError(
                 "measures and adaptive clipping are about whole clients, and single examples are protected here."
+            )
+        if extras is not None and terms.plan.protocol.replace_one_distance is not None:
+            raise ParameterError(
+                "The plan has a replace_one_distance, and what rides on the updates is further apart than they are: "
+                "plan without one."
             )
         wanted = len(model) + (0 if extras is None else extras.size)
         if wanted != dim:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd import _validate
-from cpsgd.aggregator import Aggregator
 from cpsgd.errors import (
     CpsgdError,
     ImplausibleMeanError,
@@ -26,15 +25,11 @@ from cpsgd.errors import (
 )
 from cpsgd.federation.messages import OPENING, TRAINING, Request
 from cpsgd.federation.plausibility import FALSE_ALARM, largest_norm
-from cpsgd.federation.settings import session_identifier
-from cpsgd.ledger import Entry, Ledger, RoundEvent
-from cpsgd.planner import Plan
-from cpsgd.secagg import SecureParameters, SecureServer, Stage, offenders
-from cpsgd.secagg.identity import as_roster
+from cpsgd.federation.sums import PlainSum, SecureSum
+from cpsgd.federation.terms import Terms
+from cpsgd.ledger import Entry
+from cpsgd.secagg import Stage
 
-# What the frames, keys and shares of a message may take on top of the packed integers.
-_OVERHEAD_BYTES = 1 << 15
-_OVERHEAD_BYTES_PER_CLIENT = 1 << 10
 _MOST_METRICS = 100
 # What a client says that could not use what another one sent it through the server.
 _ACCUSATION = re.compile(r"(?:ShareError|SignatureError): [^0-9]*[Cc]lient (\d{1,9})\b")
@@ -42,119 +37,6 @@ _CLIENT = re.compile(r"\b([Cc]lient) (\d{1,9})\b")
 
 Node = TypeVar("Node", bound=Hashable)
 """What the engine calls a client: a number, a name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What a server holds all rounds to.
-
-    Attributes:
-        plan: From `cpsgd.plan(..., secure=True, colluding=1)`, or `plan_examples` for single examples. Clients see the
-            released models, and each can subtract its own noise: the plan's guarantee must not count it.
-        secure: Sums by secure aggregation. Without, the server sees each client's noisy message, and clients must
-            agree to that.
-        examples: With a plan for single examples, how many a client's sum holds at most. Clients that are set up for
-            another number refuse.
-        roster: Public keys of all clients, as many as the plan has. What clients sign is then signed by them, and not
-            by keys that they make for a round. It protects clients that have the same roster; those without one refuse.
-        ledger: Where every round's cost is written down before its mean is handed out.
-        population: The ledger's name of the clients; needed with a ledger.
-        engine: The ledger's name of the transport.
-    """
-
-    plan: Plan
-    secure: bool = True
-    examples: int | None = None
-    roster: Iterable[bytes] | None = None
-    ledger: Ledger | None = None
-    population: str | None = None
-    engine: str = "federation"
-
-    def __post_init__(self) -> None:
-        plan = self.plan
-        if plan.participation.scheme != "every":
-            raise ParameterError(
-                f"The plan is for participation {str(plan.participation)!r}, and here the same nodes may be in every "
-                'round; plan with participation="every".'
-            )
-        if plan.colluding < 1:
-            raise ParameterError(
-                "The plan has colluding=0: its guarantee is for outsiders only. Every client sees the released models, "
-                "and can subtract its own noise; plan with colluding=1 or more."
-            )
-        if (self.ledger is None) != (self.population is None):
-            raise ParameterError("Give ledger and population together.")
-        if self.roster is not None:
-            roster = as_roster(self.roster)
-            if not self.secure or len(roster) != plan.protocol.clients:
-                raise ParameterError(
-                    f"A roster is for secure aggregation among everybody on it: {len(roster)} are, and the plan is "
-                    f"for clients={plan.protocol.clients} with secure={self.secure}."
-                )
-            object.__setattr__(self, "roster", roster)
-        if self.examples is not None:
-            _validate.integer("examples", self.examples, low=1)
-        if self.secure:
-            self.parameters(0, plan.protocol.clients)
-
-    def parameters(self, round: int, clients: int) -> SecureParameters:
-        """What a round of secure aggregation with so many clients agrees on; it tolerates the plan's dropouts.
-
-        With a roster all are each other's neighbours, however many they are.
-
-        Raises:
-            ParameterError: The plan was not made for secure aggregation.
-            InfeasibleError: So many dropouts and colluding clients are more than secure aggregation tolerates.
-        """
-        found = SecureParameters.for_protocol(
-            self.plan.protocol,
-            round=round,
-            clients=clients,
-            dropout=1.0 - self.plan.surviving / clients,
-            colluding=self.plan.colluding,
-            surviving=self.plan.surviving,
-        )
-        if self.roster is None:
-            return found
-        most = (clients + self.plan.colluding) // 2 + 1
-        return replace(found, neighbours=clients - 1, threshold=most, quorum=most)
-
-    @property
-    def way(self) -> str:
-        """How sums are made, in words."""
-        signed = ", signed" if self.roster is not None else ""
-        return f"by secure aggregation{signed}" if self.secure else "in the server's sight"
-
-    def check_rounds(self, rounds: int) -> None:
-        """Refuses a run of more rounds than the plan's guarantee covers."""
-        if rounds > self.plan.rounds:
-            raise ParameterError(
-                f"{rounds} rounds are more than the plan's guarantee covers; plan with rounds={rounds}."
-            )
-
-    def reserve(self, round: int, run: str, charged_to: str | None = None) -> Entry | None:
-        """Charges a round, or raises `BudgetExceededError`; None without a ledger.
-
-        `charged_to` is a run that was to charge the round and then stopped before anything was revealed: its entry
-        pays, and is made if it has not come to that.
-        """
-        if self.ledger is None or self.population is None:
-            return None
-        name = f"{self.engine}-{charged_to or run}"
-        if charged_to is not None:
-            found = self.ledger.find(self.population, run=name, round=round)
-            if found is not None and not found.released:
-                return found
-        event = RoundEvent(
-            self.plan.protocol,
-            survivors=self.plan.surviving,
-            participation=self.plan.participation,
-            colluding=self.plan.colluding,
-            round=round,
-            run=name,
-            examples=self.examples,
-        )
-        return self.ledger.reserve(self.population, event)
 
 
 @dataclass
@@ -175,6 +57,8 @@ class RoundReport(Generic[Node]):
         measures: Of a released round, private means that ride on the updates (`cpsgd.federation.extras`); the plan's
             guarantee covers them.
         upload_bytes: Bytes that each node's replies took, over all stages.
+        accused: Nodes of which others say that they sent them something wrong, and who says so. Anybody may say so;
+            more than may collude prove it.
     """
 
     round: int
@@ -187,6 +71,7 @@ class RoundReport(Generic[Node]):
     metrics: dict[str, float] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     upload_bytes: dict[Node, int] = field(default_factory=dict)
+    accused: dict[Node, list[Node]] = field(default_factory=dict)
 
 
 class ServerSession(Generic[Node]):
@@ -236,15 +121,14 @@ class ServerSession(Generic[Node]):
         self._answered: set[int] = set()
         self._metrics: dict[int, dict[str, float]] = {}
         self._refused: dict[int, str] = {}  # what was wrong with answers to the open stage
-        self._accusers: dict[int, set[int]] = {}  # by the accused
         self._entry: Entry | None = None
         self._revealing = revealing or (lambda: None)
-        self._sum: _SecureSum | _PlainSum | None = None
+        self._sum: SecureSum | PlainSum | None = None
         try:
             if len(nodes) < plan.surviving:
                 raise ThresholdError(f"{len(nodes)} nodes are connected, and the plan needs {plan.surviving}")
             self._entry = terms.reserve(round, run, charged_to)
-            self._sum = (_SecureSum if terms.secure else _PlainSum)(terms, round, len(nodes), run)
+            self._sum = (SecureSum if terms.secure else PlainSum)(terms, round, len(nodes), run)
             if not terms.secure:
                 self._revealing()
         except CpsgdError as error:
@@ -295,17 +179,18 @@ class ServerSession(Generic[Node]):
             raise SenderError(f"Node {node} has no part in this stage.")
         if client in self._answered:
             raise StageError(f"Node {node} has answered before.")
-        if not isinstance(reply, bytes) or len(reply) > self._sum.reply_limit:
-            size = f"{len(reply)} bytes" if isinstance(reply, bytes) else "no bytes"
-            raise WireError(f"The upload has {size}; no honest one has more than {self._sum.reply_limit}.")
         try:
+            if not isinstance(reply, bytes) or len(reply) > self._sum.reply_limit:
+                size = f"{len(reply)} bytes" if isinstance(reply, bytes) else "no bytes"
+                raise WireError(f"The upload has {size}; no honest one has more than {self._sum.reply_limit}.")
             self._sum.receive(client, reply)
         except CpsgdError as error:
             self._refused[client] = f"{type(error).__name__}: {error}"
             raise
         self._answered.add(client)
         if self.stage in TRAINING:
-            numbers = ((name, value) for name, value in (metrics or {}).items() if isinstance(value, int | float))
+            named = ((name, value) for name, value in (metrics or {}).items() if isinstance(name, str))
+            numbers = ((name, value) for name, value in named if isinstance(value, int | float))
             finite = ((name, float(value)) for name, value in numbers if abs(value) <= sys.float_info.max)
             self._metrics[client] = dict(islice(finite, _MOST_METRICS))
 
@@ -331,8 +216,8 @@ class ServerSession(Generic[Node]):
 
     @property
     def enough(self) -> bool:
-        """Whether as many have answered the open stage as the plan needs; see `close` for whether they suffice."""
-        return self.stage is not None and len(self._answered) >= self._terms.plan.surviving
+        """Whether as many have answered the open stage as it needs; see `close` for whether they suffice."""
+        return self.stage is not None and self._sum is not None and len(self._answered) >= self._sum.needed
 
     def close(self, *, early: bool = False) -> bool:
         """Ends the stage. Whoever has not answered is out; where too few are left, the round is withheld.
@@ -353,8 +238,8 @@ class ServerSession(Generic[Node]):
         except CpsgdError as error:
             if early and self.waiting:
                 return False
-            if (dealer := open_sum.dealer_at_fault(error, len(self._answered))) is not None:
-                self._blame(dealer, str(error))
+            if isinstance(error, ShareError) and error.dealer is not None:
+                self._blame(error.dealer, str(error))
             self._withhold(error)
         for client in asked - self._answered:
             self._note(self._nodes[client], "no answer in time", stage)
@@ -399,7 +284,7 @@ class ServerSession(Generic[Node]):
         names = sorted({name for metrics in self._metrics.values() for name in metrics})
         for name in names:
             values = [metrics[name] for metrics in self._metrics.values() if name in metrics]
-            self.report.metrics[name] = float(np.mean(values))
+            self.report.metrics[name] = math.fsum(value / len(values) for value in values)  # a sum may be infinite
         return mean
 
     def _check_plausible(self, mean: NDArray[np.float32], survivors: int) -> None:
@@ -428,9 +313,11 @@ class ServerSession(Generic[Node]):
         found = _ACCUSATION.match(reason)
         accused = int(found[1]) if found else -1
         if 0 <= accused < len(self._nodes) and accused != accuser:
-            self._accusers.setdefault(accused, set()).add(accuser)
-            if len(self._accusers[accused]) > self._terms.plan.colluding:
-                self._blame(accused, f"{len(self._accusers[accused])} others say: {reason}")
+            accusers = self.report.accused.setdefault(self._nodes[accused], [])
+            if self._nodes[accuser] not in accusers:
+                accusers.append(self._nodes[accuser])
+            if len(accusers) > self._terms.plan.colluding:
+                self._blame(accused, f"{len(accusers)} others say: {reason}")
 
     def _named(self, text: str) -> str:
         """Numbers of clients are drawn anew in every round; nodes keep their names."""
@@ -444,92 +331,3 @@ class ServerSession(Generic[Node]):
 
     def _withhold(self, error: CpsgdError) -> None:
         self.report.reason, self._sum = self._named(str(error)), None
-
-
-class _SecureSum:
-    """Secure aggregation: the server learns the sum of the survivors' integers and nothing else."""
-
-    def __init__(self, terms: Terms, round: int, nodes: int, run: str) -> None:
-        roster = None if terms.roster is None else as_roster(terms.roster)
-        clients = nodes if roster is None else len(roster)
-        parameters = terms.parameters(round, clients)
-        session = None if roster is None else session_identifier(run, round)
-        self._plan, self._server = terms.plan, SecureServer(parameters, roster=roster, session=session)
-        invitations = self._server.invite()
-        self.outgoing = {client: invitations[client] for client in range(nodes)}
-        self.reply_limit = parameters.upload_bytes + _OVERHEAD_BYTES + _OVERHEAD_BYTES_PER_CLIENT * clients
-
-    @property
-    def stage(self) -> Stage:
-        return self._server.stage
-
-    @property
-    def survivors(self) -> int:
-        return len(self._server.result().survivors)
-
-    @property
-    def offences(self) -> dict[int, str]:
-        """Clients whose messages prove that they are at fault, found at the end of the stage, and in which way."""
-        if self.stage is not Stage.DONE:
-            return {}
-        disputed = self._server.result().disputed
-        return {
-            client: f"Of the shares it dealt or revealed, those with {sum(client in pair for pair in disputed)} others "
-            "are wrong."
-            for client in offenders(disputed, most=self._plan.colluding)
-        }
-
-    def dealer_at_fault(self, error: CpsgdError, holders: int) -> int | None:
-        """Who dealt shares of which so many holders cannot make the secret, if as few as planned can lie about theirs.
-
-        So many wrong shares are found and left out: half of those beyond the threshold, or one of them.
-        """
-        found = _CLIENT.search(str(error))
-        parameters, colluding = self._server.parameters, self._plan.colluding
-        complete = parameters.neighbours == parameters.clients - 1
-        spare = holders - parameters.threshold
-        if not isinstance(error, ShareError) or found is None or not complete or spare < min(2, colluding) * colluding:
-            return None
-        return int(found[2])
-
-    def receive(self, client: int, reply: bytes) -> None:
-        self._server.receive(client, reply)
-
-    def advance(self) -> None:
-        self.outgoing = self._server.advance()
-
-    def mean(self) -> NDArray[np.float32]:
-        total = self._server.result()
-        return self._plan.protocol.decode_sum(total.sums, self.survivors, self._server.parameters.round)
-
-
-class _PlainSum:
-    """No secure aggregation: the server sees every noisy message."""
-
-    def __init__(self, terms: Terms, round: int, nodes: int, run: str) -> None:
-        self._aggregator = Aggregator(terms.plan.protocol, round)
-        self.stage = Stage.UPLOAD
-        self.outgoing = dict.fromkeys(range(nodes), b"")
-        self.reply_limit = terms.plan.protocol.longest_message_bytes
-
-    @property
-    def survivors(self) -> int:
-        return self._aggregator.count
-
-    @property
-    def offences(self) -> dict[int, str]:
-        """What is wrong with a message is found when it is received."""
-        return {}
-
-    def dealer_at_fault(self, error: CpsgdError, holders: int) -> int | None:
-        """There are no shares."""
-        return None
-
-    def receive(self, client: int, reply: bytes) -> None:
-        self._aggregator.add(reply)
-
-    def advance(self) -> None:
-        self.outgoing, self.stage = {}, Stage.DONE
-
-    def mean(self) -> NDArray[np.float32]:
-        return self._aggregator.mean()

@@ -3,7 +3,7 @@
 A client's history is how often it answered each *kind* of round (`RoundKind`). Rounds of one kind cost what
 `guarantee_over_rounds` proves; kinds add up by `cpsgd.ledger.totals`, as in a ledger. Nothing is refused because it is
 different from what was before: a client that raises its ε, or took part in a rehearsal with another plan, goes on with
-what is left.
+what is left. As in a ledger, that is proved for kinds that are not chosen by looking at earlier results.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ class SampledCoins(Tilted):
     rate: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", sixteenth_bits("rate", self.rate, most=MAX_RATE))
+        remedy = "Nothing is proved for more than two thirds of the coordinates; use coins, a bit for each, instead."
+        object.__setattr__(self, "rate", sixteenth_bits("rate", self.rate, most=MAX_RATE, remedy=remedy))
         super().__post_init__()
 
     @property

@@ -39,10 +39,11 @@ _ROUNDING = 1.0 + 4 * 2.0**-53
 _REACHES = (LEAST_REACH, 2.75, *(3.0 + 0.1 * i for i in range(11)), 4.25, 4.5, 5.0, 6.0, ENOUGH_REACH)
 _USUAL_REACH = 4.0
 _LARGEST_EXPONENT = 700.0
+_TILT = "Odds are ½ ± theta: take the nearest that is allowed; a wider range is more noise, too."
 
 
-def sixteenth_bits(name: str, value: object, *, most: float) -> float:
-    """A number in (0, most], rounded down to a multiple of 2^-16.
+def sixteenth_bits(name: str, value: object, *, most: float, remedy: str) -> float:
+    """A number in (0, most], rounded down to a multiple of 2^-16. `remedy` says what to do about another.
 
     Raises:
         ParameterError: It is not in there, or less than 2^-16.
@@ -50,8 +51,8 @@ def sixteenth_bits(name: str, value: object, *, most: float) -> float:
     found = _validate.finite(name, value)
     if not 2.0**-FRACTION_BITS <= found <= most:
         raise ParameterError(
-            f"Expected {name} in [2^-{FRACTION_BITS}, {most:.6g}], got {name}={found!r}; "
-            f"it is a multiple of 2^-{FRACTION_BITS}, which is what {FRACTION_BITS} random bits can be compared with."
+            f"Expected {name} in [2^-{FRACTION_BITS}, {most:.6g}], got {name}={found!r}; it is a multiple of "
+            f"2^-{FRACTION_BITS}, which is what {FRACTION_BITS} random bits can be compared with. {remedy}"
         )
     return math.floor(found * _ONE) / _ONE
 
@@ -75,7 +76,7 @@ class Tilted(Mechanism):
 
     def __post_init__(self) -> None:
         low, high = RANGES
-        object.__setattr__(self, "theta", sixteenth_bits("theta", self.theta, most=self.most_theta))
+        object.__setattr__(self, "theta", sixteenth_bits("theta", self.theta, most=self.most_theta, remedy=_TILT))
         reach = _validate.positive("coordinate_range", self.coordinate_range, low=low, high=high)
         object.__setattr__(self, "coordinate_range", reach)
 

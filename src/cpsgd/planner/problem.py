@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from cpsgd import _validate, mechanisms
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pack
-from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.planner import modulus
 from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design, feasible, roughly_feasible, values_of
@@ -274,7 +274,12 @@ class Problem:
             closer = self._rescaled(design, factor)
             if closer.error.total > design.error.total * (1.0 - 5e-4) or (closer.modulus or 0) > values_of(bits):
                 break
-            tried_protocol, tried_guarantee = self._account(closer)
+            try:
+                tried_protocol, tried_guarantee = self._account(closer)
+            except ConditionError:
+                # Nothing is proved with so little noise; half the way may do, and what there is stays.
+                factor = math.sqrt(factor)
+                continue
             if tried_guarantee.epsilon <= epsilon:
                 design, protocol, guarantee = closer, tried_protocol, tried_guarantee
                 factor = max(guarantee.epsilon / epsilon, _LEAST_FACTOR)

@@ -183,34 +183,23 @@ class SecureClient:
         """
         state = self._in(Stage.MASK)
         session, me = _joined(state)
-        parameters = session.parameters
-        body = session.read(delivery, Kind.DELIVERY, me)
-        masks = parameters.masks
-        words = masks.to_words(values, parameters.dim)
-        entries = wire.read_entries(body, SEALED_BYTES, parameters.neighbours)
-        _check_left(parameters, len(entries))
-        channel = X25519PrivateKey.from_private_bytes(state.channel_private)
+        received, masks = self._opened(delivery), session.parameters.masks
+        words = masks.to_words(values, session.parameters.dim)
         mask = X25519PrivateKey.from_private_bytes(state.mask_private)
-        own = state.adverts[me]
-        received: dict[int, bytes] = {}
         applied = [(keys.self_mask_key(state.seed, session.context, me), 1)]
-        for client, sealed in entries.items():
-            advert = state.adverts.get(client)
-            if advert is None or client == me:
-                raise SenderError(f"Client {client} is no neighbour that advertised its keys.")
-            shared = keys.agree(channel, advert.channel_key)
-            pair = keys.open_sealed(shared, session.context, client, me, advert.keys + own.keys, sealed)
-            shamir.check(pair[: shamir.SHARE_BYTES])
-            shamir.check(pair[shamir.SHARE_BYTES :])
-            received[client] = pair
-            sign = 1 if me < client else -1
-            applied.append((keys.pair_mask_key(mask, advert.mask_key, session.context, me, client), sign))
+        for client in received:
+            key = keys.pair_mask_key(mask, state.adverts[client].mask_key, session.context, me, client)
+            applied.append((key, 1 if me < client else -1))
         masks.apply(words, applied)
 
         state.received, state.adverts = received, {}
         state.channel_private = state.mask_private = state.seed = b""
         state.stage = Stage.CONFIRM
         return session.write(Kind.UPLOAD, me, *masks.to_bytes(words))
+
+    def check_delivery(self, delivery: bytes) -> None:
+        """Refuses what `mask` would refuse of the server's message, before anything is computed from data for it."""
+        self._opened(delivery)
 
     def confirm(self, survivors: bytes) -> bytes:
         """Stage 3: signs the set of survivors the server announces, together with who takes part. There is no second.
@@ -302,6 +291,30 @@ class SecureClient:
         if self._state.stage is not stage:
             raise StageError(f"This client is to {self._state.stage.value} next, not to {stage.value}.")
         return self._state
+
+    def _opened(self, delivery: bytes) -> dict[int, bytes]:
+        """The shares that neighbours sealed for this client."""
+        state = self._in(Stage.MASK)
+        session, me = _joined(state)
+        body = session.read(delivery, Kind.DELIVERY, me)
+        entries = wire.read_entries(body, SEALED_BYTES, session.parameters.neighbours)
+        _check_left(session.parameters, len(entries))
+        channel = X25519PrivateKey.from_private_bytes(state.channel_private)
+        own = state.adverts[me]
+        received: dict[int, bytes] = {}
+        for client, sealed in entries.items():
+            advert = state.adverts.get(client)
+            if advert is None or client == me:
+                raise SenderError(f"Client {client} is no neighbour that advertised its keys.")
+            shared = keys.agree(channel, advert.channel_key)
+            pair = keys.open_sealed(shared, session.context, client, me, advert.keys + own.keys, sealed)
+            try:
+                shamir.check(pair[: shamir.SHARE_BYTES])
+                shamir.check(pair[shamir.SHARE_BYTES :])
+            except ShareError:
+                raise ShareError(f"What client {client} sealed for client {me} are no shares.") from None
+            received[client] = pair
+        return received
 
     def _check_adverts(self, cohort: Cohort, adverts: dict[int, Advert]) -> None:
         state = self._in(Stage.SHARE)

@@ -11,6 +11,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
+from cpsgd import _validate
 from cpsgd.errors import ParameterError, SenderError, StageError, ThresholdError
 from cpsgd.secagg import identity, keys, shamir, wire
 from cpsgd.secagg.client import SEALED_BYTES
@@ -50,7 +51,12 @@ class SecureServer:
     """
 
     def __init__(
-        self, parameters: SecureParameters, *, roster: Iterable[bytes] | None = None, session: bytes | None = None
+        self,
+        parameters: SecureParameters,
+        *,
+        roster: Iterable[bytes] | None = None,
+        session: bytes | None = None,
+        colluding: int = 1,
     ) -> None:
         """Prepares a round.
 
@@ -58,11 +64,12 @@ class SecureServer:
             parameters: Of the round.
             roster: Raw Ed25519 public keys of all who may take part; then all clients must have an identity on it.
             session: 16 public bytes for this attempt; by default random ones.
+            colluding: Clients that may lie together. Nobody is blamed for what so many could make up.
         """
         identifier = os.urandom(wire.SESSION_BYTES) if session is None else session
         if len(identifier) != wire.SESSION_BYTES:
             raise ParameterError(f"Expected session to have {wire.SESSION_BYTES} bytes.")
-        self.parameters = parameters
+        self.parameters, self._colluding = parameters, _validate.integer("colluding", colluding, low=1)
         self._roster = None if roster is None else identity.as_roster(roster)
         self._session = Session(parameters, identifier, self._roster is not None)
         self._context = self._session.context
@@ -230,7 +237,7 @@ class SecureServer:
 
     def _close_revelations(self) -> dict[int, bytes]:
         self._check_holders(frozenset(self._answered))
-        words, recovery = self._words.copy(), Recovery(self.parameters.threshold)
+        words, recovery = self._words.copy(), Recovery(self.parameters.threshold, self._colluding)
         self._masks.apply(words, self._masks_to_remove(recovery))
         disputed = tuple(sorted(recovery.disputed))
         self._result = SecureSum(self._masks.integers(words), tuple(sorted(self._survivors)), disputed)

@@ -79,6 +79,23 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
     return _secret(total % PRIME)
 
 
+def consistent(shares: Mapping[int, bytes], threshold: int) -> bool:
+    """Whether all shares are values of one polynomial of degree below `threshold`; wrongly so once in 2^200 times.
+
+    With weights 1/prod(x_i - x_j) the values of every polynomial of degree below m - 1 add up to 0. The one of the
+    shares is multiplied by (x - a)^(m - threshold - 1), a random: if it is of a higher degree, few a make the sum 0.
+    """
+    holders = tuple(shares)
+    degree, point = len(holders) - threshold - 1, secrets.randbelow(PRIME)
+    if degree < 0:
+        return True
+    total = sum(
+        weight * (holder + 1) * pow(holder + 1 - point, degree, PRIME) * int.from_bytes(shares[holder], "big")
+        for holder, weight in zip(holders, _weights(holders), strict=True)
+    )
+    return total % PRIME == 0
+
+
 def decode(shares: Mapping[int, bytes], threshold: int) -> tuple[bytes, frozenset[int]]:
     """The secret, and the holders of wrong shares: of m shares up to (m - threshold) / 2 may be wrong.
 

@@ -57,7 +57,8 @@ class Node:
         try:
             reply = self.mod(through_the_wire(message), self.context, counted)
         except Exception as error:
-            reply = Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
+            # As flwr.supernode.runtime.run_clientapp writes it.
+            reply = Message(Error(0, f"{type(error)}:<'{error}'>"), reply_to=message)
         found = self.tamper(reply)
         return None if found is None else through_the_wire(found)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from cpsgd.errors import (
     WireError,
 )
 from cpsgd.federation.client import SessionState
+from cpsgd.federation.extras import Extras
 from cpsgd.federation.messages import Request
-from cpsgd.federation.server import Terms
+from cpsgd.federation.terms import Terms
 from cpsgd.secagg import SecureServer, Stage
 
 from .local import RUN, LocalGrid, Node, adds, model, through_the_wire
@@ -53,8 +55,8 @@ def opening(plan: Plan, **changes: Any) -> Message:
     return message(Request(**{**fields, **changes}))
 
 
-def message(request: Request, records: RecordDict | None = None) -> Message:
-    made = make_message(request.to_bytes(), 5, request.round, records)
+def message(request: Request, records: RecordDict | None = None, extras: str | None = None) -> Message:
+    made = make_message(request.to_bytes(), 5, request.round, records, extras)
     made.metadata.__dict__["_message_id"] = "m"
     return through_the_wire(made)
 
@@ -184,11 +186,11 @@ def test_an_unmasked_client_has_forgotten_its_secrets(small_plan: Plan) -> None:
 # ---------------------------------------------------------------------- train functions
 
 
-def plain_round(plan: Plan, train: Any, **options: Any) -> Message:
+def plain_round(plan: Plan, train: Any, extras: str | None = None, **options: Any) -> Message:
     """One round without secure aggregation, on this node alone."""
     request = Request(Stage.UPLOAD, 1, plan.rounds, plan.surviving, protocol=plan.protocol.to_json())
     records = RecordDict({"arrays": model(DIM), "config": ConfigRecord({"lr": 0.5})})
-    return cpsgd_mod(secure=False, **options)(message(request, records), context(), train)
+    return cpsgd_mod(secure=False, **options)(message(request, records, extras), context(), train)
 
 
 def test_the_train_function_sees_model_settings_and_what_was_accepted(small_plan: Plan) -> None:
@@ -200,6 +202,18 @@ def test_the_train_function_sees_model_settings_and_what_was_accepted(small_plan
         return adds(np.ones(DIM, np.float32))(message, context)
 
     plain_round(small_plan, train)
+
+
+def test_nothing_rides_on_updates_that_are_accounted_for_otherwise(small_plan: Plan) -> None:
+    extras = Extras(measures={"loss": (0.0, 1.0)}).to_json()
+    near = replace(small_plan.protocol, replace_one_distance=1.5, distance_reason="the server says so")
+    with pytest.raises(RoundRefusedError, match="by their distance"):
+        plain_round(replace(small_plan, protocol=near), never, extras)
+    protocol = small_plan.protocol.to_json()
+    request = Request(Stage.UPLOAD, 1, small_plan.rounds, small_plan.surviving, protocol, examples=2)
+    asked = message(request, RecordDict({"arrays": model(DIM)}), extras)
+    with pytest.raises(RoundRefusedError, match="sums of single examples"):
+        cpsgd_mod(secure=False, examples=2)(asked, context(), never)
 
 
 def returns(content: RecordDict) -> Any:

@@ -17,7 +17,7 @@ from cpsgd.engines.flower.records import RECORD, UPLOAD
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.federation.extras import AdaptiveClip
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.secagg import Stage
+from cpsgd.secagg import Stage, keys
 
 from .local import LocalGrid, Node, adds, model, request_of
 
@@ -331,6 +331,25 @@ def test_a_run_goes_on_from_its_checkpoint(small_plan: Plan, tmp_path: Path) -> 
     np.testing.assert_array_equal(
         np.concatenate([array.numpy().reshape(-1) for array in result.arrays.values()]), after
     )
+
+
+def test_a_node_that_keeps_dealing_garbage_is_not_invited_again(
+    small_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the others see it, and Flower carries what they say in its own words."""
+    genuine, members = keys.seal, nodes()
+    honest = members[2].answer
+
+    def answer(message: Message) -> Message | None:
+        with monkeypatch.context() as patch:
+            patch.setattr(keys, "seal", lambda *parts: bytes(len(genuine(*parts))))
+            return honest(message)
+
+    monkeypatch.setattr(members[2], "answer", answer)
+    strategy = CpsgdStrategy(small_plan)
+    run(strategy, members, rounds=3)
+    assert [list(report.faults) for report in strategy.reports] == [[102], [102], []]
+    assert [report.released for report in strategy.reports] == [False, False, True]
 
 
 def test_a_node_that_keeps_sending_garbage_is_not_invited_again(small_plan: Plan) -> None:

@@ -19,7 +19,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cpsgd.engines.nvflare import CpsgdExecutor, silo_sum
 from cpsgd.errors import ParameterError
-from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.server import ServerSession
+from cpsgd.federation.terms import Terms
 
 from .local import Site, Trainer, adds, cached_plan, run
 from .test_rounds import DIM, VECTORS, controller, sites
@@ -108,15 +109,23 @@ def test_a_job_cannot_cost_more_than_its_limits(tmp_path: Path) -> None:
 def test_a_sites_own_conditions_stand_above_the_jobs(site: Site) -> None:
     local = site.folder / "local" / "cpsgd.json"
     for own, expected in (
-        ({"limits": {"epsilon": 4.0}}, "costs ε"),
+        ({"limits": {"epsilon": 4.0, "delta": 1e-5}}, "costs ε"),
+        ({"limits": {"epsilon": 4.0}}, "Give epsilon and delta together"),
         ({"limits": {"rounds": 2}}, "announces 3 rounds"),
         ({"limits": {"fingerprint": "00" * 32}}, "FingerprintError"),
         ({"allow_metrics": "loss"}, "Expected allow_metrics to be a list"),
     ):
         local.write_text(json.dumps(own))
         assert expected in reason(site.answer(opening()))
-    local.write_text(json.dumps({"limits": {"epsilon": 9.0}}))
+    local.write_text(json.dumps({"limits": {"epsilon": 9.0, "delta": 1e-5}}))
     assert site.answer(opening()).get_return_code() == ReturnCode.OK
+
+
+def test_a_job_does_not_say_what_a_sites_epsilon_is_of(tmp_path: Path) -> None:
+    """The same ε for neighbours that are nearer to each other would be another promise."""
+    site = Site(tmp_path, "site-0", adds(VECTORS[0]), limits={**LIMITS, "adjacency": "zero-out"})
+    (site.folder / "local" / "cpsgd.json").write_text('{"limits": {"epsilon": 6.0, "delta": 1e-5}}')
+    assert "costs ε" in reason(site.answer(opening()))
 
 
 def test_a_site_refuses_uploads_in_the_servers_sight_though_the_job_allows_them(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nvflare.apis.client import Client
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import ReturnCode
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from cpsgd.engines.nvflare import CpsgdController
@@ -47,6 +49,14 @@ def sites(folder: Path, count: int = 5, **options: Any) -> list[Site]:
 
 def squared_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sum((found - expected) ** 2))
+
+
+@pytest.mark.parametrize("task", ["train", "cpsgd"])
+def test_answers_to_no_task_change_nothing(tmp_path: Path, task: str) -> None:
+    server, ours, theirs = controller(), FLContext(), FLContext()
+    server.fl_ctx = ours
+    server.process_result_of_unknown_task(Client("site-0", "token"), task, "x", make_reply(ReturnCode.OK), theirs)
+    assert server.fl_ctx is ours
 
 
 @pytest.mark.parametrize("secure", [True, False])

@@ -80,6 +80,8 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
             extras = records.read_extras(message)
             if extras is not None and agreed.examples is not None:
                 raise RoundRefusedError("Nothing rides on sums of single examples, which are protected here.")
+            if extras is not None and protocol.replace_one_distance is not None:
+                raise RoundRefusedError("Nothing rides on updates that are accounted for by their distance.")
             dim = protocol.dim - (0 if extras is None else extras.size)
             start = flatten(sent, dim)
             # The train function sees what was accepted here, not what the server wrote.

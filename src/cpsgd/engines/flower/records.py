@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ STATE = "state"  # the bytes in a client's state
 METRICS = "metrics"  # the record with the metrics a client allows to leave
 # Serialization of the upload's bytes: as they are. NumPy's would let a stranger announce a shape to be allocated.
 _PLAIN = "cpsgd.bytes"
+# How Flower tells of an exception in a ClientApp.
+_RAISED = re.compile(r"<class '(?:[^']*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
 
 
 def make_message(
@@ -89,6 +92,13 @@ def read_reply(reply: Message) -> tuple[bytes, Mapping[str, object]]:
     if upload.stype != _PLAIN or upload.dtype != "uint8" or tuple(upload.shape) != (len(upload.data),):
         raise WireError("The upload is not a flat array of bytes.")
     return upload.data, reply.content.metric_records.get(METRICS, {})
+
+
+def read_error(reply: Message) -> str | None:
+    """Why there is only an error: `ShareError: ...`, which Flower writes as `<class '...ShareError'>:<'...'>`."""
+    reason = reply.error.reason
+    found = _RAISED.fullmatch(reason or "")
+    return f"{found[1]}: {found[2]}" if found else reason
 
 
 def read_arrays(record: ArrayRecord) -> Arrays:

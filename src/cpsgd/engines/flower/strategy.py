@@ -21,7 +21,8 @@ from cpsgd.federation.extras import AdaptiveClip
 from cpsgd.federation.messages import TRAINING, flatten, unflatten
 from cpsgd.federation.pacing import Gathering, Pace, StageClock
 from cpsgd.federation.server import RoundReport as RoundReport
-from cpsgd.federation.server import ServerSession, Terms
+from cpsgd.federation.server import ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.planner import Plan
 
 _POLL_SECONDS = 0.2
@@ -258,6 +259,6 @@ def _replies(grid: Grid, waiting: dict[str, int], drop: _Drop) -> Iterator[tuple
         for reply in found[:1]:
             del waiting[identifier]
             if reply.has_error():
-                drop(node, reply.error.reason)
+                drop(node, records.read_error(reply))
             else:
                 yield node, reply

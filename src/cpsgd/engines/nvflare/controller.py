@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
+from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
@@ -23,7 +24,8 @@ from cpsgd.errors import CpsgdError, WireError
 from cpsgd.federation.course import Apply, Course
 from cpsgd.federation.messages import TRAINING, flatten, unflatten
 from cpsgd.federation.pacing import Gathering, Pace, StageClock
-from cpsgd.federation.server import RoundReport, ServerSession, Terms
+from cpsgd.federation.server import RoundReport, ServerSession
+from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Ledger
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples
@@ -130,6 +132,12 @@ class CpsgdController(ModelController):
         if self.examples is None:
             return plan(*basic, **wanted)
         return plan_examples(*basic, examples=self.examples, participation="every", **wanted)
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Leaves it alone: NVFlare would take what is called "train", and the client's context for the server's."""
+        self.warning(f"{client.name} answers a task that it was not given.")
 
     def _round(self, course: Course[str], plan: Plan, model: FLModel) -> None:
         """Runs one round, and moves the model if the round is released."""

@@ -65,8 +65,9 @@ class CpsgdExecutor(Executor):
         {"limits": {"epsilon": 4.0, "delta": 1e-6}, "allow_metrics": [], "secure": true,
          "cpsgd-memory": "/path", "cpsgd-identity": "/path", "cpsgd-roster": "/path"}
 
-    Every field may be left out. A limit that stands there replaces the job's. Files of the last line are never the
-    job's to name.
+    Every field may be left out. A limit that stands there replaces the job's, and `epsilon` also the job's `delta`,
+    `colluding`, `adjacency`, `examples` and `fingerprint`, for it means nothing without them. Files of the last line
+    are never the job's to name.
     """
 
     def __init__(
@@ -161,7 +162,11 @@ class CpsgdExecutor(Executor):
 
     def _conditions(self, site: dict[str, Any]) -> tuple[Limits, frozenset[str], bool]:
         """The limits, the metrics that may leave, and whether secure aggregation is insisted on."""
-        fields = {**(self.limits or {}), **site.get("limits", {})}
+        job, own = self.limits or {}, site.get("limits", {})
+        if "epsilon" in own:
+            # A job that says what this ε is of (examples, another adjacency, a distance) would make it void.
+            job = {name: value for name, value in job.items() if name in ("rounds", "min_clients")}
+        fields = {**job, **own}
         if isinstance(fields.get("fingerprint"), str):
             fields["fingerprint"] = bytes.fromhex(fields["fingerprint"])
         metrics = site.get("allow_metrics", self.allow_metrics or [])

@@ -1,0 +1,126 @@
+"""`Terms`: what a server offers its clients for a whole run: the plan, the way of adding up, and who is charged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from cpsgd import _validate
+from cpsgd.errors import ParameterError
+from cpsgd.ledger import Entry, Ledger, RoundEvent
+from cpsgd.planner import Plan
+from cpsgd.secagg import SecureParameters
+from cpsgd.secagg.identity import as_roster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a server holds all rounds to.
+
+    Attributes:
+        plan: From `cpsgd.plan(..., secure=True, colluding=1)`, or `plan_examples` for single examples. Clients see the
+            released models, and each can subtract its own noise: the plan's guarantee must not count it.
+        secure: Sums by secure aggregation. Without, the server sees each client's noisy message, and clients must
+            agree to that.
+        examples: With a plan for single examples, how many a client's sum holds at most. Clients that are set up for
+            another number refuse.
+        roster: Public keys of all clients, as many as the plan has. What clients sign is then signed by them, and not
+            by keys that they make for a round. It protects clients that have the same roster; those without one refuse.
+        ledger: Where every round's cost is written down before its mean is handed out.
+        population: The ledger's name of the clients; needed with a ledger.
+        engine: The ledger's name of the transport.
+    """
+
+    plan: Plan
+    secure: bool = True
+    examples: int | None = None
+    roster: Iterable[bytes] | None = None
+    ledger: Ledger | None = None
+    population: str | None = None
+    engine: str = "federation"
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        if plan.participation.scheme != "every":
+            raise ParameterError(
+                f"The plan is for participation {str(plan.participation)!r}, and here the same nodes may be in every "
+                'round; plan with participation="every".'
+            )
+        if plan.colluding < 1:
+            raise ParameterError(
+                "The plan has colluding=0: its guarantee is for outsiders only. Every client sees the released models, "
+                "and can subtract its own noise; plan with colluding=1 or more."
+            )
+        if (self.ledger is None) != (self.population is None):
+            raise ParameterError("Give ledger and population together.")
+        if self.roster is not None:
+            roster = as_roster(self.roster)
+            if not self.secure or len(roster) != plan.protocol.clients:
+                raise ParameterError(
+                    f"A roster is for secure aggregation among everybody on it: {len(roster)} are, and the plan is "
+                    f"for clients={plan.protocol.clients} with secure={self.secure}."
+                )
+            object.__setattr__(self, "roster", roster)
+        if self.examples is not None:
+            _validate.integer("examples", self.examples, low=1)
+        if self.secure:
+            self.parameters(0, plan.protocol.clients)
+
+    def parameters(self, round: int, clients: int) -> SecureParameters:
+        """What a round of secure aggregation with so many clients agrees on; it tolerates the plan's dropouts.
+
+        With a roster all are each other's neighbours, however many they are.
+
+        Raises:
+            ParameterError: The plan was not made for secure aggregation.
+            InfeasibleError: So many dropouts and colluding clients are more than secure aggregation tolerates.
+        """
+        found = SecureParameters.for_protocol(
+            self.plan.protocol,
+            round=round,
+            clients=clients,
+            dropout=1.0 - self.plan.surviving / clients,
+            colluding=self.plan.colluding,
+            surviving=self.plan.surviving,
+        )
+        if self.roster is None:
+            return found
+        most = (clients + self.plan.colluding) // 2 + 1
+        return replace(found, neighbours=clients - 1, threshold=most, quorum=most)
+
+    @property
+    def way(self) -> str:
+        """How sums are made, in words."""
+        signed = ", signed" if self.roster is not None else ""
+        return f"by secure aggregation{signed}" if self.secure else "in the server's sight"
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuses a run of more rounds than the plan's guarantee covers."""
+        if rounds > self.plan.rounds:
+            raise ParameterError(
+                f"{rounds} rounds are more than the plan's guarantee covers; plan with rounds={rounds}."
+            )
+
+    def reserve(self, round: int, run: str, charged_to: str | None = None) -> Entry | None:
+        """Charges a round, or raises `BudgetExceededError`; None without a ledger.
+
+        `charged_to` is a run that was to charge the round and then stopped before anything was revealed: its entry
+        pays, and is made if it has not come to that.
+        """
+        if self.ledger is None or self.population is None:
+            return None
+        name = f"{self.engine}-{charged_to or run}"
+        if charged_to is not None:
+            found = self.ledger.find(self.population, run=name, round=round)
+            if found is not None and not found.released:
+                return found
+        event = RoundEvent(
+            self.plan.protocol,
+            survivors=self.plan.surviving,
+            participation=self.plan.participation,
+            colluding=self.plan.colluding,
+            round=round,
+            run=name,
+            examples=self.examples,
+        )
+        return self.ledger.reserve(self.population, event)
