@@ -160,7 +160,8 @@ def large(wishes: dict[str, float]) -> dict[str, Any]:
                 writer.write_table(pyarrow.table(dict(zip(names, block, strict=True)), schema=schema))
         del block
         start = time.perf_counter()
-        found = mean_of_table(path, bounds=dict.fromkeys(names, (0.0, 1.0)), **wishes)
+        bounds = dict.fromkeys(names, (0.0, 1.0))
+        found = mean_of_table(path, bounds=bounds, epsilon=wishes["epsilon"], delta=wishes["delta"])
         seconds = time.perf_counter() - start
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return {"seconds": seconds, "GiB": memory, "largest error": float(np.abs(found.values - 0.5).max())}

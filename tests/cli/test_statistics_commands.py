@@ -99,6 +99,18 @@ def test_vectors_are_still_vectors(cpsgd: Any, people: Path) -> None:
     assert "--columns" in result.stderr
 
 
+def test_named_columns_are_not_averaged_unasked(cpsgd: Any, people: Path) -> None:
+    Path("ids.csv").write_text("id,x\n" + "".join(f"{1000000 + i},0.5\n" for i in range(300)))
+    for options in (("--epsilon", 1, "--delta", 1e-6), ()):
+        for file in ("ids.csv", people):
+            result = cpsgd("mean", file, *options)
+            assert result.exit_code == 2
+            assert "--columns" in result.stderr
+            assert not Path("mean.npy").exists()
+    # Who says what norm its vectors have means vectors.
+    assert cpsgd("mean", "ids.csv", "--clip-norm", 1).exit_code == 0
+
+
 def test_much_clipping_is_said(cpsgd: Any, people: Path) -> None:
     result = cpsgd("mean", people, "--columns", "age", "--bounds", "age=0:10", *COST)
     assert result.exit_code == 0
@@ -116,6 +128,8 @@ def test_much_clipping_is_said(cpsgd: Any, people: Path) -> None:
         ("mean", ("--columns", "age,"), "separated by commas"),
         ("mean", ("--columns", "age", "--clip-norm", "1"), "--clip-norm"),
         ("mean", ("--columns", "age", "--bounds", "age=0:100", "--out", "mean.npy"), ".json or .csv"),
+        ("mean", ("--columns", "age", "--bounds", "age=0:100", "--round", "3"), "--round"),
+        ("mean", ("--columns", "age", "--bounds", "age=0:100", "--threads", "2", "--key", "x"), "--key, --threads"),
         ("mean", ("--user", "id"), "Name the columns"),
         ("sum", ("--columns", "age", "--bounds", "age=0:100", "--user", "id"), "rows_per_user"),
         ("count", (), "number of users"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd.errors import ColumnError, ConditionError, ParameterError, TableError, VectorError
+from cpsgd.errors import ColumnError, ConditionError, CpsgdError, ParameterError, TableError, VectorError
 from cpsgd.statistics import Count, Histogram, Mean, Quantiles, Sum
 from cpsgd.statistics.bounds import Ranges
 from cpsgd.statistics.contributions import People, combined
@@ -55,16 +55,16 @@ def test_distance_is_that_of_the_farthest_users(name: str) -> None:
     points = question.points(corners(question))
     assert points.shape[1] == geometry.dim
     generator = np.random.default_rng(0)
-    users = [combined(points[[i]], question.combine, question.rows) for i in range(len(points))]
+    users = [combined([points[[i]]], question.combine, question.rows) for i in range(len(points))]
     # The farthest that `rows` rows can get a user, and any mixture of rows.
     for _ in range(200):
         size = int(generator.integers(1, 6))
         chosen = generator.integers(len(points), size=1 if generator.random() < 0.3 else size)
         repeated = np.repeat(chosen, question.rows or 1) if len(chosen) == 1 else chosen
-        users.append(combined(points[repeated], question.combine, question.rows))
+        users.append(combined([points[repeated]], question.combine, question.rows))
     if question.rows:
         users += [
-            combined(np.repeat(points[[i]], question.rows, axis=0), "sum", question.rows) for i in range(len(points))
+            combined([np.repeat(points[[i]], question.rows, axis=0)], "sum", question.rows) for i in range(len(points))
         ]
     vectors = np.array(users, dtype=np.float64)
     norms = np.linalg.norm(vectors, axis=1)
@@ -114,12 +114,9 @@ def test_users_are_combined_as_by_hand() -> None:
         Sum({"x": (-1, 3)}, rows=3),
         Histogram("x", edges=[0, 1, 2], rows=2),
     ):
-        people = People(open_table(table), "id")
-        found = np.concatenate(
-            list(
-                people.vectors(question.needed, question.points, question.geometry.dim, question.combine, question.rows)
-            )
-        )
+        people = People(open_table(table), "id", question.needed)
+        form = (question.geometry.dim, question.combine, question.rows)
+        found = np.concatenate(list(people.vectors(question.needed, question.points, *form)))
         users = np.unique(table["id"])
         assert people.count == len(found) == len(users)
         for row, user in zip(found, users, strict=True):
@@ -131,7 +128,7 @@ def test_a_round_between_clients_and_server() -> None:
     asked = Mean(BOX, group_by=GROUPS).plan(clients=400, epsilon=4.0, delta=1e-6, **QUICK)
     messages = [asked.encode({"x": 1.0 + i % 2, "y": 3.0, "g": "ab"[i % 2]}) for i in range(400)]
     assert len(messages[0]) == asked.protocol.message_bytes
-    found = asked.aggregate(messages)
+    found = asked.aggregate(messages, confidence=1.0 - 1e-8)
     assert found.groups == ("a", "b")
     assert found.names == ("x", "y")
     assert ((found.low <= [[1.0, 3.0], [2.0, 3.0]]) & (found.high >= [[1.0, 3.0], [2.0, 3.0]])).all()
@@ -166,14 +163,15 @@ def test_values_in_many_forms() -> None:
     expected = question.vector({"x": 0.25})
     for value in (0.25, [0.25], {"x": [0.2, 0.3]}, np.array([0.25]), {"x": np.float32(0.25), "other": "text"}):
         np.testing.assert_allclose(question.vector(value), expected, atol=1e-7)
-    for value, error in (
+    bad: list[tuple[object, type[CpsgdError]]] = [
         ("text", ColumnError),
         (float("nan"), ColumnError),
         ({"y": 1}, ColumnError),
         ([], VectorError),
-    ):
+    ]
+    for strange, error in bad:
         with pytest.raises(error):
-            question.vector(value)
+            question.vector(strange)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +182,7 @@ def test_values_in_many_forms() -> None:
         lambda: Mean({"x": (2, 1)}),
         lambda: Mean({"x": (0, math.inf)}),
         lambda: Mean({"x": (1e16, 1e16 + 2)}),
-        lambda: Mean({"x": 3}),
+        lambda: Mean({"x": 3}),  # type: ignore[dict-item]
         lambda: Mean({"x": (0, 1)}, group_by={"g": "ab"}),
         lambda: Mean({"x": (0, 1)}, group_by={"g": []}),
         lambda: Mean({"x": (0, 1)}, group_by={"g": ["a", "a"]}),
@@ -212,6 +210,6 @@ def test_bad_questions_are_refused(make: Any) -> None:
 
 def test_one_user_is_refused() -> None:
     with pytest.raises(TableError, match="one user"):
-        People(open_table({"id": [3, 3], "x": [1, 2]}), "id")
+        People(open_table({"id": [3, 3], "x": [1, 2]}), "id", ["x"])
     with pytest.raises(TableError, match="one user"):
-        People(open_table({"x": [1]}), None)
+        People(open_table({"x": [1]}), None, ["x"])

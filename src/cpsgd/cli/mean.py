@@ -83,9 +83,12 @@ def run(
 
     With --columns, --bounds, --user or --group-by, and for .tsv, .csv.gz and .parquet files, it is the mean of named
     columns instead, each with its own bounds (docs/statistics.md): --epsilon and --delta are needed, and there is no
-    simulation's error.
+    simulation's error. Of a .csv file with a header say which: --columns, or --clip-norm if rows are vectors.
     """
     if tables.is_table(file, columns):
+        said = {"--round": round or None, "--key": key, "--threads": threads}
+        if others := ", ".join(name for name, value in said.items() if value is not None):
+            raise ParameterError(f"{others} is for tables of vectors, not for named columns; leave it out.")
         _of_columns(
             file,
             parameters,
@@ -104,6 +107,11 @@ def run(
 
     _files.check_vector_output(out, file, *([] if parameters.file is None else [parameters.file]))
     rows = _files.open_rows(file, key)
+    if rows.named and not {"--clip-norm", "--protocol"} & parameters.given.keys():
+        raise ParameterError(
+            f"{file} names its columns, and an id among them would be averaged, too. Say which you mean with --columns "
+            "(and --bounds), or --clip-norm if its rows are vectors."
+        )
     chosen = parameters.protocol(required, clients=rows.clients, dim=rows.dim)
     if chosen.dim != rows.dim:
         raise ParameterError(f"The protocol is for {chosen.dim} coordinates, the rows of {file} have {rows.dim}.")

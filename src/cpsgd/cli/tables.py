@@ -20,8 +20,8 @@ from cpsgd.planner.problem import BEST
 from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
+    from cpsgd.statistics.columns import DataTable
     from cpsgd.statistics.results import Statistic
-    from cpsgd.statistics.tables import DataTable
 
 TABLE = Group("Table", sort_key=3)
 # Files whose columns have names: never a table of vectors.

@@ -7,7 +7,6 @@ In two forms with one meaning: `mean(table, ...)` over a table on this machine, 
 from cpsgd.statistics.clusters import kmeans as kmeans
 from cpsgd.statistics.components import pca as pca
 from cpsgd.statistics.histograms import Histogram as Histogram
-from cpsgd.statistics.home import ClippingWarning as ClippingWarning
 from cpsgd.statistics.home import count as count
 from cpsgd.statistics.home import histogram as histogram
 from cpsgd.statistics.home import mean as mean
@@ -15,6 +14,7 @@ from cpsgd.statistics.home import quantiles as quantiles
 from cpsgd.statistics.home import sum as sum
 from cpsgd.statistics.questions import Planned as Planned
 from cpsgd.statistics.ranks import Quantiles as Quantiles
+from cpsgd.statistics.releases import ClippingWarning as ClippingWarning
 from cpsgd.statistics.results import Statistic as Statistic
 from cpsgd.statistics.totals import Count as Count
 from cpsgd.statistics.totals import Mean as Mean

@@ -1,8 +1,9 @@
 """Bounds of columns that nobody has stated: private quantiles of the values, from a small share of the budget.
 
 The values' distribution function over bins whose edges are powers of √2, of both signs, from 2^-20 to 2^40, is found as
-for `Quantiles`. The bounds are the edges beyond which a small share of the values lies: half a percent on either side,
-or twice the standard deviation of the noise where that is more.
+for `Quantiles`. From the median outwards, the bounds are the first edges beyond which only a small share of the values
+seems to lie: half a percent on either side, or three standard deviations of the noise where that is more. (From the
+ends inwards, one of the many empty bins would often seem to hold that much.)
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.errors import InfeasibleError
+from cpsgd.statistics.columns import Chunk, numbers
 from cpsgd.statistics.contributions import Rows
 from cpsgd.statistics.questions import Geometry, Planned, Question
 from cpsgd.statistics.ranks import rank_points, root, root_geometry
 from cpsgd.statistics.results import Reading
-from cpsgd.statistics.tables import Chunk, numbers
 
 SHARE = 0.1
 """Share of the budget, in squares of Gaussian shifts, that is spent on the bounds."""
 
-# Share of the values on either side that may be beyond the bounds, where noise is small.
-_TAIL = 0.005
+# Share of the values on either side that may be beyond the bounds, where noise is small; standard deviations where not.
+# With fewer of them empty bins often seem to hold values, and bounds are too wide by orders of magnitude.
+_TAIL, _DEVIATIONS = 0.005, 3.0
 MUCH = 0.05
 """With more than this beyond the bounds on either side there is a warning."""
 _TOO_MUCH = 0.25
@@ -62,29 +64,40 @@ class Ranges(Question):
         tail = _tail(variance)
         ends = []
         for part in mean.reshape(len(self.columns), bins):
-            share = np.maximum.accumulate(root(bins) @ part)
-            first = min(int(np.searchsorted(share, tail)), bins - 1)
-            last = min(int(np.searchsorted(share, 1.0 - tail)), bins - 1)
-            ends.append((_EDGES[first], _EDGES[max(first, last) + 1]))
+            share = root(bins) @ part  # of the values in bins up to each
+            median = min(int(np.searchsorted(np.maximum.accumulate(share), 0.5)), bins - 1)
+            few = np.flatnonzero(share[:median] <= tail)
+            most = np.flatnonzero(share[median:-1] >= 1.0 - tail)
+            first = int(few[-1]) + 1 if few.size else 0
+            last = median + int(most[0]) if most.size else bins - 1
+            ends.append((_EDGES[first], _EDGES[last + 1]))
         low, high = np.array(ends).T[:, None, :]
         return Reading(self.columns, None, 0.5 * (low + high), low, high)
 
 
 def _tail(variance: float) -> float:
+    return max(_TAIL, _DEVIATIONS * _deviation(variance))
+
+
+def _deviation(variance: float) -> float:
+    """Of the noise in the distribution function, at its largest."""
     last = root(len(_EDGES) - 1)[-1]
-    return max(_TAIL, 2.0 * math.sqrt(variance * float(last @ last)))
+    return math.sqrt(variance * float(last @ last))
 
 
 def beyond(asked: Planned) -> float:
     """The share of the values that may be beyond bounds found by this plan, on either side.
 
+    What seems to be the tail is that but for two standard deviations.
+
     Raises:
         InfeasibleError: It is so large that the bounds would be of no use.
     """
-    tail = _tail(asked.variance(asked.protocol.clients))
-    if tail > _TOO_MUCH:
+    variance = asked.variance(asked.protocol.clients)
+    share = _tail(variance) + 2.0 * _deviation(variance)
+    if share > _TOO_MUCH:
         raise InfeasibleError(
             f"{asked.protocol.clients:,} users at this ε are too few to choose bounds privately; state bounds that you "
             "know without the data."
         )
-    return tail
+    return share

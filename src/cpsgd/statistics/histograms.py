@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.protocol import MAX_CLIENTS
+from cpsgd.statistics.columns import Chunk, numbers
 from cpsgd.statistics.contributions import Rows
 from cpsgd.statistics.questions import Geometry, Groups, Question, categories, codes
 from cpsgd.statistics.results import Reading
-from cpsgd.statistics.tables import Chunk, numbers
 
 
 class Histogram(Question):

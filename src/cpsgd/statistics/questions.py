@@ -28,9 +28,10 @@ from cpsgd.errors import ConditionError, ParameterError, VectorError
 from cpsgd.planner import Plan, plan
 from cpsgd.privacy import guarantee
 from cpsgd.protocol import Protocol
-from cpsgd.statistics.contributions import Combine, Rows, Vectors, combined
+from cpsgd.statistics.columns import Chunk, labels, text_of
+from cpsgd.statistics.contributions import Combine, Rows, Vectors, combined, parts
 from cpsgd.statistics.results import Reading, Statistic, rounded_up
-from cpsgd.statistics.tables import Chunk, labels, open_table, text_of
+from cpsgd.statistics.tables import open_table
 
 Bounds = Mapping[str, tuple[float, float]]
 Groups = Mapping[str, Sequence[object]]
@@ -39,6 +40,8 @@ Groups = Mapping[str, Sequence[object]]
 _ROUNDING = 1.0 + 2.0**-20
 MOST_COORDINATES = 1 << 24
 """Coordinates that a question may have."""
+# Coordinates of a client's rows that are held at a time, 16 MiB.
+_BLOCK = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -189,8 +192,9 @@ class Question(ABC):
         table = open_table(value)
         if table.rows == 0:
             raise VectorError("A client without a row has nothing to send.")
-        points = np.concatenate([self.points(chunk) for chunk in table.chunks(self.needed or table.names[:1])])
-        return combined(points, self.combine, self.rows)
+        some = max(1, _BLOCK // self.geometry.dim)
+        rows = (part for chunk in table.chunks(self.needed or table.names[:1]) for part in parts(chunk, some))
+        return combined(map(self.points, rows), self.combine, self.rows)
 
 
 def _many(entry: object) -> bool:

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
+from cpsgd.statistics.columns import Chunk, numbers
 from cpsgd.statistics.contributions import Rows
 from cpsgd.statistics.questions import Bounds, Geometry, Groups, Question, check_bounds
 from cpsgd.statistics.results import Reading
-from cpsgd.statistics.tables import Chunk, numbers
 
 _MOST_BINS = 1 << 12
 _REASON = "each vector is made here of columns of the square root of the summation matrix, a mean of them"

@@ -107,8 +107,8 @@ class Statistic:
         found: list[tuple[str | None, str, float, float, float]] = []
         for i, group in enumerate(self.groups or (None,)):
             for j, name in enumerate(self.names):
-                ends = (float(table[i, j]) for table in (self.reading.values, self.reading.low, self.reading.high))
-                found.append((group, name, *ends))
+                values, low, high = self.reading.values, self.reading.low, self.reading.high
+                found.append((group, name, float(values[i, j]), float(low[i, j]), float(high[i, j])))
         return found
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.errors import ColumnError, ParameterError
 from cpsgd.protocol import MAX_CLIENTS
+from cpsgd.statistics.columns import Chunk, numbers
 from cpsgd.statistics.contributions import Rows
 from cpsgd.statistics.questions import Bounds, Geometry, Groups, Question, check_bounds
 from cpsgd.statistics.results import Reading
-from cpsgd.statistics.tables import Chunk, numbers
 
 
 def _scaled(question: Question, chunk: Chunk, middle: NDArray[np.float64], unit: NDArray[np.float64]) -> Rows:
@@ -28,6 +28,11 @@ def _scaled(question: Question, chunk: Chunk, middle: NDArray[np.float64], unit:
         # Divided first: bounds may be far apart.
         found[:, i] = np.clip(numbers(name, chunk[name]), low, high) / unit[i] - middle[i] / unit[i]
     return found
+
+
+def _centred(question: Question, chunk: Chunk, middle: NDArray[np.float64], unit: NDArray[np.float64]) -> Rows:
+    # Clipped once more: of bounds that are close together and far from zero, rounding could leave the cube.
+    return np.clip(_scaled(question, chunk, middle, unit), -0.5, 0.5)
 
 
 class Mean(Question):
@@ -72,7 +77,7 @@ class Mean(Question):
         return 0.5 * math.sqrt(len(self.columns))
 
     def _points(self, chunk: Chunk) -> Rows:
-        points = _scaled(self, chunk, self._middle, self._unit)
+        points = _centred(self, chunk, self._middle, self._unit)
         if self.groups is None:
             return points
         return np.hstack([points, np.full((len(points), 1), self._weight)])
@@ -125,23 +130,23 @@ class Sum(Question):
         self.columns = tuple(self.bounds)
         self.rows = _validate.integer("rows", rows, low=1, high=MAX_CLIENTS)
         low, high = np.array(list(self.bounds.values())).T
-        self._centred = rows == 1 and self.groups is None
-        self._middle = 0.5 * low + 0.5 * high if self._centred else np.zeros(len(low))
-        self._unit = high - low if self._centred else np.maximum(np.abs(low), np.abs(high))
+        self._is_centred = rows == 1 and self.groups is None
+        self._middle = 0.5 * low + 0.5 * high if self._is_centred else np.zeros(len(low))
+        self._unit = high - low if self._is_centred else np.maximum(np.abs(low), np.abs(high))
         self._spans = (high - low) / self._unit
 
     @property
     def geometry(self) -> Geometry:
         """See the class."""
         d = len(self._unit)
-        if self._centred:
+        if self._is_centred:
             return Geometry(d, 0.5 * math.sqrt(d), math.sqrt(d), "each vector is in a cube of width 1")
         apart = max(math.sqrt(float(self._spans @ self._spans)), math.sqrt(2.0 * d if self.blocks > 1 else d))
         reason = "each vector is made here from rows within their bounds, one block per group and zeros"
         return Geometry(self.blocks * d, math.sqrt(d), apart, reason)
 
     def _points(self, chunk: Chunk) -> Rows:
-        return _scaled(self, chunk, self._middle, self._unit)
+        return (_centred if self._is_centred else _scaled)(self, chunk, self._middle, self._unit)
 
     def read(self, mean: NDArray[np.float64], variance: float, users: int, width: float) -> Reading:
         """The mean times the number of users, and the units."""
@@ -175,7 +180,7 @@ class Count(Sum):
             raise ParameterError("Expected columns to be a list of names.")
         super().__init__(dict.fromkeys(columns or ("rows",), (0.0, 1.0)), rows=rows, group_by=group_by)
         if not columns:
-            if self._centred:
+            if self._is_centred:
                 raise ParameterError(
                     "The number of users is the same in all replace-one neighbours, and is the table's length: name "
                     "columns of 0 and 1 to count in, group_by, or a user column with rows_per_user."
