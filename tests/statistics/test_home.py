@@ -184,7 +184,7 @@ def test_bounds_leave_out_what_they_say(shape: str) -> None:
 
 
 def test_the_wide_normal_of_the_defaults(fixed_seed: None) -> None:
-    data = np.random.default_rng(1).normal(0.3, 1.0, size=(6000, 20))
+    data = np.random.default_rng(1).normal(0.3, 1.0, size=(9000, 20))
     found = statistics.mean(data, columns=[str(i) for i in range(20)], **(QUICK | {"epsilon": 4.0}))
     error = np.linalg.norm(found.values - data.mean(axis=0)) / np.linalg.norm(data.mean(axis=0))
     assert error < 0.1

@@ -148,7 +148,9 @@ def test_a_round_between_clients_and_server() -> None:
 
 
 def test_a_secure_round() -> None:
-    asked = Histogram("x", categories=["a", "b"]).plan(clients=50, epsilon=4.0, delta=1e-6, secure=True, bits=10)
+    asked = Histogram("x", categories=["a", "b"]).plan(
+        clients=50, epsilon=4.0, delta=1e-6, secure=True, bits=10, mechanism="binomial"
+    )
     sums = np.zeros(2, dtype=np.uint64)
     for i in range(50):
         sums += asked.protocol.encode_integers(asked.vector("ab"[i % 2]), round=0)
