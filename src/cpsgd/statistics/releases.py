@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 # Shorter vectors spend their time in the interpreter, where threads only get in each other's way.
 _THREADED_DIM = 1 << 14
-# Within 1 % of the Gaussian mechanism from some thirty users on, and planned at once.
-_BITS = 14
+# Within 2 % of the Gaussian mechanism from some hundreds of users on, and planned and drawn at once.
+_BITS = 12
 # Two rounds planned for so much of the shift each cost, by the accountant, no more than was asked for.
 _MARGINS = (0.99, 0.97, 0.9, 0.7)
 # With a larger share of a column's values beyond its bounds there is a warning.
@@ -56,7 +56,7 @@ class Wishes(TypedDict):
         user: The column that says whose a row is; None where every row is another person's.
         group_by: One column and its (public) groups, as {"sex": ["f", "m"]}; rows of no group are left out.
         bits: Bits per coordinate of a message. Nothing is sent here, so that with None (and "best") there are as many
-            as it takes to be as good as the Gaussian mechanism, 14. With a number the error is that of such messages.
+            as it takes to be as good as the Gaussian mechanism, 12. With a number the error is that of such messages.
         mechanism: "best" or the name of one.
         confidence: Of the intervals.
         ledger: Charge the budget on this ledger before anything is released, or refuse.
