@@ -206,7 +206,6 @@ def main() -> None:
                 rows.append(found)
             report[f"{name}, {kind}"] = {"n": len(data), "dim": question.geometry.dim, "central": central, "ours": rows}
             if not asked.json:
-                sys.stdout.flush()
                 show(f"{name}, {kind}", report[f"{name}, {kind}"])
     if asked.json:
         print(json.dumps(report, indent=2))

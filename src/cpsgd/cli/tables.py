@@ -73,7 +73,7 @@ class ColumnOptions:
             column, _, groups = self.group_by.partition("=")
             if not column or not groups:
                 raise ParameterError("Expected --group-by as COLUMN=GROUP,GROUP: groups are public, like bounds.")
-            found["group_by"] = {column: _split(groups)}
+            found["group_by"] = {column: split_names(groups)}
         return found
 
     @property
@@ -82,13 +82,13 @@ class ColumnOptions:
         bounds: dict[str, tuple[float, float]] | None = None
         if self.bounds is not None:
             bounds = {}
-            for entry in _split(self.bounds):
+            for entry in split_names(self.bounds):
                 name, _, ends = entry.rpartition("=")
                 low, colon, high = ends.partition(":")
                 if not name or not colon:
                     raise ParameterError("Expected --bounds as COLUMN=LOW:HIGH,COLUMN=LOW:HIGH.")
                 bounds[name] = (_number("--bounds", low), _number("--bounds", high))
-        return {"columns": None if self.columns is None else _split(self.columns), "bounds": bounds}
+        return {"columns": None if self.columns is None else split_names(self.columns), "bounds": bounds}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +200,8 @@ def histogram(
     if names is None or len(names) != 1:
         raise ParameterError("Expected --columns to name the one column of the histogram.")
     bins: dict[str, Any] = {
-        "edges": None if edges is None else [_number("--edges", edge) for edge in _split(edges)],
-        "categories": None if categories is None else _split(categories),
+        "edges": None if edges is None else [_number("--edges", edge) for edge in split_names(edges)],
+        "categories": None if categories is None else split_names(categories),
     }
 
     def ask(table: DataTable, **wishes: Any) -> Statistic:
@@ -226,7 +226,7 @@ def quantiles(
     """Find quantiles of a table's columns, so that (ε, δ) protects each user."""
     from cpsgd import statistics
 
-    wanted = [_number("--quantiles", each) for each in _split(quantiles)]
+    wanted = [_number("--quantiles", each) for each in split_names(quantiles)]
 
     def ask(table: DataTable, **wishes: Any) -> Statistic:
         return statistics.quantiles(table, wanted, **columns.about, bins=bins, **wishes)
@@ -324,7 +324,8 @@ def _written(found: Statistic, path: Path) -> bytes:
     return text.getvalue().encode()
 
 
-def _split(text: str) -> list[str]:
+def split_names(text: str) -> list[str]:
+    """What is between commas, or `ParameterError` where that is nothing."""
     found = [part.strip() for part in text.split(",")]
     if not all(found):
         raise ParameterError(f"Expected names or numbers separated by commas, got {text!r}.")

@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.errors import ColumnError, ParameterError, TableError
+from cpsgd.errors import ColumnError, TableError
 from cpsgd.planner.problem import BEST
 from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
 from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.statistics.bounds import MUCH, SHARE, Ranges, beyond
+from cpsgd.statistics.charges import Charge, events_of
 from cpsgd.statistics.columns import Chunk, DataTable, numbers
 from cpsgd.statistics.contributions import People, Rows, size_of
 from cpsgd.statistics.histograms import Histogram
@@ -30,7 +31,7 @@ from cpsgd.statistics.results import Statistic
 from cpsgd.statistics.tables import open_table
 
 if TYPE_CHECKING:
-    from cpsgd.ledger import Ledger, RoundEvent
+    from cpsgd.ledger import Ledger
     from cpsgd.ledger.totals import Total
 
 # Shorter vectors spend their time in the interpreter, where threads only get in each other's way.
@@ -95,15 +96,14 @@ def release(table: object, question: Question, search: Search | None, wishes: Wi
     """
     user, ledger, population = wishes.get("user"), wishes.get("ledger"), wishes.get("population")
     confidence = _validate.probability("confidence", wishes.get("confidence", 0.95))
-    if (ledger is None) != (population is None):
-        raise ParameterError("Give both ledger and population: a ledger may hold several budgets.")
+    Charge.check(ledger, population)
     epsilon, delta, advance = wishes["epsilon"], wishes["delta"], wishes.get("advance")
     source = open_table(table)
     people = People(source, user, question.needed)
     asked, first = _planned(question, search, people.count, epsilon, delta, wishes)
     rounds = [each for each in (first, asked) if each is not None]
     tail = 0.0 if first is None else beyond(first)  # refuses where nothing useful could be found
-    charge = _Charge.of(ledger, population, rounds, question.statistic)
+    charge = Charge.of(ledger, population, [each.protocol for each in rounds], question.statistic)
     watch = _Watch(source, frozenset() if search is None else frozenset(search.ranges.columns), tail)
     if search is None or first is None:
         end = _added_up(people, asked, source, watch, advance)
@@ -148,20 +148,13 @@ def _planned(
     )
 
 
-def _events(rounds: Sequence[Planned], label: str = "") -> list[RoundEvent]:
-    from cpsgd.ledger import RoundEvent
-
-    return [
-        RoundEvent(each.protocol, survivors=each.protocol.clients, round=0, label=label or each.question.statistic)
-        for each in rounds
-    ]
-
-
 def _total(rounds: Sequence[Planned], epsilon: float, delta: float) -> Total:
     from cpsgd.ledger import Budget
     from cpsgd.ledger.totals import total
 
-    return total(Budget(population="table", epsilon=epsilon, delta=delta), [], _events(rounds))
+    return total(
+        Budget(population="table", epsilon=epsilon, delta=delta), [], events_of([each.protocol for each in rounds])
+    )
 
 
 def _together(rounds: Sequence[Planned], epsilon: float, delta: float) -> dict[str, Any]:
@@ -274,34 +267,3 @@ class _Watch:
 def _warn(text: str) -> None:
     # For whoever called a function of `cpsgd.statistics.home`.
     warnings.warn(text, ClippingWarning, stacklevel=6)
-
-
-@dataclass(frozen=True)
-class _Charge:
-    """Rounds that a population's budget is to pay for, if there is a ledger. Nothing is spent before `pay`."""
-
-    ledger: Ledger | None
-    population: str
-    events: Sequence[RoundEvent]
-
-    @classmethod
-    def of(
-        cls, ledger: Ledger | str | Path | None, population: str | None, rounds: Sequence[Planned], label: str
-    ) -> _Charge:
-        """Refuses what the budget does not allow."""
-        if ledger is None or population is None:
-            return cls(None, "", ())
-        from cpsgd.ledger import Ledger
-
-        book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-        events = _events(rounds, f"statistics: {label}")
-        book.quote(population, events)
-        return cls(book, population, events)
-
-    def pay(self) -> None:
-        """Charges the rounds, whose results may then be computed."""
-        if self.ledger is None:
-            return
-        for event in self.events:
-            entry = self.ledger.reserve(self.population, event)
-            self.ledger.release(entry, event.survivors)
