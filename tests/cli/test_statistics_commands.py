@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+GOOD = "id,x\n" + "".join(f"{i},2\n" for i in range(100))
 COST = ("--epsilon", 1, "--delta", 1e-6, "--bits", 8, "--mechanism", "binomial")
 
 
@@ -124,6 +125,7 @@ def test_much_clipping_is_said(cpsgd: Any, people: Path) -> None:
         ("mean", ("--columns", "sex", "--bounds", "sex=0:2"), "'sex'"),
         ("mean", ("--columns", "age", "--bounds", "age=200:300"), "within its bounds"),
         ("mean", ("--columns", "age", "--bounds", "age=3"), "LOW:HIGH"),
+        ("mean", ("--columns", "age", "--bounds", "age=0:1,age=0:2"), "each column once"),
         ("mean", ("--columns", "age", "--bounds", "age=a:b"), "Expected numbers"),
         ("mean", ("--columns", "age,"), "separated by commas"),
         ("mean", ("--columns", "age", "--clip-norm", "1"), "--clip-norm"),
@@ -154,6 +156,39 @@ def test_bad_input_writes_and_charges_nothing(
     assert result.stderr.count("\n") == 1
     assert not Path("out.json").exists()
     assert not Path("mean.npy").exists()
+    assert Path("b.ledger").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "words"),
+    [
+        ("t.csv", "", "is empty"),
+        ("t.csv", "id,x\n", "is empty"),
+        ("t.csv", GOOD + "0,nan\n", "NaN"),
+        ("t.csv", GOOD + "0,inf\n", "infinite"),
+        ("t.csv", "id,x\n1,2\n2,\n", "empty cells"),
+        ("t.csv", GOOD + "0,two\n", "not of numbers"),
+        ("t.csv", "id,x\n1,2\n1,3\n", "one user only"),
+        ("t.csv", "id,x\n1,2\n2\n", "line 3: 1 cells"),
+        ("t.parquet", "PAR1 17 not really", "readable Parquet"),
+        ("t.csv.gz", "17 not really", "not a readable text file"),
+        ("t.tsv", "x\n1\n2\n", "no column 'id'"),
+        ("t.xlsx", "17", "expected a file ending in"),
+    ],
+)
+def test_bad_files_write_and_charge_nothing(cpsgd: Any, name: str, body: str, words: str) -> None:
+    Path(name).write_text(body)
+    created = cpsgd("budget", "create", "b.ledger", "--population", "p", "--epsilon", 4, "--delta", 1e-6)
+    assert created.exit_code == 0, created.stderr
+    before = Path("b.ledger").read_bytes()
+    options = ("--columns", "x", "--bounds", "x=0:9", "--user", "id", "--ledger", "b.ledger", "--population", "p")
+    result = cpsgd("mean", name, *COST, *options, "--out", "out.json")
+    assert result.exit_code == 2, result.stdout
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "17" not in result.stderr
+    assert "two" not in result.stderr.replace("two columns", "")
+    assert not Path("out.json").exists()
     assert Path("b.ledger").read_bytes() == before
 
 

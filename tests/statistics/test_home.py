@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,7 @@ def test_bounds_are_found_privately(fixed_seed: None, tmp_path: Path) -> None:
     assert total.epsilon <= 1.0
 
 
-@pytest.mark.parametrize("shape", ["normal", "far from zero", "positive", "constant"])
+@pytest.mark.parametrize("shape", ["normal", "far from zero", "positive", "constant", "huge"])
 def test_bounds_leave_out_what_they_say(shape: str) -> None:
     generator, n = np.random.default_rng(2), 4000
     values = {
@@ -166,6 +167,7 @@ def test_bounds_leave_out_what_they_say(shape: str) -> None:
         "far from zero": generator.normal(3e4, 5e3, n),
         "positive": generator.exponential(10.0, n),
         "constant": np.full(n, 7.0),
+        "huge": generator.uniform(1e15, 9e17, n),  # as nanoseconds are: more than the finest bins hold
     }[shape]
     question = Ranges(["x"])
     asked = question.plan(n, 0.4, 1e-6, bits=8, mechanism="binomial")
@@ -220,6 +222,13 @@ def test_the_ledger_is_charged_before_release(table: dict[str, np.ndarray], tmp_
     assert ledger.total("people").rounds == 1
 
 
+def damaged(name: str) -> Path:
+    """A file that is not what its name says."""
+    path = Path(tempfile.mkdtemp()) / name
+    path.write_bytes(b"PAR1 age 17 not really")
+    return path
+
+
 def bad_inputs(table: dict[str, np.ndarray]) -> dict[str, tuple[type[CpsgdError], Any]]:
     bounds = {"age": (0, 100)}
     nan = table | {"age": np.where(np.arange(3000) == 2999, np.nan, table["age"])}
@@ -264,6 +273,8 @@ def bad_inputs(table: dict[str, np.ndarray]) -> dict[str, tuple[type[CpsgdError]
             ColumnError,
             lambda **o: statistics.mean(table, bounds=bounds, group_by={"sex": ["x"]}, **o),
         ),
+        "unreadable Parquet": (TableError, lambda **o: statistics.mean(damaged("t.parquet"), bounds=bounds, **o)),
+        "unreadable text": (TableError, lambda **o: statistics.mean(damaged("t.csv.gz"), bounds=bounds, **o)),
         "not a count": (ColumnError, lambda **o: statistics.count(table, columns=["age"], **o)),
         "no columns": (ParameterError, lambda **o: statistics.mean(table, **o)),
         "bounds of no column": (

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cpsgd.errors import ColumnError, ConditionError, CpsgdError, ParameterError, TableError, VectorError
+from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, graph
 from cpsgd.statistics import Count, Histogram, Mean, Quantiles, Sum
 from cpsgd.statistics.bounds import Ranges
 from cpsgd.statistics.contributions import People, combined
@@ -148,16 +149,35 @@ def test_a_round_between_clients_and_server() -> None:
 
 
 def test_a_secure_round() -> None:
+    """The server adds up masked integers, and learns no more than their sum."""
     asked = Histogram("x", categories=["a", "b"]).plan(
-        clients=50, epsilon=4.0, delta=1e-6, secure=True, bits=10, mechanism="binomial"
+        clients=8, epsilon=20.0, delta=1e-6, secure=True, bits=14, mechanism="binomial"
     )
-    sums = np.zeros(2, dtype=np.uint64)
-    for i in range(50):
-        sums += asked.protocol.encode_integers(asked.vector("ab"[i % 2]), round=0)
-    assert asked.protocol.modulus is not None
-    mean = asked.protocol.decode_sum(sums % np.uint64(asked.protocol.modulus), 50, round=0)
-    found = asked.result(mean, 50)
-    assert (np.abs(found.values - 25.0) < 25.0).all()
+    protocol = asked.protocol
+    assert protocol.modulus is not None
+    agreed = SecureParameters(
+        clients=8,
+        dim=protocol.dim,
+        bits=(protocol.modulus - 1).bit_length(),
+        modulus=protocol.modulus,
+        neighbours=7,
+        threshold=graph.smallest_threshold(8, 7),
+        round=3,
+        surviving=8,
+        fingerprint=protocol.fingerprint,
+    )
+    server, clients = SecureServer(agreed), [SecureClient(i, expected=agreed) for i in range(8)]
+    waiting = server.invite()
+    while server.stage is not Stage.DONE:
+        for i, message in waiting.items():
+            own = [protocol.encode_integers(asked.vector("ab"[i % 2]), round=3)] if server.stage is Stage.MASK else []
+            server.receive(i, getattr(clients[i], server.stage.value)(message, *own))
+        waiting = server.advance()
+    total = server.result()
+    mean = protocol.decode_sum(total.sums, len(total.survivors), round=3)
+    found = asked.result(mean, len(total.survivors), confidence=1.0 - 1e-9)
+    assert ((found.low <= 4.0) & (found.high >= 4.0)).all()
+    assert (np.abs(found.values - 4.0) < 4.0).all()
 
 
 def test_values_in_many_forms() -> None:

@@ -167,6 +167,7 @@ def test_categories_are_texts() -> None:
         assert labels("x", np.array(column))[0] == ["1", "2"]
     assert labels("x", np.array([False, True]))[0] == ["0", "1"]
     assert labels("x", np.array([b"f", b"m"]))[0] == ["f", "m"]
+    assert labels("x", np.array([0.1, 0.5], dtype=np.float32))[0] == ["0.1", "0.5"]
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ class ColumnOptions:
             for entry in split_names(self.bounds):
                 name, _, ends = entry.rpartition("=")
                 low, colon, high = ends.partition(":")
-                if not name or not colon:
-                    raise ParameterError("Expected --bounds as COLUMN=LOW:HIGH,COLUMN=LOW:HIGH.")
+                if not name or not colon or name in bounds:
+                    raise ParameterError("Expected --bounds as COLUMN=LOW:HIGH,COLUMN=LOW:HIGH, each column once.")
                 bounds[name] = (_number("--bounds", low), _number("--bounds", high))
         return {"columns": None if self.columns is None else split_names(self.columns), "bounds": bounds}
 

@@ -1,9 +1,9 @@
 """Bounds of columns that nobody has stated: private quantiles of the values, from a small share of the budget.
 
-The values' distribution function over bins whose edges are powers of √2, of both signs, from 2^-20 to 2^40, is found as
-for `Quantiles`. From the median outwards, the bounds are the first edges beyond which only a small share of the values
-seems to lie: half a percent on either side, or three standard deviations of the noise where that is more. (From the
-ends inwards, one of the many empty bins would often seem to hold that much.)
+The values' distribution function over bins whose edges are powers of √2, of both signs, from 2^-20 to 2^40, and beyond
+that of 2^20, is found as for `Quantiles`. From the median outwards, the bounds are the first edges beyond which only a
+small share of the values seems to lie: half a percent on either side, or three standard deviations of the noise where
+that is more. (From the ends inwards, one of the many empty bins would often seem to hold that much.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ MUCH = 0.05
 """With more than this beyond the bounds on either side there is a warning."""
 _TOO_MUCH = 0.25
 
-_SIZES = 2.0 ** (0.5 * np.arange(-40, 81))
+# Few values are as large as the last; but to count them as smaller would be an error that nobody sees.
+_SIZES = 2.0 ** np.concatenate([0.5 * np.arange(-40, 81), np.arange(60.0, 1001.0, 20.0)])
 _EDGES: NDArray[np.float64] = np.concatenate([-_SIZES[::-1], [0.0], _SIZES])
 
 

@@ -115,7 +115,7 @@ def labels(name: str, column: Column, title: str = "The table") -> tuple[list[st
         different, number = np.unique(column, return_inverse=True)
     except (TypeError, ValueError):
         raise ColumnError(f"{title}: column {name!r} is not of single values of one type.") from None
-    return [text_of(entry) for entry in different.tolist()], number.reshape(-1).astype(np.int64)
+    return [text_of(entry) for entry in different], number.reshape(-1).astype(np.int64)
 
 
 def text_of(value: object) -> str:

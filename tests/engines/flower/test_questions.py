@@ -68,6 +68,8 @@ def test_a_model_that_would_round_vectors_apart_is_refused(planned: Planned) -> 
     strategy = CpsgdStrategy(planned.plan, node_timeout=0.1, grace=0.0)
     strategy.start(LocalGrid(members), large, num_rounds=1, timeout=0.3)
     assert not strategy.reports[0].released
+    assert all("TrainFunctionError" in reason for reason in strategy.reports[0].dropped.values())
+    assert [node.trained for node in members] == [1] * 6
 
 
 def test_a_client_that_does_not_know_the_protocol_takes_no_distance_for_granted(planned: Planned) -> None:
