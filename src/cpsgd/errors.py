@@ -137,6 +137,14 @@ class DataError(CpsgdError):
     """A data set is missing, damaged or not what it should be."""
 
 
+class TableError(DataError):
+    """A table cannot be used: unreadable, empty, or about too few people. Nothing was charged or written."""
+
+
+class ColumnError(TableError):
+    """A column is missing, or holds what it should not: NaN, infinity, text, several types, nothing within bounds."""
+
+
 class CheckpointError(CpsgdError):
     """A run's saved state is damaged, in use, or belongs to a run with other settings."""
 
