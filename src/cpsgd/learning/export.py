@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,11 @@ def check() -> None:
     _saver()
 
 
-def privacy_facts(
-    guarantee: RoundsGuarantee | None, *, config: Mapping[str, Any], simulated: bool
-) -> dict[str, Any] | None:
-    """What a card says of privacy; None where there is none."""
+def privacy_facts(guarantee: RoundsGuarantee | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a card says of the privacy of a run with this configuration; None where there is none."""
     if guarantee is None:
         return None
+    simulated = config["seed"] is not None or config["device"] != "cpu"
     unit = "client" if config["examples"] is None else "example"
     noise = "follows from a seed or a counter: a simulation, which protects nobody" if simulated else "secret"
     return {
@@ -59,16 +58,16 @@ def write(
     folder: Path,
     model: torch.nn.Module,
     dataset: Dataset,
-    *,
     privacy: Mapping[str, Any] | None,
     config: Mapping[str, Any],
-    last: RoundMetrics | None,
+    history: Sequence[RoundMetrics],
 ) -> tuple[Path, Path]:
     """Writes the model and its card into a folder; returns their paths.
 
     Raises:
         ParameterError: safetensors is not installed.
     """
+    last = history[-1] if history else None
     # Copies, because parameters that share memory are refused.
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     content: bytes = _saver()(tensors, metadata={"format": "pt"})
