@@ -20,7 +20,7 @@ from cpsgd.cli.frame import whole
 from cpsgd.cli.tables import NO_BUDGET, NO_COLUMNS, BudgetOptions
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
 from cpsgd.planner.problem import BEST
-from cpsgd.reports.numbers import rounded_up
+from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator
@@ -44,6 +44,7 @@ def run(
     columns: tables.Columns = NO_COLUMNS,
     budget: tables.Budgets = NO_BUDGET,
     round: options.Round = 0,
+    accept_epsilon: options.AcceptEpsilon = None,
     key: options.Key = None,
     out: Annotated[
         Path | None,
@@ -74,8 +75,8 @@ def run(
     simulation: here the real error can be measured, because one machine holds all vectors.
 
     With --epsilon the planner chooses the mechanism and its parameters; otherwise it is the paper's, with k = 2 and
-    m = 14 if not given, four bits per coordinate. With --delta the ε proved for the round is shown (replace-one
-    neighbours).
+    m = 14 if not given, four bits per coordinate. The ε proved for the round is shown (replace-one neighbours), at
+    δ = 1e-6 if not given. A table with fewer rows than a protocol file promises messages for is refused.
 
     With --ledger the mean is a release: the round is refused if too little is left of the population's budget, and
     charged to it before the mean is computed. A table that cannot be read to its end costs nothing. The real error is
@@ -86,7 +87,12 @@ def run(
     simulation's error. Of a .csv file with a header say which: --columns, or --clip-norm if rows are vectors.
     """
     if tables.is_table(file, columns):
-        said = {"--round": round or None, "--key": key, "--threads": threads}
+        said = {
+            "--round": round or None,
+            "--key": key,
+            "--threads": threads,
+            "--accept-epsilon": accept_epsilon,
+        }
         if others := ", ".join(name for name, value in said.items() if value is not None):
             raise ParameterError(f"{others} is for tables of vectors, not for named columns; leave it out.")
         _of_columns(
@@ -102,6 +108,8 @@ def run(
     if plot is not None:
         raise ParameterError("--plot is for the means of named columns; name them with --columns.")
     out = Path("mean.npy") if out is None else out
+    import numpy as np
+
     from cpsgd.aggregator import Aggregator
     from cpsgd.expectation import Expectation
 
@@ -116,7 +124,7 @@ def run(
     if chosen.dim != rows.dim:
         raise ParameterError(f"The protocol is for {chosen.dim} coordinates, the rows of {file} have {rows.dim}.")
 
-    privacy, privacy_facts = output.privacy(chosen, required.delta, rows.clients)
+    privacy, privacy_facts = output.privacy(chosen, required.delta, rows.clients, accept_epsilon=accept_epsilon)
     charge = _quote(budget, chosen, survivors=rows.clients, round=round, label=f"cpsgd mean {file.name}")
 
     aggregator = Aggregator(chosen, round, max_dim=chosen.dim)
@@ -128,11 +136,13 @@ def run(
     if charge is not None:
         paid, paid_facts = charge.pay()
         privacy, privacy_facts = privacy | paid, privacy_facts + paid_facts
-    estimate = aggregator.mean()
+    estimate = aggregator.mean(accept_epsilon=accept_epsilon)
     error: dict[str, float] | None = None
     if charge is None:
         difference, expected = estimate - expectation.mean(), expectation.error()
-        error = {"measured": float(difference @ difference), "expected": expected.total, **asdict(expected)}
+        with np.errstate(over="ignore"):
+            measured = float(difference @ difference)
+        error = {"measured": measured, "expected": expected.total, **asdict(expected)}
     _files.write_vector(out, estimate)
 
     if json:
@@ -248,8 +258,8 @@ class _Charge:
         self.ledger.release(entry, self.event.survivors)
         total = self.ledger.total(self.population)
         text = (
-            f"{total.population}: ε = {rounded_up(total.epsilon)} of {total.limit:g} at δ = {total.delta:g} "
-            f"spent, {total.left:.4g} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
+            f"{total.population}: ε = {rounded_up(total.epsilon)} of {rounded_up(total.limit)} at δ = {total.delta:g} "
+            f"spent, {rounded_down(total.left)} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
         )
         return {"budget": {"ledger": self.ledger.path, **total.to_dict()}}, [("budget", text)]
 
