@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.adjacency import Adjacency
-from cpsgd.codec._kernels import kernels
+from cpsgd.codec.kernels import kernels
 from cpsgd.codec.rounding import WORKING_BITS, Table
 from cpsgd.mechanisms import lattice, published
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios

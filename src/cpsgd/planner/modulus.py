@@ -61,7 +61,7 @@ def overflow_probability(
     return min(1.0, min(_tail(half, deviation, dim) for deviation in deviations) + sampled)
 
 
-class Sums(TypedDict, total=False):
+class Summed(TypedDict, total=False):
     """Whose sums a modulus is to hold, as `window` takes it."""
 
     clients: Required[int]
@@ -72,7 +72,7 @@ class Sums(TypedDict, total=False):
     overflow: float
 
 
-def smallest_modulus(mechanism: Mechanism, **sums: Unpack[Sums]) -> int:
+def smallest_modulus(mechanism: Mechanism, **sums: Unpack[Summed]) -> int:
     """The smallest modulus for which `overflow_probability` is at most `overflow`, and at least a client's values.
 
     Example:

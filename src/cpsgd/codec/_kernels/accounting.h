@@ -207,7 +207,8 @@ static void log_averages(const double* constant, const double* slope, const doub
         }
       }
       double first[kCells], last[kCells];
-      for (std::size_t j = 0; j < here; ++j) last[j] = exponential(at[0] + by[0] * place[j] - top[j]);
+      for (std::size_t j = 0; j < here; ++j)
+        last[j] = exponential(at[0] + by[0] * place[j] - top[j]);
       for (std::size_t p = 0; p < parts; ++p) {
         for (std::size_t j = 0; j < here; ++j) {
           const double start = at[p] + by[p] * place[j], end = at[p + 1] + by[p + 1] * place[j];
@@ -217,10 +218,10 @@ static void log_averages(const double* constant, const double* slope, const doub
           const bool small = std::fabs(rise) < 0.01;
           const double safe = small ? 1.0 : rise;
           const double whole =
-              small ? first[j] *
-                          (1.0 + rise * (1.0 / 2 +
-                                         rise * (1.0 / 6 + rise * (1.0 / 24 + rise / 120))))
-                    : (last[j] - first[j]) / safe;
+              small
+                  ? first[j] *
+                        (1.0 + rise * (1.0 / 2 + rise * (1.0 / 6 + rise * (1.0 / 24 + rise / 120))))
+                  : (last[j] - first[j]) / safe;
           const double moment =
               small ? first[j] *
                           (1.0 / 2 +

@@ -541,8 +541,7 @@ NB_MODULE(_native, m) {
         const std::size_t rows = start.shape(0), cells = y.shape(0);
         require(same_shape(start, rows, cells) && same_shape(rise, rows, cells) &&
                     same_shape(value, rows, cells) && same_shape(bend, rows, cells) &&
-                    same_shape(wanted, rows, cells) && c0.shape(0) == cells &&
-                    c1.shape(0) == cells,
+                    same_shape(wanted, rows, cells) && c0.shape(0) == cells && c1.shape(0) == cells,
                 "arrays have other shapes than each other");
         return unlocked([&] {
           return kernels().largest_excess(aligned(start), aligned(rise), aligned(value),
