@@ -19,7 +19,7 @@ RNG = np.random.default_rng(11)
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.1, 0.5, 3.0, 1e30])
-@pytest.mark.parametrize("metrics", [{}, {"loss": 1e300, "accuracy": -7}, {"loss": float("nan"), "accuracy": "high"}])
+@pytest.mark.parametrize("metrics", [{}, {"loss": 1e300, "accuracy": -7}, {"loss": float("nan"), "accuracy": "high"}, {"loss": 10**400}])
 @pytest.mark.parametrize(
     "extras", [BOTH, replace(BOTH, clip=None), replace(BOTH, clip=1e-30), replace(BOTH, clip=1e30)]
 )
@@ -58,6 +58,8 @@ def test_there_and_back() -> None:
         "[" * 10**5,
         '{"measures": {"a": [1, 0]}}',
         '{"measures": {"a": 1}}',
+        f'{{"measures": {{"a": [0, {10**400}]}}}}',
+        f'{{"measures": {{}}, "clip": {10**400}}}',
         '{"measures": {}, "clip": -1}',
         '{"measures": {}, "clip": NaN}',
         '{"measures": {}, "weight": 2}',

@@ -405,6 +405,8 @@ def published_epsilon(
     for share in _PUBLISHED_SHARES if rounds > 1 else (1.0 - 1e-9,):
         each = share * delta / rounds
         epsilon = protocol.mechanism.published_epsilon(protocol, each, neighbours, honest)
+        if not math.isfinite(epsilon):
+            raise ConditionError("The published accounting gives no finite ε for one round.")
         composed = composition.optimal_composition(epsilon=epsilon, delta=each, rounds=rounds, target_delta=delta)
         found = min(found, composed)
     return found
