@@ -19,7 +19,9 @@ RNG = np.random.default_rng(11)
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.1, 0.5, 3.0, 1e30])
-@pytest.mark.parametrize("metrics", [{}, {"loss": 1e300, "accuracy": -7}, {"loss": float("nan"), "accuracy": "high"}, {"loss": 10**400}])
+@pytest.mark.parametrize(
+    "metrics", [{}, {"loss": 1e300, "accuracy": -7}, {"loss": float("nan"), "accuracy": "high"}, {"loss": 10**400}]
+)
 @pytest.mark.parametrize(
     "extras", [BOTH, replace(BOTH, clip=None), replace(BOTH, clip=1e-30), replace(BOTH, clip=1e30)]
 )
