@@ -23,7 +23,13 @@ RNG = np.random.default_rng(11)
     "metrics", [{}, {"loss": 1e300, "accuracy": -7}, {"loss": float("nan"), "accuracy": "high"}, {"loss": 10**400}]
 )
 @pytest.mark.parametrize(
-    "extras", [BOTH, replace(BOTH, clip=None), replace(BOTH, clip=1e-30), replace(BOTH, clip=1e30)]
+    "extras",
+    [
+        BOTH,
+        *(replace(BOTH, clip=clip) for clip in (None, 1e-30, 1e30)),
+        *(replace(BOTH, weight=weight) for weight in (1e-30, 0.408)),
+        Extras(measures={str(i): (i, i + 1.0) for i in range(4999)}, weight=0.01),
+    ],
 )
 def test_no_vector_is_longer_than_the_clip_norm(norm: float, metrics: dict[str, Any], extras: Extras) -> None:
     """So the plan's guarantee covers all of it, whatever rides along."""

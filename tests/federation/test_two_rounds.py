@@ -277,6 +277,14 @@ def test_secrets_of_at_most_two_rounds_are_kept(rounds: Rounds) -> None:
     assert '"answered": 1' not in rounds.state.prepared
 
 
+def test_no_secret_of_either_round_shows(rounds: Rounds) -> None:
+    rounds.answer(rounds.before(Stage.CONFIRM))
+    state = rounds.state
+    assert sessions(state) == [1, 2]
+    assert "secrets" not in repr(state)
+    assert "prepared" not in repr(state)
+
+
 def test_a_round_from_the_beginning_forgets_the_prepared_one(rounds: Rounds) -> None:
     asked = Request.from_bytes(rounds.before(Stage.MASK, 2))
     fresh: ServerSession[str] = ServerSession(rounds.terms, 2, NODES, run=RUN)
