@@ -6,6 +6,13 @@ ever quotes a private value: a coordinate's position may be named, what stands t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from cpsgd._numbers import rounded_down, rounded_up
+
+if TYPE_CHECKING:
+    from cpsgd.promise import Promise
+
 
 class CpsgdError(ValueError):
     """Base class of all errors cpsgd raises on purpose."""
@@ -17,6 +24,46 @@ class ParameterError(CpsgdError):
 
 class ConditionError(CpsgdError):
     """A theorem's condition does not hold, so the number it would give is not a guarantee."""
+
+
+class GuaranteeError(CpsgdError):
+    """A release would not keep what was promised with the protocol, so nothing was released.
+
+    Attributes:
+        epsilon: The ε that would be true, at the promise's δ; None where nothing is proved.
+        promised: The ε that was promised.
+        messages: Messages in the sum.
+        surviving: The fewest that the promise allows.
+    """
+
+    def __init__(
+        self,
+        promise: Promise,
+        messages: int,
+        *,
+        epsilon: float | None,
+        accepted: float | None = None,
+        reason: str | None = None,
+    ) -> None:
+        kept = f"ε = {rounded_up(promise.epsilon)} at δ = {promise.delta:g} was promised"
+        few = messages < promise.surviving
+        text = f"{messages:,} message{'s are' if messages > 1 else ' is'} in the sum, and {kept}"
+        text += f" for at least {promise.surviving:,}." if few else "."
+        so_many = "so few" if few else "so many"
+        rounds = f" over {promise.rounds:,} rounds of {so_many}" if promise.rounds > 1 else f" with {so_many}"
+        if epsilon is None:
+            text += f" Nothing is proved{rounds}: {reason} Nothing was released; wait for more messages."
+        else:
+            true = rounded_up(epsilon)
+            text += f" The ε that is true{rounds} is {true}"
+            text += "" if accepted is None else f", and {rounded_up(accepted)} was accepted"
+            wait = "wait for more messages, " if few else "plan again, "
+            text += f". Nothing was released: {wait}or accept it with accept_epsilon={true} (--accept-epsilon {true})."
+        super().__init__(text)
+        self.epsilon = epsilon
+        self.promised = promise.epsilon
+        self.messages = messages
+        self.surviving = promise.surviving
 
 
 class InfeasibleError(CpsgdError):
@@ -171,8 +218,9 @@ class BudgetExceededError(LedgerError):
     def __init__(self, population: str, *, limit: float, spent: float, total: float, delta: float) -> None:
         left = max(0.0, limit - spent)
         super().__init__(
-            f"The budget of {population!r} is ε={limit:g} at δ={delta:g}. ε={spent:.4g} is spent, {left:.4g} is left; "
-            f"this would bring it to ε={total:.4g}. Nothing was reserved: run fewer rounds, or add noise."
+            f"The budget of {population!r} is ε={rounded_up(limit)} at δ={delta:g}. ε={rounded_up(spent)} is spent, "
+            f"{rounded_down(left)} is left; this would bring it to ε={rounded_up(total)}. Nothing was reserved: run "
+            "fewer rounds, or add noise."
         )
         self.population = population
         self.limit = limit

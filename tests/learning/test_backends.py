@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def test_dropout(gpu: None) -> None:
 
 def test_examples_are_for_the_cpu(gpu: None) -> None:
     with pytest.raises(ParameterError, match="device cpu"):
-        trainer(private(), examples=3)
+        trainer(replace(private().protocol, promise=None), examples=3)
 
 
 # How a full GPU is told of: by PyTorch, by CUDA before PyTorch has begun, and by its library for matrices.

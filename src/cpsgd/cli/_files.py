@@ -37,7 +37,16 @@ _LONGEST_PROTOCOL = 1 << 16
 
 def write(path: Path, body: Callable[[IO[bytes]], object]) -> None:
     """Replaces a file by what `body` writes, at once: whoever opens it sees all of the old or all of the new."""
-    target = path.resolve()
+    try:
+        _write(path.resolve(), body)
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # A full disk is told of without the name of the file.
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _write(target: Path, body: Callable[[IO[bytes]], object]) -> None:
     if target.exists() and not target.is_file():
         # A pipe or a device is written to, not replaced.
         with target.open("wb") as file:
@@ -79,9 +88,14 @@ def check_vector_output(path: Path, *inputs: Path) -> None:
 
 
 def check_picture(path: Path | None) -> None:
-    """Refuses a picture, if one is asked for, whose suffix is of no known format."""
-    if path is not None and path.suffix.lower() not in _PICTURES:
+    """Refuses a picture, if one is asked for, whose suffix is of no known format, or that could not be drawn here."""
+    if path is None:
+        return
+    if path.suffix.lower() not in _PICTURES:
         raise ParameterError(f"Expected --plot to name a file ending in {', '.join(_PICTURES)}, got {path}.")
+    from cpsgd.reports import plotting
+
+    plotting.check()
 
 
 def write_vector(path: Path, vector: NDArray[np.float32]) -> None:

@@ -15,7 +15,7 @@ from cyclopts import Parameter, validators
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import whole
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
-from cpsgd.reports.numbers import rounded_up
+from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator
@@ -54,6 +54,7 @@ def run(
     required: options.Required = options.NO_REQUIREMENTS,
     budget: Annotated[BudgetOptions, Parameter(name="*", group=options.BUDGET)] = _NOBODY,
     round: options.Round = 0,
+    accept_epsilon: options.AcceptEpsilon = None,
     key: options.Key = None,
     out: Annotated[Path, Parameter(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = Path("mean.npy"),
     threads: Annotated[
@@ -72,13 +73,15 @@ def run(
     simulation: here the real error can be measured, because one machine holds all vectors.
 
     With --epsilon the planner chooses the mechanism and its parameters; otherwise it is the paper's, with k = 2 and
-    m = 14 if not given, four bits per coordinate. With --delta the ε proved for the round is shown (replace-one
-    neighbours).
+    m = 14 if not given, four bits per coordinate. The ε proved for the round is shown (replace-one neighbours), at
+    δ = 1e-6 if not given. A table with fewer rows than a protocol file promises messages for is refused.
 
     With --ledger the mean is a release: the round is refused if too little is left of the population's budget, and
     charged to it before the mean is computed. A table that cannot be read to its end costs nothing. The real error is
     then not shown, because no budget covers it.
     """
+    import numpy as np
+
     from cpsgd.aggregator import Aggregator
     from cpsgd.expectation import Expectation
 
@@ -88,7 +91,7 @@ def run(
     if chosen.dim != rows.dim:
         raise ParameterError(f"The protocol is for {chosen.dim} coordinates, the rows of {file} have {rows.dim}.")
 
-    privacy, privacy_facts = output.privacy(chosen, required.delta, rows.clients)
+    privacy, privacy_facts = output.privacy(chosen, required.delta, rows.clients, accept_epsilon=accept_epsilon)
     charge = _quote(budget, chosen, survivors=rows.clients, round=round, label=f"cpsgd mean {file.name}")
 
     aggregator = Aggregator(chosen, round, max_dim=chosen.dim)
@@ -100,11 +103,13 @@ def run(
     if charge is not None:
         paid, paid_facts = charge.pay()
         privacy, privacy_facts = privacy | paid, privacy_facts + paid_facts
-    estimate = aggregator.mean()
+    estimate = aggregator.mean(accept_epsilon=accept_epsilon)
     error: dict[str, float] | None = None
     if charge is None:
         difference, expected = estimate - expectation.mean(), expectation.error()
-        error = {"measured": float(difference @ difference), "expected": expected.total, **asdict(expected)}
+        with np.errstate(over="ignore"):
+            measured = float(difference @ difference)
+        error = {"measured": measured, "expected": expected.total, **asdict(expected)}
     _files.write_vector(out, estimate)
 
     if json:
@@ -201,8 +206,8 @@ class _Charge:
         self.ledger.release(entry, self.event.survivors)
         total = self.ledger.total(self.population)
         text = (
-            f"{total.population}: ε = {rounded_up(total.epsilon)} of {total.limit:g} at δ = {total.delta:g} "
-            f"spent, {total.left:.4g} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
+            f"{total.population}: ε = {rounded_up(total.epsilon)} of {rounded_up(total.limit)} at δ = {total.delta:g} "
+            f"spent, {rounded_down(total.left)} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
         )
         return {"budget": {"ledger": self.ledger.path, **total.to_dict()}}, [("budget", text)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import os
+import re
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.markup import escape
 
 from cpsgd.cli import _files, options, output
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
-from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, Settings, read_file
+from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, PRESETS, Settings, read_file
 from cpsgd.mechanisms.options import MechanismOptions
 from cpsgd.reports.numbers import rounded_up, size
 
@@ -82,7 +83,7 @@ def run(
         settings = _settings_of(folder, changes)
     else:
         settings = Settings.of(changes)
-        folder = _new_folder(name, settings.preset)
+        folder = _new_folder(name, _kind(settings))
     _train(settings, folder, resume=resume, json=json)
 
 
@@ -167,7 +168,13 @@ def _run_name(name: str) -> str:
     return name
 
 
-def _new_folder(name: str | None, preset: str) -> Path:
+def _kind(settings: Settings) -> str:
+    """What runs are named after: the preset, or the data set where that is another than the preset's."""
+    usual = PRESETS[settings.preset]["dataset"]
+    return settings.preset if settings.dataset == usual else re.sub(r"[^\w.-]+", "-", settings.dataset)
+
+
+def _new_folder(name: str | None, kind: str) -> Path:
     if name is not None:
         folder = _RUNS / _run_name(name)
         if folder.exists() and any(folder.iterdir()):
@@ -176,7 +183,7 @@ def _new_folder(name: str | None, preset: str) -> Path:
             )
         return folder
     number = 1
-    while (folder := _RUNS / f"{preset}-{number}").exists():
+    while (folder := _RUNS / f"{kind}-{number}").exists():
         number += 1
     return folder
 
@@ -275,6 +282,7 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
         privacy = f"({rounded_up(found.epsilon)}, {found.delta:g}), {found.adjacency} neighbours"
         facts += [
             ("privacy", f"{privacy}, participation {found.participation}"),
+            *output.secrecy(found.participation),
             ("protects", run_report.unit_text(summary)),
             ("proved by", escape(found.citation)),
             ("published", escape(run_report.published_text(summary["paper_bound"]))),
@@ -295,5 +303,5 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
 def _budget_facts(budget: dict[str, Any] | None) -> list[tuple[str, str]]:
     if budget is None:
         return []
-    spent, limit = rounded_up(budget["epsilon"]), budget["limit"]
-    return [("budget", escape(f"{budget['population']}: ε = {spent} of {limit:g} at δ = {budget['delta']:g} spent"))]
+    spent, limit = rounded_up(budget["epsilon"]), rounded_up(budget["limit"])
+    return [("budget", escape(f"{budget['population']}: ε = {spent} of {limit} at δ = {budget['delta']:g} spent"))]

@@ -15,7 +15,7 @@ from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
 from cpsgd.ledger import Ledger
-from cpsgd.privacy.participation import Scheme
+from cpsgd.participation import Scheme
 
 OptimizerName = Literal["sgd", "momentum", "adagrad", "adam"]
 OptimizerFactory = Callable[[Iterable[Any]], Any]
@@ -38,22 +38,24 @@ class CohortOptions(OptionGroup):
 
     Attributes:
         cohort: n, the clients per round; with Poisson sampling, on average.
-        rounds: Number of rounds in all.
+        rounds: Number of rounds in all; in Python, if None, as many as were planned.
         participation: How clients are chosen: once (disjoint cohorts), every (all clients in every round), poisson or
-            fixed-size (a new random cohort per round).
+            fixed-size (a new random cohort per round). In Python, if None, as planned, and once where nothing was.
         dropout: Probability that a message does not arrive.
     """
 
     cohort: int
-    rounds: int
-    participation: Scheme = "once"
+    rounds: int | None = None
+    participation: Scheme | None = None
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _validate.integer("cohort", self.cohort, low=1)
-        _validate.integer("rounds", self.rounds, low=1)
-        _validate.choice("participation", self.participation, get_args(Scheme))
+        if self.rounds is not None:
+            _validate.integer("rounds", self.rounds, low=1)
+        if self.participation is not None:
+            _validate.choice("participation", self.participation, get_args(Scheme))
         _validate.fraction("dropout", self.dropout)
 
 

@@ -9,7 +9,7 @@ import json
 import reprlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -28,6 +28,7 @@ from cpsgd.learning.options import (
     ServerOptions,
 )
 from cpsgd.mechanisms.options import MechanismOptions, parameters_of, required
+from cpsgd.participation import Scheme
 
 NO_SEED = "none"
 """How files and the command line say that there is no seed."""
@@ -97,6 +98,8 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
     Fields that stand here again have another default, or fewer choices, than in Python.
     """
 
+    rounds: int = field()
+    participation: Scheme = "once"
     epsilon: float = 2.0
     delta: float = 1e-6
     colluding: int = 0
@@ -123,7 +126,7 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
             >>> Settings.of({"preset": "paper", "rounds": 250}).cohort
             10000
         """
-        known = [field.name for field in fields(cls)]
+        known = [entry.name for entry in fields(cls)]
         for name in values:
             if name not in known:
                 raise ParameterError(f"Unknown setting {name!r}. Known are {', '.join(known)}.")

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd._display import html_table
+from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import backends, devices, mechanisms
@@ -93,7 +95,9 @@ class Trainer:
 
         The model may be any module of float32 parameters, except batch normalisation; it is moved to the device. The
         loss goes from outputs and labels to their mean loss, and the mechanism is a `Plan`, a `Protocol` or
-        `NoPrivacy`. What the options are is said in their groups, in `cpsgd.learning.options`.
+        `NoPrivacy`. Of a plan, or a protocol with a promise, come ε, δ, neighbours, rounds, participation and examples
+        where the options leave them open; options that contradict it are refused. What the options are is said in
+        their groups, in `cpsgd.learning.options`.
 
         Raises:
             BudgetExceededError: The ledger's budget is too small for so many rounds.
@@ -101,10 +105,10 @@ class Trainer:
             InfeasibleError: There are too few clients, or the budget is too small for so many rounds.
             CheckpointError: The run directory is damaged, in use by another process, of another run, or not empty.
         """
+        cohorts, clients = mechanisms.agreed(cohorts, clients, mechanism, dataset.size)
         if clients.examples is not None:
-            check_participation(cohorts.participation)
+            check_participation(cohorts.participation or "once")
         self.model = model
-        self.rounds = cohorts.rounds
         self.round = 0
         self.history: list[RoundMetrics] = []
         self._unfinished = False
@@ -114,14 +118,16 @@ class Trainer:
         # The mean of sums of examples is divided by their number.
         self._divisor = clients.examples or 1
         account = mechanisms.completed(account, mechanism)
-        self._backend = backends.start(model, loss, dataset, mechanism, clients, run)
-        self._server = Server(model, loss, server, self.rounds)
         self._cohorts = Cohorts.plan(
             cohorts,
             population=dataset.size,
             key=secrets.randbits(63) if run.seed is None else run.seed,
             delta=account.delta or _NO_DELTA,
         )
+        assert cohorts.rounds is not None
+        self.rounds = cohorts.rounds
+        self._backend = backends.start(model, loss, dataset, mechanism, clients, run)
+        self._server = Server(model, loss, server, self.rounds)
         self._spending, self._ledger = self._accounts(account, clients.examples)
         self.config = self._settings(dataset, cohorts, clients, server, account.population)
         self._folder: RunFolder | None = None
@@ -132,6 +138,26 @@ class Trainer:
         self._check_budget()
         if self.round == 0:
             self._save()
+
+    def __repr__(self) -> str:
+        return f"Trainer(round {self.round:,} of {self.rounds:,}, {self.dim:,} parameters, {self._spent_text()})"
+
+    def _repr_html_(self) -> str:
+        cohorts = self._cohorts
+        rows = [
+            ("rounds", f"{self.round:,} of {self.rounds:,}, participation {cohorts.participation}"),
+            ("clients", f"{cohorts.cohort:,} of {cohorts.population:,} per round, data set {self.config['dataset']}"),
+            ("model", f"{type(self.model).__name__}, {self.dim:,} parameters"),
+            ("privacy", self._spent_text()),
+        ]
+        return html_table("Trainer", rows)
+
+    def _spent_text(self) -> str:
+        """What was spent when it was last asked for: to look at a trainer must not start an accountant."""
+        if self._spending is None:
+            return "no privacy"
+        known = [metrics.epsilon for metrics in self.history if metrics.epsilon is not None]
+        return f"ε = {rounded_up(known[-1] if known else 0.0)} spent at δ = {self._spending.delta:g}"
 
     @property
     def dim(self) -> int:
@@ -258,7 +284,7 @@ class Trainer:
             "budget": budget,
             "cohort": cohorts.cohort,
             "messages": self._cohorts.messages,
-            "participation": cohorts.participation,
+            "participation": self._cohorts.scheme,
             "dropout": cohorts.dropout,
             "optimizer": type(self._server.optimizer).__name__ if callable(server.optimizer) else server.optimizer,
             "learning_rate": server.lr,

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpsgd.participation import Participation
 from cpsgd.reports import plotting
 from cpsgd.reports.numbers import power, rounded_up
 
@@ -30,7 +31,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 def check() -> None:
     """Raises `CpsgdError` where nothing could be drawn, so that this is known before a long run."""
-    plotting.new_figure(1.0, 1.0)
+    plotting.check()
 
 
 def write(folder: Path, summary: Mapping[str, Any], results: Sequence[Result]) -> list[Path]:
@@ -76,6 +77,7 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
     ]
     privacy = []
     if guarantee is not None:
+        secrecy = Participation.parse(guarantee["participation"]).secrecy
         cards.insert(0, (f"{rounded_up(guarantee['epsilon'])}", f"ε at δ = {power(guarantee['delta'])}"))
         privacy = [
             ("guarantee", f"ε = {rounded_up(guarantee['epsilon'])}, δ = {guarantee['delta']:g}"),
@@ -83,6 +85,7 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
             ("protects", unit_text(summary)),
             ("randomness", seed_text(summary)),
             ("participation", f"{guarantee['participation']}, {guarantee['rounds']:,} rounds"),
+            *([] if secrecy is None else [("secret", secrecy)]),
             ("proved by", guarantee["citation"]),
             ("noise of", f"{guarantee['noise_clients']:,} clients per round"),
             ("published bound", published_text(bound)),

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_up
 from cpsgd.errors import InfeasibleError, ParameterError, VectorError
 from cpsgd.planner import Plan, plan
 from cpsgd.privacy import Guarantee
@@ -383,7 +384,7 @@ def _check_budget(planned: Plan, blocks: Blocks, clients: int, clusters: int) ->
     bought = int(planned.rounds * (average / needed) ** 2)
     buys = f"{bought} rounds would do" if bought else f"about {round(clients * needed / average):,} clients would do"
     raise InfeasibleError(
-        f"ε={planned.wished_epsilon:g} is too little for {planned.rounds} rounds with {clients:,} clients: the size of "
-        f"a cluster would be off by {of_size:,.0f} (one standard deviation), and clusters have {average:,.0f} clients "
-        f"on average. {buys}, or a larger epsilon or fewer clusters."
+        f"ε={rounded_up(planned.wished_epsilon)} is too little for {planned.rounds} rounds with {clients:,} clients: "
+        f"the size of a cluster would be off by {of_size:,.0f} (one standard deviation), and clusters have "
+        f"{average:,.0f} clients on average. {buys}, or a larger epsilon or fewer clusters."
     )

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_up
 from cpsgd.errors import InfeasibleError
 from cpsgd.planner import Plan, plan
 from cpsgd.privacy import Guarantee
@@ -288,7 +289,7 @@ def _check_budget(planned: Plan, dim: int) -> None:
         return
     clients = planned.protocol.clients
     raise InfeasibleError(
-        f"ε={planned.wished_epsilon:g} is too little for {clients:,} clients with points of {dim} coordinates: the "
-        f"noise would be {norm:.3g} times the largest variance possible. At least {math.ceil(clients * norm):,} "
-        "clients are needed, and many more to see small variances; or a larger epsilon."
+        f"ε={rounded_up(planned.wished_epsilon)} is too little for {clients:,} clients with points of {dim} "
+        f"coordinates: the noise would be {norm:.3g} times the largest variance possible. At least "
+        f"{math.ceil(clients * norm):,} clients are needed, and many more to see small variances; or a larger epsilon."
     )

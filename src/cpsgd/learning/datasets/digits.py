@@ -35,7 +35,7 @@ def load_digits() -> ImageDataset:
     found = find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
         raise DataError(
-            "The embedded digits come with scikit-learn, which is not installed: pip install 'cpsgd[learn]'."
+            "The embedded digits come with scikit-learn, which is not installed: pip install scikit-learn."
         )
     path = Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     try:
