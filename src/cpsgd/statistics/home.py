@@ -17,7 +17,7 @@ from cpsgd.statistics.bounds import Ranges
 from cpsgd.statistics.histograms import Histogram
 from cpsgd.statistics.questions import Bounds, Question, check_bounds
 from cpsgd.statistics.ranks import Quantiles
-from cpsgd.statistics.releases import Search, Wishes, release
+from cpsgd.statistics.releases import BoundsSearch, Wishes, release
 from cpsgd.statistics.results import Statistic
 from cpsgd.statistics.totals import Count, Mean, Sum
 
@@ -145,4 +145,4 @@ def _ask(
     def known(found: Mapping[str, tuple[float, float]]) -> Question:
         return make({name: stated.get(name) or found[name] for name in columns})
 
-    return release(table, known(dict.fromkeys(missing, (0.0, 1.0))), Search(Ranges(missing), known), wishes)
+    return release(table, known(dict.fromkeys(missing, (0.0, 1.0))), BoundsSearch(Ranges(missing), known), wishes)

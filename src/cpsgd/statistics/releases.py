@@ -78,14 +78,14 @@ class Wishes(TypedDict):
 
 
 @dataclass(frozen=True)
-class Search:
+class BoundsSearch:
     """Bounds are to be found first."""
 
     ranges: Ranges
     known: Callable[[Mapping[str, tuple[float, float]]], Question]
 
 
-def release(table: object, question: Question, search: Search | None, wishes: Wishes) -> Statistic:
+def release(table: object, question: Question, search: BoundsSearch | None, wishes: Wishes) -> Statistic:
     """The statistic, or nothing: charged to the ledger, where there is one, before its noise is drawn.
 
     Args:
@@ -125,7 +125,7 @@ def release(table: object, question: Question, search: Search | None, wishes: Wi
 
 
 def _planned(
-    question: Question, search: Search | None, clients: int, epsilon: float, delta: float, wishes: Wishes
+    question: Question, search: BoundsSearch | None, clients: int, epsilon: float, delta: float, wishes: Wishes
 ) -> tuple[Planned, Planned | None]:
     """The question's plan, and that of the search for bounds: together within (ε, δ)."""
     chosen: dict[str, Any] = {"bits": wishes.get("bits"), "mechanism": wishes.get("mechanism", BEST)}
