@@ -275,7 +275,10 @@ def bad_inputs(table: dict[str, np.ndarray]) -> dict[str, tuple[type[CpsgdError]
         ),
         "unreadable Parquet": (TableError, lambda **o: statistics.mean(damaged("t.parquet"), bounds=bounds, **o)),
         "unreadable text": (TableError, lambda **o: statistics.mean(damaged("t.csv.gz"), bounds=bounds, **o)),
-        "a word that is misspelt": (ParameterError, lambda **o: statistics.mean(table, bounds=bounds, users="id", **o)),
+        "a word that is misspelt": (
+            ParameterError,
+            lambda **o: statistics.mean(table, bounds=bounds, **{"users": "id"}, **o),
+        ),
         "the mean user": (
             ParameterError,
             lambda **o: statistics.mean(table, bounds={"id": (0, 9)}, user="id", **o),
