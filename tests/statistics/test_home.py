@@ -27,7 +27,7 @@ from cpsgd.statistics.contributions import People
 from cpsgd.statistics.questions import Question
 from cpsgd.statistics.tables import open_table
 
-QUICK: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "bits": 8, "mechanism": "binomial"}
+QUICK: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
 GROUPS = {"sex": ["f", "m"]}
 
 

@@ -114,8 +114,8 @@ def _rows(rows_per_user: int | None, user: str | None) -> int:
         raise ParameterError("rows_per_user is for tables with a user column; name it with user.")
     if user is not None and rows_per_user is None:
         raise ParameterError(
-            "Missing rows_per_user: how many rows of one user may count. The noise grows with it, and further rows are "
-            "left out; choose it without looking at the data."
+            "Missing rows_per_user (--rows-per-user): how many rows of one user may count. The noise grows with it, "
+            "and further rows are left out; choose it without looking at the data."
         )
     return _validate.integer("rows_per_user", 1 if rows_per_user is None else rows_per_user, low=1)
 
