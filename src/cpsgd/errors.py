@@ -6,6 +6,7 @@ ever quotes a private value: a coordinate's position may be named, what stands t
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpsgd._numbers import rounded_down, rounded_up
@@ -135,6 +136,14 @@ class EmptyError(CpsgdError):
 
 class DataError(CpsgdError):
     """A data set is missing, damaged or not what it should be."""
+
+
+class TableError(DataError):
+    """A table cannot be used: unreadable, empty, or about too few people. Nothing was charged or written."""
+
+
+class ColumnError(TableError):
+    """A column is missing, or holds what it should not: NaN, infinity, text, several types, nothing within bounds."""
 
 
 class CheckpointError(CpsgdError):
@@ -270,6 +279,22 @@ class RoundRefusedError(CpsgdError):
 
 class IdentityFileError(CpsgdError):
     """A file of an identity or a roster cannot be used. The message never quotes what stands in it."""
+
+
+class UserFunctionError(CpsgdError):
+    """Code of the caller's own failed: a model, a loss, a data set, a callback. Its own error is the cause."""
+
+    def __init__(
+        self, what: str, error: Exception, consequence: str = "Nothing was charged.", *, quoted: bool = False
+    ) -> None:
+        """`quoted` adds the first line of what it said, where that cannot quote data; otherwise, where it happened."""
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        said = "" if place is None else f" (in {Path(place.tb_frame.f_code.co_filename).name}, line {place.tb_lineno})"
+        if quoted:
+            said = f" ({(str(error).splitlines() or [''])[0][:200]})"
+        super().__init__(f"{what} failed with {type(error).__name__}{said}. {consequence}")
 
 
 class TrainFunctionError(CpsgdError):

@@ -136,10 +136,11 @@ def locked(path: Path) -> Iterator[None]:
 
 
 class Rows(Interface):
-    """The vectors of all clients."""
+    """The vectors of all clients; `named` where a line above them names the coordinates."""
 
     clients: int
     dim: int
+    named: bool
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Array]]:
         """The vectors in order, at most `rows` at a time, each block with the number of its first row."""
@@ -251,6 +252,7 @@ class _ArrayRows:
     def __init__(self, path: Path, array: Array) -> None:
         self._path = path
         self._array = array
+        self.named = False
         self.clients, self.dim = array.shape
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Array]]:
@@ -269,13 +271,13 @@ class _CsvRows:
         if not path.is_file():
             # Also a pipe is refused: the file is read twice.
             raise FileNotFoundError(2, "No such file", str(path))
-        self._header = False
+        self.named = False
         self.clients = self.dim = 0
         for line, cells in self._lines():
             if self.dim == 0:
                 self.dim = len(cells)
                 if not any(_is_number(cell) for cell in cells):
-                    self._header = True
+                    self.named = True
                     continue
                 if self.dim > 2 and cells == [str(i) for i in range(self.dim)]:
                     raise VectorError(
@@ -292,7 +294,7 @@ class _CsvRows:
         block: list[list[float]] = []
         start = 0
         lines = self._lines()
-        if self._header:
+        if self.named:
             next(lines)
         for line, cells in lines:
             try:
@@ -310,7 +312,7 @@ class _CsvRows:
             yield start, np.array(block)
 
     def where(self, row: int) -> str:
-        return f"{self._path}, row {row}" + (" below the header" if self._header else "")
+        return f"{self._path}, row {row}" + (" below the header" if self.named else "")
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """The lines that are not blank, with their numbers from 1."""

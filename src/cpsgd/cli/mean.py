@@ -1,4 +1,7 @@
-"""`cpsgd mean`: a whole round on this machine, from a table of vectors to the estimate of their mean."""
+"""`cpsgd mean`: a whole round on this machine, from a table of vectors to the estimate of their mean.
+
+Of a table with named columns it is one of the statistics in `cpsgd.cli.tables`.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from cpsgd.cli import _files, options, output
+from cpsgd.cli import _files, options, output, tables
 from cpsgd.cli.frame import whole
+from cpsgd.cli.tables import NO_BUDGET, NO_COLUMNS, BudgetOptions
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
+from cpsgd.planner.problem import BEST
 from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
@@ -30,33 +35,30 @@ _BLOCK = 1 << 18
 _THREADED_DIM = 1 << 14
 
 
-@dataclass(frozen=True, kw_only=True)
-class BudgetOptions:
-    """Who pays.
-
-    Attributes:
-        ledger: Charge the budget on this ledger, or refuse; see `cpsgd budget`.
-        population: With --ledger: whose budget pays.
-    """
-
-    ledger: Annotated[Path | None, Parameter(metavar="FILE")] = None
-    population: str | None = None
-
-
-_NOBODY = BudgetOptions()
-
-
 def run(
     file: options.Table,
     /,
     *,
     parameters: options.Parameters = options.NO_PARAMETERS,
     required: options.Required = options.NO_REQUIREMENTS,
-    budget: Annotated[BudgetOptions, Parameter(name="*", group=options.BUDGET)] = _NOBODY,
+    columns: tables.Columns = NO_COLUMNS,
+    budget: tables.Budgets = NO_BUDGET,
     round: options.Round = 0,
     accept_epsilon: options.AcceptEpsilon = None,
     key: options.Key = None,
-    out: Annotated[Path, Parameter(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = Path("mean.npy"),
+    out: Annotated[
+        Path | None,
+        Parameter(
+            metavar="FILE",
+            help="Where the mean goes: .npy (mean.npy if not given) or .csv; of named columns .json or .csv.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, Parameter(group=tables.TABLE, metavar="FILE", help="Draw the means of named columns.")
+    ] = None,
+    confidence: Annotated[
+        float, Parameter(group=tables.TABLE, help="Probability with which an interval holds the mean without noise.")
+    ] = 0.95,
     threads: Annotated[
         int | None,
         Parameter(
@@ -79,7 +81,33 @@ def run(
     With --ledger the mean is a release: the round is refused if too little is left of the population's budget, and
     charged to it before the mean is computed. A table that cannot be read to its end costs nothing. The real error is
     then not shown, because no budget covers it.
+
+    With --columns, --bounds, --user or --group-by, and for .tsv, .csv.gz and .parquet files, it is the mean of named
+    columns instead, each with its own bounds (docs/statistics.md): --epsilon and --delta are needed, and there is no
+    simulation's error. Of a .csv file with a header say which: --columns, or --clip-norm if rows are vectors.
     """
+    if tables.is_table(file, columns):
+        said = {
+            "--round": round or None,
+            "--key": key,
+            "--threads": threads,
+            "--accept-epsilon": accept_epsilon,
+        }
+        if others := ", ".join(name for name, value in said.items() if value is not None):
+            raise ParameterError(f"{others} is for tables of vectors, not for named columns; leave it out.")
+        _of_columns(
+            file,
+            parameters,
+            required,
+            columns,
+            budget,
+            tables.ResultOptions(confidence=confidence, out=out, plot=plot),
+            json,
+        )
+        return
+    if plot is not None:
+        raise ParameterError("--plot is for the means of named columns; name them with --columns.")
+    out = Path("mean.npy") if out is None else out
     import numpy as np
 
     from cpsgd.aggregator import Aggregator
@@ -87,6 +115,11 @@ def run(
 
     _files.check_vector_output(out, file, *([] if parameters.file is None else [parameters.file]))
     rows = _files.open_rows(file, key)
+    if rows.named and not {"--clip-norm", "--protocol"} & parameters.given.keys():
+        raise ParameterError(
+            f"{file} names its columns, and an id among them would be averaged, too. Say which you mean with --columns "
+            "(and --bounds), or --clip-norm if its rows are vectors."
+        )
     chosen = parameters.protocol(required, clients=rows.clients, dim=rows.dim)
     if chosen.dim != rows.dim:
         raise ParameterError(f"The protocol is for {chosen.dim} coordinates, the rows of {file} have {rows.dim}.")
@@ -139,6 +172,25 @@ def run(
             ("mean", str(out)),
         ]
     )
+
+
+def _of_columns(
+    file: Path,
+    parameters: Any,
+    required: Any,
+    columns: tables.ColumnOptions,
+    budget: BudgetOptions,
+    result: tables.ResultOptions,
+    json: bool,
+) -> None:
+    """The means of named columns."""
+    if others := ", ".join(name for name in parameters.given if name != "--mechanism"):
+        raise ParameterError(f"Of named columns the planner chooses {others}; leave it out.")
+    asked = options.given(required)
+    if "epsilon" not in asked or "delta" not in asked:
+        raise ParameterError("Missing --epsilon and --delta: a mean of people's columns is released with both.")
+    cost = asked | {"mechanism": parameters.mechanism.mechanism or BEST}
+    tables.mean(file, cost, columns, budget, result, json)
 
 
 def _error_facts(error: dict[str, float] | None) -> list[tuple[str, str]]:

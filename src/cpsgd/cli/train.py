@@ -31,7 +31,7 @@ _SETUP, _PRIVACY = Group("What is trained", sort_key=1), Group("Privacy and bits
 _LEARNING, _RUN = Group("Learning", sort_key=3), Group("Run", sort_key=4)
 # The panels of the help; a setting that is named nowhere here is about learning.
 _PANELS = {
-    _SETUP: ("preset", "dataset", "clients", "model", "cohort", "rounds", "participation", "dropout"),
+    _SETUP: ("preset", "dataset", "data", "clients", "model", "cohort", "rounds", "participation", "dropout"),
     _PRIVACY: (
         *("epsilon", "delta", "bits", "clip_norm", "examples", "adjacency", "colluding"),
         *(entry.name for entry in fields(MechanismOptions)),
@@ -96,19 +96,20 @@ def _seed(text: str) -> int | str:
 
 def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> None:
     try:
-        from cpsgd.learning import checkpoints
-        from cpsgd.learning.experiment import Experiment, folder_of
+        from cpsgd.learning import checkpoints, export
+        from cpsgd.learning.experiment import PRIVATE, Experiment, folder_of
     except ImportError as error:
         raise CpsgdError(str(error)) from None
     from cpsgd.reports import live, run_report
 
     run_report.check()
+    export.check()
     experiment = Experiment(settings, begun=folder if resume else None)
     console = Console(stderr=json, highlight=False)
     protocol = experiment.protocol
     console.print(
         f"{experiment.dataset.name}: {experiment.dataset.size:,} clients, {settings.cohort:,} per round, "
-        f"{settings.rounds:,} rounds; {settings.model}, {experiment.dim:,} parameters",
+        f"{settings.rounds:,} rounds; {experiment.model_name}, {experiment.dim:,} parameters",
         soft_wrap=True,
     )
     console.print(
@@ -151,6 +152,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
     summary = _summary(experiment, folder, results)
     _files.write_bytes(folder / _SUMMARY, (json_module.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
     summary["files"] = [str(path) for path in run_report.write(folder, summary, results)]
+    summary["files"] += [str(path) for path in trainers[PRIVATE].export(folder)]
     if json:
         output.show_json(summary)
         return
@@ -169,7 +171,9 @@ def _run_name(name: str) -> str:
 
 
 def _kind(settings: Settings) -> str:
-    """What runs are named after: the preset, or the data set where that is another than the preset's."""
+    """What runs are named after: the preset, the data set where it is not the preset's, or one's own module."""
+    if settings.data is not None:
+        return settings.data.partition(":")[0].rpartition(".")[2]
     usual = PRESETS[settings.preset]["dataset"]
     return settings.preset if settings.dataset == usual else re.sub(r"[^\w.-]+", "-", settings.dataset)
 
@@ -238,6 +242,7 @@ def _summary(experiment: Experiment, folder: Path, results: list[Result]) -> dic
         "device": devices.resolve(experiment.settings.device).type,
         "unit": "client" if experiment.settings.examples is None else "example",
         "settings": experiment.settings.to_dict(),
+        "dataset": experiment.dataset.name,
         "source": experiment.dataset.source,
         "parameters": experiment.dim,
         "protocol": experiment.protocol.to_dict(),
@@ -259,10 +264,12 @@ def _budget(settings: Settings) -> dict[str, Any] | None:
 
 
 def _table(results: list[Result]) -> object:
+    from cpsgd.reports import run_report
+
     rows = [
         (
             f"▸ {result.name}" if index == 0 else result.name,
-            f"{result.accuracy:.2%}",
+            run_report.score_text(result.to_dict()),
             "∞" if result.guarantee is None else rounded_up(result.guarantee.epsilon),
             f"{result.bits_per_coordinate:.4g}",
             f"{result.bytes_per_client / 1e6:.4f}",
@@ -270,7 +277,17 @@ def _table(results: list[Result]) -> object:
         )
         for index, result in enumerate(results)
     ]
-    return output.grid(("run", "test accuracy", "ε", "bits", "MB per client and round", "seconds"), rows)
+    return output.grid(
+        (
+            "run",
+            f"test {run_report.score_name(results[0].to_dict())}",
+            "ε",
+            "bits",
+            "MB per client and round",
+            "seconds",
+        ),
+        rows,
+    )
 
 
 def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, str]]:

@@ -66,8 +66,12 @@ class Display:
 
 def _figures(metrics: RoundMetrics) -> str:
     parts = []
-    if metrics.loss is not None and metrics.accuracy is not None:
-        parts.append(f"loss {metrics.loss:.3f}  accuracy {metrics.accuracy:.2%}")
+    if metrics.loss is not None:
+        parts.append(f"loss {metrics.loss:.3f}")
+    if metrics.accuracy is not None:
+        parts.append(f"accuracy {metrics.accuracy:.2%}")
+    if metrics.r_squared is not None:
+        parts.append(f"R² {metrics.r_squared:.3f}")
     if metrics.epsilon is not None:
         parts.append(f"ε {rounded_up(metrics.epsilon)}")
     parts.append(f"sent {size(metrics.bytes_total)}")
