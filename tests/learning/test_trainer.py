@@ -288,7 +288,7 @@ def test_bad_input(triangle: ArrayDataset, private: Plan) -> None:
         Trainer(net or model(), LOSS, triangle, mechanism, **groups(**{"cohort": 100, "rounds": 3, **options}))
 
     with pytest.raises(ParameterError, match="Known are sgd, momentum, adagrad, adam"):
-        start(optimizer="nadam")
+        start(optimizer="lion")
     with pytest.raises(ParameterError, match="larger than the population of 600"):
         start(cohort=601)
     with pytest.raises(InfeasibleError, match="enough for 6 disjoint cohorts"):
