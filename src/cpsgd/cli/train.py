@@ -171,7 +171,7 @@ def _run_name(name: str) -> str:
 
 
 def _kind(settings: Settings) -> str:
-    """What runs are named after: the preset, or the data set where that is another, or the module of one's own data."""
+    """What runs are named after: the preset, the data set where it is not the preset's, or one's own module."""
     if settings.data is not None:
         return settings.data.partition(":")[0].rpartition(".")[2]
     usual = PRESETS[settings.preset]["dataset"]

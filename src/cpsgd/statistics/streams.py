@@ -60,9 +60,13 @@ class ParquetTable(DataTable):
         import pyarrow.parquet as parquet
 
         with self._checked(), parquet.ParquetFile(self._path) as file:
-            # One thread: decoding ahead in several would hold several row groups.
-            for batch in file.iter_batches(limits.CHUNK_ROWS, columns=list(columns), use_threads=False):
-                yield _of_batch(batch, columns)
+            # One row group and one thread at a time: pyarrow would hold what it has read of several.
+            for group in range(file.num_row_groups):
+                batches = file.iter_batches(
+                    limits.CHUNK_ROWS, row_groups=[group], columns=list(columns), use_threads=False
+                )
+                for batch in batches:
+                    yield _of_batch(batch, columns)
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
