@@ -61,8 +61,8 @@ def test_a_round_is_charged_once(triangle: ArrayDataset, tmp_path: Path) -> None
 def test_a_run_that_is_refused_changes_nothing(triangle: ArrayDataset, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, CONFIG, triangle, resume=False)
     folder.charge(0, 90)
-    model, optimizer = server(seed=1)
-    folder.save(progress(1), model, {"optimizer": optimizer})
+    first, first_optimizer = server(seed=1)
+    folder.save(progress(1), first, {"optimizer": first_optimizer})
     del folder
     model, optimizer = server(seed=2)
     before = {name: value.clone() for name, value in model.state_dict().items()}

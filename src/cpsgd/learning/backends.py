@@ -77,7 +77,7 @@ class CpuBackend:
         if protocol is not None and protocol.dim != self.dim:
             more = f", and one for clip_quantile makes {self.dim:,}" if self.clipping.size else ""
             raise ParameterError(
-                f"The model has {updates.dim:,} trainable parameters{more}; the protocol is for {protocol.dim:,} "
+                f"The model has {updates.dim:,} trainable parameters{more}, the protocol is for {protocol.dim:,} "
                 "coordinates; plan with dim equal to the former."
             )
         self._mechanism = mechanism
