@@ -36,6 +36,13 @@ def test_few_bits_are_nearly_as_good_as_real_numbers(size: dict[str, Any], bits:
         assert found.protocol.message_bytes <= 480
 
 
+def test_more_bits_are_never_worse() -> None:
+    ratios = [plan(**HUNDRED, bits=bits, secure=True, mechanism="binomial").ratio for bits in (8, 9, 10, 11)]
+    assert ratios == sorted(ratios, reverse=True)
+    # Noise that fills the modulus at a scale that is then not needed would cost six per cent at 10 bits.
+    assert ratios[2] < 1.02
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "bits"), [(HUNDRED, 6.5), (LARGE, 6.5), (MANY, 11.5)])
 def test_secure_sums_in_a_small_modulus(size: dict[str, Any], bits: float) -> None:

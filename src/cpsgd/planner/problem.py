@@ -12,9 +12,20 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pack
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import Mechanism
+from cpsgd.mechanisms.law import Steps
 from cpsgd.participation import Participation
 from cpsgd.planner import modulus
-from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design, feasible, roughly_feasible, values_of
+from cpsgd.planner.search import (
+    MAX_BITS,
+    Contest,
+    Design,
+    Setting,
+    best_design,
+    feasible,
+    gaussian_squared_error,
+    roughly_feasible,
+    values_of,
+)
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.rounds import guarantee_over_rounds
@@ -22,6 +33,8 @@ from cpsgd.protocol import NORM_LIMITS, Protocol, check_distance
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
 _ADJUSTMENTS = 2
+# Within this of ε a guarantee is as near as the search for its certificate was.
+_NEARLY = 0.998
 # An ε of zero, as with a huge δ, says nothing of how much smaller the scale may be.
 _LEAST_FACTOR = 1e-2
 # Bits that are always looked at; sums of very many clients may want more for their modulus.
@@ -192,8 +205,7 @@ class Problem:
     @property
     def gaussian_squared_error(self) -> float:
         """Error of the Gaussian protocol whose honest survivors' noise alone keeps the target."""
-        needed = (self.target.distance / self.target.gaussian_mu) ** 2  # variance of the honest noise in the sum
-        return self.target.dim * needed / (self.target.honest * self.setting.surviving)
+        return gaussian_squared_error(self.setting, self.target)
 
     def designs(self, enough: float, bits: Iterable[float]) -> dict[float, Design]:
         """The best design for each number of bits, rising, that has one.
@@ -223,7 +235,16 @@ class Problem:
         Raises:
             ConditionError: None of them can be accounted for.
         """
-        return self._best(Contest(self.setting, self.target, bits), bits)
+        found = self._best(Contest(self.setting, self.target, bits), bits)
+        if found is None or self.setting.overflow is None or bits < 2.0:
+            return found
+        # Designs are searched for that fill the modulus. Where a smaller one does better, it will do.
+        fewer = Contest(self.setting, self.target, bits - 1.0)
+        if fewer.promise < found.error.total:
+            other = self._best(fewer, bits)
+            if other is not None and other.error.total < found.error.total:
+                return other
+        return found
 
     def _best(self, contest: Contest, bits: float) -> Finished | None:
         return contest.best(lambda design: self.finish(design, bits))
@@ -274,6 +295,8 @@ class Problem:
             protocol, guarantee = self._account(design)
         if self.target.participation.sampled:
             return design, protocol, guarantee  # dp_accounting is slow, and the search was through it already
+        if isinstance(design.mechanism.law(self.target.honest), Steps) and guarantee.epsilon > _NEARLY * epsilon:
+            return design, protocol, guarantee  # the search was through the same certificate
         # ε is nearly proportional to 1/s.
         factor = max(guarantee.epsilon / epsilon, _LEAST_FACTOR)
         for _ in range(_ADJUSTMENTS):

@@ -10,6 +10,7 @@ comes from `cpsgd.privacy.guarantees` on the finished protocol.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,9 +39,9 @@ _STEPS_EXCESS = 1.0015
 # Nearer to the Gaussian of equal variance than this nothing is worth a slower certificate.
 _CLOSE = 0.998
 # Certificates of sums without separate noise are tried until μ is this close to what is allowed.
-_CLOSE_ENOUGH, _STEPS_TRIES = 0.9998, 8
-# How much wider the scale becomes at most from one to the next.
-_LONGEST_STEP = 1.3
+_CLOSE_ENOUGH, _STEPS_TRIES, _SAME_ODDS = 0.9998, 8, 2
+# How much wider the scale becomes at most from one to the next, and how fast μ is taken to fall with it.
+_LONGEST_STEP, _STEEPEST = 1.3, 6.0
 
 
 @dataclass(frozen=True)
@@ -148,10 +149,14 @@ class Target:
         except ConditionError:
             return False
 
-    def smallest_scale(self, mechanism: Mechanism) -> float:
+    def smallest_scale(self, mechanism: Mechanism, wanted: float = 0.0) -> float:
         """The smallest s (rounded up) at which a mechanism's rounding and noise meet the requirement.
 
         Zero where the coordinates' clipping alone keeps neighbours close enough, whatever s is.
+
+        Args:
+            mechanism: Its own scale does not matter.
+            wanted: A scale that is taken anyway where privacy allows it. Where it does, this may be returned.
 
         Raises:
             ConditionError: No certificate exists for so little noise.
@@ -160,7 +165,7 @@ class Target:
         if isinstance(law, Normal):
             raise ConditionError(f"The scale of {mechanism.name} is not planned.")
         if isinstance(law, Steps):
-            return self._steps_scale(mechanism)
+            return self._steps_scale(mechanism, wanted)
         reason: ConditionError | None = None
         allowed = 0.0
         try:
@@ -186,22 +191,28 @@ class Target:
         cube = math.sqrt(self.dim) * mechanism.reach(self.adjacency)
         return 0.0 if allowed >= cube else self._scale_at(mechanism, allowed)
 
-    def _steps_scale(self, mechanism: Mechanism) -> float:
-        """The smallest scale, within a little, that the smoothed certificate proves to be enough."""
+    def _steps_scale(self, mechanism: Mechanism, wanted: float) -> float:
+        """The smallest scale, within a little, that the smoothed certificate proves to be enough; or the wanted one."""
         sampled = self.participation.rate < 1.0
         rounds = 1 if sampled else self.counted_rounds
         tail = SHARES[0] * self.delta
         if sampled:
             tail = SAMPLED_TAIL_SHARE * self.delta / self.counted_rounds / counted_tail(self.participation)
         mu = self._sampled_mu if sampled else gaussian.gdp_mu(self.epsilon, self.delta * (1.0 - 1.01 * SHARES[0]))
-        scale, enough, at_enough = self.rough_scale(mechanism), math.inf, 0.0
+        scale, enough, at_enough = max(wanted, self.rough_scale(mechanism)), math.inf, 0.0
         # Scales that are too small, and the μ there.
         below, at_below = 0.0, math.inf
         reason: ConditionError | None = None
+        seen: Counter[Steps] = Counter()
+        last: tuple[float, float] | None = None
         for _ in range(_STEPS_TRIES):
             tried = mechanism.with_scale(scale)
             law = tried.law(self.honest)
             assert isinstance(law, Steps)
+            # Odds are multiples of 2^-16: where none are left between what is enough and what is not, this is it.
+            seen[law] += 1
+            if seen[law] > _SAME_ODDS and enough < math.inf:
+                break
             sensitivity, reach = tried.sensitivity(**self._size), tried.reach(self.adjacency)
             try:
                 found = smoothed_certificate(
@@ -211,13 +222,20 @@ class Target:
                 found, reason = math.inf, error
             if found <= mu and tried.scale <= enough:
                 enough, at_enough = tried.scale, found
-                if found >= _CLOSE_ENOUGH * mu:
+                # A scale that is wanted anyway need not be the smallest.
+                if found >= _CLOSE_ENOUGH * mu or wanted >= tried.scale * (1.0 - 1e-9):
                     break
             elif found > mu and tried.scale >= below:
                 below, at_below = tried.scale, found
-            # μ is nearly proportional to 1/s, but rises faster where odds come near to certain.
-            following = max(tried.scale, 1e-300) * min(found / mu, _LONGEST_STEP) * (1.0 + 1e-4)
-            if below and enough < math.inf:
+            # μ is nearly proportional to 1/s, but falls faster where odds come near to certain: as from the last one.
+            power = 1.0
+            if last is not None and found < math.inf and last[1] != found and last[0] != tried.scale:
+                power = math.log(last[1] / found) / math.log(tried.scale / last[0])
+                power = min(max(power, 1.0), _STEEPEST)
+            last = (tried.scale, found) if found < math.inf else None
+            step = min((found / mu) ** (1.0 / power), _LONGEST_STEP)
+            following = max(tried.scale, 1e-300) * step * (1.0 + 1e-4)
+            if below and enough < math.inf and not below < following < enough:
                 share = math.log(mu / at_enough) / math.log(at_below / at_enough) if at_below < math.inf else 0.5
                 following = enough * (below / enough) ** share * (1.0 + 1e-4)
             if following == scale or following >= enough * (1.0 + 1e-9):

@@ -76,7 +76,8 @@ def test_the_baseline_is_always_there() -> None:
 
 @pytest.mark.parametrize("level", [level for level in LEVELS if level != _native.simd_level()])
 def test_level_agrees_with_the_twin(level: str) -> None:
-    assert "passed" in run(level, *PYTEST, str(Path(__file__).with_name("test_numpy_twin.py")))
+    tests = [str(Path(__file__).with_name(name)) for name in ("test_numpy_twin.py", "test_accounting_twin.py")]
+    assert "passed" in run(level, *PYTEST, *tests)
 
 
 def test_the_codec_works_on_its_twin() -> None:

@@ -93,6 +93,21 @@ struct Kernels {
                     std::size_t);
   void (*centre_64)(const std::uint64_t* sums, double centre, double factor, float* out,
                     std::size_t);
+  // Accounting: see the NumPy twin.
+  double (*cell_masses)(const double* x, const double* e, double w, double bent, double* mass,
+                        std::size_t curves, std::size_t points);
+  void (*tilted_sums)(const double* mass, const double* x, double step, double* sums,
+                      std::size_t curves, std::size_t points, std::size_t half);
+  void (*log_averages)(const double* constant, const double* slope, const double* mean_constant,
+                       const double* mean_slope, const double* y, const double* least,
+                       const double* enough, double* value, double* bend, std::size_t rows,
+                       std::size_t parts, std::size_t cells);
+  void (*log_sums)(const double* a, const double* b, double* sums, double* shares, std::size_t n);
+  double (*largest_excess)(const double* start, const double* rise, const double* value,
+                           const double* bend, const bool* wanted, const double* y,
+                           const double* c0, const double* c1, std::size_t rows, std::size_t cells);
+  void (*bessel_ratios)(double variance, std::size_t start, double ratio, double error,
+                        double* ratios, double* errors, std::size_t count);
   void (*leave)();  // to be called after any of the others
 };
 

@@ -2,6 +2,7 @@
 // CPSGD_LEVEL names.
 #include "kernels.h"
 
+#include "accounting.h"
 #include "coins.h"
 #include "inversion.h"
 #include "packing.h"
@@ -130,6 +131,12 @@ extern const Kernels kernels = {
     add_signs<std::uint64_t>,
     centre<std::uint32_t>,
     centre<std::uint64_t>,
+    cell_masses,
+    tilted_sums,
+    log_averages,
+    log_sums,
+    largest_excess,
+    bessel_ratios,
     leave,
 };
 

@@ -12,6 +12,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd.codec._kernels.accounting_twin import bessel_ratios as bessel_ratios
+from cpsgd.codec._kernels.accounting_twin import cell_masses as cell_masses
+from cpsgd.codec._kernels.accounting_twin import largest_excess as largest_excess
+from cpsgd.codec._kernels.accounting_twin import log_averages as log_averages
+from cpsgd.codec._kernels.accounting_twin import log_sums as log_sums
+from cpsgd.codec._kernels.accounting_twin import tilted_sums as tilted_sums
+
 Floats = NDArray[np.float32] | NDArray[np.float64]
 Sums = NDArray[np.uint32] | NDArray[np.uint64]
 
