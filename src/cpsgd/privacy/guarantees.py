@@ -13,9 +13,11 @@ from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import MECHANISMS
-from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.mechanisms.law import Law, Normal, RoundedNormal, Steps
+from cpsgd.privacy.accountant import Rounds, composed_epsilon
 from cpsgd.privacy.certificate import certified_epsilon
 from cpsgd.privacy.gaussian import analytic_epsilon, classical_epsilon, gdp_epsilon
+from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.products import smoothed_epsilon
 from cpsgd.privacy.renyi import renyi_certificate, renyi_floor
 
@@ -37,6 +39,10 @@ CITATIONS = {
     ),
     "gaussian-analytic": (
         'exact Gaussian mechanism: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", '
+        "ICML 2018, Theorem 8"
+    ),
+    "rounded-gaussian": (
+        "rounding of the exact Gaussian mechanism (docs/accounting.md, section 13), by Balle and Wang, "
         "ICML 2018, Theorem 8"
     ),
     "gaussian-classical": (
@@ -203,7 +209,9 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
     sensitivity = protocol.sensitivity(adjacency)
     # The sampled noise is this close, in total variation, to the law the proofs are about.
     moved = _Moved(honest * dim * mechanism.variation, mechanism.sampler_remedy)
-    if isinstance(law, Normal):
+    if isinstance(law, RoundedNormal):
+        found: dict[str, Result] = {"rounded-gaussian": _rounded(protocol, law, adjacency, honest, delta)}
+    elif isinstance(law, Normal):
         gaussian = {"sigma": law.deviation, "sensitivity": sensitivity}
         found = {
             "gaussian-analytic": _attempt(lambda delta: (analytic_epsilon(**gaussian, delta=delta), 0.0), delta, moved),
@@ -260,6 +268,29 @@ def _lattice_methods(
         else:
             found[method] = _attempt(prove, delta, moved)
     return found
+
+
+def _rounded(protocol: Protocol, law: RoundedNormal, adjacency: Adjacency, honest: int, delta: float) -> Result:
+    """What is proved for a Gaussian that is rounded; the price of that is weighed against ε as it is."""
+    cost = normal_cost(protocol, law, adjacency, honest)
+    try:
+        epsilon = composed_epsilon([cost], delta=delta, participation=Participation.every())
+    except ConditionError:
+        epsilon = math.inf
+    if math.isinf(epsilon):
+        return f"rounding may cost all of δ={delta:g}; {protocol.mechanism.sampler_remedy}"
+    return epsilon, cost.variation * (1.0 + math.exp(epsilon)) * (1.0 + 1e-12)
+
+
+def normal_cost(protocol: Protocol, law: Normal, adjacency: Adjacency, honest: int, count: int = 1) -> Rounds:
+    """What `count` rounds of Gaussian noise cost, as exact as the mechanism draws it."""
+    mechanism, dim = protocol.mechanism, protocol.dim
+    return Rounds(
+        protocol.sensitivity(adjacency) / law.deviation * (1.0 + 1e-14),
+        count,
+        variation=honest * dim * mechanism.variation,
+        slack=dim * mechanism.likelihood_slack(honest) * (1.0 + 1e-14),
+    )
 
 
 @dataclass(frozen=True)
