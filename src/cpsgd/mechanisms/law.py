@@ -44,11 +44,11 @@ class RoundedNormal(Normal):
 
     Attributes:
         part: Standard deviation of what one client adds before it rounds to the nearest integer.
-        centre: The mean of a client's integer whose coordinate is zero.
+        lowest: The mean of a client's integer whose coordinate is at the lower end of its range.
     """
 
     part: float
-    centre: float
+    lowest: float
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from cpsgd.codec.formats import Integers
 from cpsgd.codec.rounding import UNIFORMS, GaussianRounder, Grid
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Search, SumRounding
-from cpsgd.mechanisms.base import Rounding as Rounding
+from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Rounding, Search, SumRounding
 from cpsgd.mechanisms.binomial import Binomial
 from cpsgd.mechanisms.discrete_gaussian import closeness
 from cpsgd.mechanisms.fine_gaussian import CELL
@@ -50,6 +49,8 @@ _SHARES = (1.0, 0.3, 0.06, 0.01)
 _ENOUGH_SIGMA = 90.0
 # A window that costs less than this is of no use.
 _LEAST_CUT = 2.0**-110
+# The range's share of the window, at most, where a step is chosen: half of it either way, and a little for noise.
+_MOST_OF_WINDOW = 0.49
 # Float operations that a number has behind it, each within 2^-53.
 _ROUNDING = 1.0 + 8 * 2.0**-53
 
@@ -251,7 +252,8 @@ class RoundedGaussian(Mechanism):
         if honest == 0:
             raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
         deviation = math.sqrt(honest * self._counted_variance) / _ROUNDING
-        return RoundedNormal(deviation, self.noise_deviation, self.centre)
+        lowest = self.centre - math.ldexp(self.grid.limit, -self._fraction_bits)
+        return RoundedNormal(deviation, self.noise_deviation, lowest)
 
     def sensitivity(
         self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
@@ -343,13 +345,14 @@ class RoundedGaussian(Mechanism):
         """The same with another step; X shrinks where it would leave the window."""
         if scale == self.step:
             return self
-        widest = 0.49 * self.window * scale
+        widest = _MOST_OF_WINDOW * self.window * scale
         return replace(self, step=scale, coordinate_range=min(self.coordinate_range, widest))
 
     def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
-        """Any in which X is within the window, with room for noise: more is only more noise."""
-        least = self.coordinate_range / (0.49 * self.window)
-        return least, least
+        """From where the window holds a few standard deviations of a rotated coordinate; or all of it, unrotated."""
+        half = _MOST_OF_WINDOW * self.window
+        least, enough = (min(1.0, r / math.sqrt(dim)) if rotate else 1.0 for r in (LEAST_REACH, ENOUGH_REACH))
+        return clip_norm * least / half, clip_norm * enough / half
 
     def quieter(self, factor: float) -> Self | None:
         """The same with less noise, in a window as wide."""
