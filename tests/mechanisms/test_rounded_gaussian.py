@@ -289,7 +289,7 @@ def test_the_mean_is_what_is_predicted() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"noise_deviation": 0.5}, r"Expected noise_deviation in \[1, 2047\] steps, got noise_deviation=0.5"),
+        ({"noise_deviation": 0.5}, r"Expected noise_deviation in \[0.8, 2047\] steps, got noise_deviation=0.5"),
         ({"noise_deviation": math.nan}, "noise_deviation"),
         ({"noise_deviation": 5000.0}, "change the step instead"),
         ({"window": 1}, "window"),

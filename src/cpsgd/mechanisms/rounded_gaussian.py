@@ -38,7 +38,7 @@ from cpsgd.mechanisms.law import RoundedNormal
 from cpsgd.mechanisms.sums import MeanCoordinate
 from cpsgd.randomness import Keystream
 
-LEAST_SIGMA, MOST_SIGMA = 1.0, 2047.0
+LEAST_SIGMA, MOST_SIGMA = 0.8, 2047.0
 MAX_WINDOW = 1 << 17
 _MAX_POINTS = 1 << 24
 # Of the range, in standard deviations of a rotated coordinate, what the planner tries.
@@ -60,7 +60,7 @@ class RoundedGaussian(Mechanism):
     """Gaussian noise, and then rounding to the nearest integer.
 
     Attributes:
-        noise_deviation: σ, standard deviation of the noise that each client adds, in steps; from 1 to 2047.
+        noise_deviation: σ, standard deviation of the noise that each client adds, in steps; from 0.8 to 2047.
         step: s, the distance of two integers in the vector's units.
         window: How many integers a message can hold; what would lie beyond is cut off.
         coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
@@ -219,7 +219,7 @@ class RoundedGaussian(Mechanism):
 
     @property
     def largest_rounding_variance(self) -> float:
-        """1/12, the same everywhere (Sheppard), and a ripple of less than 2e-6 of it."""
+        """1/12, the same everywhere (Sheppard), but for a ripple of 2e-4 of it at most."""
         return 1.0 / 12.0
 
     def rounding_variance(self, points: NDArray[np.float32]) -> float:

@@ -209,16 +209,19 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
     sensitivity = protocol.sensitivity(adjacency)
     # The sampled noise is this close, in total variation, to the law the proofs are about.
     moved = _Moved(honest * dim * mechanism.variation, mechanism.sampler_remedy)
-    if isinstance(law, RoundedNormal):
-        found: dict[str, Result] = {"rounded-gaussian": _rounded(protocol, law, adjacency, honest, delta)}
-    elif isinstance(law, Normal):
+    if isinstance(law, Normal):
         gaussian = {"sigma": law.deviation, "sensitivity": sensitivity}
+        slack = dim * mechanism.likelihood_slack(honest)
+
+        def classical(delta: float) -> tuple[float, float]:
+            return classical_epsilon(**gaussian, delta=delta * math.exp(-slack)) + 2.0 * slack, 0.0
+
         found = {
-            "gaussian-analytic": _attempt(lambda delta: (analytic_epsilon(**gaussian, delta=delta), 0.0), delta, moved),
-            "gaussian-classical": _attempt(
-                lambda delta: (classical_epsilon(**gaussian, delta=delta), 0.0), delta, moved
-            ),
+            "gaussian-analytic": _attempt(lambda delta: (analytic_epsilon(**gaussian, delta=delta), 0.0), delta, moved)
         }
+        if isinstance(law, RoundedNormal):
+            found = {"rounded-gaussian": _rounded(protocol, law, adjacency, honest, delta)}
+        found["gaussian-classical"] = _attempt(classical, delta, moved)
     else:
 
         def smoothed(delta: float) -> tuple[float, float]:
