@@ -138,9 +138,9 @@ class Target:
         law = mechanism.law(self.honest)
         if isinstance(law, Steps):
             return self.rough_scale(mechanism)
-        if isinstance(law, Normal):
-            return self._normal_scale(law, mechanism)
         try:
+            if isinstance(law, Normal):
+                return self._normal_scale(law, mechanism)
             return self._scale_for(mechanism, self._gaussian_sensitivity(law, mechanism.levels))
         except ConditionError:
             return self.rough_scale(mechanism)
@@ -148,9 +148,11 @@ class Target:
     def quickly_certified(self, mechanism: Mechanism) -> bool:
         """Whether the quickest certificate proves anything about so much noise."""
         law = mechanism.law(self.honest)
-        if not isinstance(law, Law):
+        if isinstance(law, Steps):
             return False
         try:
+            if isinstance(law, Normal):
+                return self._normal_scale(law, mechanism) >= 0.0
             return self._gaussian_sensitivity(law, mechanism.levels) > 0.0
         except ConditionError:
             return False
