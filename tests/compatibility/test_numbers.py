@@ -87,9 +87,6 @@ def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int | str) -> None:
 @IN_CHUNKS
 def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int | str) -> None:
     for row in rows_of("plans.json", chunk):
-        # Frontiers of secure sums take minutes: those rows are in the other chunks only.
-        if chunk == "kinds" and row["arguments"].get("secure"):
-            continue
         make = PLAN[row["call"]]
         if row.get("error") == "InfeasibleError":
             # There was none then; if there is one now, it keeps what was asked for.

@@ -376,10 +376,11 @@ def test_a_prepared_round_is_charged_before_masks_are_asked_for_and_not_earlier(
     with Ledger(tmp_path / "ledger") as ledger:
         ledger.create(Budget(population="people", epsilon=8.0, delta=1e-5))
         federation = Federation(small_plan, ledger=ledger, population="people")
-        federation.round()
+        first = federation.round()
         prepared = federation.course._prepared
         assert prepared is not None
         assert len(ledger.events("people")) == 1
+        assert first.requests() == {}
         with pytest.raises(StageError, match="before the round is charged"):
             prepared.requests()
         session = federation.course.begin(NODES)

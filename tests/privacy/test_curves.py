@@ -44,7 +44,7 @@ def test_blocks_lie_over_every_k_in_them(law: Steps, monkeypatch: pytest.MonkeyP
 def test_mixtures_are_scaled_curves(scale: float) -> None:
     noise = oracle.binomial_masses(40, 0.5)
     curve = curves.of_law(BinomialLaw(40, 0.5), reach=1.0, tail=1e-9)[0].first
-    scaled = smoothed._scaled(curve, scale)
+    (scaled,) = smoothed._scaled(curve, [scale])
     assert scaled.distance == scale
     exact = checks.exact_excess(oracle.lattice_pair(noise, scale, 0.0), np.exp(scaled.log_ratios))
     assert np.all(scaled.excess >= exact - 1e-14)

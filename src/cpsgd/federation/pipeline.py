@@ -67,7 +67,7 @@ class PipelinedSession(ServerSession[Node]):
     def requests(self) -> dict[Node, bytes]:
         """The stage's request to each node, with that of the next round where it is prepared."""
         found = super().requests()
-        ahead = {} if self._next is None else self._next.requests()
+        ahead = self._next.requests() if found and self._next is not None else {}
         return {
             node: Pair(request, ahead[node]).to_bytes() if node in ahead else request for node, request in found.items()
         }

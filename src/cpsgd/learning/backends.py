@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 from cpsgd.learning import devices, mechanisms
+from cpsgd.learning.architecture import Loss
+from cpsgd.learning.clipping import Clipping
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.datasets.device import on_device
-from cpsgd.learning.devices import enough_memory
-from cpsgd.learning.gradients import ClientUpdates, ExampleSums, Loss
+from cpsgd.learning.devices import enough_memory, own_code
+from cpsgd.learning.gradients import ClientUpdates, ExampleSums
 from cpsgd.learning.mechanisms import Mechanism, Simulator
 from cpsgd.learning.options import ClientOptions, RunOptions
 
@@ -45,7 +47,7 @@ def start(
     with enough_memory("the model", "use a smaller one."):
         model.to(device)
         updates = ClientUpdates(model, loss, clients, memory_limit=memory << 20)
-    return (GpuBackend if gpu else CpuBackend)(dataset, updates, mechanism, run.seed, device, clients.examples)
+    return (GpuBackend if gpu else CpuBackend)(dataset, updates, mechanism, run.seed, device, clients)
 
 
 class CpuBackend:
@@ -60,18 +62,32 @@ class CpuBackend:
         mechanism: Mechanism,
         seed: int | None,
         device: torch.device,
-        examples: int | None,
+        clients: ClientOptions,
     ) -> None:
         """Takes clients' rows from `updates`, whose memory is bounded; the examples of some are held beside it."""
         self.updates = updates
         self.device = device
         self._dataset = dataset
         self._rows: ClientUpdates | ExampleSums = updates
-        if examples is not None:
-            self._rows = ExampleSums(updates, mechanisms.clip_norm(mechanism), examples)
+        if clients.examples is not None:
+            self._rows = ExampleSums(updates, mechanisms.clip_norm(mechanism), clients.examples)
+        self.clipping = Clipping(clients, mechanisms.clip_norm(mechanism))
+        protocol = mechanisms.protocol_of(mechanism)
+        self.clipping.check(protocol)
+        if protocol is not None and protocol.dim != self.dim:
+            more = f", and one for clip_quantile makes {self.dim:,}" if self.clipping.size else ""
+            raise ParameterError(
+                f"The model has {updates.dim:,} trainable parameters{more}, the protocol is for {protocol.dim:,} "
+                "coordinates; plan with dim equal to the former."
+            )
         self._mechanism = mechanism
         self._seed = seed
         self._slice = max(1, min(_EXAMPLES_BYTES, updates.memory_limit // 8) // (4 * dataset.feature_dim))
+
+    @property
+    def dim(self) -> int:
+        """Coordinates of a client's vector: the model's, and what rides on them."""
+        return self.updates.dim + self.clipping.size
 
     def clients(self, cohorts: Cohorts, number: int, rounds: int) -> NDArray[np.int64]:
         """The clients of one of `rounds` rounds."""
@@ -84,10 +100,15 @@ class CpuBackend:
             f"{self.updates.memory_limit / 2**20:,.0f} MiB of clients at a time",
             "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
         ):
-            simulator = mechanisms.start_round(self._mechanism, self.updates.dim, number, self._seed, on)
+            simulator = mechanisms.start_round(self._mechanism, self.dim, number, self._seed, on)
             for start in range(0, len(clients), self._slice):
-                for chunk in self._chunks(clients[start : start + self._slice]):
-                    simulator.add(chunk)
+                chunks = self._chunks(clients[start : start + self._slice])
+                while True:
+                    with own_code("The model, the loss or the data set"):
+                        chunk = next(chunks, None)
+                    if chunk is None:
+                        break
+                    simulator.add(self.clipping.rows(chunk))
             simulator.add_zeros(zeros)
         return simulator
 
@@ -97,7 +118,7 @@ class CpuBackend:
         return torch.from_numpy(test.features), torch.from_numpy(test.labels)
 
     def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
-        return self._rows.chunks(self._dataset.batch(clients))
+        yield from self._rows.chunks(self._dataset.batch(clients))
 
 
 class GpuBackend(CpuBackend):
@@ -125,4 +146,4 @@ class GpuBackend(CpuBackend):
         return self._data.test.features, self._data.test.labels
 
     def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
-        return self.updates.tensors(*self._data.batch(clients))
+        yield from self.updates.tensors(*self._data.batch(clients))

@@ -26,9 +26,9 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
 from cpsgd.mechanisms.law import Steps
+from cpsgd.participation import Participation
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
 from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.rounds import (
     SAMPLED_TAIL_SHARE,
     TAIL_SHARES,
@@ -200,7 +200,7 @@ def _accounted(protocol: Protocol, examples: int | None) -> Protocol:
     if examples is not None:
         protocol = example_protocol(protocol, examples)
     # Privacy depends on neither the rotation's seed nor a modulus (sums modulo something are post-processing).
-    return replace(protocol, rotation_seed=0, modulus=None)
+    return replace(protocol, rotation_seed=0, modulus=None, promise=None)
 
 
 # ------------------------------------------------------------------ what they cost
@@ -322,8 +322,8 @@ def _part(kinds: frozenset[_Kind], count: int, delta: float, share: float, adjac
     costs = [_cost(kind, share * delta, adjacency) for kind in kinds]
     if joint is not None and joint.mu < costs[0].mu:
         return joint, participation
-    mu, tail_mass, variation = (max(getattr(cost, name) for cost in costs) for name in ("mu", "tail_mass", "variation"))
-    return Rounds(mu, count, tail_mass, variation), participation
+    worst = {name: max(getattr(cost, name) for cost in costs) for name in ("mu", "tail_mass", "variation", "slack")}
+    return Rounds(count=count, **worst), participation
 
 
 @lru_cache(maxsize=4096)

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.adjacency import Adjacency
+from cpsgd.codec.kernels import kernels
 from cpsgd.codec.rounding import WORKING_BITS, Table
 from cpsgd.mechanisms import lattice, published
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
@@ -137,11 +138,12 @@ def table(variance: float, limit: int) -> Table:
 
 def _start(variance: float, last: int, nats: float) -> int:
     """A K with log(I_K/I_last) <= -nats, from log(I_{j+1}/I_j) <= -asinh((j + 1/2)/v) (Amos 1974)."""
-    j, left = last, nats
-    while left > 0.0:
-        left -= math.asinh((j + 0.5) / variance)
-        j += 1
-    return j
+    j, left, count = last, nats, 64
+    while True:
+        steps = np.cumsum(np.arcsinh((np.arange(j, j + count) + 0.5) / variance))
+        if steps[-1] >= left:
+            return j + int(np.searchsorted(steps, left)) + 1
+        j, left, count = j + count, left - float(steps[-1]), 2 * count
 
 
 @dataclass(frozen=True)
@@ -210,11 +212,6 @@ def _ratios(variance: float, count: int) -> tuple[Array, Array, int]:
     lower = variance / (start + 1.0 + math.hypot(start + 1.0, variance))
     error = (ratio / lower - 1.0) * 2.0**53 + 8.0
     ratios, errors = np.empty(count), np.empty(count)
-    for j in range(start, 0, -1):
-        below = 1.0 / (2.0 * j / variance + ratio)
-        error = 4.0 + 1.000001 * ratio * below * error
-        ratio = below
-        if j <= count:
-            ratios[j - 1], errors[j - 1] = ratio, 1.01 * error
+    kernels.bessel_ratios(variance, start, ratio, error, ratios, errors)
     ratios.flags.writeable = errors.flags.writeable = False
     return ratios, errors, start - count

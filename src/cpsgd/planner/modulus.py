@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Required, TypedDict, Unpack
 
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.base import Deviation
@@ -60,16 +61,18 @@ def overflow_probability(
     return min(1.0, min(_tail(half, deviation, dim) for deviation in deviations) + sampled)
 
 
-def smallest_modulus(
-    mechanism: Mechanism,
-    *,
-    clients: int,
-    dim: int,
-    clip_norm: float,
-    rotate: bool = True,
-    mean_norm: float | None = None,
-    overflow: float = DEFAULT_OVERFLOW,
-) -> int:
+class Summed(TypedDict, total=False):
+    """Whose sums a modulus is to hold, as `window` takes it."""
+
+    clients: Required[int]
+    dim: Required[int]
+    clip_norm: Required[float]
+    rotate: bool
+    mean_norm: float | None
+    overflow: float
+
+
+def smallest_modulus(mechanism: Mechanism, **sums: Unpack[Summed]) -> int:
     """The smallest modulus for which `overflow_probability` is at most `overflow`, and at least a client's values.
 
     Example:
@@ -78,16 +81,7 @@ def smallest_modulus(
         >>> smallest_modulus(mechanism, clients=100, dim=1024, clip_norm=1.0)
         367
     """
-    found = window(
-        mechanism,
-        clients=clients,
-        dim=dim,
-        clip_norm=clip_norm,
-        rotate=rotate,
-        mean_norm=mean_norm,
-        overflow=overflow,
-    )
-    return max(found, mechanism.values)
+    return max(window(mechanism, **sums), mechanism.values)
 
 
 def window(

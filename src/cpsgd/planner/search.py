@@ -34,13 +34,15 @@ _MOST_REFUSED = 4
 # The ideal scale times this is surely below what any certificate allows: all of them bound the Fisher information of a
 # shift from above, which is at least one over the variance (Cramér and Rao). The rest is for tails and tolerances.
 _SURELY = 0.999
-# A design that is finished may have less error by about this factor.
-_AS_FINISHED = 0.999
+# A design that is finished may have less error by about this factor; this near the Gaussian's that is not worth a look.
+_AS_FINISHED, _CLOSE_TO_GAUSSIAN = 0.999, 1.002
 _UNACCOUNTED = "the finished protocol has no guarantee"
 # Next to no noise needs a scale that no error is worth, and that no range of coordinates allows.
 _FARTHEST = 1e9
 # No scale is widened by more than this for the sake of the modulus.
 _WIDEST = 2.0**19
+# By this much a scale is more than roundings wider than another.
+_WIDER = 1.0 + 1e-6
 # A modulus, or the values of a message, must fit the radix of a message, which is below 2^32.
 MAX_BITS = MAX_RADIX.bit_length() - 1
 
@@ -129,6 +131,12 @@ class Design:
     considered: tuple[Considered, ...] = ()
 
 
+def gaussian_squared_error(setting: Setting, target: Target) -> float:
+    """Error of the Gaussian protocol whose honest survivors' noise alone keeps the target."""
+    needed = (target.distance / target.gaussian_mu) ** 2  # variance of the honest noise in the sum
+    return target.dim * needed / (target.honest * setting.surviving)
+
+
 AnyDesign = TypeVar("AnyDesign", bound=Design)
 
 
@@ -182,10 +190,12 @@ class Contest:
 
     Attributes:
         floor: An expected error that no certificate brings any of them below.
+        promise: The error that the best of them will have, roughly.
     """
 
     def __init__(self, setting: Setting, target: Target, bits: float) -> None:
         self._setting, self._target, self._values = setting, target, values_of(bits)
+        self._close = _CLOSE_TO_GAUSSIAN * gaussian_squared_error(setting, target)
         search = _search(setting, target, bits)
         kinds = setting.mechanisms
         if len(kinds) > 1 and bits >= 1.0:
@@ -195,6 +205,7 @@ class Contest:
         # The most promising first: what it reaches may be below the others' floors.
         self._contenders = sorted(contenders, key=lambda each: each.promise)
         self.floor = min((each.floor for each in contenders), default=math.inf)
+        self.promise = min((each.promise for each in contenders), default=math.inf)
 
     def best(self, finish: Callable[[Design], AnyDesign]) -> AnyDesign | None:
         """The design with the smallest expected error, or None if there is none.
@@ -220,7 +231,7 @@ class Contest:
                 considered.append(Considered(name, None, reason=contender.unfit(self._setting, self._values)))
                 continue
             error = design.error.total
-            if best is None or error * _AS_FINISHED < best.error.total:
+            if best is None or error < best.error.total or (error * _AS_FINISHED < best.error.total > self._close):
                 try:
                     finished = finish(design)
                 except (ConditionError, ParameterError) as reason:
@@ -291,23 +302,37 @@ class _Contender:
         while len(found) < 2 and len(refused) < _MOST_REFUSED:
             left = [f for f in finalists if f not in refused]
             designs = [(_with_best_scale(setting, f.mechanism, factor * f.scale, values), f) for f in left]
-            feasible = [(design.error.total, f) for design, f in designs if design is not None]
-            winner = min(feasible, key=lambda pair: pair[0])[1] if feasible else None
-            if winner is None or winner in found:
+            feasible = [(design, f) for design, f in designs if design is not None]
+            if not feasible:
                 break
+            rough, winner = min(feasible, key=lambda pair: pair[0].error.total)
+            if winner in found:
+                break
+            # Where clipping or the modulus wants a wider scale than privacy does, the smallest one need not be known.
+            wanted = rough.mechanism.scale
+            if wanted <= factor * winner.scale * _WIDER:
+                wanted = 0.0
             try:
-                scale = target.smallest_scale(winner.mechanism)
+                scale = target.smallest_scale(winner.mechanism, wanted)
+                design = _with_best_scale(setting, winner.mechanism, scale, values)
+                # Where sums do not fit at that scale a wider one is noise for nothing; less noise may fit.
+                if design is not None and 0.0 < scale * _WIDER < design.mechanism.scale:
+                    quieter = _fitting(setting, winner.mechanism, scale, values)
+                    if quieter is not None:
+                        other = _with_best_scale(setting, quieter, target.smallest_scale(quieter), values)
+                        if other is not None and other.error.total < design.error.total:
+                            design = other
             except ConditionError:
                 refused.add(winner)
                 continue
-            design = _with_best_scale(setting, winner.mechanism, scale, values)
             if design is None:
                 refused.add(winner)
                 continue
             found[winner] = design
             if winner.scale == 0.0:
                 break
-            factor = scale / winner.scale
+            if scale != wanted:
+                factor = scale / winner.scale
         return min(found.values(), key=lambda design: design.error.total, default=None)
 
 
@@ -337,6 +362,21 @@ def _certified(setting: Setting, target: Target, candidate: Mechanism, values: i
         candidate = quieter
 
 
+def _fitting(setting: Setting, mechanism: Mechanism, scale: float, values: int) -> Mechanism | None:
+    """A mechanism with so much less noise that its sums fit at the scale that it will need; None if there is none.
+
+    `scale` is what this one needs; with less noise it grows like one over the noise's deviation.
+    """
+    candidate: Mechanism | None = mechanism
+    while candidate is not None:
+        rougher = scale * math.sqrt(mechanism.noise_variance / candidate.noise_variance)
+        needed = setting.needed_modulus(candidate.with_scale(rougher))
+        if needed is None or needed <= values:
+            return None if candidate is mechanism else candidate
+        candidate = candidate.quieter((values / needed) ** 2)
+    return None
+
+
 def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: float, values: int) -> Design | None:
     """The design with the best scale that is at least `smallest_scale` and whose modulus fits, None if none fits."""
     least, widest = setting.useful_scales(candidate)
@@ -361,8 +401,9 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
             method="bounded",
             options={"xatol": 1e-3},
         )
-        # The bounded search never tries the ends themselves.
-        scale = min([low, math.exp(float(found.x)), widest], key=error_at)
+        # The bounded search never tries the ends themselves. Where X shrinks with the scale, less may be better still.
+        tried = [low, math.exp(float(found.x)), widest]
+        scale = min([smallest_scale, *tried] if smallest_scale > 0.0 else tried, key=error_at)
     if setting.overflow is None:
         return at(scale)
 

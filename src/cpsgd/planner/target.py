@@ -10,6 +10,7 @@ comes from `cpsgd.privacy.guarantees` on the finished protocol.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,10 +19,10 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.participation import Participation
 from cpsgd.privacy import accountant, gaussian
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.moments import Meter, Moments
-from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.products import SHARES, smoothed_certificate, smoothed_sensitivity
 from cpsgd.privacy.renyi import MAX_WORK, rdp_epsilon, renyi_floor
 from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE, counted_tail
@@ -38,9 +39,13 @@ _STEPS_EXCESS = 1.0015
 # Nearer to the Gaussian of equal variance than this nothing is worth a slower certificate.
 _CLOSE = 0.998
 # Certificates of sums without separate noise are tried until μ is this close to what is allowed.
-_CLOSE_ENOUGH, _STEPS_TRIES = 0.9998, 8
-# How much wider the scale becomes at most from one to the next.
-_LONGEST_STEP = 1.3
+_CLOSE_ENOUGH, _STEPS_TRIES, _SAME_ODDS = 0.9998, 8, 2
+# How much wider the scale becomes at most from one to the next, and how fast μ is taken to fall with it.
+_LONGEST_STEP, _STEEPEST = 1.3, 6.0
+# The largest share of δ that noise which is only close to a Gaussian may cost.
+_MOST_FOR_VARIATION = 0.1
+# And of ε, half of it, for what its rounding tells.
+_MOST_FOR_SLACK = 0.1
 
 
 @dataclass(frozen=True)
@@ -121,8 +126,11 @@ class Target:
 
     def rough_scale(self, mechanism: Mechanism) -> float:
         """The scale that a Gaussian of slightly smaller variance would need; only ranks candidates."""
-        if isinstance(mechanism.law(self.honest), Steps):
+        law = mechanism.law(self.honest)
+        if isinstance(law, Steps):
             return self.ideal_scale(mechanism) * _STEPS_EXCESS
+        if isinstance(law, Normal):
+            return self.ideal_scale(mechanism) * self.gaussian_mu / self._normal_mu(self._spent_on(mechanism))
         deviation = math.sqrt(self.honest * mechanism.noise_variance)
         return self.ideal_scale(mechanism) * (1.0 + _EXCESS / deviation)
 
@@ -131,9 +139,9 @@ class Target:
         law = mechanism.law(self.honest)
         if isinstance(law, Steps):
             return self.rough_scale(mechanism)
-        if isinstance(law, Normal):
-            raise ConditionError(f"The scale of {mechanism.name} is not planned.")
         try:
+            if isinstance(law, Normal):
+                return self._normal_scale(law, mechanism)
             return self._scale_for(mechanism, self._gaussian_sensitivity(law, mechanism.levels))
         except ConditionError:
             return self.rough_scale(mechanism)
@@ -141,26 +149,32 @@ class Target:
     def quickly_certified(self, mechanism: Mechanism) -> bool:
         """Whether the quickest certificate proves anything about so much noise."""
         law = mechanism.law(self.honest)
-        if not isinstance(law, Law):
+        if isinstance(law, Steps):
             return False
         try:
+            if isinstance(law, Normal):
+                return self._normal_scale(law, mechanism) >= 0.0
             return self._gaussian_sensitivity(law, mechanism.levels) > 0.0
         except ConditionError:
             return False
 
-    def smallest_scale(self, mechanism: Mechanism) -> float:
+    def smallest_scale(self, mechanism: Mechanism, wanted: float = 0.0) -> float:
         """The smallest s (rounded up) at which a mechanism's rounding and noise meet the requirement.
 
         Zero where the coordinates' clipping alone keeps neighbours close enough, whatever s is.
+
+        Args:
+            mechanism: Its own scale does not matter.
+            wanted: A scale that is taken anyway where privacy allows it. Where it does, this may be returned.
 
         Raises:
             ConditionError: No certificate exists for so little noise.
         """
         law, levels = mechanism.law(self.honest), mechanism.levels
         if isinstance(law, Normal):
-            raise ConditionError(f"The scale of {mechanism.name} is not planned.")
+            return self._normal_scale(law, mechanism)
         if isinstance(law, Steps):
-            return self._steps_scale(mechanism)
+            return self._steps_scale(mechanism, wanted)
         reason: ConditionError | None = None
         allowed = 0.0
         try:
@@ -186,22 +200,56 @@ class Target:
         cube = math.sqrt(self.dim) * mechanism.reach(self.adjacency)
         return 0.0 if allowed >= cube else self._scale_at(mechanism, allowed)
 
-    def _steps_scale(self, mechanism: Mechanism) -> float:
-        """The smallest scale, within a little, that the smoothed certificate proves to be enough."""
+    def _normal_scale(self, law: Normal, mechanism: Mechanism) -> float:
+        """The smallest scale of noise that is a Gaussian, up to a total variation and a slack.
+
+        Raises:
+            ConditionError: That costs too much of δ or ε.
+        """
+        slack = self.counted_rounds * self.dim * mechanism.likelihood_slack(self.honest)
+        spent = self._spent_on(mechanism)
+        if spent > _MOST_FOR_VARIATION or slack > _MOST_FOR_SLACK * self.epsilon:
+            raise ConditionError(f"The noise is too far from a Gaussian; {mechanism.sampler_remedy}.")
+        return self._scale_for(mechanism, self._normal_mu(spent, slack) * law.deviation * (1.0 - 1e-12))
+
+    def _spent_on(self, mechanism: Mechanism) -> float:
+        """The share of δ that a sampler's total variation costs."""
+        draws = self.counted_rounds * self.honest * self.dim
+        return draws * mechanism.variation * (1.0 + math.exp(self.epsilon)) / self.delta
+
+    def _normal_mu(self, spent: float, slack: float = 0.0) -> float:
+        """The largest μ of a round of a Gaussian mechanism, where a share of δ is spent, and ε has to make up for λ.
+
+        Under sampling only roughly.
+        """
+        if self.participation.rate < 1.0:
+            return (self.gaussian_mu if spent < 1e-6 else self._sampled_mu) * (1.0 - 2.0 * slack / self.epsilon)
+        left = max(1.0 - spent * (1.0 + 1e-9), 1.0 - _MOST_FOR_VARIATION) * math.exp(-slack)
+        mu = gaussian.gdp_mu(self.epsilon - 2.0 * slack, self.delta * left)
+        return mu / math.sqrt(self.counted_rounds) * (1.0 - 1e-14)
+
+    def _steps_scale(self, mechanism: Mechanism, wanted: float) -> float:
+        """The smallest scale, within a little, that the smoothed certificate proves to be enough; or the wanted one."""
         sampled = self.participation.rate < 1.0
         rounds = 1 if sampled else self.counted_rounds
         tail = SHARES[0] * self.delta
         if sampled:
             tail = SAMPLED_TAIL_SHARE * self.delta / self.counted_rounds / counted_tail(self.participation)
         mu = self._sampled_mu if sampled else gaussian.gdp_mu(self.epsilon, self.delta * (1.0 - 1.01 * SHARES[0]))
-        scale, enough, at_enough = self.rough_scale(mechanism), math.inf, 0.0
+        scale, enough, at_enough = max(wanted, self.rough_scale(mechanism)), math.inf, 0.0
         # Scales that are too small, and the μ there.
         below, at_below = 0.0, math.inf
         reason: ConditionError | None = None
+        seen: Counter[Steps] = Counter()
+        last: tuple[float, float] | None = None
         for _ in range(_STEPS_TRIES):
             tried = mechanism.with_scale(scale)
             law = tried.law(self.honest)
             assert isinstance(law, Steps)
+            # Odds are multiples of 2^-16: where none are left between what is enough and what is not, this is it.
+            seen[law] += 1
+            if seen[law] > _SAME_ODDS and enough < math.inf:
+                break
             sensitivity, reach = tried.sensitivity(**self._size), tried.reach(self.adjacency)
             try:
                 found = smoothed_certificate(
@@ -211,13 +259,20 @@ class Target:
                 found, reason = math.inf, error
             if found <= mu and tried.scale <= enough:
                 enough, at_enough = tried.scale, found
-                if found >= _CLOSE_ENOUGH * mu:
+                # A scale that is wanted anyway need not be the smallest.
+                if found >= _CLOSE_ENOUGH * mu or wanted >= tried.scale * (1.0 - 1e-9):
                     break
             elif found > mu and tried.scale >= below:
                 below, at_below = tried.scale, found
-            # μ is nearly proportional to 1/s, but rises faster where odds come near to certain.
-            following = max(tried.scale, 1e-300) * min(found / mu, _LONGEST_STEP) * (1.0 + 1e-4)
-            if below and enough < math.inf:
+            # μ is nearly proportional to 1/s, but falls faster where odds come near to certain: as from the last one.
+            power = 1.0
+            if last is not None and found < math.inf and last[1] != found and last[0] != tried.scale:
+                power = math.log(last[1] / found) / math.log(tried.scale / last[0])
+                power = min(max(power, 1.0), _STEEPEST)
+            last = (tried.scale, found) if found < math.inf else None
+            step = min((found / mu) ** (1.0 / power), _LONGEST_STEP)
+            following = max(tried.scale, 1e-300) * step * (1.0 + 1e-4)
+            if below and enough < math.inf and not below < following < enough:
                 share = math.log(mu / at_enough) / math.log(at_below / at_enough) if at_below < math.inf else 0.5
                 following = enough * (below / enough) ** share * (1.0 + 1e-4)
             if following == scale or following >= enough * (1.0 + 1e-9):

@@ -171,19 +171,23 @@ def of_steps(steps: Steps, *, reach: float, tail: float) -> list[Family]:
     variance = others * float(np.arange(len(high)) ** 2 @ high - mean * mean)
     edges = _edges(others, math.sqrt(variance))
     cut = 1e-4 * tail / len(edges)
+    # Blocks have two or three sizes only.
+    sizes = [int(size) for size in np.diff(edges)]
+    powers = {size: _power(high, size, cut) for size in set(sizes)}
     rises = [_Power(np.ones(1), 0, 0.0, 0.0)]
-    for size in np.diff(edges):
-        rises.append(rises[-1].plus(_power(high, int(size), cut), cut))
+    for size in sizes:
+        rises.append(rises[-1].plus(powers[size], cut))
     # P(-1), the law of a client's step in one world, against P(1) in the other; less far apart, they are mixtures.
     apart = float(np.arange(len(low)) @ (high - low))
     mixtures = []
     worst_lost = 0.0
     blocks = [(j, j) for j in range(len(edges))] if others == len(edges) - 1 else _blocks(edges)
+    common = {free: _common(low, high, free, cut) for free in {int(edges[b] - edges[a]) for a, b in blocks}}
     # The others are mirror images of these, with A and B swapped.
     for first, last in blocks[: (len(blocks) + 1) // 2]:
         # `first` clients at 1, `last` counts those at 1 or free; the rest, at -1, are the mirror image of as many at 1.
         base = rises[first].plus(rises[len(edges) - 1 - last].mirrored(), cut)
-        kept, untold = _common(low, high, int(edges[last] - edges[first]), cut)
+        kept, untold = common[int(edges[last] - edges[first])]
         mixture, lost = [], 0.0
         for weight, free in kept:
             law = base.plus(free, cut)

@@ -6,14 +6,17 @@ import math
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any
 
 from cpsgd import _validate
+from cpsgd._display import html_table
+from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import MECHANISMS
-from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.mechanisms.law import Law, Normal, RoundedNormal, Steps
+from cpsgd.participation import Participation
+from cpsgd.privacy.accountant import Rounds, composed_epsilon
 from cpsgd.privacy.certificate import certified_epsilon
 from cpsgd.privacy.gaussian import analytic_epsilon, classical_epsilon, gdp_epsilon
 from cpsgd.privacy.products import smoothed_epsilon
@@ -37,6 +40,10 @@ CITATIONS = {
     ),
     "gaussian-analytic": (
         'exact Gaussian mechanism: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", '
+        "ICML 2018, Theorem 8"
+    ),
+    "rounded-gaussian": (
+        "rounding of the exact Gaussian mechanism (docs/accounting.md, section 13), by Balle and Wang, "
         "ICML 2018, Theorem 8"
     ),
     "gaussian-classical": (
@@ -91,16 +98,30 @@ class Guarantee:
         ]
         return {**vars(self), "alternatives": alternatives}
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
+        """All that is said of it beside ε."""
         rows = [("proved by", self.citation), ("noise of", f"{self.noise_clients:,} clients")]
         if self.assumption is not None:
             rows.append(("assuming", self.assumption))
         if self.tail:
             rows.append(("tails", f"{self.tail:.2g} of δ"))
         for method, found in self.alternatives:
-            rows.append(("otherwise", f"{method}: {found if isinstance(found, str) else _round_up(found)}"))
-        lines = [f"ε = {_round_up(self.epsilon)} at δ = {self.delta:g}, {self.adjacency} adjacency"]
-        for label, text in rows:
+            rows.append(("otherwise", f"{method}: {found if isinstance(found, str) else rounded_up(found)}"))
+        return rows
+
+    @property
+    def _headline(self) -> str:
+        return f"ε = {rounded_up(self.epsilon)} at δ = {self.delta:g}, {self.adjacency} adjacency"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._headline}, {self.method})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._headline, self._rows())
+
+    def __str__(self) -> str:
+        lines = [self._headline]
+        for label, text in self._rows():
             lines += textwrap.wrap(text, 100, initial_indent=f"  {label:<9}  ", subsequent_indent=" " * 13)
         return "\n".join(lines)
 
@@ -205,12 +226,17 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
     moved = _Moved(honest * dim * mechanism.variation, mechanism.sampler_remedy)
     if isinstance(law, Normal):
         gaussian = {"sigma": law.deviation, "sensitivity": sensitivity}
+        slack = dim * mechanism.likelihood_slack(honest)
+
+        def classical(delta: float) -> tuple[float, float]:
+            return classical_epsilon(**gaussian, delta=delta * math.exp(-slack)) + 2.0 * slack, 0.0
+
         found = {
-            "gaussian-analytic": _attempt(lambda delta: (analytic_epsilon(**gaussian, delta=delta), 0.0), delta, moved),
-            "gaussian-classical": _attempt(
-                lambda delta: (classical_epsilon(**gaussian, delta=delta), 0.0), delta, moved
-            ),
+            "gaussian-analytic": _attempt(lambda delta: (analytic_epsilon(**gaussian, delta=delta), 0.0), delta, moved)
         }
+        if isinstance(law, RoundedNormal):
+            found = {"rounded-gaussian": _rounded(protocol, law, adjacency, honest, delta)}
+        found["gaussian-classical"] = _attempt(classical, delta, moved)
     else:
 
         def smoothed(delta: float) -> tuple[float, float]:
@@ -262,6 +288,29 @@ def _lattice_methods(
     return found
 
 
+def _rounded(protocol: Protocol, law: RoundedNormal, adjacency: Adjacency, honest: int, delta: float) -> Result:
+    """What is proved for a Gaussian that is rounded; the price of that is weighed against ε as it is."""
+    cost = normal_cost(protocol, law, adjacency, honest)
+    try:
+        epsilon = composed_epsilon([cost], delta=delta, participation=Participation.every())
+    except ConditionError:
+        epsilon = math.inf
+    if math.isinf(epsilon):
+        return f"rounding may cost all of δ={delta:g}; {protocol.mechanism.sampler_remedy}"
+    return epsilon, cost.variation * (1.0 + math.exp(epsilon)) * (1.0 + 1e-12)
+
+
+def normal_cost(protocol: Protocol, law: Normal, adjacency: Adjacency, honest: int, count: int = 1) -> Rounds:
+    """What `count` rounds of Gaussian noise cost, as exact as the mechanism draws it."""
+    mechanism, dim = protocol.mechanism, protocol.dim
+    return Rounds(
+        protocol.sensitivity(adjacency) / law.deviation * (1.0 + 1e-14),
+        count,
+        variation=honest * dim * mechanism.variation,
+        slack=dim * mechanism.likelihood_slack(honest) * (1.0 + 1e-14),
+    )
+
+
 @dataclass(frozen=True)
 class _Moved:
     """How far the sampled noise of a round is from its law, in total variation, and what to do if that is too far."""
@@ -288,9 +337,5 @@ def _attempt(prove: _Prove, delta: float, moved: _Moved) -> Result:
                 return epsilon, tail + spent
     except ConditionError as reason:
         return str(reason)
-    return f"the noise sampler's resolution would cost {spent:.2g} of δ={delta:g} at ε={epsilon:.4g}; {moved.remedy}"
-
-
-def _round_up(epsilon: float) -> str:
-    """Four significant digits, never less than the number itself."""
-    return str(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon))
+    cost = f"{spent:.2g} of δ={delta:g} at ε={rounded_up(epsilon)}"
+    return f"the noise sampler's resolution would cost {cost}; {moved.remedy}"

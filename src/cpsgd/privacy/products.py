@@ -122,6 +122,7 @@ def _families(law: Law | Steps, reach: float, tail: float) -> list[Family]:
 
 def _first_growth(law: Law | Steps, reach: float, tail: float, budget: float) -> Growth:
     """The growth up to this budget, or to a few times as much where that is too little to smooth over."""
+    _families(law, reach, tail)  # if there are none, no budget helps
     for _ in range(_LARGER_BUDGETS):
         try:
             return _growth(law, reach, tail, budget)

@@ -34,6 +34,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd.codec.kernels import kernels
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Array
 from cpsgd.privacy.curves import Curve, Family
@@ -187,7 +188,7 @@ class _Curves:
         self.spread = float(np.max(np.abs(self.first.log_ratios)))
         self.last_rate = fisher(family)
         self._scale = min(1.0, family.reach / self.first.distance)
-        self._largest = family.others[-1] if family.others else _scaled(self.first, self._scale)
+        self._largest = family.others[-1] if family.others else _scaled(self.first, [self._scale])[0]
         # Which of the widths was the last one needed: for the next, smaller w it is that or more.
         self._width = 0
         # For how many values of w few distances are not tried.
@@ -275,8 +276,7 @@ class _Curves:
         while scale > smallest or len(scales) < 2:
             scale /= (_RATIO if scale > narrow else _NARROW_RATIO) ** coarser
             scales.append(scale)
-        curves = [_scaled(first, scale) for scale in reversed(scales)]
-        return [*curves, *self.family.others]
+        return [*_scaled(first, scales[::-1]), *self.family.others]
 
     def _smallest(self, w: float, end: float, distance: float) -> float:
         """Upper bound on R/t² for all t up to the smallest distance and all c up to `end`.
@@ -300,12 +300,15 @@ class _Curves:
         return 2.0 / first.distance**2 * total * _SAFE
 
 
-def _scaled(curve: Curve, scale: float) -> Curve:
-    """The curve of the mixture (1 - λ) B + λ A: e_λ(1 + v) = λ e(1 + v/λ)."""
-    if scale == 1.0:
-        return curve
-    moved = np.log1p(scale * np.expm1(curve.log_ratios))
-    return Curve(scale * curve.distance, moved, scale * curve.excess * (1.0 + 1e-15))
+def _scaled(curve: Curve, scales: Sequence[float]) -> list[Curve]:
+    """The curves of the mixtures (1 - λ) B + λ A: e_λ(1 + v) = λ e(1 + v/λ)."""
+    column = np.array(scales)[:, None]
+    moved = np.log1p(column * np.expm1(curve.log_ratios))
+    excess = column * (curve.excess * (1.0 + 1e-15))
+    return [
+        curve if scale == 1.0 else Curve(scale * curve.distance, x, e)
+        for scale, x, e in zip(scales, moved, excess, strict=True)
+    ]
 
 
 def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> Array:
@@ -321,15 +324,10 @@ def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> 
         size = len(curve.excess)
         x[i, :size], x[i, size:] = curve.log_ratios, curve.log_ratios[-1]
         e[i, :size], e[i, size:] = curve.excess, curve.excess[-1]
-    mass = _masses(x, e, w)
-    found, middle = np.empty((len(curves), thresholds)), thresholds // 2
+    found = np.empty((len(curves), thresholds))
     # From c = 0 to either side, so that nothing vanishes that would grow again.
-    for sign in (1, -1):
-        term, factor = 2.0 * mass, np.exp(sign * end / middle / w * x)
-        for k in range(middle + 1):
-            np.einsum("ij->i", term, out=found[:, middle + sign * k])
-            term *= factor
-    return found * _SAFE
+    kernels.tilted_sums(_masses(x, e, w), x, end / (thresholds // 2) / w, found)
+    return found * (2.0 * _SAFE)
 
 
 def _masses(x: Array, e: Array, w: float) -> Array:
@@ -339,36 +337,10 @@ def _masses(x: Array, e: Array, w: float) -> Array:
     concave in x, lies under its tangent y ξ in the middle. With E_j the averages of ξ^j exp(y ξ) the two ends get
     (h/2) (ē E₀ ± (ē E₁ + δ E₂) + δ E₁).
     """
-    width, middle = np.diff(x), 0.5 * (x[:, 1:] + x[:, :-1])
-    bent = np.maximum(0.0, e[:, :-1] - e[:, 1:]) * width * _BENT
-    mean, half = 0.5 * (e[:, 1:] + e[:, :-1]) + bent, 0.5 * (e[:, 1:] - e[:, :-1])
-    y = -(middle / w + 0.5) * 0.5 * width
-    if float(np.max(np.abs(y))) > _WIDEST_CELL:
+    mass = np.empty_like(x)
+    if kernels.cell_masses(x, e, w, _BENT, mass) > _WIDEST_CELL:
         raise _TooRoughError
-    even, odd, square = _powers(y)
-    scale = 0.5 * width * np.exp(-middle * (0.5 * middle / w + 0.5))
-    both, apart = mean * even + half * odd, mean * odd + half * square
-    mass = np.zeros_like(x)
-    mass[:, 1:] += scale * (both + apart)
-    mass[:, :-1] += scale * (both - apart)
     return mass
-
-
-def _powers(y: Array) -> tuple[Array, Array, Array]:
-    """Averages of exp(y ξ), ξ exp(y ξ) and ξ² exp(y ξ) over ξ from -1 to 1."""
-    z = y * y
-    even = 1.0 + z * (1 / 6 + z * (1 / 120 + z * (1 / 5040 + z * (1 / 362880 + z / 39916800))))
-    odd = y * (1 / 3 + z * (1 / 30 + z * (1 / 840 + z * (1 / 45360 + z * (1 / 3991680 + z / 518918400)))))
-    square = 1 / 3 + z * (1 / 10 + z * (1 / 168 + z * (1 / 6480 + z * (1 / 443520 + z / 47174400))))
-    if float(np.max(z)) <= 1.0:
-        return even, odd, square
-    large = z > 1.0
-    safe = np.where(large, y, 1.0)
-    sinh, cosh = np.sinh(safe), np.cosh(safe)
-    even = np.where(large, sinh / safe, even)
-    odd = np.where(large, (safe * cosh - sinh) / safe**2, odd)
-    square = np.where(large, ((safe * safe + 2.0) * sinh - 2.0 * safe * cosh) / safe**3, square)
-    return even, odd, square
 
 
 class _Test:
@@ -383,8 +355,11 @@ class _Test:
     def __init__(self, *, w: float, thresholds: Array, distances: Array, moments: Array, smallest: float) -> None:
         self.w, self.distances = w, distances
         self._c0, self._c1 = thresholds[:-1], thresholds[1:]
-        self._log_moments = np.log(moments)
-        self._smallest = np.full((1, len(thresholds)), math.log(smallest))
+        self._y = 0.5 * (self._c0**2 + self._c1**2)
+        self._squares = np.minimum(self._c0**2, self._c1**2)
+        self._farthest = (thresholds[-1] / w) ** 2
+        self._moments = self._chords(np.log(moments))
+        self._smallest = self._chords(np.full((1, len(thresholds)), math.log(smallest)))
         # (a + b t)/t² is largest at an end or at 1/t = -b/(2a).
         b = np.diff(moments, axis=0) / np.diff(distances)[:, None]
         a = moments[:-1] - b * distances[:-1, None]
@@ -392,55 +367,62 @@ class _Test:
         with np.errstate(over="ignore"):
             vertex = np.clip(-0.5 * b / np.minimum(a, -1e-300), far, near)
         largest = np.maximum(np.maximum((a * near + b) * near, (a * far + b) * far), (a * vertex + b) * vertex)
-        self._log_largest = np.log(largest * (1.0 + 1e-11))
+        self._largest = self._chords(np.log(largest * (1.0 + 1e-11)))
+
+    def _chords(self, logs: Array) -> Array:
+        """Chords of log R between thresholds: where they start if c were zero, and how they rise."""
+        rise = np.diff(logs, axis=1) / (self._c1 - self._c0)
+        return np.stack([logs[:, :-1] - rise * self._c0, rise])
 
     def gap(self, rate: float) -> float:
         """An upper bound on the largest log R - log J; at most zero if the rate is enough."""
         w, t = self.w, self.distances
         widths = rate * t * t
-        squares = np.minimum(self._c0**2, self._c1**2)
-        y = 0.5 * (self._c0**2 + self._c1**2)
         average, bend = _averages(w, widths, self._c0, self._c1)
+        average += math.log(rate)
         # Up to the smallest distance J/Δ is 1 at Δ = 0 or what it is at that distance, if less.
         found = [
-            self._worst(self._smallest, math.log(rate) + np.minimum(average[:1], 0.0), 0.0 * bend[:1]),
-            self._worst(self._smallest, math.log(rate) + average[:1], bend[:1]),
+            self._worst(self._smallest, np.minimum(average[:1], math.log(rate)), 0.0 * bend[:1]),
+            self._worst(self._smallest, average[:1], bend[:1]),
         ]
-        value = average + np.log(widths)[:, None]
-        # J + (t' - t) ∂J/∂t, ∂J/∂t = 2 κ t exp g(v)
-        v = w + widths[:-1]
-        slope = (0.5 * widths[:-1] / (w * v))[:, None]
-        density = (-0.5 * np.log(v / w) - widths[:-1] / 8.0)[:, None] + slope * y
-        density += np.log(2.0 * rate * t[:-1] * np.diff(t))[:, None]
-        ahead = np.logaddexp(value[:-1], density)
-        share = np.exp(density - ahead)
-        ahead_bend = (1.0 - share) * bend[:-1] + share * slope
-        v = w + widths[1:, None]
-        convex = (squares >= v * (1.0 + 0.25 * v)) | (widths[1:, None] <= w / (1.0 + 0.25 * w))
-        # Where J/Δ is flat the other comparison is the sharper one.
-        convex &= (widths[1:] * (self._c1[-1] / w) ** 2 > _NARROW)[:, None]
-        found.append(self._worst(self._log_moments[:-1], value[:-1], bend[:-1], convex))
-        found.append(self._worst(self._log_moments[1:], ahead, ahead_bend, convex))
-        if not np.all(convex):
-            for part in (slice(0, -1), slice(1, None)):
-                rows = math.log(rate) + average[part]
-                found.append(self._worst(self._log_largest, rows, bend[part], ~convex))
+        # Up to the `first` pair of distances J/Δ is flat, and the second comparison the sharper one.
+        first = max(0, int(np.searchsorted(widths * self._farthest, _NARROW, side="right")) - 1)
+        for part in (slice(0, first), slice(1, first + 1)) if first else ():
+            found.append(self._worst(self._largest[:, :first], average[part], bend[part]))
+        if first < len(t) - 1:
+            found += self._wide(first, rate, average[first:], bend[first:])
         # Of NumPy's, so that what is not a number is not lost.
         return float(np.max(found)) + 1e-8
 
-    def _worst(self, logs: Array, value: Array, bend: Array, where: NDArray[np.bool_] | None = None) -> float:
+    def _wide(self, first: int, rate: float, average: Array, bend: Array) -> list[float]:
+        """The same from a pair of distances on where J/Δ changes with Δ."""
+        w, t = self.w, self.distances[first:]
+        widths = rate * t * t
+        value = average[:-1] + 2.0 * np.log(t[:-1])[:, None]
+        # J + (t' - t) ∂J/∂t, ∂J/∂t = 2 κ t exp g(v)
+        v = w + widths[:-1]
+        slope = (0.5 * widths[:-1] / (w * v))[:, None]
+        density = (-0.5 * np.log(v / w) - widths[:-1] / 8.0 + np.log(2.0 * rate * t[:-1] * np.diff(t)))[:, None]
+        density = density + slope * self._y
+        ahead, share = np.empty((2, *value.shape))
+        kernels.log_sums(value, density, ahead, share)
+        ahead_bend = bend[:-1] + share * (slope - bend[:-1])
+        v = w + widths[1:, None]
+        convex = (self._squares >= v * (1.0 + 0.25 * v)) | (widths[1:, None] <= w / (1.0 + 0.25 * w))
+        found = [
+            self._worst(self._moments[:, first:-1], value, bend[:-1], convex),
+            self._worst(self._moments[:, first + 1 :], ahead, ahead_bend, convex),
+        ]
+        if not np.all(convex):
+            for part in (slice(0, -1), slice(1, None)):
+                found.append(self._worst(self._largest[:, first:], average[part], bend[part], ~convex))
+        return found
+
+    def _worst(self, chords: Array, value: Array, bend: Array, where: NDArray[np.bool_] | None = None) -> float:
         """The largest excess of log R, under its chord between two thresholds, over log J, over its tangent in c²."""
-        c0, c1 = self._c0, self._c1
-        y = 0.5 * (c0 * c0 + c1 * c1)
-        rise = np.diff(logs, axis=1) / (c1 - c0)
-        with np.errstate(over="ignore"):
-            vertex = np.clip(rise / (2.0 * np.maximum(bend, 1e-300)), c0, c1)
-        base = logs[:, :-1] - value + bend * y - rise * c0
-        here = np.maximum(rise * c0 - bend * c0 * c0, rise * c1 - bend * c1 * c1)
-        here = base + np.maximum(here, (rise - bend * vertex) * vertex)
-        if where is not None:
-            here = np.where(where, here, -np.inf)
-        return float(np.max(here))
+        start, rise = chords
+        wanted = np.ones(value.shape, dtype=np.bool_) if where is None else where
+        return kernels.largest_excess(start, rise, value, bend, wanted, self._y, self._c0, self._c1)
 
 
 def _averages(w: float, widths: Array, c0: Array, c1: Array) -> tuple[Array, Array]:
@@ -472,23 +454,9 @@ def _average(w: float, widths: Array, y0: Array, y1: Array, parts: int) -> tuple
     middle = 0.5 * (v[:, 1:] + v[:, :-1])
     mean_constant = -0.5 * np.log(middle / w) - (middle - w) / 8.0
     mean_slope = 0.5 * (slope[:, 1:] + slope[:, :-1])
-    # Parts come first, so that numbers of one part lie together.
-    constant, slope, mean_constant, mean_slope = (x.T[:, :, None] for x in (constant, slope, mean_constant, mean_slope))
-    means = mean_constant + mean_slope * y
     if parts == 1:
-        return means[0] - 1e-12, np.broadcast_to(mean_slope[0], means[0].shape)
-    exponents = constant + slope * y
-    top = np.max(exponents, axis=0)
-    start, rise = exponents[:-1] - top, np.diff(exponents, axis=0)
-    concave = np.minimum(y0, y1) >= 0.5 * v[:, -1:]
-    # ∫ exp(start + s rise) ds and ∫ s exp(start + s rise) ds over s from 0 to 1
-    small = np.abs(rise) < 1e-3
-    safe = np.where(small, 1.0, rise)
-    grown, scale = np.expm1(safe), np.exp(start)
-    whole = scale * np.where(small, 1.0 + rise * (1 / 2 + rise / 6), grown / safe)
-    first = scale * np.where(small, 1 / 2 + rise * (1 / 3 + rise / 8), (safe * (1.0 + grown) - grown) / (safe * safe))
-    weights = np.exp(means - top)
-    total = np.where(concave, whole.sum(axis=0), weights.sum(axis=0))
-    chords = (whole * slope[:-1]).sum(axis=0) + (first * np.diff(slope, axis=0)).sum(axis=0)
-    bend = np.where(concave, chords, (weights * mean_slope).sum(axis=0)) / total
-    return top + np.log(total / parts) - 1e-9, bend
+        return mean_constant + mean_slope * y - 1e-12, np.broadcast_to(mean_slope, (len(v), len(y)))
+    value, bend = np.empty((2, len(v), len(y)))
+    enough = 0.5 * v[:, -1]
+    kernels.log_averages(constant, slope, mean_constant, mean_slope, y, np.minimum(y0, y1), enough, value, bend)
+    return value - 1e-9, bend

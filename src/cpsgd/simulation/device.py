@@ -30,7 +30,7 @@ from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip, rotate, wire
 from cpsgd.errors import EmptyError, ParameterError, VectorError
-from cpsgd.mechanisms.base import FairCoins, Rounding
+from cpsgd.mechanisms.base import FairCoins, Rounding, SumRounding
 from cpsgd.mechanisms.law import Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
@@ -39,6 +39,8 @@ from cpsgd.simulation.cpu import noise_norm
 
 # Triton's kernels number coordinates with 32 bits.
 _MAX_DIM = 1 << 30
+# Up to so many clients the rounding of each is drawn by itself.
+_FEW_CLIENTS = 32
 
 
 def carried(array: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -195,10 +197,30 @@ class DeviceRound:
             generator.manual_seed(self._key("normal"))
             normal = torch.randn(self.protocol.dim, generator=generator, device=self.device, dtype=torch.float64)
             self._sums += noise.deviation * normal
+        elif isinstance(noise, SumRounding):
+            self._round_sums(noise)
         else:
             keystream = Keystream(hashlib.sha256(self._text("noise")).digest()[:16])
             drawn = self.protocol.mechanism.sum_noise(self.count, self.protocol.dim, keystream)
             self._sums += torch.from_numpy(drawn).to(self.device)
+
+    def _round_sums(self, noise: SumRounding) -> None:
+        """From sums of grid points to those of integers that were rounded, each after its noise."""
+        generator = torch.Generator(self.device)
+        generator.manual_seed(self._key("rounding of sums"))
+        drawn: dict[str, Any] = {"generator": generator, "device": self.device, "dtype": torch.float64}
+        level = float(1 << noise.fraction_bits)
+        points = (self._sums - noise.clients * noise.offset).to(torch.float64)
+        points += noise.deviation * torch.randn(self.protocol.dim, **drawn)
+        levels = points / level
+        if noise.clients <= _FEW_CLIENTS:
+            for _ in range(noise.clients - 1):
+                levels += torch.rand(self.protocol.dim, **drawn) - 0.5
+        else:  # the sum of so many is a Gaussian, too
+            levels += math.sqrt((noise.clients - 1) / 12.0) * torch.randn(self.protocol.dim, **drawn)
+        # Means of integers differ from the middle by a half where their number is even; the rest is the grid's.
+        middle = noise.clients * noise.centre
+        self._sums = torch.floor(levels + middle + 0.5).to(torch.int64)
 
     def _text(self, purpose: str) -> bytes:
         return f"cpsgd device {purpose} v1".encode() + struct.pack("<QQ", self._seed, self.round)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod, silo_sum
 from cpsgd.engines.flower.records import RECORD
 from cpsgd.errors import ParameterError
 from cpsgd.learning.models import mlp
+from cpsgd.planner import Plan
 from cpsgd.planner.examples import plan_examples
 from cpsgd.privacy.examples import example_norm
 
@@ -18,6 +21,22 @@ LOSS = torch.nn.functional.cross_entropy
 EXAMPLES = 30
 FEATURES = np.random.default_rng(1).normal(size=(4, EXAMPLES + 2, 6)).astype(np.float32)
 LABELS = np.random.default_rng(2).integers(0, 3, (4, EXAMPLES + 2))
+
+
+@cache
+def planned() -> Plan:
+    """For four silos, of which one may drop out and one may collude."""
+    return plan_examples(
+        *(4, 21, 4.0, 1e-5),
+        examples=EXAMPLES,
+        rounds=2,
+        participation="every",
+        dropout=0.25,
+        colluding=1,
+        secure=True,
+        bits=14,
+        mechanism="binomial",
+    )
 
 
 def asked(clip_norm: float, examples: int) -> Message:
@@ -52,17 +71,7 @@ def test_only_under_the_mod() -> None:
 
 @pytest.mark.slow
 def test_silos_learn_from_examples() -> None:
-    plan = plan_examples(
-        *(4, 21, 4.0, 1e-5),
-        examples=EXAMPLES,
-        rounds=2,
-        participation="every",
-        dropout=0.25,
-        colluding=1,
-        secure=True,
-        bits=14,
-        mechanism="binomial",
-    )
+    plan = planned()
 
     def train(silo: int) -> object:
         def function(message: Message, context: Context) -> Message:
@@ -92,17 +101,7 @@ def test_silos_learn_from_examples() -> None:
 
 
 def test_the_mod_refuses_a_plan_for_fewer_examples() -> None:
-    plan = plan_examples(
-        *(4, 21, 4.0, 1e-5),
-        examples=EXAMPLES,
-        rounds=2,
-        participation="every",
-        dropout=0.25,
-        colluding=1,
-        secure=True,
-        bits=14,
-        mechanism="binomial",
-    )
+    plan = planned()
     # With five examples in place of 30, one of them is a sixth of the sum and no longer hidden.
     mod = cpsgd_mod(epsilon=4.0, delta=1e-5, rounds=2, examples=5)
     members = [Node(100 + i, mod, lambda message, context: message) for i in range(4)]

@@ -51,7 +51,7 @@ def test_without_end() -> None:
 
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(DataError, match=r"cpsgd\[learn\]"):
+    with pytest.raises(DataError, match="pip install scikit-learn"):
         load_digits()
 
 

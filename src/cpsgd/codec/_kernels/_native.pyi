@@ -48,6 +48,22 @@ class Flipper:
         out: NDArray[np.uint8],
     ) -> None: ...
 
+class GaussianRounder:
+    def __init__(
+        self, limit: int, window: int, fraction_bits: int, high: NDArray[np.uint64], low: NDArray[np.uint64]
+    ) -> None: ...
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None: ...
+    def packed(
+        self,
+        grid: NDArray[np.float32],
+        keystream: NDArray[np.uint8],
+        radix: int,
+        digits: int,
+        bits: int,
+        last_bits: int,
+        out: NDArray[np.uint8],
+    ) -> None: ...
+
 def pack(
     values: NDArray[np.uint32], radix: int, digits: int, bits: int, last_bits: int, out: NDArray[np.uint8]
 ) -> None: ...
@@ -71,5 +87,36 @@ def add_signs(
 ) -> None: ...
 def centre(
     sums: NDArray[np.uint32] | NDArray[np.uint64], middle: float, factor: float, out: NDArray[np.float32]
+) -> None: ...
+def cell_masses(
+    x: NDArray[np.float64], e: NDArray[np.float64], w: float, bent: float, mass: NDArray[np.float64]
+) -> float: ...
+def tilted_sums(mass: NDArray[np.float64], x: NDArray[np.float64], step: float, sums: NDArray[np.float64]) -> None: ...
+def log_averages(
+    constant: NDArray[np.float64],
+    slope: NDArray[np.float64],
+    mean_constant: NDArray[np.float64],
+    mean_slope: NDArray[np.float64],
+    y: NDArray[np.float64],
+    least: NDArray[np.float64],
+    enough: NDArray[np.float64],
+    value: NDArray[np.float64],
+    bend: NDArray[np.float64],
+) -> None: ...
+def log_sums(
+    a: NDArray[np.float64], b: NDArray[np.float64], sums: NDArray[np.float64], shares: NDArray[np.float64]
+) -> None: ...
+def largest_excess(
+    start: NDArray[np.float64],
+    rise: NDArray[np.float64],
+    value: NDArray[np.float64],
+    bend: NDArray[np.float64],
+    wanted: NDArray[np.bool_],
+    y: NDArray[np.float64],
+    c0: NDArray[np.float64],
+    c1: NDArray[np.float64],
+) -> float: ...
+def bessel_ratios(
+    variance: float, start: int, ratio: float, error: float, ratios: NDArray[np.float64], errors: NDArray[np.float64]
 ) -> None: ...
 def crc32c(data: NDArray[np.uint8], prior: int = 0) -> int: ...

@@ -54,6 +54,17 @@ struct Coins {
   std::uint32_t count;
 };
 
+// Gaussian noise for grid points within ±limit, rounded to the levels 0, ..., last.
+struct Blur {
+  float limit;
+  std::int32_t offset;  // half of the window, less the means of H and of the uniform bytes
+  std::int32_t last;
+  int fraction_bits;
+  Thresholds table;
+};
+
+constexpr std::size_t kUniforms = 28;
+
 struct Kernels {
   double (*norm_squared_float)(const float*, std::size_t);
   double (*norm_squared_double)(const double*, std::size_t);
@@ -75,6 +86,11 @@ struct Kernels {
                      std::size_t);
   void (*encode_flips)(const float*, const std::uint16_t* words, const Coins&, const Grouping&,
                        std::uint8_t* out, std::size_t);
+  // The same with Gaussian noise before the rounding.
+  void (*blur_block)(const float*, const std::uint8_t* bytes, const Blur&, std::uint32_t* values,
+                     std::size_t);
+  void (*encode_blurred)(const float*, const std::uint8_t* bytes, const Blur&, const Grouping&,
+                         std::uint8_t* out, std::size_t);
   void (*pack)(const std::uint32_t* values, const Grouping&, std::uint8_t* out, std::size_t);
   void (*unpack)(const std::uint8_t*, const Grouping&, std::uint32_t* values, std::size_t);
   // Position of the first value that is not below `limit`, or n.
@@ -93,6 +109,21 @@ struct Kernels {
                     std::size_t);
   void (*centre_64)(const std::uint64_t* sums, double centre, double factor, float* out,
                     std::size_t);
+  // Accounting: see the NumPy twin.
+  double (*cell_masses)(const double* x, const double* e, double w, double bent, double* mass,
+                        std::size_t curves, std::size_t points);
+  void (*tilted_sums)(const double* mass, const double* x, double step, double* sums,
+                      std::size_t curves, std::size_t points, std::size_t half);
+  void (*log_averages)(const double* constant, const double* slope, const double* mean_constant,
+                       const double* mean_slope, const double* y, const double* least,
+                       const double* enough, double* value, double* bend, std::size_t rows,
+                       std::size_t parts, std::size_t cells);
+  void (*log_sums)(const double* a, const double* b, double* sums, double* shares, std::size_t n);
+  double (*largest_excess)(const double* start, const double* rise, const double* value,
+                           const double* bend, const bool* wanted, const double* y,
+                           const double* c0, const double* c1, std::size_t rows, std::size_t cells);
+  void (*bessel_ratios)(double variance, std::size_t start, double ratio, double error,
+                        double* ratios, double* errors, std::size_t count);
   void (*leave)();  // to be called after any of the others
 };
 

@@ -20,6 +20,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 namespace {
 
+using cpsgd::Blur;
 using cpsgd::Coins;
 using cpsgd::Grouping;
 using cpsgd::Kernels;
@@ -30,6 +31,8 @@ template <typename T>
 using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Input = Array<const T>;
+template <typename T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 struct Level {
   const char* name;
@@ -93,6 +96,11 @@ auto* aligned(const Any& array) {
               0,
           "array is not aligned");
   return data;
+}
+
+template <typename Any>
+bool same_shape(const Any& matrix, std::size_t rows, std::size_t columns) {
+  return matrix.shape(0) == rows && matrix.shape(1) == columns;
 }
 
 // Runs `body` without the interpreter lock and leaves the processor's registers as other code
@@ -159,6 +167,13 @@ std::vector<std::uint8_t> arrange_in_blocks(const std::uint64_t* high, const std
   return blocks;
 }
 
+// The largest power of two that is at most count; 0 for none.
+std::size_t first_step(std::size_t count) {
+  std::size_t step = count == 0 ? 0 : 1;
+  while (step != 0 && 2 * step <= count) step *= 2;
+  return step;
+}
+
 // Rounding, noise and (given a grouping) packing with fixed parameters.
 class Rounder {
  public:
@@ -171,8 +186,7 @@ class Rounder {
     require(count != 0 || trials <= 4096, "too many coins: use thresholds");
     require(count == 0 || std::uint64_t{base} + count <= trials,
             "thresholds reach beyond the number of trials");
-    std::size_t step = count == 0 ? 0 : 1;
-    while (step != 0 && 2 * step <= count) step *= 2;
+    const std::size_t step = first_step(count);
     blocks_ = arrange_in_blocks(aligned(high), aligned(low), count, step);
     noise_ = Noise{trials, {blocks_.data(), count, step, base}};
   }
@@ -255,6 +269,59 @@ class Flipper {
   }
 
   Coins coins_;
+};
+
+// Gaussian noise, rounding and (given a grouping) packing with fixed parameters.
+class GaussianRounder {
+ public:
+  GaussianRounder(std::uint32_t limit, std::uint32_t window, int fraction_bits,
+                  const Input<std::uint64_t>& high, const Input<std::uint64_t>& low) {
+    const std::size_t count = high.shape(0);
+    require(count == low.shape(0), "threshold halves differ in length");
+    require(count >= 2 && count % 2 == 0 && count <= (1u << 12), "thresholds are out of range");
+    require(limit >= 1 && limit <= (1u << 24), "limit is out of range");
+    require(fraction_bits >= 1 && fraction_bits <= 16 && window >= 2 &&
+                (std::uint64_t{window} << fraction_bits) <= (1u << 30),
+            "the window is out of range");
+    const std::size_t step = first_step(count);
+    blocks_ = arrange_in_blocks(aligned(high), aligned(low), count, step);
+    const std::int64_t mean = 256 * static_cast<std::int64_t>(count / 2) + cpsgd::kUniforms * 255 / 2;
+    const std::int64_t half = static_cast<std::int64_t>(window) << (fraction_bits - 1);
+    blur_ = Blur{static_cast<float>(limit), static_cast<std::int32_t>(half - mean),
+                 static_cast<std::int32_t>(window - 1), fraction_bits,
+                 {blocks_.data(), count, step, 0}};
+  }
+  GaussianRounder(const GaussianRounder&) = delete;
+
+  void values(const Input<float>& grid, const Input<std::uint8_t>& keystream,
+              Array<std::uint32_t> values) const {
+    require(values.shape(0) == grid.shape(0), "values has another length than the vector");
+    check_length(keystream, grid.shape(0));
+    unlocked([&] {
+      kernels().blur_block(aligned(grid), keystream.data(), blur_, aligned(values), grid.shape(0));
+    });
+  }
+
+  void packed(const Input<float>& grid, const Input<std::uint8_t>& keystream, std::uint64_t radix,
+              std::size_t digits, int bits, int last_bits, Array<std::uint8_t> out) const {
+    const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+    require(out.shape(0) == packed_bytes(grid.shape(0), grouping), "out has the wrong length");
+    require(static_cast<std::uint64_t>(blur_.last) < radix, "the radix is too small for the values");
+    check_length(keystream, grid.shape(0));
+    unlocked([&] {
+      kernels().encode_blurred(aligned(grid), keystream.data(), blur_, grouping, aligned(out),
+                               grid.shape(0));
+    });
+  }
+
+ private:
+  static void check_length(const Input<std::uint8_t>& keystream, std::size_t n) {
+    require(keystream.shape(0) / (16 + cpsgd::kUniforms) >= n,
+            "keystream is too short for the block");
+  }
+
+  std::vector<std::uint8_t> blocks_;
+  Blur blur_;
 };
 
 template <typename T>
@@ -412,6 +479,17 @@ NB_MODULE(_native, m) {
            nb::arg("keystream").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
            nb::arg("last_bits"), nb::arg("out").noconvert());
 
+  nb::class_<GaussianRounder>(m, "GaussianRounder")
+      .def(nb::init<std::uint32_t, std::uint32_t, int, const Input<std::uint64_t>&,
+                    const Input<std::uint64_t>&>(),
+           nb::arg("limit"), nb::arg("window"), nb::arg("fraction_bits"),
+           nb::arg("high").noconvert(), nb::arg("low").noconvert())
+      .def("values", &GaussianRounder::values, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("values").noconvert())
+      .def("packed", &GaussianRounder::packed, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+           nb::arg("last_bits"), nb::arg("out").noconvert());
+
   m.def(
       "pack",
       [](Input<std::uint32_t> values, std::uint64_t radix, std::size_t digits, int bits,
@@ -461,6 +539,103 @@ NB_MODULE(_native, m) {
         nb::arg("factor"), nb::arg("out").noconvert());
   m.def("centre", &centre<std::uint64_t>, nb::arg("sums").noconvert(), nb::arg("middle"),
         nb::arg("factor"), nb::arg("out").noconvert());
+
+  m.def(
+      "cell_masses",
+      [](Matrix<const double> x, Matrix<const double> e, double w, double bent,
+         Matrix<double> mass) {
+        require(x.shape(0) == e.shape(0) && x.shape(1) == e.shape(1) &&
+                    x.shape(0) == mass.shape(0) && x.shape(1) == mass.shape(1),
+                "x, e and mass have other shapes than each other");
+        require(x.shape(1) >= 2, "a curve has at least one cell");
+        return unlocked([&] {
+          return kernels().cell_masses(aligned(x), aligned(e), w, bent, aligned(mass), x.shape(0),
+                                       x.shape(1));
+        });
+      },
+      nb::arg("x").noconvert(), nb::arg("e").noconvert(), nb::arg("w"), nb::arg("bent"),
+      nb::arg("mass").noconvert());
+  m.def(
+      "tilted_sums",
+      [](Matrix<const double> mass, Matrix<const double> x, double step, Matrix<double> sums) {
+        require(mass.shape(0) == x.shape(0) && mass.shape(1) == x.shape(1) &&
+                    mass.shape(0) == sums.shape(0) && sums.shape(1) % 2 == 1,
+                "mass, x and sums have other shapes than each other, or the sums are even");
+        unlocked([&] {
+          kernels().tilted_sums(aligned(mass), aligned(x), step, aligned(sums), x.shape(0),
+                                x.shape(1), sums.shape(1) / 2);
+        });
+      },
+      nb::arg("mass").noconvert(), nb::arg("x").noconvert(), nb::arg("step"),
+      nb::arg("sums").noconvert());
+  m.def(
+      "log_averages",
+      [](Matrix<const double> constant, Matrix<const double> slope,
+         Matrix<const double> mean_constant, Matrix<const double> mean_slope, Input<double> y,
+         Input<double> least, Input<double> enough, Matrix<double> value, Matrix<double> bend) {
+        const std::size_t rows = mean_slope.shape(0), parts = mean_slope.shape(1);
+        const std::size_t cells = y.shape(0);
+        require(parts >= 1 && same_shape(constant, rows, parts + 1) &&
+                    same_shape(slope, rows, parts + 1) && same_shape(mean_constant, rows, parts) &&
+                    least.shape(0) == cells && enough.shape(0) == rows &&
+                    same_shape(value, rows, cells) && same_shape(bend, rows, cells),
+                "arrays have other shapes than each other");
+        unlocked([&] {
+          kernels().log_averages(aligned(constant), aligned(slope), aligned(mean_constant),
+                                 aligned(mean_slope), aligned(y), aligned(least), aligned(enough),
+                                 aligned(value), aligned(bend), rows, parts, cells);
+        });
+      },
+      nb::arg("constant").noconvert(), nb::arg("slope").noconvert(),
+      nb::arg("mean_constant").noconvert(), nb::arg("mean_slope").noconvert(),
+      nb::arg("y").noconvert(), nb::arg("least").noconvert(), nb::arg("enough").noconvert(),
+      nb::arg("value").noconvert(), nb::arg("bend").noconvert());
+  m.def(
+      "log_sums",
+      [](Matrix<const double> a, Matrix<const double> b, Matrix<double> sums,
+         Matrix<double> shares) {
+        const std::size_t rows = a.shape(0), cells = a.shape(1);
+        require(same_shape(b, rows, cells) && same_shape(sums, rows, cells) &&
+                    same_shape(shares, rows, cells),
+                "arrays have other shapes than each other");
+        unlocked([&] {
+          kernels().log_sums(aligned(a), aligned(b), aligned(sums), aligned(shares), rows * cells);
+        });
+      },
+      nb::arg("a").noconvert(), nb::arg("b").noconvert(), nb::arg("sums").noconvert(),
+      nb::arg("shares").noconvert());
+  m.def(
+      "largest_excess",
+      [](Matrix<const double> start, Matrix<const double> rise, Matrix<const double> value,
+         Matrix<const double> bend, Matrix<const bool> wanted, Input<double> y, Input<double> c0,
+         Input<double> c1) {
+        const std::size_t rows = start.shape(0), cells = y.shape(0);
+        require(same_shape(start, rows, cells) && same_shape(rise, rows, cells) &&
+                    same_shape(value, rows, cells) && same_shape(bend, rows, cells) &&
+                    same_shape(wanted, rows, cells) && c0.shape(0) == cells && c1.shape(0) == cells,
+                "arrays have other shapes than each other");
+        return unlocked([&] {
+          return kernels().largest_excess(aligned(start), aligned(rise), aligned(value),
+                                          aligned(bend), aligned(wanted), aligned(y), aligned(c0),
+                                          aligned(c1), rows, cells);
+        });
+      },
+      nb::arg("start").noconvert(), nb::arg("rise").noconvert(), nb::arg("value").noconvert(),
+      nb::arg("bend").noconvert(), nb::arg("wanted").noconvert(), nb::arg("y").noconvert(),
+      nb::arg("c0").noconvert(), nb::arg("c1").noconvert());
+  m.def(
+      "bessel_ratios",
+      [](double variance, std::size_t start, double ratio, double error, Array<double> ratios,
+         Array<double> errors) {
+        require(ratios.shape(0) == errors.shape(0), "errors has another length than the ratios");
+        require(start >= ratios.shape(0), "the recurrence starts below the first ratio");
+        unlocked([&] {
+          kernels().bessel_ratios(variance, start, ratio, error, aligned(ratios), aligned(errors),
+                                  ratios.shape(0));
+        });
+      },
+      nb::arg("variance"), nb::arg("start"), nb::arg("ratio"), nb::arg("error"),
+      nb::arg("ratios").noconvert(), nb::arg("errors").noconvert());
 
   m.def(
       "crc32c",

@@ -34,9 +34,7 @@ def load_digits() -> ImageDataset:
     # Found and not imported: that takes over a second, which silos whose process trains once would spend each time.
     found = find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
-        raise DataError(
-            "The embedded digits come with scikit-learn, which is not installed: pip install 'cpsgd[learn]'."
-        )
+        raise DataError("The embedded digits come with scikit-learn, which is not installed: pip install scikit-learn.")
     path = Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     try:
         rows = np.loadtxt(path, np.uint8, delimiter=",")
