@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_up
 from cpsgd.aggregator import Aggregator
 from cpsgd.errors import ConditionError, ParameterError, VectorError
 from cpsgd.planner import Plan, plan
@@ -30,7 +31,7 @@ from cpsgd.privacy import guarantee
 from cpsgd.protocol import Protocol
 from cpsgd.statistics.columns import Chunk, labels, text_of
 from cpsgd.statistics.contributions import Combine, Rows, Vectors, combined, parts
-from cpsgd.statistics.results import Reading, Statistic, rounded_up
+from cpsgd.statistics.results import Reading, Statistic
 from cpsgd.statistics.tables import open_table
 
 Bounds = Mapping[str, tuple[float, float]]
