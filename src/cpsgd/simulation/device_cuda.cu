@@ -1,0 +1,336 @@
+// Clients' vectors of 2^15 <= d < 2^16 coordinates, clipped, rotated, rounded and added up by one kernel: the vectors
+// never leave the multiprocessor. `device_cuda.py` defines the upper-case names and says what the arguments are.
+//
+// A block of 1024 threads takes one client after another and holds 2^15 numbers in registers, 32 per thread. With
+// t = 32 · warp + lane, register r of thread t is coordinate
+//     A: 32 t + r          B: 1024 warp + 32 r + lane          C: 1024 r + t
+// so that the butterflies of bits 0-4 are within a thread in A, those of bits 5-9 in B and those of bits 10-14 in C.
+// A to B stays within a warp; B to C and C to A go through the whole block. Sums of rounded numbers are bytes, four to
+// a word, of the thread that has the coordinate in C; they are added to global memory before one can overflow.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define SIZE 32768
+#define THREADS 1024
+#define TAIL ((REST + THREADS - 1) / THREADS)  // coordinates of a thread beyond the first 2^15, in layout C
+#define HEAD_WORDS 8
+#define TAIL_WORDS ((TAIL + 3) / 4)
+#define CHUNKS 4096  // groups of 16 coordinates below 2^16
+
+struct Keys { u32 low, high; };
+
+// The same number, of which the compiler knows nothing: it would keep 32 addresses in registers that are not there.
+__device__ __forceinline__ u32 opaque(u32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+__device__ __forceinline__ void philox(Keys key, u32 c0, u32 c1, u32 c2, u32 (&words)[4]) {
+  u32 w0 = c0, w1 = c1, w2 = c2, w3 = 0;
+  u32 k0 = key.low, k1 = key.high;
+#pragma unroll
+  for (int round = 0; round < 10; round++) {
+    u64 a = (u64)w0 * 0xD2511F53u, b = (u64)w2 * 0xCD9E8D57u;
+    w0 = (u32)(b >> 32) ^ w1 ^ k0;
+    w1 = (u32)b;
+    w2 = (u32)(a >> 32) ^ w3 ^ k1;
+    w3 = (u32)a;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  words[0] = w0, words[1] = w1, words[2] = w2, words[3] = w3;
+}
+
+__device__ __forceinline__ void butterflies(float (&x)[32]) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2)
+#pragma unroll
+    for (int r = 0; r < 32; r++)
+      if (!(r & distance)) {
+        float a = x[r], b = x[r | distance];
+        x[r] = a + b;
+        x[r | distance] = a - b;
+      }
+}
+
+// Each thread's numbers times ±2^(-15/2), in layout A.
+__device__ __forceinline__ void flip(float (&x)[32], u32 signs) {
+#pragma unroll
+  for (int r = 0; r < 32; r++) x[r] = __fmul_rn(x[r], __uint_as_float(NORMALISE ^ (signs << (31 - r) & 0x80000000u)));
+}
+
+// Shared memory by its own addresses: where the buffer begins at a multiple of 4096 bytes, an exclusive or is all it
+// takes to permute the columns of a row.
+__device__ __forceinline__ void put(u32 address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+__device__ __forceinline__ float take(u32 address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
+// From layout A to C, the transform on the way. Nobody may still read the buffer outside of its own warp's part.
+__device__ __forceinline__ void transform(float (&x)[32], float* buffer, u32 warp, u32 lane) {
+  float* own = buffer + warp * 1024;
+  const u32 begin = (u32)__cvta_generic_to_shared(own);
+  butterflies(x);
+  // Within rows of 32 the columns are permuted, so that rows and columns both lie in 32 banks.
+  const u32 line = opaque(begin + lane * 132);
+#pragma unroll
+  for (int r = 0; r < 32; r++) put(line ^ (4 * r), x[r]);
+  __syncwarp();
+  const u32 column = opaque(begin + lane * 4);
+#pragma unroll
+  for (int r = 0; r < 32; r++) x[r] = take(column ^ (132 * r));
+  butterflies(x);
+  __syncwarp();
+#pragma unroll
+  for (int r = 0; r < 32; r++) own[r * 32 + lane] = x[r];
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < 32; r++) x[r] = buffer[r * 1024 + warp * 32 + lane];
+  butterflies(x);
+  __syncthreads();
+}
+
+// From layout C to A. Afterwards each warp has read its own part, and nothing else.
+__device__ __forceinline__ void regroup(float (&x)[32], float* buffer, u32 warp, u32 lane) {
+#pragma unroll
+  for (int r = 0; r < 32; r++) buffer[r * 1024 + warp * 32 + (lane ^ warp)] = x[r];
+  __syncthreads();
+  const u32 line = opaque((u32)__cvta_generic_to_shared(buffer + warp * 1024) + lane * 132);
+#pragma unroll
+  for (int r = 0; r < 32; r++) x[r] = take(line ^ (4 * r));
+  __syncwarp();
+}
+
+// The nearest point of the grid, within the limit, plus 3 · 2^22: so large numbers are integers.
+__device__ __forceinline__ float nearest(float x) {
+  return fminf(fmaxf(x, -(float)LIMIT), (float)LIMIT) + 12582912.0f;
+}
+
+// One integer for each of COUNT numbers of a thread, coordinates `first` + 1024 r + t, added to its sums.
+template <int COUNT>
+__device__ __forceinline__ void round_part(const float (&x)[32], u32* totals, u32 first, u32 t, u32 client, Keys key) {
+#if COINS == 0
+#pragma unroll
+  for (int r = 0; r < COUNT; r += 4) {
+    u32 words[4], total = totals[r / 4 * THREADS];
+    philox(key, opaque(first / 4 + r / 4 * 1024 + t), client, ROUNDING, words);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      if (r + k < COUNT) {
+        u32 point = __float_as_uint(nearest(x[r + k])) + (OFFSET - 0x4B400000u);
+        u32 drawn = (point + ((words[k] & 0xFFFF) >> (16 - FRACTION))) >> FRACTION;
+        if (SAMPLED) drawn = (words[k] >> 16) < RATE ? 2 * drawn : 1;
+        total += drawn << (8 * k);
+      }
+    totals[r / 4 * THREADS] = total;
+  }
+#else
+#pragma unroll
+  for (int r = 0; r < COUNT; r += 8) {
+    // A coin shows heads if u + point >= 2^16, u being 16 random bits: if (2^23 + u) - (2^23 + 65535 - point) >= 1. All
+    // of these are integers and exact, and the difference is cut to 0 or 1.
+    float least[8], heads[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      heads[k] = 0.0f;
+      if (r + k < COUNT) least[k] = (8388608.0f + 65535.0f - OFFSET) - (nearest(x[r + k]) - 12582912.0f);
+    }
+#pragma unroll 1
+    for (u32 coin = 0; coin < COINS; coin++) {
+      u32 words[4];
+      philox(key, opaque(first / 8 + r / 8 * 1024 + t), client, TOSSES + coin, words);
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        if (r + k < COUNT) heads[k] += __saturatef(__uint_as_float((words[k] & 0xFFFF) | 0x4B000000u) - least[k]);
+        if (r + k + 4 < COUNT)
+          heads[k + 4] += __saturatef(__uint_as_float(__byte_perm(words[k], 0x4B00u, 0x5432)) - least[k + 4]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k += 4)
+      if (r + k < COUNT) {
+        // Bytes 0 and 1, and 2 and 3, of a word: the last bits of numbers from 2^23 on.
+        float low = 8388608.0f + heads[k] + 256.0f * heads[k + 1], high = 8388608.0f + heads[k + 2] + 256.0f * heads[k + 3];
+        totals[(r + k) / 4 * THREADS] += __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x5410);
+      }
+  }
+#endif
+}
+
+// Adds the sums to global memory, and starts them again.
+__device__ __forceinline__ void flush(u32* totals, u64* sums, u32 t) {
+  for (int word = 0; word < HEAD_WORDS + TAIL_WORDS; word++) {
+    u32 total = totals[word * THREADS];
+    totals[word * THREADS] = 0;
+    int head = word < HEAD_WORDS;
+    u32 place = (head ? word : word - HEAD_WORDS) * 4096 + t, end = head ? SIZE : REST;
+#pragma unroll
+    for (int k = 0; k < 4; k++, place += 1024)
+      if (place < end && (total >> (8 * k) & 255)) atomicAdd(sums + (head ? 0 : SIZE) + place, (u64)(total >> (8 * k) & 255));
+  }
+}
+
+#if PRODUCTS
+// Coordinates whose products' factors are in shared memory: 16 at a time where they are one number times neighbours.
+__device__ __forceinline__ void multiply(
+    float (&x)[32], const float* factors, const u32* chunks, const u32* pairs, u32 chunk, float scale
+) {
+  const uint2 found = *(const uint2*)(chunks + chunk);
+#pragma unroll
+  for (int part = 0; part < 2; part++) {
+    const u32 both = part ? found.y : found.x;
+    if (both < 0xFFFFFFFEu) {
+      const float left = factors[both & 0xFFFF];
+      const float4* right = (const float4*)(factors + (both >> 16));
+#pragma unroll
+      for (int s = 0; s < 4; s++) {
+        const float4 four = right[s];
+        x[16 * part + 4 * s] = __fmul_rn(__fmul_rn(left, four.x), scale);
+        x[16 * part + 4 * s + 1] = __fmul_rn(__fmul_rn(left, four.y), scale);
+        x[16 * part + 4 * s + 2] = __fmul_rn(__fmul_rn(left, four.z), scale);
+        x[16 * part + 4 * s + 3] = __fmul_rn(__fmul_rn(left, four.w), scale);
+      }
+    } else if (both == 0xFFFFFFFEu) {
+#pragma unroll
+      for (int s = 0; s < 16; s++) {
+        const u32 pair = __ldg(pairs + s * CHUNKS + chunk + part);
+        if (pair != 0xFFFFFFFFu)
+          x[16 * part + s] = __fmul_rn(__fmul_rn(factors[pair & 0xFFFF], factors[pair >> 16]), scale);
+      }
+    }
+  }
+  // Broken vectors are zero, even where they hold NaN; a scale is never zero otherwise.
+  if (scale == 0.0f) {
+#pragma unroll
+    for (int r = 0; r < 32; r++) x[r] = 0.0f;
+  }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
+#if PRODUCTS
+    const float* __restrict__ factors, const float* __restrict__ scales, const u32* __restrict__ chunks,
+    const u32* __restrict__ pairs,
+#else
+    const float* __restrict__ rows, int stride, double bound, double unit,
+#endif
+    const u32* __restrict__ signs, u64* __restrict__ sums, int count, int first, int key_low, int key_high
+) {
+  extern __shared__ float memory[];
+  float* buffer = memory + (-(u32)__cvta_generic_to_shared(memory) & 4095) / 4;
+  const u32 t = threadIdx.x, warp = t / 32, lane = t % 32;
+  u32* totals = (u32*)(buffer + SIZE) + t;
+  float* factor = buffer + SIZE + (HEAD_WORDS + TAIL_WORDS) * THREADS;
+  const Keys key = {(u32)key_low, (u32)key_high};
+  for (int word = 0; word < HEAD_WORDS + TAIL_WORDS; word++) totals[word * THREADS] = 0;
+  float x[32];
+  int unflushed = 0;
+#if !PRODUCTS
+  const float inverse = (float)(1.0 / bound);
+#endif
+#if PRODUCTS
+  if (blockIdx.x < count)
+    for (u32 f = t; f < FACTORS; f += THREADS) factor[f + (f / 32) * 4] = factors[(u64)blockIdx.x * FACTORS + f];
+  __syncthreads();
+#endif
+#pragma unroll 1
+  for (int row = blockIdx.x; row < count; row += gridDim.x) {
+    const u32 client = (u32)first + row;
+#if PRODUCTS
+    const float scale = __ldg(scales + row);
+    multiply(x, factor, chunks, pairs, 2 * t, scale);
+#else
+    const float* base = rows + (u64)row * stride;
+    float squares = 0.0f;
+#pragma unroll 4
+    for (u32 place = opaque(t); place < REST; place += THREADS) {
+      const float value = base[SIZE + place] * inverse;
+      squares += value * value;
+    }
+#pragma unroll
+    for (int r = 0; r < 32; r++) {
+      x[r] = base[r * 1024 + t];
+      squares += (x[r] * inverse) * (x[r] * inverse);
+    }
+    for (int distance = 16; distance; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, distance);
+    if (lane == 0) factor[warp] = squares;
+    __syncthreads();
+    squares = factor[lane];
+    for (int distance = 16; distance; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, distance);
+    const double length = sqrt((double)squares);
+    const bool whole = length < LONGEST;  // false for NaN
+    const float scale = (float)(length > 1.0 ? unit / length : unit);
+#pragma unroll
+    for (int r = 0; r < 32; r++) x[r] = whole ? __fmul_rn(x[r], scale) : 0.0f;
+    regroup(x, buffer, warp, lane);
+#endif
+    flip(x, __ldg(signs + t));
+    transform(x, buffer, warp, lane);
+#if REST > 0
+    // Some threads' last number is none of these coordinates: it is rounded, too, and never flushed.
+    round_part<TAIL>(x, totals + HEAD_WORDS * THREADS, SIZE, t, client, key);
+#if !PRODUCTS
+#pragma unroll
+    for (int r = 0; r < TAIL; r++) {
+      const u32 place = r * 1024 + opaque(t);
+      if (r < TAIL - 1 || place < REST) x[r] = whole ? __fmul_rn(base[SIZE + place], scale) : 0.0f;
+    }
+#endif
+    regroup(x, buffer, warp, lane);
+#if PRODUCTS
+    if (t < (REST + 31) / 32) {
+      if (scale != 0.0f || t < REST / 32) multiply(x, factor, chunks, pairs, CHUNKS / 2 + 2 * t, scale);
+    }
+#endif
+    flip(x, __ldg(signs + SIZE / 32 + t));
+    transform(x, buffer, warp, lane);
+#endif
+#if PRODUCTS
+    // The transform's last barrier is behind the last use of these factors.
+    const int next = row + gridDim.x;
+    if (next < count)
+      for (u32 f = t; f < FACTORS; f += THREADS) factor[f + (f / 32) * 4] = factors[(u64)next * FACTORS + f];
+#endif
+    round_part<32>(x, totals, 0, t, client, key);
+    if (++unflushed == FLUSH) {
+      flush(totals, sums, t);
+      unflushed = 0;
+    }
+    __syncthreads();
+  }
+  if (unflushed) flush(totals, sums, t);
+}
+
+#if PRODUCTS
+// What products are multiplied by: `unit`, over their length where that is more than 1; 0 for those that are broken. The
+// squared length of all products of two vectors is the product of theirs. A warp has a client.
+extern "C" __global__ void lengths(const float* __restrict__ factors, const int* __restrict__ ends, float* scales,
+                                   int count, int layers, double bound, double unit) {
+  const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (row >= count) return;
+  const float* own = factors + (u64)row * FACTORS;
+  double squares = 0.0;
+  int begin = 0;
+  for (int layer = 0; layer < layers; layer++) {
+    double product = 1.0;
+    for (int side = 0; side < 2; side++) {
+      const int end = ends[2 * layer + side];
+      double part = 0.0;
+      for (int f = begin + lane; f < end; f += 32) part += (double)own[f] * own[f];
+      for (int distance = 16; distance; distance /= 2) part += __shfl_xor_sync(0xFFFFFFFFu, part, distance);
+      // Beside the weights there are biases, as if 1 had come in.
+      product *= side ? part : part + 1.0;
+      begin = end;
+    }
+    squares += product;
+  }
+  const double length = sqrt(squares) / bound;
+  if (lane == 0) scales[row] = length < LONGEST ? (float)(length > 1.0 ? unit / length : unit) : 0.0f;
+}
+#endif
