@@ -36,6 +36,7 @@ MAY_NEED = {
         *(
             "simulation/device",
             "simulation/device.py",
+            "simulation/device_cuda.py",
             "simulation/device_plain.py",
             "simulation/device_fused.py",
             "docs",

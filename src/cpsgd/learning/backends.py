@@ -6,7 +6,7 @@ it is asynchronous: a GPU works on while the CPU prepares the next round, unless
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -86,7 +86,7 @@ class CpuBackend:
         ):
             simulator = mechanisms.start_round(self._mechanism, self.updates.dim, number, self._seed, on)
             for start in range(0, len(clients), self._slice):
-                for chunk in self._chunks(clients[start : start + self._slice]):
+                for chunk in self._chunks(clients[start : start + self._slice], simulator):
                     simulator.add(chunk)
             simulator.add_zeros(zeros)
         return simulator
@@ -96,7 +96,7 @@ class CpuBackend:
         test = self._dataset.test_set()
         return torch.from_numpy(test.features), torch.from_numpy(test.labels)
 
-    def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
+    def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterable[Any]:
         return self._rows.chunks(self._dataset.batch(clients))
 
 
@@ -124,5 +124,7 @@ class GpuBackend(CpuBackend):
         """Features and labels of the test set."""
         return self._data.test.features, self._data.test.labels
 
-    def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
-        return self.updates.tensors(*self._data.batch(clients))
+    def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterable[Any]:
+        batch = self._data.batch(clients)
+        products = self.updates.products(*batch) if getattr(simulator, "takes_products", False) else None
+        return self.updates.tensors(*batch) if products is None else [products]

@@ -1,7 +1,8 @@
 """A round whose clients, sums and mean stay on a PyTorch device: `cpsgd.simulation.cpu` for GPUs.
 
-Its kernels are written twice: in plain PyTorch (`device_plain.py`), for any device, and in Triton
-(`device_fused.py`), for GPUs. The two give the same integers, bit for bit.
+Its kernels are written in plain PyTorch (`device_plain.py`), for any device, and in Triton (`device_fused.py`), for
+GPUs. The two give the same integers, bit for bit. So does one kernel in CUDA (`device_cuda.py`), where it is made for
+what it is asked.
 
 The law of the mean is that of `RoundSimulator`, and so of single messages: every client's vector is really clipped,
 rotated and rounded, the noise of the sum is drawn once, where rounding is not itself the noise. Three things differ.
@@ -34,8 +35,10 @@ from cpsgd.mechanisms.base import FairCoins, Rounding
 from cpsgd.mechanisms.law import Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
+from cpsgd.simulation import device_cuda
 from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.cpu import noise_norm
+from cpsgd.simulation.device_cuda import Products
 
 # Triton's kernels number coordinates with 32 bits.
 _MAX_DIM = 1 << 30
@@ -68,6 +71,13 @@ def kernels_for(device: torch.device) -> ModuleType:
 
 class DeviceRound:
     """The sum of one round's messages and its mean, on a device.
+
+    Attributes:
+        protocol: The parameters of the round.
+        round: Its number.
+        count: How many clients' messages were added.
+        device: Where everything is computed.
+        takes_products: Whether `add` takes `Products`, too.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=4, clip_norm=1.0, levels=256, trials=16)
@@ -115,10 +125,12 @@ class DeviceRound:
         self.device = self._sums.device
         self._kernels = kernels or kernels_for(self.device)
         self._mean: torch.Tensor | None = None
+        rounding = self._rounding if protocol.rotate and kernels is None else None
+        self.takes_products = rounding is not None and device_cuda.supports(self.device, protocol.dim, rounding)
         if protocol.rotate:
             self._signs = carried(rotate.signs(protocol.dim, protocol.rotation_seed, round), self.device)
 
-    def add(self, vectors: torch.Tensor) -> None:
+    def add(self, vectors: torch.Tensor | Products) -> None:
         """Adds the messages of some clients, one row per client. The rows are overwritten.
 
         Raises:
@@ -127,6 +139,9 @@ class DeviceRound:
         if self._mean is not None:
             raise ParameterError("The round's mean was released: it takes no more messages.")
         protocol = self.protocol
+        if isinstance(vectors, Products):
+            self._add_products(vectors)
+            return
         vectors = _rows(vectors, protocol.dim, self.device)
         if self._grid is None or self._rounding is None:
             self._sums += _clipped_sum(vectors, protocol.clip_norm)
@@ -159,9 +174,23 @@ class DeviceRound:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
         return noise_norm(self.protocol, self.count)
 
+    def _add_products(self, products: Products) -> None:
+        if not self.takes_products or products.layout.dim != self.protocol.dim or self._grid is None:
+            raise VectorError(f"The round takes no products of {products.layout.dim} coordinates here: write them out.")
+        assert self._rounding is not None
+        bound = self.protocol.clip_norm * (1.0 - clip.MARGIN)
+        options = {"bound": bound, "unit": self._grid.unit, "first": self.count, "rounding": self._rounding}
+        with current(self.device):
+            device_cuda.add_products(products, self._sums, self._signs, key=self._key("rounding"), **options)
+        self.count += len(products.factors)
+
     def _add_rounded(self, vectors: torch.Tensor, unit: float, rounding: Rounding) -> None:
         protocol = self.protocol
         bound = protocol.clip_norm * (1.0 - clip.MARGIN)
+        if self.takes_products:
+            options = {"bound": bound, "unit": unit, "first": self.count, "rounding": rounding}
+            device_cuda.add_rows(vectors, self._sums, self._signs, key=self._key("rounding"), **options)
+            return
         columns: plain.Columns = [(0, vectors)]
         if protocol.rotate:
             columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, unit)

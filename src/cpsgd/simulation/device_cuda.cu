@@ -284,9 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
 #endif
     regroup(x, buffer, warp, lane);
 #if PRODUCTS
-    if (t < (REST + 31) / 32) {
-      if (scale != 0.0f || t < REST / 32) multiply(x, factor, chunks, pairs, CHUNKS / 2 + 2 * t, scale);
-    }
+    if (t < (REST + 31) / 32) multiply(x, factor, chunks, pairs, CHUNKS / 2 + 2 * t, scale);
 #endif
     flip(x, __ldg(signs + SIZE / 32 + t));
     transform(x, buffer, warp, lane);
