@@ -27,6 +27,8 @@ from cpsgd.learning.options import ClientOptions, RunOptions
 _EXAMPLES_BYTES = 1 << 26
 # MiB that the clients computed together may take.
 _CPU_MEMORY, _GPU_MEMORY = 1024, 4096
+# A GPU's rounds are shorter than the time it takes to draw their clients: several blocks of rounds are drawn at once.
+_BLOCKS, _BLOCK_ROUNDS, _BLOCK_CLIENTS = 4, 16, 1 << 18
 
 
 def start(
@@ -110,15 +112,19 @@ class GpuBackend(CpuBackend):
         super().__init__(dataset, *arguments)
         with enough_memory("the data set", "use a smaller one."):
             self._data = on_device(dataset, self.device)
-        self._ahead: dict[int, Future[NDArray[np.int64]]] = {}
-        self._drawing = ThreadPoolExecutor(1)
+        self._ahead: dict[int, Future[list[NDArray[np.int64]]]] = {}
+        self._drawing = ThreadPoolExecutor(_BLOCKS)
 
     def clients(self, cohorts: Cohorts, number: int, rounds: int) -> NDArray[np.int64]:
-        """The clients of one of `rounds` rounds; the next round's are drawn meanwhile."""
-        found = self._ahead.pop(number, None)
-        if number + 1 < rounds:
-            self._ahead = {number + 1: self._drawing.submit(cohorts.clients, number + 1)}
-        return cohorts.clients(number) if found is None else found.result()
+        """The clients of one of `rounds` rounds; those of the next ones are drawn meanwhile, in blocks of rounds."""
+        size = max(1, min(_BLOCK_ROUNDS, _BLOCK_CLIENTS // cohorts.cohort))
+        own = number // size
+        self._ahead = {block: drawn for block, drawn in self._ahead.items() if block >= own}
+        for block in range(own, own + _BLOCKS):
+            wanted = range(block * size, min((block + 1) * size, rounds))
+            if block not in self._ahead and wanted:
+                self._ahead[block] = self._drawing.submit(cohorts.several, wanted)
+        return self._ahead[own].result()[number % size]
 
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Features and labels of the test set."""

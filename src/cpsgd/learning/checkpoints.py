@@ -20,7 +20,7 @@ import weakref
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +171,9 @@ class ChargeLog:
         self.survivors[round] = survivors
 
 
-def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """A JSON object per line, replacing the file as a whole."""
-    _replace(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Lines, replacing the file as a whole."""
+    _replace(path, "".join(line + "\n" for line in lines).encode())
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -231,7 +231,7 @@ class RoundMetrics:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return asdict(self)
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -260,6 +260,7 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         self._path, self._metrics = folder / CHECKPOINT, folder / METRICS
         self._config = config
+        self._lines: list[str] = []
         # Kept apart from the settings, which may be shown: it follows from everybody's data without noise.
         self._data = getattr(dataset, "fingerprint", None)
         # From here on no other process can open the run.
@@ -284,7 +285,10 @@ class RunFolder:
             self._check(state)
             progress = Progress(
                 round=int(state["round"]),
-                history=[RoundMetrics(**row) for row in state["history"]],
+                # Version 0.1 did not write them as lines.
+                history=[
+                    RoundMetrics(**(json.loads(row) if isinstance(row, str) else row)) for row in state["history"]
+                ],
                 cohorts=Cohorts(**state["cohorts"]),
                 run=state["run"],
             )
@@ -309,7 +313,8 @@ class RunFolder:
 
     def save(self, progress: Progress, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Writes a checkpoint, and the metrics for people and plots."""
-        rows = [metrics.to_dict() for metrics in progress.history]
+        # Rounds are many and checkpoints may be, too: what does not change any more is written down once.
+        self._lines += [json.dumps(metrics.to_dict()) for metrics in progress.history[len(self._lines) :]]
         save(
             self._path,
             {
@@ -317,14 +322,14 @@ class RunFolder:
                 "data": self._data,
                 "run": progress.run,
                 "round": progress.round,
-                "history": rows,
+                "history": list(self._lines),
                 "model": model.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "cohorts": vars(progress.cohorts),
                 "charged": {number: size for number, size in self.charged.items() if number < progress.round},
             },
         )
-        write_lines(self._metrics, rows)
+        write_lines(self._metrics, self._lines)
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """Refuses the checkpoint of another run, and one that has spent what the log does not know of."""

@@ -20,10 +20,19 @@ typedef unsigned long long u64;
 
 struct Keys { u32 low, high; };
 
-// The same number, of which the compiler knows nothing: it would keep 32 addresses in registers that are not there.
+// The same number, of which the compiler knows nothing: it would compute ahead what registers have no room for.
 __device__ __forceinline__ u32 opaque(u32 value) {
   asm volatile("" : "+r"(value));
   return value;
+}
+
+__shared__ u32 zero;
+
+// The same for the assembler, which would keep 32 addresses for their next use: `zero` might change.
+__device__ __forceinline__ u32 fresh(u32 value) {
+  u32 nothing;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(nothing) : "r"((u32)__cvta_generic_to_shared(&zero)));
+  return value + nothing;
 }
 
 __device__ __forceinline__ void philox(Keys key, u32 c0, u32 c1, u32 c2, u32 (&words)[4]) {
@@ -78,11 +87,11 @@ __device__ __forceinline__ void transform(float (&x)[32], float* buffer, u32 war
   const u32 begin = (u32)__cvta_generic_to_shared(own);
   butterflies(x);
   // Within rows of 32 the columns are permuted, so that rows and columns both lie in 32 banks.
-  const u32 line = opaque(begin + lane * 132);
+  const u32 line = fresh(begin + lane * 132);
 #pragma unroll
   for (int r = 0; r < 32; r++) put(line ^ (4 * r), x[r]);
   __syncwarp();
-  const u32 column = opaque(begin + lane * 4);
+  const u32 column = fresh(begin + lane * 4);
 #pragma unroll
   for (int r = 0; r < 32; r++) x[r] = take(column ^ (132 * r));
   butterflies(x);
@@ -96,12 +105,13 @@ __device__ __forceinline__ void transform(float (&x)[32], float* buffer, u32 war
   __syncthreads();
 }
 
-// From layout C to A. Afterwards each warp has read its own part, and nothing else.
+// From layout C to A, of registers from FIRST on. Afterwards each warp has read its own part, and nothing else.
+template <int FIRST>
 __device__ __forceinline__ void regroup(float (&x)[32], float* buffer, u32 warp, u32 lane) {
 #pragma unroll
-  for (int r = 0; r < 32; r++) buffer[r * 1024 + warp * 32 + (lane ^ warp)] = x[r];
+  for (int r = FIRST; r < 32; r++) buffer[r * 1024 + warp * 32 + (lane ^ warp)] = x[r];
   __syncthreads();
-  const u32 line = opaque((u32)__cvta_generic_to_shared(buffer + warp * 1024) + lane * 132);
+  const u32 line = fresh((u32)__cvta_generic_to_shared(buffer + warp * 1024) + lane * 132);
 #pragma unroll
   for (int r = 0; r < 32; r++) x[r] = take(line ^ (4 * r));
   __syncwarp();
@@ -112,9 +122,10 @@ __device__ __forceinline__ float nearest(float x) {
   return fminf(fmaxf(x, -(float)LIMIT), (float)LIMIT) + 12582912.0f;
 }
 
-// One integer for each of COUNT numbers of a thread, coordinates `first` + 1024 r + t, added to its sums.
+// One integer for each of COUNT numbers of a thread, coordinates `first` + 1024 r + t, added to its sums. The numbers
+// are lost.
 template <int COUNT>
-__device__ __forceinline__ void round_part(const float (&x)[32], u32* totals, u32 first, u32 t, u32 client, Keys key) {
+__device__ __forceinline__ void round_part(float (&x)[32], u32* totals, u32 first, u32 t, u32 client, Keys key) {
 #if COINS == 0
 #pragma unroll
   for (int r = 0; r < COUNT; r += 4) {
@@ -135,11 +146,11 @@ __device__ __forceinline__ void round_part(const float (&x)[32], u32* totals, u3
   for (int r = 0; r < COUNT; r += 8) {
     // A coin shows heads if u + point >= 2^16, u being 16 random bits: if (2^23 + u) - (2^23 + 65535 - point) >= 1. All
     // of these are integers and exact, and the difference is cut to 0 or 1.
-    float least[8], heads[8];
+    float heads[8];
 #pragma unroll
     for (int k = 0; k < 8; k++) {
       heads[k] = 0.0f;
-      if (r + k < COUNT) least[k] = (8388608.0f + 65535.0f - OFFSET) - (nearest(x[r + k]) - 12582912.0f);
+      if (r + k < COUNT) x[r + k] = (8388608.0f + 65535.0f - OFFSET) - (nearest(x[r + k]) - 12582912.0f);
     }
 #pragma unroll 1
     for (u32 coin = 0; coin < COINS; coin++) {
@@ -147,9 +158,9 @@ __device__ __forceinline__ void round_part(const float (&x)[32], u32* totals, u3
       philox(key, opaque(first / 8 + r / 8 * 1024 + t), client, TOSSES + coin, words);
 #pragma unroll
       for (int k = 0; k < 4; k++) {
-        if (r + k < COUNT) heads[k] += __saturatef(__uint_as_float((words[k] & 0xFFFF) | 0x4B000000u) - least[k]);
+        if (r + k < COUNT) heads[k] += __saturatef(__uint_as_float((words[k] & 0xFFFF) | 0x4B000000u) - x[r + k]);
         if (r + k + 4 < COUNT)
-          heads[k + 4] += __saturatef(__uint_as_float(__byte_perm(words[k], 0x4B00u, 0x5432)) - least[k + 4]);
+          heads[k + 4] += __saturatef(__uint_as_float(__byte_perm(words[k], 0x4B00u, 0x5432)) - x[r + k + 4]);
       }
     }
 #pragma unroll
@@ -215,11 +226,11 @@ __device__ __forceinline__ void multiply(
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
 #if PRODUCTS
-    const float* __restrict__ factors, const float* __restrict__ scales, const u32* __restrict__ chunks,
-    const u32* __restrict__ pairs,
+    const float* __restrict__ factors, const u32* __restrict__ chunks, const u32* __restrict__ pairs,
 #else
-    const float* __restrict__ rows, int stride, double bound, double unit,
+    const float* __restrict__ rows, int stride,
 #endif
+    const float* __restrict__ scales,
     const u32* __restrict__ signs, u64* __restrict__ sums, int count, int first, int key_low, int key_high
 ) {
   extern __shared__ float memory[];
@@ -231,59 +242,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
   for (int word = 0; word < HEAD_WORDS + TAIL_WORDS; word++) totals[word * THREADS] = 0;
   float x[32];
   int unflushed = 0;
-#if !PRODUCTS
-  const float inverse = (float)(1.0 / bound);
-#endif
 #if PRODUCTS
   if (blockIdx.x < count)
     for (u32 f = t; f < FACTORS; f += THREADS) factor[f + (f / 32) * 4] = factors[(u64)blockIdx.x * FACTORS + f];
-  __syncthreads();
 #endif
+  if (t == 0) zero = 0;
+  __syncthreads();
 #pragma unroll 1
   for (int row = blockIdx.x; row < count; row += gridDim.x) {
     const u32 client = (u32)first + row;
-#if PRODUCTS
     const float scale = __ldg(scales + row);
+#if PRODUCTS
     multiply(x, factor, chunks, pairs, 2 * t, scale);
 #else
     const float* base = rows + (u64)row * stride;
-    float squares = 0.0f;
-#pragma unroll 4
-    for (u32 place = opaque(t); place < REST; place += THREADS) {
-      const float value = base[SIZE + place] * inverse;
-      squares += value * value;
-    }
+    if (row + gridDim.x < count)
+      for (u32 place = 32 * t; place < SIZE + REST; place += 32 * THREADS)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(base + (u64)gridDim.x * stride + place));
 #pragma unroll
-    for (int r = 0; r < 32; r++) {
-      x[r] = base[r * 1024 + t];
-      squares += (x[r] * inverse) * (x[r] * inverse);
-    }
-    for (int distance = 16; distance; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, distance);
-    if (lane == 0) factor[warp] = squares;
-    __syncthreads();
-    squares = factor[lane];
-    for (int distance = 16; distance; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, distance);
-    const double length = sqrt((double)squares);
-    const bool whole = length < LONGEST;  // false for NaN
-    const float scale = (float)(length > 1.0 ? unit / length : unit);
+    for (int r = 0; r < 32; r++) x[r] = base[r * 1024 + t];
 #pragma unroll
-    for (int r = 0; r < 32; r++) x[r] = whole ? __fmul_rn(x[r], scale) : 0.0f;
-    regroup(x, buffer, warp, lane);
+    for (int r = 0; r < 32; r++) x[r] = scale == 0.0f ? 0.0f : __fmul_rn(x[r], scale);
+    regroup<0>(x, buffer, warp, lane);
 #endif
     flip(x, __ldg(signs + t));
     transform(x, buffer, warp, lane);
 #if REST > 0
-    // Some threads' last number is none of these coordinates: it is rounded, too, and never flushed.
+    // Some threads' last number is none of these coordinates: it is rounded, too, but never flushed, and stays.
+    const float last = x[TAIL - 1];
     round_part<TAIL>(x, totals + HEAD_WORDS * THREADS, SIZE, t, client, key);
+    x[TAIL - 1] = last;
 #if !PRODUCTS
 #pragma unroll
     for (int r = 0; r < TAIL; r++) {
       const u32 place = r * 1024 + opaque(t);
-      if (r < TAIL - 1 || place < REST) x[r] = whole ? __fmul_rn(base[SIZE + place], scale) : 0.0f;
+      if (r < TAIL - 1 || place < REST) x[r] = scale == 0.0f ? 0.0f : __fmul_rn(base[SIZE + place], scale);
     }
-#endif
-    regroup(x, buffer, warp, lane);
-#if PRODUCTS
+    regroup<0>(x, buffer, warp, lane);
+#else
+    // All of the first ones are replaced.
+    regroup<REST / 1024>(x, buffer, warp, lane);
     if (t < (REST + 31) / 32) multiply(x, factor, chunks, pairs, CHUNKS / 2 + 2 * t, scale);
 #endif
     flip(x, __ldg(signs + SIZE / 32 + t));
@@ -305,9 +303,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
   if (unflushed) flush(totals, sums, t);
 }
 
+// What vectors are multiplied by: `unit`, over their length where that is more than 1; 0 for those that are broken.
+__device__ __forceinline__ float scale_of(double length, double unit) {
+  return length < LONGEST ? (float)(length > 1.0 ? unit / length : unit) : 0.0f;  // NaN is not less
+}
+
 #if PRODUCTS
-// What products are multiplied by: `unit`, over their length where that is more than 1; 0 for those that are broken. The
-// squared length of all products of two vectors is the product of theirs. A warp has a client.
+// The squared length of all products of two vectors is the product of theirs. A warp has a client.
 extern "C" __global__ void lengths(const float* __restrict__ factors, const int* __restrict__ ends, float* scales,
                                    int count, int layers, double bound, double unit) {
   const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -328,7 +330,27 @@ extern "C" __global__ void lengths(const float* __restrict__ factors, const int*
     }
     squares += product;
   }
-  const double length = sqrt(squares) / bound;
-  if (lane == 0) scales[row] = length < LONGEST ? (float)(length > 1.0 ? unit / length : unit) : 0.0f;
+  if (lane == 0) scales[row] = scale_of(sqrt(squares) / bound, unit);
+}
+#else
+// A block has a client.
+extern "C" __global__ void lengths(const float* __restrict__ rows, int stride, float* scales, double bound, double unit) {
+  __shared__ float parts[8];
+  const float* own = rows + (u64)blockIdx.x * stride;
+  const float inverse = (float)(1.0 / bound);
+  float squares = 0.0f;
+#pragma unroll 8
+  for (u32 place = threadIdx.x; place < SIZE + REST; place += 256) {
+    const float value = own[place] * inverse;
+    squares += value * value;
+  }
+  for (int distance = 16; distance; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, distance);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = squares;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    double total = 0.0;
+    for (int part = 0; part < 8; part++) total += parts[part];
+    scales[blockIdx.x] = scale_of(sqrt(total), unit);
+  }
 }
 #endif

@@ -95,8 +95,12 @@ def add_rows(
     rounding: Rounding,
 ) -> None:
     """Clips rows to norm `bound`, multiplies them by `unit`, rotates, rounds and adds them to `sums` (int64)."""
-    arguments = [rows, rows.stride(0), bound, unit, signs, sums, len(rows), first, *_halves(key)]
-    _launch(_kernel(rows.device, rows.shape[1], rounding, None), arguments, rows)
+    (count, dim), device = rows.shape, rows.device
+    scales = torch.empty(count, device=device)
+    lengths = _lengths(device, dim, 0)
+    lengths(grid=(count, 1, 1), block=(256, 1, 1), args=[rows, rows.stride(0), scales, bound, unit])
+    arguments = [rows, rows.stride(0), scales, signs, sums, count, first, *_halves(key)]
+    _launch(_kernel(device, dim, rounding, None), arguments, rows)
 
 
 def add_products(
@@ -115,13 +119,10 @@ def add_products(
     device, count = factors.device, len(factors)
     chunks, pairs, ends = _tables(layout, device)
     scales = torch.empty(count, device=device)
-    per_block = 8
-    _lengths(device, layout.factors)(
-        grid=(-(-count // per_block), 1, 1),
-        block=(32 * per_block, 1, 1),
-        args=[factors, ends, scales, count, len(layout.layers), bound, unit],
-    )
-    arguments = [factors, scales, chunks, pairs, signs, sums, count, first, *_halves(key)]
+    lengths = _lengths(device, layout.dim, layout.factors)
+    arguments = [factors, ends, scales, count, len(layout.layers), bound, unit]
+    lengths(grid=(-(-count // 8), 1, 1), block=(256, 1, 1), args=arguments)
+    arguments = [factors, chunks, pairs, scales, signs, sums, count, first, *_halves(key)]
     _launch(_kernel(device, layout.dim, rounding, layout), arguments, factors)
 
 
@@ -188,8 +189,8 @@ def _kernel(device: torch.device, dim: int, rounding: Rounding, layout: Layout |
 
 
 @lru_cache(maxsize=32)
-def _lengths(device: torch.device, factors: int) -> Any:
-    names = _definitions(_SIZE, Rounding(1, 1, 1), factors)
+def _lengths(device: torch.device, dim: int, factors: int) -> Any:
+    names = _definitions(dim, Rounding(1, 1, 1), factors)
     with torch.cuda.device(device):
         return torch.cuda._compile_kernel(_source(**names), "lengths")
 
