@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,13 @@ from cpsgd.errors import ParameterError
 from cpsgd.learning import devices, mechanisms
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
-from cpsgd.learning.datasets.device import on_device
+from cpsgd.learning.datasets.device import DeviceInfinite, on_device
 from cpsgd.learning.devices import enough_memory
 from cpsgd.learning.gradients import ClientUpdates, ExampleSums, Loss
 from cpsgd.learning.mechanisms import Mechanism, Simulator
 from cpsgd.learning.options import ClientOptions, RunOptions
+from cpsgd.learning.recorded import RecordedRound
+from cpsgd.simulation.device import DeviceRound
 
 _EXAMPLES_BYTES = 1 << 26
 # MiB that the clients computed together may take.
@@ -79,13 +82,10 @@ class CpuBackend:
         """The clients of one of `rounds` rounds."""
         return cohorts.clients(number)
 
-    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator:
+    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator | RecordedRound:
         """The round with the messages of these clients, and of `zeros` more who send the zero vector."""
         on = self.device if self.asynchronous else None
-        with enough_memory(
-            f"{self.updates.memory_limit / 2**20:,.0f} MiB of clients at a time",
-            "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
-        ):
+        with self._enough_memory():
             simulator = mechanisms.start_round(self._mechanism, self.updates.dim, number, self._seed, on)
             for start in range(0, len(clients), self._slice):
                 for chunk in self._chunks(clients[start : start + self._slice], simulator):
@@ -97,6 +97,12 @@ class CpuBackend:
         """Features and labels of the test set."""
         test = self._dataset.test_set()
         return torch.from_numpy(test.features), torch.from_numpy(test.labels)
+
+    def _enough_memory(self) -> AbstractContextManager[None]:
+        return enough_memory(
+            f"{self.updates.memory_limit / 2**20:,.0f} MiB of clients at a time",
+            "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
+        )
 
     def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterable[Any]:
         return self._rows.chunks(self._dataset.batch(clients))
@@ -112,6 +118,7 @@ class GpuBackend(CpuBackend):
         super().__init__(dataset, *arguments)
         with enough_memory("the data set", "use a smaller one."):
             self._data = on_device(dataset, self.device)
+        self._recorded: RecordedRound | None = None
         self._ahead: dict[int, Future[list[NDArray[np.int64]]]] = {}
         self._drawing = ThreadPoolExecutor(_BLOCKS)
 
@@ -125,6 +132,18 @@ class GpuBackend(CpuBackend):
             if block not in self._ahead and wanted:
                 self._ahead[block] = self._drawing.submit(cohorts.several, wanted)
         return self._ahead[own].result()[number % size]
+
+    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator | RecordedRound:
+        """As on the CPU. Rounds as large as the one before are replayed, so that their many launches cost one."""
+        recorded = self._recorded
+        if zeros == 0 and recorded is not None and recorded.size == len(clients):
+            recorded.start(number, clients)
+            return recorded
+        simulator = super().summed(number, clients, zeros)
+        if zeros == 0 and isinstance(self._data, DeviceInfinite) and isinstance(simulator, DeviceRound):
+            with self._enough_memory():
+                self._recorded = RecordedRound.of(simulator, self._data, self.updates, self._seed)
+        return simulator
 
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Features and labels of the test set."""

@@ -115,6 +115,11 @@ class ClientUpdates:
                         self._write(features[index], labels[index], chunk)
                 yield chunk
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether updates of clients with one example each are `products`."""
+        return self._layers is not None
+
     def products(self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]) -> Products | None:
         """All updates at once as products that are not written out; None where they are no such products."""
         if self._layers is None or len(counts) == 0 or not (counts == 1).all():

@@ -25,6 +25,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
@@ -127,8 +128,26 @@ class DeviceRound:
         self._mean: torch.Tensor | None = None
         rounding = self._rounding if protocol.rotate and kernels is None else None
         self.takes_products = rounding is not None and device_cuda.supports(self.device, protocol.dim, rounding)
-        if protocol.rotate:
-            self._signs = carried(rotate.signs(protocol.dim, protocol.rotation_seed, round), self.device)
+        # The keys of rounding and coins, and the rotation's signs.
+        self._inputs = carried(self.inputs(self.round, self._seed), self.device)
+        self._signs = self._inputs[16:]
+
+    def inputs(self, round: int, seed: int) -> NDArray[np.uint8]:
+        """What tells the device which of a run's rounds is computed."""
+        keys = b"".join(_key(purpose, round, seed).to_bytes(8, "little") for purpose in ("rounding", "coins"))
+        found = np.frombuffer(keys, dtype=np.uint8)
+        if not self.protocol.rotate:
+            return found
+        return np.concatenate([found, rotate.signs(self.protocol.dim, self.protocol.rotation_seed, round)])
+
+    def set_inputs(self, inputs: torch.Tensor) -> None:
+        """Makes this the round that these `inputs` on the device tell, in the same memory."""
+        self._inputs.copy_(inputs)
+
+    def restart(self) -> None:
+        """Forgets all messages."""
+        self._sums.zero_()
+        self.count, self._mean = 0, None
 
     def add(self, vectors: torch.Tensor | Products) -> None:
         """Adds the messages of some clients, one row per client. The rows are overwritten.
@@ -179,24 +198,29 @@ class DeviceRound:
             raise VectorError(f"The round takes no products of {products.layout.dim} coordinates here: write them out.")
         assert self._rounding is not None
         bound = self.protocol.clip_norm * (1.0 - clip.MARGIN)
-        options = {"bound": bound, "unit": self._grid.unit, "first": self.count, "rounding": self._rounding}
+        options: dict[str, Any] = {
+            "bound": bound,
+            "unit": self._grid.unit,
+            "first": self.count,
+            "rounding": self._rounding,
+        }
         with current(self.device):
-            device_cuda.add_products(products, self._sums, self._signs, key=self._key("rounding"), **options)
+            device_cuda.add_products(products, self._sums, self._signs, keys=self._inputs[:8], **options)
         self.count += len(products.factors)
 
     def _add_rounded(self, vectors: torch.Tensor, unit: float, rounding: Rounding) -> None:
         protocol = self.protocol
         bound = protocol.clip_norm * (1.0 - clip.MARGIN)
         if self.takes_products:
-            options = {"bound": bound, "unit": unit, "first": self.count, "rounding": rounding}
-            device_cuda.add_rows(vectors, self._sums, self._signs, key=self._key("rounding"), **options)
+            options: dict[str, Any] = {"bound": bound, "unit": unit, "first": self.count, "rounding": rounding}
+            device_cuda.add_rows(vectors, self._sums, self._signs, keys=self._inputs[:8], **options)
             return
         columns: plain.Columns = [(0, vectors)]
         if protocol.rotate:
             columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, unit)
         else:
             plain.scale(vectors, bound, unit)
-        key = self._key("rounding")
+        key = _key("rounding", self.round, self._seed)
         self._kernels.round_and_sum(columns, self._sums, key=key, first=self.count, rounding=rounding)
 
     def _noisy_mean(self) -> torch.Tensor:
@@ -217,24 +241,19 @@ class DeviceRound:
         """Adds the noise of `count` clients to the sums: drawn here if the device can, else by the exact sampler."""
         noise = self.protocol.mechanism.device_noise(self.count)
         if isinstance(noise, FairCoins):
-            if noise.trials:
-                self._kernels.add_coins(self._sums, key=self._key("coins"), trials=noise.trials)
+            if noise.trials and self.takes_products:
+                device_cuda.add_coins(self._sums, keys=self._inputs[8:16], trials=noise.trials)
+            elif noise.trials:
+                self._kernels.add_coins(self._sums, key=_key("coins", self.round, self._seed), trials=noise.trials)
         elif isinstance(noise, Normal):
             generator = torch.Generator(self.device)
-            generator.manual_seed(self._key("normal"))
+            generator.manual_seed(_key("normal", self.round, self._seed))
             normal = torch.randn(self.protocol.dim, generator=generator, device=self.device, dtype=torch.float64)
             self._sums += noise.deviation * normal
         else:
-            keystream = Keystream(hashlib.sha256(self._text("noise")).digest()[:16])
+            keystream = Keystream(hashlib.sha256(_text("noise", self.round, self._seed)).digest()[:16])
             drawn = self.protocol.mechanism.sum_noise(self.count, self.protocol.dim, keystream)
             self._sums += torch.from_numpy(drawn).to(self.device)
-
-    def _text(self, purpose: str) -> bytes:
-        return f"cpsgd device {purpose} v1".encode() + struct.pack("<QQ", self._seed, self.round)
-
-    def _key(self, purpose: str) -> int:
-        """63 bits that random numbers for one purpose in this round follow from."""
-        return int.from_bytes(hashlib.sha256(self._text(purpose)).digest()[:8], "little") >> 1
 
 
 class DeviceFloatMean:
@@ -270,6 +289,15 @@ class DeviceFloatMean:
     def noise_norm(self) -> float:
         """Zero: there is no noise."""
         return 0.0
+
+
+def _text(purpose: str, round: int, seed: int) -> bytes:
+    return f"cpsgd device {purpose} v1".encode() + struct.pack("<QQ", seed, round)
+
+
+def _key(purpose: str, round: int, seed: int) -> int:
+    """63 bits that random numbers for one purpose in a round follow from."""
+    return int.from_bytes(hashlib.sha256(_text(purpose, round, seed)).digest()[:8], "little") >> 1
 
 
 def _rows(vectors: torch.Tensor, dim: int, device: torch.device) -> torch.Tensor:

@@ -231,14 +231,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
     const float* __restrict__ rows, int stride,
 #endif
     const float* __restrict__ scales,
-    const u32* __restrict__ signs, u64* __restrict__ sums, int count, int first, int key_low, int key_high
+    const u32* __restrict__ signs, u64* __restrict__ sums, int count, int first, const u32* __restrict__ keys
 ) {
   extern __shared__ float memory[];
   float* buffer = memory + (-(u32)__cvta_generic_to_shared(memory) & 4095) / 4;
   const u32 t = threadIdx.x, warp = t / 32, lane = t % 32;
   u32* totals = (u32*)(buffer + SIZE) + t;
   float* factor = buffer + SIZE + (HEAD_WORDS + TAIL_WORDS) * THREADS;
-  const Keys key = {(u32)key_low, (u32)key_high};
+  const Keys key = {keys[0], keys[1]};
   for (int word = 0; word < HEAD_WORDS + TAIL_WORDS; word++) totals[word * THREADS] = 0;
   float x[32];
   int unflushed = 0;
@@ -301,6 +301,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
     __syncthreads();
   }
   if (unflushed) flush(totals, sums, t);
+}
+
+// Adds the ones among `trials` random bits to each of the sums. A thread has 64 of a
+// coordinate's counters.
+extern "C" __global__ void toss(u64* __restrict__ sums, int dim, int trials, const u32* __restrict__ keys) {
+  const Keys key = {keys[0], keys[1]};
+  const u32 place = blockIdx.x * blockDim.x + threadIdx.x;
+  const int begin = blockIdx.y * 64;
+  u32 ones = 0;
+#pragma unroll 2
+  for (int number = begin; number < begin + 64 && 128 * number < trials; number++) {
+    u32 words[4];
+    philox(key, place, number, COIN_WORDS, words);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int left = trials - 128 * number - 32 * k;
+      ones += __popc(left >= 32 ? words[k] : left > 0 ? words[k] & ((1u << left) - 1) : 0);
+    }
+  }
+  if (place < dim) atomicAdd(sums + place, (u64)ones);
 }
 
 // What vectors are multiplied by: `unit`, over their length where that is more than 1; 0 for those that are broken.

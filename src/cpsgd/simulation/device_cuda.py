@@ -6,6 +6,8 @@ bit for bit, but for the last digit of a clipped vector's factor. It is for GPUs
 and for vectors of 2^15 to 2^16 - 1 coordinates whose integers are small; `device_fused.py` does the others.
 
 Gradients of dense layers are products of two numbers each, and need not be written either: see `Products`.
+
+Keys of random numbers are on the device, two 32-bit words each, so that launches can be recorded and replayed.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ def add_rows(
     *,
     bound: float,
     unit: float,
-    key: int,
+    keys: torch.Tensor,
     first: int,
     rounding: Rounding,
 ) -> None:
@@ -99,7 +101,7 @@ def add_rows(
     scales = torch.empty(count, device=device)
     lengths = _lengths(device, dim, 0)
     lengths(grid=(count, 1, 1), block=(256, 1, 1), args=[rows, rows.stride(0), scales, bound, unit])
-    arguments = [rows, rows.stride(0), scales, signs, sums, count, first, *_halves(key)]
+    arguments = [rows, rows.stride(0), scales, signs, sums, count, first, keys]
     _launch(_kernel(device, dim, rounding, None), arguments, rows)
 
 
@@ -110,7 +112,7 @@ def add_products(
     *,
     bound: float,
     unit: float,
-    key: int,
+    keys: torch.Tensor,
     first: int,
     rounding: Rounding,
 ) -> None:
@@ -122,12 +124,14 @@ def add_products(
     lengths = _lengths(device, layout.dim, layout.factors)
     arguments = [factors, ends, scales, count, len(layout.layers), bound, unit]
     lengths(grid=(-(-count // 8), 1, 1), block=(256, 1, 1), args=arguments)
-    arguments = [factors, chunks, pairs, scales, signs, sums, count, first, *_halves(key)]
+    arguments = [factors, chunks, pairs, scales, signs, sums, count, first, keys]
     _launch(_kernel(device, layout.dim, rounding, layout), arguments, factors)
 
 
-def _halves(key: int) -> tuple[int, int]:
-    return key & 0xFFFFFFFF, key >> 32
+def add_coins(sums: torch.Tensor, *, keys: torch.Tensor, trials: int) -> None:
+    """Adds Binomial(trials, ½) to each of `sums`; see `plain.add_coins`."""
+    grid = -(-len(sums) // 256), -(-trials // (128 * 64)), 1
+    _tosser(sums.device)(grid=grid, block=(256, 1, 1), args=[sums, len(sums), trials, keys])
 
 
 def _launch(compiled: tuple[Any, int], arguments: list[Any], vectors: torch.Tensor) -> None:
@@ -139,8 +143,8 @@ def _launch(compiled: tuple[Any, int], arguments: list[Any], vectors: torch.Tens
 @cache
 def _compiles(device: torch.device) -> bool:
     """Whether there is a compiler, and shared memory enough; the compiler needs a CUDA toolkit's headers."""
-    properties = torch.cuda.get_device_properties(device)
-    if properties.shared_memory_per_block_optin < 220 << 10 or not hasattr(torch.cuda, "_compile_kernel"):
+    memory = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+    if memory < 220 << 10 or not hasattr(torch.cuda, "_compile_kernel"):
         return False
     try:
         with torch.cuda.device(device):
@@ -170,6 +174,7 @@ def _definitions(dim: int, rounding: Rounding, factors: int) -> dict[str, Any]:
         "FLUSH": 255 // rounding.largest,
         "ROUNDING": plain.ROUNDING,
         "TOSSES": plain.TOSSES,
+        "COIN_WORDS": plain.COINS,
         "LONGEST": plain.LONGEST,
         "PRODUCTS": int(factors > 0),
         "FACTORS": max(factors, 32),
@@ -195,6 +200,13 @@ def _lengths(device: torch.device, dim: int, factors: int) -> Any:
         return torch.cuda._compile_kernel(_source(**names), "lengths")
 
 
+@cache
+def _tosser(device: torch.device) -> Any:
+    names = _definitions(_SIZE, Rounding(1, 1, 1), 0)
+    with torch.cuda.device(device):
+        return torch.cuda._compile_kernel(_source(**names), "toss")
+
+
 @lru_cache(maxsize=8)
 def _tables(layout: Layout, device: torch.device) -> tuple[torch.Tensor, ...]:
     """What the kernel multiplies: for chunks of 16 coordinates, for single ones, and where factors end."""
@@ -211,9 +223,8 @@ def chunk_tables(layout: Layout) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """
     factors = layout.pairs()
     places = factors + factors // 32 * 4
-    every = np.full(_CHUNKS * _CHUNK, _NOTHING, dtype=np.int64)
-    every[: layout.dim] = places[:, 0] + (places[:, 1] << 16)
-    every = every.reshape(_CHUNKS, _CHUNK)
+    every = np.full((_CHUNKS, _CHUNK), _NOTHING, dtype=np.int64)
+    every.reshape(-1)[: layout.dim] = places[:, 0] + (places[:, 1] << 16)
     inside = (every != _NOTHING).all(axis=1)
     first = every[:, 0] >> 16
     neighbours = (every - every[:, :1] == np.arange(_CHUNK) << 16).all(axis=1) & (first % 4 == 0)

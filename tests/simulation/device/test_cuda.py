@@ -46,11 +46,15 @@ def signs_of(dim: int) -> torch.Tensor:
     return torch.from_numpy(rotate.signs(dim, 3, 4).copy()).cuda()
 
 
+def on_device(key: int) -> torch.Tensor:
+    return torch.tensor([key & 0xFFFFFFFF, key >> 32]).to(torch.int32).cuda()
+
+
 def sums_by_kernel(
     vectors: torch.Tensor | cuda.Products, dim: int, bound: float, unit: float, rounding: Rounding, first: int
 ) -> torch.Tensor:
     sums = torch.zeros(dim, dtype=torch.int64, device="cuda")
-    options = {"bound": bound, "unit": unit, "key": KEY, "first": first, "rounding": rounding}
+    options = {"bound": bound, "unit": unit, "keys": on_device(KEY), "first": first, "rounding": rounding}
     add = cuda.add_rows if isinstance(vectors, torch.Tensor) else cuda.add_products
     add(vectors, sums, signs_of(dim), **options)
     return sums
@@ -130,6 +134,16 @@ def test_the_same_sums_every_time(products: tuple[torch.Tensor, cuda.Products]) 
     for _ in range(200):
         assert torch.equal(sums_by_kernel(products[1], 51_370, 1.0, 5e5, rounding, first=0), expected)
         assert torch.equal(sums_by_kernel(rows, 51_370, 1.0, 5e5, rounding, first=0), expected_rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("trials", [1, 31, 32, 129, 8_192, 130_000])
+def test_coins_of_the_sum(trials: int) -> None:
+    found = torch.zeros(51_370, dtype=torch.int64, device="cuda")
+    expected = torch.zeros_like(found)
+    cuda.add_coins(found, keys=on_device(KEY), trials=trials)
+    plain.add_coins(expected, key=KEY, trials=trials)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.gpu

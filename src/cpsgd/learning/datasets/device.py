@@ -65,7 +65,11 @@ class DeviceInfinite(DeviceData):
 
     def batch(self, clients: NDArray[np.int64]) -> DeviceBatch:
         """The samples of these clients, shades divided by 255."""
-        numbers = carried(clients, self._device) + self._first
+        return self.made(carried(clients, self._device))
+
+    def made(self, clients: torch.Tensor) -> DeviceBatch:
+        """As `batch`, for clients whose numbers are on the device."""
+        numbers = clients + self._first
         counts = np.ones(len(clients), dtype=np.int64)
         if self._fused is not None:
             with current(self._device):
