@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpsgd.learning import CohortOptions, RunOptions, ServerOptions, Trainer, mlp
+from cpsgd.learning import AccountOptions, CohortOptions, RunOptions, ServerOptions, Trainer, mlp
 from cpsgd.learning.backends import GpuBackend
 from cpsgd.learning.datasets import ImageDataset
 from cpsgd.learning.datasets.infinite import FIELD_COUNT, InfiniteDataset, smooth_fields
@@ -44,7 +44,16 @@ def test_recorded_rounds(levels: int | None, monkeypatch: pytest.MonkeyPatch) ->
             options = {"cohorts": CohortOptions(cohort=400, rounds=6, participation="once")}
             run = RunOptions(seed=3, device="cuda", evaluate_every=3)
             loss = torch.nn.functional.cross_entropy
-            trainer = Trainer(model, loss, data_set(), protocol, server=ServerOptions(lr=1.0), run=run, **options)
+            trainer = Trainer(
+                model,
+                loss,
+                data_set(),
+                protocol,
+                server=ServerOptions(lr=1.0),
+                run=run,
+                account=AccountOptions(delta=1e-6),
+                **options,
+            )
             for _ in trainer.run():
                 pass
             assert isinstance(trainer._backend, GpuBackend)

@@ -16,6 +16,7 @@ typedef unsigned long long u64;
 #define TAIL ((REST + THREADS - 1) / THREADS)  // coordinates of a thread beyond the first 2^15, in layout C
 #define HEAD_WORDS 8
 #define TAIL_WORDS ((TAIL + 3) / 4)
+#define LATE (3 * SIZE)
 #define CHUNKS 4096  // groups of 16 coordinates below 2^16
 
 struct Keys { u32 low, high; };
@@ -122,11 +123,103 @@ __device__ __forceinline__ float nearest(float x) {
   return fminf(fmaxf(x, -(float)LIMIT), (float)LIMIT) + 12582912.0f;
 }
 
+#if QUANTILES
+// A coin of a client is forced with probability |g| / 2^15, to show what the sign of its grid point g says, and fair
+// otherwise. How many are forced is drawn by inversion: as many as there are k with U >= C[k], where C[k] is the
+// probability of at most k and U is uniform, both as integers of 15 + 7 · 32 bits, in which C is exact. Most often the
+// first 15 bits of U and of the four smallest C decide; the few draws that they do not are put off.
+struct Draws {
+  u32 table;    // where the first 15 bits are in shared memory, 8 bytes for each |g|
+  uint2* late;  // those put off by a block: coordinate, |g| and sign; and the client
+};
+
+__shared__ u32 late_count;
+
+__device__ __forceinline__ void put_off(Draws draws, u32 draw, u32 client) {
+  u32 number;
+  asm volatile("atom.shared.add.u32 %0, [%1], 1;"
+               : "=r"(number)
+               : "r"((u32)__cvta_generic_to_shared(&late_count))
+               : "memory");
+  draws.late[number] = make_uint2(draw, client);
+}
+
+// Draws that were put off, with all bits. Forced coins are bits of MASK, in an order that begins with the usual four.
+__device__ void draw_late(Draws draws, const u32* exact, u64* sums, u32 t, Keys key) {
+  __syncthreads();
+#pragma unroll 1
+  for (u32 entry = t; entry < late_count; entry += THREADS) {
+    const uint2 late = draws.late[entry];
+    const u32 place = late.x & 0xFFFF, size = late.x >> 16 & 0x7FFF;
+    u32 words[4], more[2][4];
+    philox(key, place / 4096 * 1024 + place % 1024, late.y, TOSSES, words);
+    philox(key, place, late.y, TOSSES + 1, more[0]);
+    philox(key, place, late.y, TOSSES + 2, more[1]);
+    const u32 word = words[place / 1024 % 4], first = __byte_perm(word, 0, 0x4420) & 0x7FFF;
+    u32 forced = 0, others = MASK & ~0xC000C000u;
+#pragma unroll 1
+    for (u32 k = 0; k < COINS; k++) {
+      const u32* bound = exact + (size * COINS + k) * 8;
+      bool below = first < bound[0], decided = first != bound[0];
+#pragma unroll
+      for (int i = 0; i < 7; i++) {
+        const u32 own = more[i / 4][i % 4], its = bound[i + 1];
+        below = decided ? below : own < its;
+        decided = decided || own != its;
+      }
+      if (below) break;
+      if (k < 4)
+        forced |= (k < 2 ? 0x8000u : 0x4000u) << (k % 2 * 16);
+      else
+        forced |= others & -others, others &= others - 1;
+    }
+    const u32 turned = late.x >> 31 ? MASK : 0;
+    if (place < SIZE + REST) atomicAdd(sums + place, (u64)__popc(((word & MASK) | forced) ^ turned));
+  }
+  __syncthreads();
+  if (t == 0) late_count = 0;
+  __syncthreads();
+}
+#else
+struct Draws {};
+#endif
+
 // One integer for each of COUNT numbers of a thread, coordinates `first` + 1024 r + t, added to its sums. The numbers
 // are lost.
 template <int COUNT>
-__device__ __forceinline__ void round_part(float (&x)[32], u32* totals, u32 first, u32 t, u32 client, Keys key) {
-#if COINS == 0
+__device__ __forceinline__ void round_part(
+    float (&x)[32], u32* totals, u32 first, u32 t, u32 client, Keys key, Draws draws
+) {
+#if QUANTILES
+  // Where a table of 8 bytes for each |g| would begin if it began with |g| = -3 · 2^22 in bits.
+  const u32 origin = draws.table - (0x4B400000u << 3), here = fresh(first + t);
+#pragma unroll
+  for (int r = 0; r < COUNT; r += 4) {
+    u32 words[4], total = totals[r / 4 * THREADS];
+    philox(key, opaque(first / 4 + r / 4 * 1024 + t), client, TOSSES, words);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      if (r + k < COUNT) {
+        const u32 size = __float_as_uint(fminf(fabsf(x[r + k]), (float)LIMIT) + 12582912.0f);
+        u32 low, high;
+        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(origin + (size << 3)));
+        // Bytes 0 and 2 of the word, in 15 bits, are compared with the first 15 bits of C[0] and C[1], C[2] and C[3].
+        const u32 both = (__byte_perm(words[k], 0, 0x2020) & 0x7FFF7FFFu) | 0x80008000u;
+        const u32 some = both - low, more = both - high;
+        const u32 forced = (some & 0x80008000u) | ((more >> 1) & 0x40004000u);
+        // Equal to one of them, or not below the last: only all bits can tell.
+        const u32 equal = (some & ~(some - 0x00010001u)) | (more & ~(more - 0x00010001u));
+        // Bytes 1 and 3 hold the fair coins.
+        const u32 turned = (u32)(__float_as_int(x[r + k]) >> 31);
+        const u32 heads = __popc(((words[k] & MASK) | forced) ^ (turned & MASK));
+        if ((equal & 0x80008000u) | (more & 0x80000000u))
+          put_off(draws, (here + (r + k) * 1024) | (size - 0x4B400000u) << 16 | (turned & 0x80000000u), client);
+        else
+          total += heads << (8 * k);
+      }
+    totals[r / 4 * THREADS] = total;
+  }
+#elif COINS == 0
 #pragma unroll
   for (int r = 0; r < COUNT; r += 4) {
     u32 words[4], total = totals[r / 4 * THREADS];
@@ -232,6 +325,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
 #endif
     const float* __restrict__ scales,
     const u32* __restrict__ signs, u64* __restrict__ sums, int count, int first, const u32* __restrict__ keys
+#if QUANTILES
+    , const u32* __restrict__ exact, uint2* late
+#endif
 ) {
   extern __shared__ float memory[];
   float* buffer = memory + (-(u32)__cvta_generic_to_shared(memory) & 4095) / 4;
@@ -245,6 +341,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
 #if PRODUCTS
   if (blockIdx.x < count)
     for (u32 f = t; f < FACTORS; f += THREADS) factor[f + (f / 32) * 4] = factors[(u64)blockIdx.x * FACTORS + f];
+#endif
+  Draws draws;
+#if QUANTILES
+  u32* bounds = (u32*)(factor + FACTORS_END);
+  for (u32 entry = t; entry < 2 * (LIMIT + 1); entry += THREADS) {
+    const u32* pair = exact + (entry / 2 * COINS + entry % 2 * 2) * 8;
+    bounds[entry] = pair[0] | pair[8] << 16;
+  }
+  draws = {(u32)__cvta_generic_to_shared(bounds), late + (u64)blockIdx.x * LATE};
+  if (t == 0) late_count = 0;
 #endif
   if (t == 0) zero = 0;
   __syncthreads();
@@ -270,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
 #if REST > 0
     // Some threads' last number is none of these coordinates: it is rounded, too, but never flushed, and stays.
     const float last = x[TAIL - 1];
-    round_part<TAIL>(x, totals + HEAD_WORDS * THREADS, SIZE, t, client, key);
+    round_part<TAIL>(x, totals + HEAD_WORDS * THREADS, SIZE, t, client, key, draws);
     x[TAIL - 1] = last;
 #if !PRODUCTS
 #pragma unroll
@@ -293,14 +399,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
     if (next < count)
       for (u32 f = t; f < FACTORS; f += THREADS) factor[f + (f / 32) * 4] = factors[(u64)next * FACTORS + f];
 #endif
-    round_part<32>(x, totals, 0, t, client, key);
+    round_part<32>(x, totals, 0, t, client, key, draws);
     if (++unflushed == FLUSH) {
       flush(totals, sums, t);
       unflushed = 0;
     }
     __syncthreads();
+#if QUANTILES
+    // All of a client's must find room.
+    if (late_count > LATE - 2 * SIZE) draw_late(draws, exact, sums, t, key);
+#endif
   }
   if (unflushed) flush(totals, sums, t);
+#if QUANTILES
+  draw_late(draws, exact, sums, t, key);
+#endif
 }
 
 // Adds the ones among `trials` random bits to each of the sums. A thread has 64 of a

@@ -1,9 +1,12 @@
 """A round's kernel in CUDA C++, compiled when it is first used by the NVRTC that comes with PyTorch.
 
 A client's whole vector is clipped, rotated and rounded within one multiprocessor, and the sums of all clients that it
-takes on stay there, too: nothing is written but sums (`device_cuda.cu`). The integers are those of `device_plain.py`,
-bit for bit, but for the last digit of a clipped vector's factor. It is for GPUs with so much shared memory as Hopper's
-and for vectors of 2^15 to 2^16 - 1 coordinates whose integers are small; `device_fused.py` does the others.
+takes on stay there, too: nothing is written but sums (`device_cuda.cu`). It is for GPUs with so much shared memory as
+Hopper's and for vectors of 2^15 to 2^16 - 1 coordinates whose integers are small; `device_fused.py` does the others.
+
+The integers are those of `device_plain.py`, bit for bit, with two exceptions. The last digit of a clipped vector's
+factor may be another. And 4 to 15 coins are not tossed: how many show heads is drawn by inversion, with the same law,
+exactly, in a fifth of the time.
 
 Gradients of dense layers are products of two numbers each, and need not be written either: see `Products`.
 
@@ -12,6 +15,7 @@ Keys of random numbers are on the device, two 32-bit words each, so that launche
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
@@ -30,6 +34,10 @@ _SIZE, _THREADS, _CHUNKS, _CHUNK = 1 << 15, 1024, 4096, 16
 _BUFFER = 4 * _SIZE + 4096
 # Larger integers would have to leave a block too often: its sums are bytes.
 _LARGEST = 31
+# So many coins are not tossed but drawn by inversion, where what it takes fits beside the rest.
+_FEWEST_DRAWN, _MOST_DRAWN, _LARGEST_POINT = 4, 15, 4096
+# Draws that a block may put off.
+_LATE = 3 * _SIZE
 # Chunks: nothing to be multiplied, or each coordinate has factors of its own.
 _NOTHING, _MIXED = 0xFFFFFFFF, 0xFFFFFFFE
 
@@ -101,8 +109,7 @@ def add_rows(
     scales = torch.empty(count, device=device)
     lengths = _lengths(device, dim, 0)
     lengths(grid=(count, 1, 1), block=(256, 1, 1), args=[rows, rows.stride(0), scales, bound, unit])
-    arguments = [rows, rows.stride(0), scales, signs, sums, count, first, keys]
-    _launch(_kernel(device, dim, rounding, None), arguments, rows)
+    _launch(_kernel(device, dim, rounding, None), [rows, rows.stride(0), scales, signs, sums, count, first, keys], rows)
 
 
 def add_products(
@@ -134,10 +141,13 @@ def add_coins(sums: torch.Tensor, *, keys: torch.Tensor, trials: int) -> None:
     _tosser(sums.device)(grid=grid, block=(256, 1, 1), args=[sums, len(sums), trials, keys])
 
 
-def _launch(compiled: tuple[Any, int], arguments: list[Any], vectors: torch.Tensor) -> None:
-    kernel, memory = compiled
-    blocks = torch.cuda.get_device_properties(vectors.device).multi_processor_count
-    kernel(grid=(min(blocks, len(vectors)), 1, 1), block=(_THREADS, 1, 1), args=arguments, shared_mem=memory)
+def _launch(compiled: tuple[Any, int, torch.Tensor | None], arguments: list[Any], vectors: torch.Tensor) -> None:
+    kernel, memory, exact = compiled
+    blocks = min(torch.cuda.get_device_properties(vectors.device).multi_processor_count, len(vectors))
+    if exact is not None:
+        late = torch.empty((blocks, _LATE, 2), dtype=torch.int32, device=vectors.device)
+        arguments = [*arguments, exact, late]
+    kernel(grid=(blocks, 1, 1), block=(_THREADS, 1, 1), args=arguments, shared_mem=memory)
 
 
 @cache
@@ -178,19 +188,56 @@ def _definitions(dim: int, rounding: Rounding, factors: int) -> dict[str, Any]:
         "LONGEST": plain.LONGEST,
         "PRODUCTS": int(factors > 0),
         "FACTORS": max(factors, 32),
+        "FACTORS_END": (max(factors, 32) * 36 // 32 + 35) // 4 * 4,
+        "QUANTILES": int(is_drawn(rounding)),
+        "MASK": f"{coin_bits(rounding.coins or 0):#x}u",
     }
 
 
 @lru_cache(maxsize=32)
-def _kernel(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None) -> tuple[Any, int]:
-    """The compiled kernel, and the bytes of shared memory it takes."""
+def _kernel(
+    device: torch.device, dim: int, rounding: Rounding, layout: Layout | None
+) -> tuple[Any, int, torch.Tensor | None]:
+    """The compiled kernel, the bytes of shared memory it takes, and the table that draws by inversion take."""
     names = _definitions(dim, rounding, layout.factors if layout else 0)
     with torch.cuda.device(device):
         kernel = torch.cuda._compile_kernel(_source(**names), "encode")
         words = (_SIZE + names["REST"] - 1) // (4 * _THREADS) + 1
-        memory = _BUFFER + 4 * (words * _THREADS + names["FACTORS"] * 36 // 32 + 32)
+        memory = _BUFFER + 4 * (words * _THREADS + names["FACTORS_END"])
+        exact = None
+        if is_drawn(rounding):
+            memory += 8 * (rounding.limit + 1)
+            exact = torch.from_numpy(quantiles(rounding.coins or 0, rounding.limit)).to(device)
         kernel.set_shared_memory_config(memory)
-    return kernel, memory
+    return kernel, memory, exact
+
+
+def is_drawn(rounding: Rounding) -> bool:
+    """Whether heads are drawn by inversion."""
+    coins = rounding.coins or 0
+    return _FEWEST_DRAWN <= coins <= _MOST_DRAWN and rounding.limit < _LARGEST_POINT
+
+
+def coin_bits(coins: int) -> int:
+    """The bits of a random word that show coins: the first four that are forced, and as many others as it takes."""
+    others = [bit for bit in range(32) if 0x3F003F00 >> bit & 1]
+    return 0xC000C000 | sum(1 << bit for bit in others[: max(0, coins - 4)])
+
+
+def quantiles(coins: int, limit: int) -> NDArray[np.int32]:
+    """For |g| = 0, ..., limit the chance that at most k = 0, ..., coins - 1 coins are forced: [limit + 1, coins, 8].
+
+    Each coin is with probability |g| / 2^15. A chance is an integer over 2^239, whose first 15 bits and words of 32
+    follow each other; with at most 15 coins it is exact.
+    """
+    sizes = np.arange(limit + 1).astype(object)
+    rows, below = [], np.zeros(limit + 1, dtype=object)
+    for k in range(coins):
+        below = below + math.comb(coins, k) * sizes**k * ((1 << 15) - sizes) ** (coins - k)
+        scaled = below << (15 + 7 * 32 - 15 * coins)
+        rows.append(np.frombuffer(b"".join(int(chance).to_bytes(32, "big") for chance in scaled), dtype=">u4"))
+    found = np.stack([row.reshape(-1, 8) for row in rows], axis=1)
+    return np.ascontiguousarray(found.astype(np.uint32)).view(np.int32)
 
 
 @lru_cache(maxsize=32)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +21,7 @@ from cpsgd.simulation import device_cuda as cuda
 from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.device import DeviceRound
 
-from .roundings import COIN, HALF, rounding_to
+from .roundings import COIN, HALF, exact_coins, goodness_of_fit, rounding_to
 
 ROUNDINGS = {
     "two": rounding_to(2),
@@ -24,9 +29,10 @@ ROUNDINGS = {
     "thirty": rounding_to(30),
     "one coin": COIN["one"],
     "three coins": COIN["three"],
-    "fifteen coins": Rounding(2_548, HALF, 16, coins=15),
     "sampled": COIN["sampled"],
 }
+FIFTEEN = Rounding(2_548, HALF, 16, coins=15)
+DRAWN = {"four coins": Rounding(4_000, HALF, 16, coins=4), "fifteen coins": FIFTEEN}
 KEY = 2**62 + 12345
 
 
@@ -108,6 +114,102 @@ def test_products(rounding: Rounding, products: tuple[torch.Tensor, cuda.Product
     assert torch.equal(found, sums_by_plain(rows, bound, unit, rounding, first=3))
 
 
+def heads_by_inversion(points: np.ndarray, negative: np.ndarray, clients: np.ndarray, rounding: Rounding) -> np.ndarray:
+    """What the kernel must draw for grid points [clients, dim], found with integers of any size."""
+    coins, limit = rounding.coins or 0, rounding.limit
+    words = plain._words(KEY, torch.from_numpy(clients)[:, None], 0, points.shape[1], plain.TOSSES).numpy()
+    first = (words & 0xFF) | (words >> 16 & 0x7F) << 8
+    sizes = np.abs(points)
+    terms = [[math.comb(coins, j) * a**j * (2**15 - a) ** (coins - j) for j in range(coins)] for a in range(limit + 1)]
+    bounds = [list(itertools.accumulate(row)) for row in terms]  # over 2^(15 coins)
+    short = np.array([[bound >> 15 * (coins - 1) for bound in row] for row in bounds])
+    forced = np.zeros_like(sizes)
+    unsure = np.zeros(sizes.shape, dtype=bool)
+    for k in range(coins):
+        forced += first > short[sizes, k]
+        unsure |= first == short[sizes, k]
+    for row, place in np.argwhere(unsure):
+        numbers = torch.tensor([place]), torch.tensor([clients[row]])
+        more = [int(word) for j in (1, 2) for word in plain.philox(KEY, *numbers, plain.TOSSES + j)][:7]
+        uniform = functools.reduce(lambda value, word: value << 32 | word, more, int(first[row, place]))
+        forced[row, place] = sum(uniform >= bound << (239 - 15 * coins) for bound in bounds[sizes[row, place]])
+    assert unsure.sum() > 10
+    order = [
+        15,
+        31,
+        14,
+        30,
+        *[bit for bit in range(32) if cuda.coin_bits(coins) >> bit & 1 and bit not in (14, 15, 30, 31)],
+    ]
+    masks = np.cumsum([0, *[1 << bit for bit in order]])
+    shown = (words & cuda.coin_bits(coins)) | masks[forced]
+    heads = np.bitwise_count(shown.astype(np.uint64)).astype(np.int64)
+    return np.where(negative, coins - heads, heads)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rounding", DRAWN.values(), ids=DRAWN)
+@pytest.mark.parametrize(("dim", "count"), [(51_370, 140), (32_768, 3)])
+def test_coins_that_are_drawn(rounding: Rounding, dim: int, count: int) -> None:
+    rows = rows_of(count, dim)
+    unit, bound = 0.4 * rounding.limit, 2.0 * dim**0.5
+    found = sums_by_kernel(rows, dim, bound, unit, rounding, first=7)
+    ((_, rotated),) = plain.scale_and_rotate(rows.clone(), signs_of(dim), bound, unit)
+    points = rotated.clamp(-rounding.limit, rounding.limit).round().to(torch.int64).cpu().numpy()
+    expected = heads_by_inversion(points, torch.signbit(rotated).cpu().numpy(), np.arange(7, 7 + count), rounding)
+    np.testing.assert_array_equal(found.cpu().numpy(), expected.sum(axis=0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rounding", DRAWN.values(), ids=DRAWN)
+def test_products_with_coins_that_are_drawn(rounding: Rounding, products: tuple[torch.Tensor, cuda.Products]) -> None:
+    rows, factors = products
+    found = sums_by_kernel(factors, 51_370, 1e3, 20.0 * rounding.limit, rounding, first=3)
+    assert torch.equal(found, sums_by_kernel(rows, 51_370, 1e3, 20.0 * rounding.limit, rounding, first=3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("point", [0, 1_000, -2_548])
+def test_law_of_coins_that_are_drawn(point: int) -> None:
+    # The first and the last column of the transform are constant: one number stands in each coordinate of a vector.
+    rows = torch.zeros(2, 32_768, device="cuda")
+    rows[:, 0] = 1.0
+    unit = point * 32_768**0.5 if point else 1.0
+    ((_, rotated),) = plain.scale_and_rotate(rows.clone(), signs_of(32_768), 1e3, abs(unit))
+    seen = rotated.round().abs()
+    assert point == 0 or bool((seen == abs(point)).all())
+    found = sums_by_kernel(rows, 32_768, 1e3, abs(unit), FIFTEEN, first=0).cpu().numpy()
+    for sign in (-1, 1) if point else (1,):
+        side = (torch.sign(rotated[0]) == sign).cpu().numpy() if point else np.ones(32_768, dtype=bool)
+        assert goodness_of_fit(found[side], exact_coins(FIFTEEN, [sign * abs(point)] * 2)) > 1e-6
+
+
+def test_inversion_has_the_law_of_coins() -> None:
+    for point in (0, 700, -2_548):
+        points = np.full((2, 20_000), point)
+        heads = heads_by_inversion(points, points < 0, np.arange(2), FIFTEEN).sum(axis=0)
+        assert goodness_of_fit(heads, exact_coins(FIFTEEN, [point] * 2)) > 1e-6
+
+
+def test_quantiles_are_exact() -> None:
+    found = cuda.quantiles(15, 40).view(np.uint32)
+    for size, k in [(0, 0), (1, 0), (40, 3), (39, 14)]:
+        chance = sum(
+            math.comb(15, j) * Fraction(size, 2**15) ** j * (1 - Fraction(size, 2**15)) ** (15 - j)
+            for j in range(k + 1)
+        )
+        value = functools.reduce(lambda left, right: left << 32 | right, map(int, found[size, k]))
+        assert Fraction(value, 2**239) == chance
+
+
+@pytest.mark.parametrize("coins", range(4, 16))
+def test_bits_of_coins(coins: int) -> None:
+    bits = cuda.coin_bits(coins)
+    assert bits.bit_count() == coins
+    assert bits & ~0xFF00FF00 == 0
+    assert bits & 0xC000C000 == 0xC000C000
+
+
 @pytest.mark.gpu
 def test_products_that_are_clipped_or_broken(products: tuple[torch.Tensor, cuda.Products]) -> None:
     rounding = ROUNDINGS["three"]
@@ -127,13 +229,13 @@ def test_products_that_are_clipped_or_broken(products: tuple[torch.Tensor, cuda.
 @pytest.mark.gpu
 def test_the_same_sums_every_time(products: tuple[torch.Tensor, cuda.Products]) -> None:
     """A race would show itself now and then."""
-    rounding = ROUNDINGS["one coin"]
-    expected = sums_by_kernel(products[1], 51_370, 1.0, 5e5, rounding, first=0)
     rows = rows_of(500, 51_370)
-    expected_rows = sums_by_kernel(rows, 51_370, 1.0, 5e5, rounding, first=0)
-    for _ in range(200):
-        assert torch.equal(sums_by_kernel(products[1], 51_370, 1.0, 5e5, rounding, first=0), expected)
-        assert torch.equal(sums_by_kernel(rows, 51_370, 1.0, 5e5, rounding, first=0), expected_rows)
+    for rounding in (ROUNDINGS["one coin"], FIFTEEN):
+        expected = sums_by_kernel(products[1], 51_370, 1.0, 5e5, rounding, first=0)
+        expected_rows = sums_by_kernel(rows, 51_370, 1.0, 5e5, rounding, first=0)
+        for _ in range(100):
+            assert torch.equal(sums_by_kernel(products[1], 51_370, 1.0, 5e5, rounding, first=0), expected)
+            assert torch.equal(sums_by_kernel(rows, 51_370, 1.0, 5e5, rounding, first=0), expected_rows)
 
 
 @pytest.mark.gpu
