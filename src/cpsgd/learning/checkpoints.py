@@ -322,11 +322,11 @@ class RunFolder:
                 "data": self._data,
                 "run": progress.run,
                 "round": progress.round,
-                "history": list(self._lines),
+                "history": "\n".join(self._lines),
                 "model": model.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "cohorts": vars(progress.cohorts),
-                "charged": {number: size for number, size in self.charged.items() if number < progress.round},
+                "charged": torch.tensor([pair for pair in self.charged.items() if pair[0] < progress.round]),
             },
         )
         write_lines(self._metrics, self._lines)
@@ -340,7 +340,18 @@ class RunFolder:
             raise CheckpointError(
                 f"The run was started with another {', '.join(different)}; resume it with the same settings."
             )
-        if any(self.charged.get(number) != survivors for number, survivors in state["charged"].items()):
+        if any(self.charged.get(number) != survivors for number, survivors in _pairs(state["charged"])):
             raise CheckpointError(
                 "The log of charges does not hold all that the checkpoint has spent: restore it from a copy."
             )
+
+
+# PyTorch takes long to write many small values, so that these are one each. Version 0.1 wrote lists and dictionaries.
+
+
+def _rows(history: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in history.splitlines()] if isinstance(history, str) else history
+
+
+def _pairs(charged: torch.Tensor | dict[int, int]) -> Iterable[tuple[int, int]]:
+    return charged.items() if isinstance(charged, dict) else charged.tolist()

@@ -135,6 +135,27 @@ struct Draws {
 
 __shared__ u32 late_count;
 
+// |g|, plus the bits of 3 · 2^22.
+__device__ __forceinline__ u32 size_of(float x) {
+  return __float_as_uint(fminf(fabsf(x), (float)LIMIT) + 12582912.0f);
+}
+
+// Heads of one client in one coordinate, by a random word: bytes 0 and 2 are the first bits of U, and the bits of MASK
+// in bytes 1 and 3 are fair coins. Sets a bit of 0x80008000 in `unsure` where more bits of U must be looked at. `origin`
+// is where the table would begin if |g| began with the bits of 0.
+__device__ __forceinline__ u32 draw(float x, u32 word, u32 origin, u32& unsure) {
+  u32 low, high;
+  asm("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(origin + (size_of(x) << 3)));
+  // Both halves are compared at once, with C[0] and C[1], and with C[2] and C[3]: bits 15 and 31 are 1 if U is not less.
+  const u32 both = __byte_perm(word, 0, 0x2020) | 0x80008000u, some = both - low, more = both - high;
+  const u32 forced = (some & 0x80008000u) | ((more >> 1) & 0x40004000u);
+  // Less by one it is less, so it was equal. What is not less than C[3] is unsure, too.
+  unsure |= some & ~(some - 0x00010001u);
+  unsure |= more & ~(more - 0x80000001u);
+  const u32 turned = (u32)(__float_as_int(x) >> 31);
+  return __popc(((word & MASK) | forced) ^ (turned & MASK));
+}
+
 __device__ __forceinline__ void put_off(Draws draws, u32 draw, u32 client) {
   u32 number;
   asm volatile("atom.shared.add.u32 %0, [%1], 1;"
@@ -191,32 +212,26 @@ __device__ __forceinline__ void round_part(
     float (&x)[32], u32* totals, u32 first, u32 t, u32 client, Keys key, Draws draws
 ) {
 #if QUANTILES
-  // Where a table of 8 bytes for each |g| would begin if it began with |g| = -3 · 2^22 in bits.
-  const u32 origin = draws.table - (0x4B400000u << 3), here = fresh(first + t);
+  const u32 origin = fresh(draws.table - (0x4B400000u << 3)), here = fresh(first + t);
 #pragma unroll
   for (int r = 0; r < COUNT; r += 4) {
-    u32 words[4], total = totals[r / 4 * THREADS];
+    u32 words[4], total = totals[r / 4 * THREADS], unsure = 0;
     philox(key, opaque(first / 4 + r / 4 * 1024 + t), client, TOSSES, words);
 #pragma unroll
     for (int k = 0; k < 4; k++)
-      if (r + k < COUNT) {
-        const u32 size = __float_as_uint(fminf(fabsf(x[r + k]), (float)LIMIT) + 12582912.0f);
-        u32 low, high;
-        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(origin + (size << 3)));
-        // Bytes 0 and 2 of the word, in 15 bits, are compared with the first 15 bits of C[0] and C[1], C[2] and C[3].
-        const u32 both = (__byte_perm(words[k], 0, 0x2020) & 0x7FFF7FFFu) | 0x80008000u;
-        const u32 some = both - low, more = both - high;
-        const u32 forced = (some & 0x80008000u) | ((more >> 1) & 0x40004000u);
-        // Equal to one of them, or not below the last: only all bits can tell.
-        const u32 equal = (some & ~(some - 0x00010001u)) | (more & ~(more - 0x00010001u));
-        // Bytes 1 and 3 hold the fair coins.
-        const u32 turned = (u32)(__float_as_int(x[r + k]) >> 31);
-        const u32 heads = __popc(((words[k] & MASK) | forced) ^ (turned & MASK));
-        if ((equal & 0x80008000u) | (more & 0x80000000u))
-          put_off(draws, (here + (r + k) * 1024) | (size - 0x4B400000u) << 16 | (turned & 0x80000000u), client);
-        else
-          total += heads << (8 * k);
-      }
+      if (r + k < COUNT) total += draw(x[r + k], words[k], origin, unsure) << (8 * k);
+    if (unsure & 0x80008000u) {
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+        if (r + k < COUNT) {
+          u32 own = 0;
+          const u32 heads = draw(x[r + k], words[k], origin, own);
+          if (own & 0x80008000u) {
+            total -= heads << (8 * k);
+            put_off(draws, (here + (r + k) * 1024) | (size_of(x[r + k]) - 0x4B400000u) << 16 | (__float_as_uint(x[r + k]) & 0x80000000u), client);
+          }
+        }
+    }
     totals[r / 4 * THREADS] = total;
   }
 #elif COINS == 0

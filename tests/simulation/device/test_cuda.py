@@ -170,9 +170,9 @@ def test_products_with_coins_that_are_drawn(rounding: Rounding, products: tuple[
 @pytest.mark.gpu
 @pytest.mark.parametrize("point", [0, 1_000, -2_548])
 def test_law_of_coins_that_are_drawn(point: int) -> None:
-    # The first and the last column of the transform are constant: one number stands in each coordinate of a vector.
+    # A vector with one coordinate becomes one whose coordinates are all of one size, half of them negative.
     rows = torch.zeros(2, 32_768, device="cuda")
-    rows[:, 0] = 1.0
+    rows[:, 1] = 1.0
     unit = point * 32_768**0.5 if point else 1.0
     ((_, rotated),) = plain.scale_and_rotate(rows.clone(), signs_of(32_768), 1e3, abs(unit))
     seen = rotated.round().abs()
