@@ -285,17 +285,14 @@ class RunFolder:
             self._check(state)
             progress = Progress(
                 round=int(state["round"]),
-                # Version 0.1 did not write them as lines.
-                history=[
-                    RoundMetrics(**(json.loads(row) if isinstance(row, str) else row)) for row in state["history"]
-                ],
+                history=[RoundMetrics(**row) for row in _rows(state["history"])],
                 cohorts=Cohorts(**state["cohorts"]),
                 run=state["run"],
             )
             with enough_memory("the model and its optimizer", "use a smaller model."):
                 model.load_state_dict(state["model"])
                 optimizer.load_state_dict(state["optimizer"])
-        except (KeyError, TypeError, AttributeError, RuntimeError):
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError):
             raise CheckpointError(f"{self._path} does not hold the state of a run of this kind.") from None
         return progress
 

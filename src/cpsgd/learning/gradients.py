@@ -117,7 +117,7 @@ class ClientUpdates:
 
     @property
     def is_dense(self) -> bool:
-        """Whether updates of clients with one example each are `products`."""
+        """Whether updates of clients with one example each are `products`; no layer of such a model draws anything."""
         return self._layers is not None
 
     def products(self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]) -> Products | None:

@@ -32,12 +32,15 @@ class RecordedRound:
         self._template = template
         self._seed = seed
         self._released = True
-        self._numbers = torch.zeros(size, dtype=torch.int64, device=template.device)
+        # One copy brings both: what tells the round from others, and the clients' numbers.
+        self._inputs = torch.zeros(template.inputs_size + 8 * size, dtype=torch.uint8, device=template.device)
+        template.take_inputs(self._inputs[: template.inputs_size])
+        numbers = self._inputs[template.inputs_size :].view(torch.int64)
         self._sum, self._finish = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.device(template.device):
             with torch.cuda.graph(self._sum, capture_error_mode="thread_local"):
                 template.restart()
-                products = updates.products(*data.made(self._numbers))
+                products = updates.products(*data.made(numbers))
                 assert products is not None
                 template.add(products)
             with torch.cuda.graph(self._finish, capture_error_mode="thread_local"):
@@ -62,10 +65,9 @@ class RecordedRound:
 
     def start(self, number: int, clients: NDArray[np.int64]) -> None:
         """Adds the messages of a round's clients."""
-        device = self._template.device
         seed = int.from_bytes(os.urandom(7), "little") if self._seed is None else self._seed
-        self._template.set_inputs(carried(self._template.inputs(number, seed), device))
-        self._numbers.copy_(carried(clients, device))
+        inputs = np.concatenate([self._template.inputs(number, seed), clients.view(np.uint8)])
+        self._inputs.copy_(torch.from_numpy(inputs).pin_memory(), non_blocking=True)
         self._sum.replay()
         self._released = False
 

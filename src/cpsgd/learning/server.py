@@ -59,14 +59,15 @@ class Server:
         self._schedule = options.schedule
         with enough_memory("the optimizer", "use a simpler one."):
             self.optimizer = make_optimizer(options, trainable(model).values())
+        self._parameters = list(trainable(model).values())
         self._first_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def step(self, mean: torch.Tensor, number: int) -> None:
         """The step of a round along its mean."""
         for group, rate in zip(self.optimizer.param_groups, self._first_rates, strict=True):
             group["lr"] = rate * rate_factor(self._schedule, number, self._rounds)
-        parameters = trainable(self._model).values()
-        for p, part in zip(parameters, mean.split_with_sizes([p.numel() for p in parameters]), strict=True):
+        sizes = [p.numel() for p in self._parameters]
+        for p, part in zip(self._parameters, mean.split_with_sizes(sizes), strict=True):
             p.grad = part.view(p.shape)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -74,16 +75,19 @@ class Server:
     def is_finite(self) -> bool:
         """Whether all parameters of the model are numbers."""
         # One answer for all, so that a device is waited for once.
-        return bool(torch.stack([torch.isfinite(p).all() for p in trainable(self._model).values()]).all())
+        return bool(torch.stack([torch.isfinite(p).all() for p in self._parameters]).all())
 
     def evaluate(self, features: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
         """Mean loss and accuracy on test examples."""
-        loss, correct = 0.0, 0
+        losses, correct = [], []
         self._model.eval()
         with torch.no_grad(), one_thread():
             for start in range(0, len(labels), _TEST_BATCH):
                 truth = labels[start : start + _TEST_BATCH]
                 outputs = self._model(features[start : start + _TEST_BATCH])
-                loss += float(self._loss(outputs, truth)) * len(truth)
-                correct += int((outputs.argmax(dim=-1) == truth).sum())
-        return loss / len(labels), correct / len(labels)
+                losses.append(self._loss(outputs, truth))
+                correct.append((outputs.argmax(dim=-1) == truth).sum())
+        # A device is waited for twice, however many batches there are.
+        sizes = [len(labels[start : start + _TEST_BATCH]) for start in range(0, len(labels), _TEST_BATCH)]
+        loss = sum(value * size for value, size in zip(torch.stack(losses).tolist(), sizes, strict=True))
+        return loss / len(labels), sum(torch.stack(correct).tolist()) / len(labels)

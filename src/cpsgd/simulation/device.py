@@ -138,11 +138,17 @@ class DeviceRound:
         found = np.frombuffer(keys, dtype=np.uint8)
         if not self.protocol.rotate:
             return found
-        return np.concatenate([found, rotate.signs(self.protocol.dim, self.protocol.rotation_seed, round)])
+        signs = rotate.signs(self.protocol.dim, self.protocol.rotation_seed, round)
+        return np.concatenate([found, signs, np.zeros(-len(signs) % 8, dtype=np.uint8)])
 
-    def set_inputs(self, inputs: torch.Tensor) -> None:
-        """Makes this the round that these `inputs` on the device tell, in the same memory."""
-        self._inputs.copy_(inputs)
+    @property
+    def inputs_size(self) -> int:
+        """Bytes of `inputs`, a multiple of 8."""
+        return len(self._inputs)
+
+    def take_inputs(self, inputs: torch.Tensor) -> None:
+        """Makes this the round that these `inputs` on the device tell, whenever they are read."""
+        self._inputs, self._signs = inputs, inputs[16:]
 
     def restart(self) -> None:
         """Forgets all messages."""
