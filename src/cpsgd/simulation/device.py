@@ -239,7 +239,9 @@ class DeviceRound:
             sums = torch.remainder(sums - lowest, protocol.modulus)
             middle -= lowest
         mean = ((sums.to(torch.float64) - middle) * (mechanism.scale / self.count)).to(torch.float32)
-        if protocol.rotate:
+        if self.takes_products:
+            device_cuda.rotate_back(mean, self._signs)
+        elif protocol.rotate:
             self._kernels.rotate_back(mean, self._signs)
         return mean
 

@@ -352,7 +352,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
   const Keys key = {keys[0], keys[1]};
   for (int word = 0; word < HEAD_WORDS + TAIL_WORDS; word++) totals[word * THREADS] = 0;
   float x[32];
-  int unflushed = 0;
+  // Blocks take turns: all at once they would wait for each other.
+  int unflushed = blockIdx.x % FLUSH;
 #if PRODUCTS
   if (blockIdx.x < count)
     for (u32 f = t; f < FACTORS; f += THREADS) factor[f + (f / 32) * 4] = factors[(u64)blockIdx.x * FACTORS + f];
@@ -429,6 +430,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
 #if QUANTILES
   draw_late(draws, exact, sums, t, key);
 #endif
+}
+
+// The inverse rotation of one vector, in place, by one block.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) back(float* __restrict__ vector, const u32* __restrict__ signs) {
+  extern __shared__ float memory[];
+  float* buffer = memory + (-(u32)__cvta_generic_to_shared(memory) & 4095) / 4;
+  const u32 t = threadIdx.x, warp = t / 32, lane = t % 32;
+  if (t == 0) zero = 0;
+  __syncthreads();
+  float x[32];
+#pragma unroll
+  for (int r = 0; r < 32; r++) x[r] = vector[r * 1024 + t];
+#pragma unroll
+  for (int turn = REST > 0 ? 1 : 0; turn >= 0; turn--) {
+    regroup<0>(x, buffer, warp, lane);
+    transform(x, buffer, warp, lane);
+#pragma unroll
+    for (int r = 0; r < 32; r++) {
+      const u32 word = __ldg(signs + turn * (SIZE / 32) + r * 32 + warp);
+      x[r] = __fmul_rn(x[r], __uint_as_float(NORMALISE ^ (word << (31 - lane) & 0x80000000u)));
+    }
+    if (turn == 1) {
+#pragma unroll
+      for (int r = 0; r < TAIL; r++) {
+        const u32 place = r * 1024 + t;
+        if (place < REST) {
+          const float other = vector[SIZE + place];
+          vector[SIZE + place] = x[r];
+          x[r] = other;
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 32; r++) vector[r * 1024 + t] = x[r];
 }
 
 // Adds the ones among `trials` random bits to each of the sums. A thread has 64 of a

@@ -135,6 +135,11 @@ def add_products(
     _launch(_kernel(device, layout.dim, rounding, layout), arguments, factors)
 
 
+def rotate_back(vector: torch.Tensor, signs: torch.Tensor) -> None:
+    """The inverse rotation of one vector, in place; see `plain.rotate_back`."""
+    _back(vector.device, len(vector))(grid=(1, 1, 1), block=(_THREADS, 1, 1), args=[vector, signs], shared_mem=_BUFFER)
+
+
 def add_coins(sums: torch.Tensor, *, keys: torch.Tensor, trials: int) -> None:
     """Adds Binomial(trials, ½) to each of `sums`; see `plain.add_coins`."""
     grid = -(-len(sums) // 256), -(-trials // (128 * 64)), 1
@@ -245,6 +250,15 @@ def _lengths(device: torch.device, dim: int, factors: int) -> Any:
     names = _definitions(dim, Rounding(1, 1, 1), factors)
     with torch.cuda.device(device):
         return torch.cuda._compile_kernel(_source(**names), "lengths")
+
+
+@lru_cache(maxsize=8)
+def _back(device: torch.device, dim: int) -> Any:
+    names = _definitions(dim, Rounding(1, 1, 1), 0)
+    with torch.cuda.device(device):
+        kernel = torch.cuda._compile_kernel(_source(**names), "back")
+        kernel.set_shared_memory_config(_BUFFER)
+    return kernel
 
 
 @cache

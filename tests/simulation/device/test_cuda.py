@@ -248,6 +248,16 @@ def test_coins_of_the_sum(trials: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dim", [32_768, 33_000, 51_370, 65_535])
+def test_rotation_back(dim: int) -> None:
+    found = rows_of(1, dim)[0].clone()
+    expected = found.clone()
+    cuda.rotate_back(found, signs_of(dim))
+    plain.rotate_back(expected, signs_of(dim))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.gpu
 def test_a_round_takes_products(products: tuple[torch.Tensor, cuda.Products]) -> None:
     protocol = Protocol.rotated_binomial(clients=1_500, dim=51_370, clip_norm=50.0, levels=3, trials=13)
     rounds = [
