@@ -71,6 +71,7 @@ bench: install
 	$(BIN)/python benchmarks/datasets.py
 	$(BIN)/python benchmarks/training.py
 	FLWR_TELEMETRY_ENABLED=0 $(BIN)/python benchmarks/secagg.py
+	$(BIN)/python benchmarks/secagg_scale.py
 	$(BIN)/python benchmarks/load.py
 	$(BIN)/python benchmarks/timing.py --measurements 20000
 
@@ -78,7 +79,7 @@ bench: install
 INPUTS ?= 1000000
 fuzz: install
 	-$(PIP) atheris
-	$(BIN)/python -m tests.fuzz.driver --inputs $(INPUTS)
+	PYTHONPATH=tests $(BIN)/python -m fuzz.driver --inputs $(INPUTS)
 
 # A second environment whose kernels are instrumented; Python itself is not, so the runtime is preloaded.
 sanitize: $(VENV)-sanitize/installed

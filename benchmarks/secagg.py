@@ -251,10 +251,10 @@ def print_report(
         f"{unmask['seconds']:.2f} s, of which putting shares together {unmask['shares']:.2f} s."
     )
     targets = [
-        ("Flower's client, times ours", flower / ours, ">=", 8.0),
+        ("Flower's client, times ours", flower / ours, ">=", 9.0),
         ("a round of 1,000 clients, seconds", many["seconds"], "<=", 60.0),
         ("its peak memory, GiB", many["gibibytes"], "<=", 2.0),
-        ("shares of 1,000 clients put together, 10 % dropped out, processor seconds", unmask["shares"], "<=", 0.5),
+        ("1,000 clients × 2^16 unmasked, 10 % dropped out, processor seconds", unmask["seconds"], "<=", 0.5),
     ]
     table = Table(title="Targets")
     for heading in ("what", "measured", "target", ""):

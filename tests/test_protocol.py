@@ -15,6 +15,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import Binomial, Gaussian
 from cpsgd.paper import bounds
+from cpsgd.promise import Promise
 
 BASE = {"clients": 10, "dim": 100, "clip_norm": 1.0, "coordinate_range": 0.5, "levels": 4, "trials": 12}
 
@@ -85,7 +86,7 @@ def test_the_fingerprint_sees_every_field() -> None:
         "modulus": 100,
         "rotation_seed": 1,
     }
-    stated = {"replace_one_distance", "distance_reason"}
+    stated = {"replace_one_distance", "distance_reason", "promise"}
     shared = {field.name for field in dataclasses.fields(Protocol)} - {"mechanism"}
     assert set(changes) | stated == shared | {field.name for field in dataclasses.fields(Binomial)}
     assert set(changes) | {"sigma"} == build(**BASE).to_dict().keys()
@@ -95,6 +96,9 @@ def test_the_fingerprint_sees_every_field() -> None:
         protocols.append(
             dataclasses.replace(build(**BASE), replace_one_distance=distance, distance_reason=reason),
         )
+    kept = {"epsilon": 1.0, "delta": 1e-6, "surviving": 10}
+    for change in ({}, {"epsilon": 2.0}, {"delta": 1e-7}, {"surviving": 9}, {"colluding": 1}, {"rounds": 2}):
+        protocols.append(dataclasses.replace(build(**BASE), promise=Promise(**{**kept, **change})))
     protocols += [Protocol.gaussian(clients=10, dim=100, clip_norm=1.0, sigma=s) for s in (1.0, 2.0)]
     assert len({p.fingerprint for p in protocols}) == len(protocols)
 

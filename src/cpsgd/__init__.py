@@ -2,7 +2,8 @@
 
 A `Protocol` fixes the parameters of a round; `Protocol.encode` turns a client's vector into a private few-bit message;
 an `Aggregator` adds messages up and yields the unbiased mean. `plan` finds the best protocol for an (ε, δ) and a number
-of bits, `guarantee` says which ε is proved for a protocol, and by which theorem.
+of bits, `guarantee` says which ε is proved for a protocol, and by which theorem. In a training loop of one's own
+`RoundSimulator` takes the place of many clients, and `PrivateMean` that of an all-reduce among workers.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cpsgd.adjacency import Adjacency as Adjacency
     from cpsgd.aggregator import Aggregator as Aggregator
+    from cpsgd.engines.allreduce import PrivateMean as PrivateMean
     from cpsgd.mechanisms import ErrorBound as ErrorBound
     from cpsgd.mechanisms import ExpectedError as ExpectedError
     from cpsgd.planner import Plan as Plan
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from cpsgd.privacy import Guarantee as Guarantee
     from cpsgd.privacy import guarantee as guarantee
     from cpsgd.protocol import Protocol as Protocol
+    from cpsgd.simulation.cpu import RoundSimulator as RoundSimulator
 
 __version__ = "0.2.0"
 
@@ -25,6 +28,8 @@ _HOMES = {
     "Aggregator": "aggregator",
     "ErrorBound": "mechanisms",
     "ExpectedError": "mechanisms",
+    "PrivateMean": "engines.allreduce",
+    "RoundSimulator": "simulation.cpu",
     "Plan": "planner",
     "plan": "planner",
     "Guarantee": "privacy",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import struct
 from threading import Lock
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
+from cpsgd._display import html_table
 from cpsgd.codec import pipeline, wire
 from cpsgd.errors import (
     ChecksumError,
@@ -26,6 +27,9 @@ from cpsgd.errors import (
     WireError,
 )
 from cpsgd.protocol import Protocol
+
+if TYPE_CHECKING:
+    from cpsgd.privacy.rounds import RoundsGuarantee
 
 # A saved state: magic, version, fingerprint, round, message count; then ids, sums and a SHA-256 of all that.
 _STATE_MAGIC = b"cpsa"
@@ -90,6 +94,21 @@ class Aggregator:
         with self._lock:
             return self._sums.copy()
 
+    def __repr__(self) -> str:
+        return (
+            f"Aggregator(round {self.round}, {self.count:,} messages of {self.protocol.clients:,} planned, "
+            f"{self.protocol.name})"
+        )
+
+    def _repr_html_(self) -> str:
+        promise = self.protocol.promise
+        rows = [
+            ("messages", f"{self.count:,} of {self.protocol.clients:,} planned"),
+            ("protocol", f"{self.protocol.name}, {self.protocol.dim:,} coordinates"),
+            ("promised", "nothing" if promise is None else str(promise)),
+        ]
+        return html_table(f"Aggregator of round {self.round}", rows)
+
     def add(self, message: bytes | bytearray | memoryview) -> None:
         """Accepts one message.
 
@@ -135,18 +154,34 @@ class Aggregator:
             self._sums = self._format.widened(self._sums, self.count + len(ids)) + sums
             self._ids |= ids
 
-    def mean(self) -> NDArray[np.float32]:
-        """The unbiased estimate of the mean of the vectors behind the messages really received.
-
-        The noise in it is that of these messages alone: with fewer of them than planned, ask `cpsgd.guarantee` with
-        `surviving=aggregator.count` before releasing it.
+    def guarantee(self, *, accept_epsilon: float | None = None) -> RoundsGuarantee | None:
+        """What is proved of the mean of the messages so far; None where the protocol promises nothing.
 
         Raises:
             EmptyError: No message has been accepted.
+            GuaranteeError: It is less than was promised, or than `accept_epsilon` where that is given.
         """
+        if not (count := self.count):
+            raise EmptyError("There is no mean yet: no message has been accepted.")
+        return self.protocol.release(count, accept_epsilon=accept_epsilon)
+
+    def mean(self, *, accept_epsilon: float | None = None) -> NDArray[np.float32]:
+        """The unbiased estimate of the mean of the vectors behind the messages really received.
+
+        The noise in it is that of these messages alone. A protocol made by `plan` promises an ε for a number of them,
+        and with fewer the mean is refused. A protocol without a promise is released with any number: ask
+        `cpsgd.guarantee` with `surviving=aggregator.count` what that protects.
+
+        Args:
+            accept_epsilon: Release it all the same if the ε that is true is at most this; `guarantee` says what it is.
+
+        Raises:
+            EmptyError: No message has been accepted.
+            GuaranteeError: So few messages keep neither what was promised nor `accept_epsilon`.
+        """
+        # Messages are never taken back, so that what is proved now holds for what is decoded below.
+        self.guarantee(accept_epsilon=accept_epsilon)
         with self._lock:
-            if not self._ids:
-                raise EmptyError("There is no mean yet: no message has been accepted.")
             return pipeline.decode(self.protocol, self._sums, self.count, self.round)
 
     def save(self) -> bytes:

@@ -6,6 +6,14 @@ ever quotes a private value: a coordinate's position may be named, what stands t
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpsgd._numbers import rounded_down, rounded_up
+
+if TYPE_CHECKING:
+    from cpsgd.promise import Promise
+
 
 class CpsgdError(ValueError):
     """Base class of all errors cpsgd raises on purpose."""
@@ -17,6 +25,46 @@ class ParameterError(CpsgdError):
 
 class ConditionError(CpsgdError):
     """A theorem's condition does not hold, so the number it would give is not a guarantee."""
+
+
+class GuaranteeError(CpsgdError):
+    """A release would not keep what was promised with the protocol, so nothing was released.
+
+    Attributes:
+        epsilon: The ε that would be true, at the promise's δ; None where nothing is proved.
+        promised: The ε that was promised.
+        messages: Messages in the sum.
+        surviving: The fewest that the promise allows.
+    """
+
+    def __init__(
+        self,
+        promise: Promise,
+        messages: int,
+        *,
+        epsilon: float | None,
+        accepted: float | None = None,
+        reason: str | None = None,
+    ) -> None:
+        kept = f"ε = {rounded_up(promise.epsilon)} at δ = {promise.delta:g} was promised"
+        few = messages < promise.surviving
+        text = f"{messages:,} message{'s are' if messages > 1 else ' is'} in the sum, and {kept}"
+        text += f" for at least {promise.surviving:,}." if few else "."
+        so_many = "so few" if few else "so many"
+        rounds = f" over {promise.rounds:,} rounds of {so_many}" if promise.rounds > 1 else f" with {so_many}"
+        if epsilon is None:
+            text += f" Nothing is proved{rounds}: {reason} Nothing was released; wait for more messages."
+        else:
+            true = rounded_up(epsilon)
+            text += f" The ε that is true{rounds} is {true}"
+            text += "" if accepted is None else f", and {rounded_up(accepted)} was accepted"
+            wait = "wait for more messages, " if few else "plan again, "
+            text += f". Nothing was released: {wait}or accept it with accept_epsilon={true} (--accept-epsilon {true})."
+        super().__init__(text)
+        self.epsilon = epsilon
+        self.promised = promise.epsilon
+        self.messages = messages
+        self.surviving = promise.surviving
 
 
 class InfeasibleError(CpsgdError):
@@ -88,6 +136,14 @@ class EmptyError(CpsgdError):
 
 class DataError(CpsgdError):
     """A data set is missing, damaged or not what it should be."""
+
+
+class TableError(DataError):
+    """A table cannot be used: unreadable, empty, or about too few people. Nothing was charged or written."""
+
+
+class ColumnError(TableError):
+    """A column is missing, or holds what it should not: NaN, infinity, text, several types, nothing within bounds."""
 
 
 class CheckpointError(CpsgdError):
@@ -171,8 +227,9 @@ class BudgetExceededError(LedgerError):
     def __init__(self, population: str, *, limit: float, spent: float, total: float, delta: float) -> None:
         left = max(0.0, limit - spent)
         super().__init__(
-            f"The budget of {population!r} is ε={limit:g} at δ={delta:g}. ε={spent:.4g} is spent, {left:.4g} is left; "
-            f"this would bring it to ε={total:.4g}. Nothing was reserved: run fewer rounds, or add noise."
+            f"The budget of {population!r} is ε={rounded_up(limit)} at δ={delta:g}. ε={rounded_up(spent)} is spent, "
+            f"{rounded_down(left)} is left; this would bring it to ε={rounded_up(total)}. Nothing was reserved: run "
+            "fewer rounds, or add noise."
         )
         self.population = population
         self.limit = limit
@@ -222,6 +279,22 @@ class RoundRefusedError(CpsgdError):
 
 class IdentityFileError(CpsgdError):
     """A file of an identity or a roster cannot be used. The message never quotes what stands in it."""
+
+
+class UserFunctionError(CpsgdError):
+    """Code of the caller's own failed: a model, a loss, a data set, a callback. Its own error is the cause."""
+
+    def __init__(
+        self, what: str, error: Exception, consequence: str = "Nothing was charged.", *, quoted: bool = False
+    ) -> None:
+        """`quoted` adds the first line of what it said, where that cannot quote data; otherwise, where it happened."""
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        said = "" if place is None else f" (in {Path(place.tb_frame.f_code.co_filename).name}, line {place.tb_lineno})"
+        if quoted:
+            said = f" ({(str(error).splitlines() or [''])[0][:200]})"
+        super().__init__(f"{what} failed with {type(error).__name__}{said}. {consequence}")
 
 
 class TrainFunctionError(CpsgdError):

@@ -80,8 +80,11 @@ class Expectation:
             signs = rotate.signs(protocol.dim, protocol.rotation_seed, self.round)
             sent = rotate.backward(sent.astype(np.float32), signs).astype(np.float64)
         bias = mean - sent
+        with np.errstate(over="ignore"):
+            # Vectors of 1e300 are clipped to D, and what is lost is too long to be squared.
+            clipping = float(bias @ bias)
         return ExpectedError(
             noise=protocol.dim * mechanism.scale**2 * mechanism.noise_variance / count,
             rounding=mechanism.scale**2 * self._rounding / count**2,
-            clipping=float(bias @ bias),
+            clipping=clipping,
         )

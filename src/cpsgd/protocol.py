@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from cpsgd import _validate, mechanisms
+from cpsgd._display import html_table
+from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline, wire
 from cpsgd.codec.formats import Format
@@ -33,15 +35,19 @@ from cpsgd.errors import ParameterError, VectorError
 from cpsgd.expectation import Expectation
 from cpsgd.mechanisms import Binomial, ErrorBound, ExpectedError, Gaussian, Mechanism
 from cpsgd.paper import bounds
+from cpsgd.promise import Promise
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+    from cpsgd.privacy.rounds import RoundsGuarantee
 
 MAX_CLIENTS = 2**32 - 1
 MAX_DIM = 2**32 - 1
 MAX_RADIX = 2**32 - 1
 # Outside this interval float32 arithmetic could overflow or vanish on the way through the codec.
-_NORM_LIMITS = (1e-20, 1e20)
+NORM_LIMITS = (1e-20, 1e20)
+"""Between these D must be."""
 _MAX_GRID_NORM = 1e25
 # What a protocol file holds beside the fields of its mechanism.
 _SHARED = ("clients", "dim", "clip_norm", "rotate", "modulus", "rotation_seed")
@@ -69,6 +75,7 @@ class Protocol:
             among them, where it is known to be less than 2D; None where nothing but D is known. Nothing enforces it:
             every guarantee for replace-one neighbours then rests on it, and says so.
         distance_reason: Why no two vectors are further apart, in a sentence.
+        promise: What was planned with these parameters, which releases are held to; None where nothing was.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=100, clip_norm=1.0, levels=2, trials=14)
@@ -87,9 +94,10 @@ class Protocol:
     rotation_seed: int = 0
     replace_one_distance: float | None = None
     distance_reason: str | None = None
+    promise: Promise | None = None
 
     def __post_init__(self) -> None:
-        low, high = _NORM_LIMITS
+        low, high = NORM_LIMITS
         if not isinstance(self.mechanism, Mechanism):
             raise ParameterError(
                 f"Expected mechanism to be one of cpsgd.mechanisms, got {reprlib.repr(self.mechanism)}."
@@ -111,6 +119,10 @@ class Protocol:
         if self.modulus is not None:
             # A smaller modulus could not even hold one client's value.
             normal["modulus"] = _validate.integer("modulus", self.modulus, low=self.mechanism.values, high=MAX_RADIX)
+        if self.promise is not None:
+            if not isinstance(self.promise, Promise):
+                raise ParameterError(f"Expected promise to be a Promise, got {type(self.promise).__name__}.")
+            _validate.integer("promise.surviving", self.promise.surviving, low=1, high=int(self.clients))
         distance = check_distance(self.replace_one_distance, self.distance_reason, clip_norm=self.clip_norm)
         normal["replace_one_distance"] = distance
         for name, value in normal.items():
@@ -198,7 +210,8 @@ class Protocol:
         """The fields, the mechanism's among them, as plain JSON values."""
         shared = {name: getattr(self, name) for name in _SHARED}
         stated = {name: value for name in _STATED if (value := getattr(self, name)) is not None}
-        return {**shared, **self.mechanism.to_fields(self.clip_norm), **stated}
+        promise = {} if self.promise is None else {"promise": self.promise.to_dict()}
+        return {**shared, **self.mechanism.to_fields(self.clip_norm), **stated, **promise}
 
     def to_json(self) -> str:
         """The fields as a JSON object."""
@@ -215,7 +228,9 @@ class Protocol:
         kind = mechanisms.of_file(data)
         known = (*_SHARED, *_STATED)
         shared = {name: data[name] for name in known if name in data}
-        own = {name: value for name, value in data.items() if name not in (*known, "mechanism")}
+        own = {name: value for name, value in data.items() if name not in (*known, "mechanism", "promise")}
+        if "promise" in data:
+            shared["promise"] = Promise.from_dict(data["promise"])
         return cls(**shared, mechanism=kind.of_fields(own, data["clip_norm"]))
 
     @classmethod
@@ -227,14 +242,34 @@ class Protocol:
             raise ParameterError(f"A protocol file must hold a JSON object: {error}.") from None
         return cls.from_dict(data)
 
+    def __repr__(self) -> str:
+        promise = "" if self.promise is None else f", promises ε ≤ {rounded_up(self.promise.epsilon)}"
+        return (
+            f"{type(self).__name__}({self.name}, clients={self.clients}, dim={self.dim}, clip_norm={self.clip_norm:g}, "
+            f"{self.bits_per_coordinate:.4g} bits per coordinate{promise})"
+        )
+
+    def _repr_html_(self) -> str:
+        modulus = [] if self.modulus is None else [("sums", f"modulo {self.modulus:,}")]
+        stated = self.assumption(Adjacency.REPLACE_ONE)
+        rows = [
+            ("mechanism", ("rotation, " if self.rotate else "") + self.mechanism.title),
+            ("parameters", f"D = {self.clip_norm:g}, {self.mechanism.describe()}"),
+            *modulus,
+            ("message", f"{self.message_bytes:,} bytes, {self.bits_per_coordinate:.4g} bits per coordinate"),
+            *([] if stated is None else [("assuming", stated)]),
+            ("promised", "nothing" if self.promise is None else str(self.promise)),
+            ("fingerprint", self.fingerprint.hex()),
+        ]
+        return html_table(f"Protocol for {self.clients:,} clients of {self.dim:,} coordinates", rows)
+
     @property
     def fingerprint(self) -> bytes:
-        """16 bytes that stand for all parameters; every message carries them.
+        """16 bytes that stand for all parameters and for the promise; every message carries them.
 
         SHA-256 of the canonical JSON (sorted names, no spaces, floats as exact hexadecimal), first 16 bytes.
         """
-        plain = {name: v.hex() if isinstance(v, float) else v for name, v in self.to_dict().items()}
-        text = "cpsgd protocol v1" + json.dumps(plain, sort_keys=True, separators=(",", ":"))
+        text = "cpsgd protocol v1" + json.dumps(_exact(self.to_dict()), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).digest()[:16]
 
     # ------------------------------------------------------------------ the client's half
@@ -270,8 +305,20 @@ class Protocol:
         self.check_integers()
         return pipeline.integers(self, vector, round)
 
-    def decode_sum(self, sums: NDArray[np.uint32] | NDArray[np.uint64], count: int, round: int) -> NDArray[np.float32]:
+    def decode_sum(
+        self,
+        sums: NDArray[np.uint32] | NDArray[np.uint64],
+        count: int,
+        round: int,
+        *,
+        accept_epsilon: float | None = None,
+    ) -> NDArray[np.float32]:
         """The mean of `count` clients' vectors from the sum of their integers, taken modulo `modulus` if there is one.
+
+        With a promise, the release is held to it, or to `accept_epsilon` in its place: see `release`.
+
+        Raises:
+            GuaranteeError: So few clients keep neither.
 
         Example:
             >>> protocol = Protocol.rotated_binomial(clients=2, dim=3, clip_norm=1.0, levels=4096, trials=16)
@@ -284,9 +331,26 @@ class Protocol:
         _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
         if sums.shape != (self.dim,) or sums.dtype not in (np.uint32, np.uint64):
             raise VectorError(f"Expected {self.dim} sums of uint32 or uint64, got {sums.dtype} of shape {sums.shape}.")
+        self.release(count, accept_epsilon=accept_epsilon)
         return pipeline.decode(self, sums, count, round)
 
     # ------------------------------------------------------------------ promises
+
+    def release(self, messages: int, *, accept_epsilon: float | None = None) -> RoundsGuarantee | None:
+        """Refuses a release with so many messages that does not keep the promise; see `cpsgd.privacy.release`.
+
+        Returns:
+            What is proved of it, by the accountant; None where nothing was promised.
+
+        Raises:
+            GuaranteeError: The ε that is true is more than was promised, or than `accept_epsilon` where that is given.
+        """
+        if self.promise is None and accept_epsilon is None:
+            return None
+        # Imported here: clients need no accountant.
+        from cpsgd.privacy.release import check_release
+
+        return check_release(self, messages, accept_epsilon=accept_epsilon)
 
     def check_integers(self) -> None:
         """Refuses a protocol that sends floats, or leaves coordinates out, for transports that add up integers.
@@ -426,6 +490,13 @@ def check_distance(distance: float | None, reason: str | None, *, clip_norm: flo
             f"{len(reason)} characters."
         )
     return found
+
+
+def _exact(data: dict[str, Any]) -> dict[str, Any]:
+    """The same with floats as text that loses nothing."""
+    return {
+        name: v.hex() if isinstance(v, float) else _exact(v) if isinstance(v, dict) else v for name, v in data.items()
+    }
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -22,6 +22,10 @@ _ZEROS = memoryview(bytes(1 << 18))
 _SLACK = 16
 
 
+# Keys are used once, so all counters may begin with 0.
+_FROM_ZERO = modes.CTR(bytes(16))
+
+
 class Keystream:
     """A cryptographic stream of private random bytes: AES-128 in counter mode under a key used only here.
 
@@ -34,8 +38,7 @@ class Keystream:
 
     def __init__(self, key: bytes | None = None) -> None:
         """Starts a stream; `key` (16 bytes) is for masks, which two parties derive alike, and for tests."""
-        cipher = Cipher(algorithms.AES128(os.urandom(16) if key is None else key), modes.CTR(bytes(16)))
-        self._encryptor = cipher.encryptor()
+        self._encryptor = Cipher(algorithms.AES128(os.urandom(16) if key is None else key), _FROM_ZERO).encryptor()
         self._process = os.getpid()
 
     @staticmethod
@@ -67,5 +70,5 @@ def public_bits(purpose: str, seed: int, round: int, size: int) -> NDArray[np.ui
     significant first.
     """
     key = hashlib.sha256(purpose.encode() + struct.pack("<QQ", seed, round)).digest()
-    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+    stream = Cipher(algorithms.AES256(key), _FROM_ZERO).encryptor()
     return np.frombuffer(stream.update(bytes(size)), dtype=np.uint8)

@@ -114,7 +114,7 @@ def one_word_for_all_coins(protocol: Protocol) -> tuple[Encode, Start]:
 class _OffCentre(Aggregator):
     """Counts from one instead of from zero."""
 
-    def mean(self) -> NDArray[np.float32]:
+    def mean(self, *, accept_epsilon: float | None = None) -> NDArray[np.float32]:
         sums = self.sums + np.uint32(self.count)
         return pipeline.decode(self.protocol, sums, self.count, self.round)
 

@@ -197,7 +197,7 @@ class Integers:
 class _PlannedAggregator(Aggregator):
     """Subtracts the noise of all clients planned for, also where fewer answered."""
 
-    def mean(self) -> NDArray[np.float32]:
+    def mean(self, *, accept_epsilon: float | None = None) -> NDArray[np.float32]:
         missing = self.protocol.clients - self.count
         shift = missing * noise_of(self.protocol).noise_mean * self.protocol.scale / self.count
         everywhere = np.full(self.protocol.dim, shift, dtype=np.float32)
@@ -212,7 +212,7 @@ def planned_noise_subtracted(protocol: Protocol) -> tuple[Encode, Start]:
 class _PlannedDivisor(Aggregator):
     """Divides by the number of clients planned for."""
 
-    def mean(self) -> NDArray[np.float32]:
+    def mean(self, *, accept_epsilon: float | None = None) -> NDArray[np.float32]:
         return super().mean() * np.float32(self.count / self.protocol.clients)
 
 
@@ -223,7 +223,7 @@ def planned_clients_divided_by(protocol: Protocol) -> tuple[Encode, Start]:
 class _FloatingAggregator(Aggregator):
     """Blurs what it releases."""
 
-    def mean(self) -> NDArray[np.float32]:
+    def mean(self, *, accept_epsilon: float | None = None) -> NDArray[np.float32]:
         return super().mean() + np.float32(0.4 * self.protocol.scale)
 
 

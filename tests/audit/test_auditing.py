@@ -21,6 +21,7 @@ from cpsgd import Guarantee, Protocol, guarantee, plan
 from cpsgd.audit import AuditReport, audit
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import Coins, LazyCoins
+from cpsgd.promise import Promise
 from cpsgd.simulation.cpu import RoundSimulator
 
 from .faults import Integers, keyed, noise_of
@@ -90,7 +91,10 @@ PROTOCOLS = {
 @cache
 def protocol_of(name: str) -> Protocol:
     """Planned when a test asks for it, not when tests are collected."""
-    return PROTOCOLS[name] if name in PROTOCOLS else plan(delta=DELTA, **PLANNED[name]).protocol
+    if name in PROTOCOLS:
+        return PROTOCOLS[name]
+    # Rounds of single messages are played.
+    return dataclasses.replace(plan(delta=DELTA, **PLANNED[name]).protocol, promise=None)
 
 
 # Another has the same kind of noise and of round; test_coin_faults.py has coins, test_audit_command.py a plan.
@@ -262,3 +266,14 @@ def test_what_cannot_be_audited(change: dict[str, Any], error: type[Exception], 
     run: Callable[..., AuditReport] = audit
     with pytest.raises(error, match=text):
         run(arguments.pop("protocol"), arguments.pop("delta"), **arguments)
+
+
+def test_a_promise_is_neither_believed_nor_in_the_way() -> None:
+    protocol = Protocol.rotated_binomial(clients=2, dim=8, clip_norm=1.0, levels=8, trials=250)
+    promise = Promise(epsilon=1e-3, delta=1e-9, surviving=2)
+    report = audit(dataclasses.replace(protocol, promise=promise), delta=1e-3, rounds=1_000, seed=1)
+    assert report.passed
+    assert report.claimed == guarantee(protocol, 1e-3)
+    promising = dataclasses.replace(protocol, promise=promise)
+    with pytest.raises(ParameterError, match="rounds of single messages"):
+        audit(promising, delta=1e-3, rounds=1_000, encode=promising.encode)

@@ -71,7 +71,7 @@ def test_the_strongest_attacker_finds_the_side_that_tells(sign: int) -> None:
     telling = (worlds == (sign > 0)) & (generator.random(5_000) < 0.1)
     scores[telling] += 4.0
     scores *= sign
-    promise = Rehearsal(scores, worlds).best_promise(20_000, delta=1e-3, error=1e-6)
+    promise = Rehearsal(scores, worlds).best_prospect(20_000, delta=1e-3, error=1e-6)
     assert promise.sign == sign
     assert promise.share in (0.03, 0.05)
     assert promise.epsilon > 2.0

@@ -6,6 +6,7 @@ What is closest to chance gets the default number, and what is close half of it;
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -74,7 +75,7 @@ ALL = [
 @cache
 def protocol_of(kind: str) -> Protocol:
     """The command's default: four clients, sixteen coordinates, ε = 2."""
-    return plan(clients=4, dim=16, epsilon=2.0, delta=DELTA, **PLANS[kind]).protocol
+    return replace(plan(clients=4, dim=16, epsilon=2.0, delta=DELTA, **PLANS[kind]).protocol, promise=None)
 
 
 def played(kind: str, fault: faults.Fault, rounds: int) -> AuditReport:

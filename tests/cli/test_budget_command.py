@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def test_a_table_that_is_damaged_at_its_end_costs_nothing(budget: Any) -> None:
 def test_a_round_is_on_the_ledger_before_its_mean_is_computed(budget: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spent = []
 
-    def fail(aggregator: Aggregator) -> None:
+    def fail(aggregator: Aggregator, *, accept_epsilon: float | None) -> None:
         spent.append(Ledger("b.ledger").total("people").rounds)
         raise VectorError("no mean today")
 
@@ -285,3 +286,30 @@ def test_heads_are_printed_in_one_piece(budget: Any, monkeypatch: pytest.MonkeyP
     for command in ("show", "verify", "export"):
         options = ("--out", "b.json") if command == "export" else ()
         assert f"head          {head}\n" in budget("budget", command, "b.ledger", *options).stdout
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_timestamps_are_whole_on_narrow_terminals(budget: Any, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    ledger = Ledger("b.ledger")
+    loud = Protocol.rotated_binomial(clients=200, dim=20, clip_norm=1.0, levels=2, trials=2000)
+    event = RoundEvent(loud, survivors=150, participation="fixed-size:0.012345", run="a-run-of-a-long-name" * 2)
+    entry = ledger.reserve("people", event)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = budget("budget", "show", "b.ledger", "--population", "people").stdout
+    assert entry.reserved_at[:19].replace("T", " ") in text
+    for heading in ("entry", "reserved (UTC)", "round", "messages", "released", "ε then"):
+        assert heading in text
+
+
+def test_a_picture_that_cannot_be_drawn_is_known_at_once(budget: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for command in (
+        ("budget", "show", "b.ledger", "--population", "people", "--plot", "b.png"),
+        # Neither plans, plays rounds, nor looks for the ledger.
+        ("plan", "--clients", 10**9, "--dim", 10**9, "--epsilon", 1, "--delta", 1e-6, "--plot", "b.png"),
+        ("audit", "--rounds", 10**9, "--plot", "b.png"),
+    ):
+        result = budget(*command)
+        assert result.exit_code == 2
+        assert "Drawing needs matplotlib, which is not installed: pip install matplotlib." in result.stderr
+        assert not Path("b.png").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -73,3 +74,14 @@ def test_only_one_holds_a_lock(tmp_path: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with (tmp_path / "state.lock").open() as other:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_full_disk_is_told_of_by_the_name_of_the_file(tmp_path: Path) -> None:
+    def body(file: IO[bytes]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left on device") as full:
+        _files.write(tmp_path / "mean.npy", body)
+    assert full.value.filename == str(tmp_path / "mean.npy")
+    assert full.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []

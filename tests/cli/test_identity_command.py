@@ -30,10 +30,29 @@ def test_json_and_a_name(cpsgd: Any) -> None:
     made = json.loads(cpsgd("identity", "create", "key", "--name", "Klinik Süd", "--json").stdout)
     assert made == {"file": "key", "public_key": public_line(read_identity(Path("key")), "Klinik Süd")}
     shown = json.loads(cpsgd("identity", "show", "key", "--json").stdout)
-    assert shown["public_key"] == public_line(read_identity(Path("key")), "key")
+    assert shown["public_key"] == public_line(read_identity(Path("key")), "Klinik Süd")
+    assert Path("key.pub").read_text(encoding="utf-8") == shown["public_key"] + "\n"
+    given = cpsgd("identity", "show", "key", "--name", "west").stdout
+    assert given == public_line(read_identity(Path("key")), "west") + "\n"
     # The private key is in the file and nowhere else.
     secret = "".join(Path("key").read_text().split("\n")[2:-2])
     assert secret[-40:] not in json.dumps([made, shown])
+
+
+@pytest.mark.parametrize("beside", [b"", b"ssh-ed25519 AAAA other", b"\xff\xfe", b"x" * 10**6])
+def test_a_public_file_of_another_key_names_nobody(cpsgd: Any, beside: bytes) -> None:
+    cpsgd("identity", "create", "north.key", "--name", "given")
+    Path("north.key.pub").write_bytes(beside)
+    assert cpsgd("identity", "show", "north.key").stdout.split()[2:] == ["north"]
+    Path("north.key.pub").unlink()
+    assert cpsgd("identity", "show", "north.key").stdout.split()[2:] == ["north"]
+
+
+def test_a_public_file_is_not_overwritten_either(cpsgd: Any) -> None:
+    Path("key.pub").write_text("mine")
+    result = cpsgd("identity", "create", "key")
+    assert (result.exit_code, "key.pub exists already" in result.stderr) == (2, True)
+    assert (Path("key.pub").read_text(), Path("key").exists()) == ("mine", False)
 
 
 def test_nothing_is_overwritten(cpsgd: Any) -> None:

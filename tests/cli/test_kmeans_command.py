@@ -80,3 +80,26 @@ def test_a_bad_row_is_named(cpsgd: Any) -> None:
     result = cpsgd("kmeans", "points.npy", *WISHES)
     assert result.exit_code == 2
     assert "points.npy, row 11: NaN or infinite at coordinate 1" in result.stderr
+
+
+def test_clusters_of_named_columns(cpsgd: Any) -> None:
+    points = save()
+    lines = [f"{1000000 + i // 3},{x:.5f},{y:.5f}" for i, (x, y) in enumerate(points)]
+    Path("people.csv").write_text("id,x,y\n" + "\n".join(lines) + "\n")
+    options = (*WISHES, "--bits", 8, "--json")
+    for wrong in ((), ("--user", "id")):
+        result = cpsgd("kmeans", "people.csv", *options, *wrong)
+        assert result.exit_code == 2
+        assert "--columns" in result.stderr
+        assert not Path("centres.npy").exists()
+    result = cpsgd("kmeans", "people.csv", *options, "--columns", "x,y", "--user", "id")
+    assert result.exit_code == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert (facts["clients"], facts["dim"]) == (500, 2)
+    assert facts["inertia"] > 0
+    cpsgd("budget", "create", "b.ledger", "--population", "p", "--epsilon", 9, "--delta", 1e-6)
+    paid = (*options, "--columns", "x,y", "--ledger", "b.ledger", "--population", "p")
+    assert json.loads(cpsgd("kmeans", "people.csv", *paid).stdout)["inertia"] is None
+    refused = cpsgd("kmeans", "people.csv", *paid, "--out", "second.npy")
+    assert refused.exit_code == 2
+    assert not Path("second.npy").exists()

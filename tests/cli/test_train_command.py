@@ -394,3 +394,13 @@ def test_a_refused_run_leaves_its_name_free(cpsgd: Any) -> None:
     assert not Path("runs/again").exists()
     second = cpsgd(*command, "--no-baselines", "--run", "again")
     assert second.stderr == refused.stderr
+
+
+def test_runs_are_named_after_what_they_train_on() -> None:
+    from cpsgd.cli.train import _kind
+    from cpsgd.learning.settings import Settings
+
+    assert _kind(Settings.of({})) == "digits"
+    assert _kind(Settings.of({"preset": "paper"})) == "paper"
+    assert _kind(Settings.of({"dataset": "mnist", "cohort": 100})) == "mnist"
+    assert _kind(Settings.of({"dataset": "../a b:c"})) == "..-a-b-c"

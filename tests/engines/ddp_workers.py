@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cpsgd.codec import pipeline
 from cpsgd.engines.allreduce import PrivateMean
-from cpsgd.engines.ddp import ExampleGradients, WorkerGradients
+from cpsgd.engines.ddp import ExampleGradients, PrivateOptimizer, WorkerGradients
 from cpsgd.learning import mlp
 from cpsgd.learning.datasets import infinite_digits
 from cpsgd.ledger import Budget, Entry, Ledger, RoundEvent
@@ -124,6 +124,76 @@ def workers(rank: int) -> dict[str, Any]:
         optimizer.step()
         weights.append(np.concatenate([p.detach().reshape(-1).numpy() for p in model.parameters()]))
     return {"local": local, "shared": shared, "weights": weights}
+
+
+def optimizer(rank: int) -> dict[str, Any]:
+    """An ordinary loop around a wrapped optimizer, with a schedule; interrupted, resumed, and out of budget."""
+    model = DistributedDataParallel(mlp(6, 3, (), seed=rank))
+    inner = torch.optim.Adam(model.parameters(), lr=0.2)
+    private = PrivateOptimizer(inner, model, PrivateMean(protocol(21), **BUDGET, rounds=3))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(inner, gamma=0.5)
+    generator = torch.Generator().manual_seed(rank)
+    # The same steps by hand.
+    twin = mlp(6, 3, ())
+    twin.load_state_dict(model.module.state_dict())
+    by_hand = torch.optim.Adam(twin.parameters(), lr=0.2)
+    alike, gradients = [], []
+
+    def weights() -> np.ndarray:
+        return np.concatenate([p.detach().reshape(-1).numpy() for p in model.parameters()])
+
+    def loop() -> None:
+        x, y = torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)
+        private.zero_grad()
+        (100.0 * cross_entropy(model(x), y)).backward()  # type: ignore[no-untyped-call]  # far beyond the clip norm
+        gradients.append(flat_gradient(model))
+        private.step()
+
+    with recorded() as seen:
+        for number in range(2):
+            loop()
+            mean = private.mean.protocol.decode_sum(summed(seen["integers"][-1]), private.mean.workers, number)
+            for p, part in zip(twin.parameters(), torch.from_numpy(mean).split([18, 3]), strict=True):  # type: ignore[no-untyped-call]
+                p.grad = part.reshape(p.shape)
+            by_hand.param_groups[0]["lr"] = 0.2 * 0.5**number
+            by_hand.step()
+            alike.append(all(map(torch.equal, twin.parameters(), model.module.parameters())))
+            schedule.step()
+    sent = [entry for entry in seen["sent"] if entry[0] != "torch.int64"]
+    saved = private.state_dict()
+    again = DistributedDataParallel(mlp(6, 3, (), seed=rank))
+    resumed = PrivateOptimizer(
+        torch.optim.Adam(again.parameters()), again, PrivateMean(protocol(21), **BUDGET, rounds=3)
+    )
+    resumed.load_state_dict(saved)
+    spent = private.mean.guarantee()
+    loop()
+    before = weights()
+    error = attempt(loop)
+    other = DistributedDataParallel(mlp(6, 3, (), seed=rank))
+    few = torch.optim.SGD(list(other.parameters())[:1], lr=0.1)
+    exchange = PrivateMean(protocol(21), **BUDGET, rounds=3)
+    return {
+        "alike": alike,
+        "sent": sent,
+        "norms": [float(np.linalg.norm(gradient)) for gradient in gradients],
+        "weights": weights(),
+        "kept": np.array_equal(before, weights()),
+        "spent": spent,
+        "error": error,
+        "resumed": (resumed.mean.round, resumed.mean.epsilon, resumed.optimizer.param_groups[0]["lr"]),
+        "too many": attempt(lambda: resumed.load_state_dict({**saved, "round": 4})),
+        "other parameters": attempt(lambda: PrivateOptimizer(few, other, exchange)),
+        "several gradients": attempt(lambda: PrivateOptimizer(torch.optim.LBFGS(other.parameters()), other, exchange)),
+        "protocol": exchange.protocol,
+    }
+
+
+def summed(integers: np.ndarray) -> np.ndarray:
+    total = torch.from_numpy(integers.astype(np.int64))
+    dist.all_reduce(total)
+    found: np.ndarray = total.numpy().astype(np.uint64)
+    return found
 
 
 def flat_gradient(model: torch.nn.Module) -> np.ndarray:

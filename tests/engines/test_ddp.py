@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 WORKERS = Path(__file__).with_name("ddp_workers.py")
 SCENARIOS = {
     2: [
-        *("mean", "modular", "workers", "not_finite", "not_finite_gradient", "too_many_examples"),
+        *("mean", "modular", "workers", "optimizer", "not_finite", "not_finite_gradient", "too_many_examples"),
         *("other_types", "other_protocol", "other_budget", "other_round", "budget", "wrong_model", "slow_release"),
         *("charged", "unpaid", "taken_up", "wrong_ledger"),
     ],
@@ -81,6 +81,28 @@ def test_a_modulus_that_is_no_power_of_two_changes_no_mean(run: Run, count: int)
         for worker in found:
             assert worker["means"][number].tobytes() == wrapped.tobytes()
             np.testing.assert_allclose(worker["means"][number], plain.decode_sum(total, count, number), atol=1e-5)
+
+
+def test_a_wrapped_optimizer_steps_along_the_private_mean(run: Run) -> None:
+    found = run("optimizer", 2)
+    for worker in found:
+        # Gradients are clipped: the same steps by hand, from the sum of the workers' integers, give the same weights.
+        assert min(worker["norms"]) > 10.0
+        assert worker["alike"] == [True, True]
+        assert worker["sent"] == []
+        assert worker["weights"].tobytes() == found[0]["weights"].tobytes()
+        # Of two workers one is curious, and each takes part in every step: the noise of one counts, for all steps.
+        expected = guarantee_over_rounds(
+            worker["protocol"], 1e-5, rounds=2, participation="every", surviving=2, colluding=1
+        )
+        assert (worker["spent"].epsilon, worker["spent"].noise_clients) == (expected.epsilon, 1)
+        assert worker["resumed"] == (2, expected.epsilon, 0.05)
+        # The budget is for three steps; the fourth changes nothing.
+        assert worker["error"][0] == "InfeasibleError"
+        assert worker["kept"]
+        assert "at most 3 steps" in worker["too many"][1]
+        assert "make it with model.parameters()" in worker["other parameters"][1]
+        assert "LBFGS" in worker["several gradients"][1]
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -100,7 +100,8 @@ def plain(plan: Plan, round: int = 1) -> Request:
 
 
 def with_protocol(plan: Plan, **changes: Any) -> Plan:
-    return replace(plan, protocol=replace(plan.protocol, **changes))
+    # What was promised is about other parameters.
+    return replace(plan, protocol=replace(plan.protocol, promise=None, **changes))
 
 
 def with_mechanism(plan: Plan, **changes: Any) -> Plan:

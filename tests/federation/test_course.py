@@ -49,7 +49,7 @@ def test_a_course_without_a_stop(small_plan: Plan, folder: Path) -> None:
     np.testing.assert_array_equal(again.model, course.model)
 
 
-@pytest.mark.parametrize("stage", ["advertise", "mask"])
+@pytest.mark.parametrize("stage", ["advertise", "mask", "confirm"])
 def test_a_round_that_has_revealed_nothing_is_run_again_for_its_charge(
     small_plan: Plan, folder: Path, stage: str
 ) -> None:

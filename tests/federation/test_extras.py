@@ -104,7 +104,8 @@ class Measuring(Client):
 def precise(small_plan: Plan, dim: int) -> Plan:
     """With so little noise that the numbers can be checked: nothing private about it."""
     mechanism: Any = small_plan.protocol.mechanism
-    return replace(small_plan, protocol=replace(small_plan.protocol, dim=dim, mechanism=replace(mechanism, trials=1)))
+    quiet = replace(small_plan.protocol, dim=dim, mechanism=replace(mechanism, trials=1), promise=None)
+    return replace(small_plan, protocol=quiet)
 
 
 def test_a_run_with_a_private_accuracy_and_a_norm_that_adapts(small_plan: Plan) -> None:

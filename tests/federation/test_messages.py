@@ -19,7 +19,15 @@ from cpsgd.errors import (
     WireError,
 )
 from cpsgd.federation import messages
-from cpsgd.federation.messages import HEADER_BYTES, MAX_PROTOCOL_BYTES, STAGES, VERSION, Request
+from cpsgd.federation.messages import (
+    HEADER_BYTES,
+    MAX_PROTOCOL_BYTES,
+    MAX_REASON_BYTES,
+    STAGES,
+    VERSION,
+    Pair,
+    Request,
+)
 from cpsgd.secagg import Stage
 
 REQUEST = Request(Stage.MASK, 7, 30, 9, protocol='{"é": 1}', payload=b"\x00\xff", examples=5)
@@ -153,3 +161,45 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_requests_that_cannot_be_made(changes: dict[str, object], error: type[Exception]) -> None:
     with pytest.raises(error):
         Request(**{**vars(REQUEST), **changes})
+
+
+# ---------------------------------------------------------------------- pairs
+
+
+@given(st.binary(max_size=50), st.binary(max_size=50), st.booleans())
+def test_pairs_there_and_back(first: bytes, second: bytes, refused: bool) -> None:
+    pair = Pair(first, second, refused)
+    assert Pair.from_bytes(pair.to_bytes()) == pair
+
+
+def test_the_format_of_pairs_is_fixed() -> None:
+    assert Pair(b"one", b"three").to_bytes() == b"cpsp\x01\x00\x03\0\0\0onethree"
+    assert Pair.without(b"one", "é").to_bytes() == b"cpsp\x01\x01\x03\0\0\0one" + "é".encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", MagicError),
+        (b"cpsf\x01\x00\x03\0\0\0onethree", MagicError),
+        (None, MagicError),
+        (b"cpsp", TruncatedError),
+        (b"cpsp\x01\x00\x03\0\0", TruncatedError),
+        (b"cpsp\x02\x00\x03\0\0\0onethree", VersionError),
+        (b"cpsp\x01\x02\x03\0\0\0onethree", WireError),
+        (b"cpsp\x01\x00\x09\0\0\0onethree", WireError),
+        (b"cpsp\x01\x00\xff\xff\xff\xffonethree", WireError),
+    ],
+)
+def test_what_is_no_pair(data: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error) as caught:
+        Pair.from_bytes(data)
+    assert type(caught.value) is error
+
+
+def test_sizes_of_pairs_and_reasons_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(Pair.without(b"", "é" * 10_000).second) == MAX_REASON_BYTES
+    assert len(Pair(b"", b"\xff" * 10_000, refused=True).reason) == MAX_REASON_BYTES
+    monkeypatch.setattr(messages, "MAX_REQUEST_BYTES", 4)
+    with pytest.raises(TrailingBytesError):
+        Pair.from_bytes(Pair(b"one", b"three").to_bytes())

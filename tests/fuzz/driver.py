@@ -1,4 +1,4 @@
-"""Fuzzes every parser: `python -m tests.fuzz.driver [--inputs N] [--seed S] [TARGET...]`.
+"""Fuzzes every parser: `PYTHONPATH=tests python -m fuzz.driver [--inputs N] [--seed S] [TARGET...]`.
 
 With `atheris` installed the search is guided by coverage (libFuzzer), each target in a process of its own; without,
 valid inputs are changed at random. Either way a finding is an error that is not a `CpsgdError`, or memory beyond
@@ -91,7 +91,7 @@ def main() -> None:
         inputs = max(1, round(options.inputs * target.share / everything))
         start = time.monotonic()
         if with_coverage:
-            command = [sys.executable, "-m", "tests.fuzz.guided", target.name, str(inputs), str(options.seed)]
+            command = [sys.executable, "-m", "fuzz.guided", target.name, str(inputs), str(options.seed)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             said = [line for line in done.stderr.splitlines() if not line.startswith("INFO: Instrumenting")]
             really = next((int(line.split()[-1]) for line in said if "number_of_executed_units" in line), 0)

@@ -1,4 +1,4 @@
-"""One target fuzzed by libFuzzer in a process of its own: `python -m tests.fuzz.guided TARGET INPUTS SEED`."""
+"""One target fuzzed by libFuzzer in its own process: `PYTHONPATH=tests python -m fuzz.guided TARGET INPUTS SEED`."""
 
 from __future__ import annotations
 

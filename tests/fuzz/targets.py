@@ -34,11 +34,11 @@ from cpsgd.learning import checkpoints, settings
 from cpsgd.learning.datasets import mnist
 from cpsgd.ledger import chain
 from cpsgd.mechanisms import SampledCoins
-from cpsgd.privacy.participation import Participation
+from cpsgd.participation import Participation
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import public_line, read_identity, read_roster
 
-from . import requests, secure
+from . import pairs, requests, secure
 
 ROUND = 7
 ROTATED = Protocol.rotated_binomial(clients=3, dim=33, clip_norm=1.0, levels=5, trials=11)
@@ -346,6 +346,8 @@ TARGETS = (
     Target("secagg-server", secure.to_server, secure.server_seeds, secure.seal, share=0.2),
     Target("secagg-state", secure.restore, secure.state_seeds, secure.seal_state, share=0.5),
     Target("request", requests.ask, requests.request_seeds, requests.seal_request, share=0.2),
+    Target("pair", pairs.ask, pairs.request_seeds, pairs.seal_requests, share=0.1),
+    Target("pair-answer", pairs.answer, pairs.answer_seeds, pairs.seal_answers, share=0.1),
     Target("client-state", requests.go_on, requests.progress_seeds, tokens=(b'"round":', *NUMBERS), share=0.5),
     Target(
         "roster", as_file("roster", read_members), roster_seeds,

@@ -6,9 +6,9 @@ from cpsgd.errors import InfeasibleError
 from cpsgd.learning.accounting import Spending
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.options import AccountOptions, CohortOptions
+from cpsgd.participation import Scheme
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds
-from cpsgd.privacy.participation import Scheme
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.rotated_binomial(clients=500, dim=200, clip_norm=1.0, levels=8, trials=200)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from cpsgd import Protocol
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, devices, mlp
 from cpsgd.learning.backends import GpuBackend
-from cpsgd.learning.datasets import infinite_digits
+from cpsgd.learning.datasets import from_arrays, infinite_digits
 from cpsgd.learning.options import (
     AccountOptions,
     ClientOptions,
@@ -27,6 +28,7 @@ from cpsgd.learning.options import (
 )
 from cpsgd.mechanisms import Coins, Mechanism, SampledCoins
 from cpsgd.planner import plan
+from tests.learning.nets import Transformer
 
 LOSS = torch.nn.functional.cross_entropy
 
@@ -81,6 +83,21 @@ def test_without_privacy_the_engine_trains_the_same_model(monkeypatch: pytest.Mo
     torch.testing.assert_close(models[0], models[1], rtol=1e-4, atol=1e-5)
 
 
+def test_an_adaptive_norm_and_models_of_other_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = load_digits().images[:200]
+    data = from_arrays(images.reshape(-1, 64).astype(int), load_digits().target[:200], test_share=0.2)
+    norms, models = [], []
+    for on in (False, True):
+        monkeypatch.setattr(devices, "is_gpu", lambda device, on=on: on)
+        options = {"cohort": 160, "rounds": 3, "participation": "every", "clip_quantile": 0.5, "seed": 1, "lr": 0.5}
+        found = Trainer(Transformer(), LOSS, data, NoPrivacy(1.0), **groups(**options))
+        norms.append([metrics.clip_norm for metrics in found.run()])
+        models.append(torch.cat([p.detach().flatten() for p in found.model.parameters()]))
+    assert len(set(norms[0])) == 3
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    torch.testing.assert_close(models[0], models[1], rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_private_rounds_are_charged_and_repeatable(gpu: None, tmp_path: Path) -> None:
     accuracies = []
@@ -128,7 +145,7 @@ def test_dropout(gpu: None) -> None:
 
 def test_examples_are_for_the_cpu(gpu: None) -> None:
     with pytest.raises(ParameterError, match="device cpu"):
-        trainer(private(), examples=3)
+        trainer(replace(private().protocol, promise=None), examples=3)
 
 
 # How a full GPU is told of: by PyTorch, by CUDA before PyTorch has begun, and by its library for matrices.

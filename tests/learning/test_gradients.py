@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from cpsgd.errors import ParameterError
+from cpsgd.learning.architecture import check_model
 from cpsgd.learning.datasets.base import Batch
-from cpsgd.learning.gradients import ClientUpdates, check_model
+from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import mlp
 from cpsgd.learning.options import ClientOptions
 

@@ -23,9 +23,9 @@ from cpsgd.learning.options import (
     RunOptions,
     ServerOptions,
 )
+from cpsgd.participation import Scheme
 from cpsgd.planner import Plan, plan
 from cpsgd.privacy import Adjacency, RoundsGuarantee, guarantee_over_rounds
-from cpsgd.privacy.participation import Scheme
 from cpsgd.protocol import Protocol
 
 LOSS = torch.nn.functional.cross_entropy

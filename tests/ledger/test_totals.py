@@ -16,13 +16,13 @@ from cpsgd.errors import ConditionError
 from cpsgd.ledger import Budget, Entry, RoundEvent, totals
 from cpsgd.mechanisms import Binomial, Gaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.participation import Participation
 from cpsgd.privacy import products
 from cpsgd.privacy.accountant import Rounds, mixed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee
-from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.rounds import guarantee_over_rounds, joint_cost
 from cpsgd.protocol import Protocol
 

@@ -16,11 +16,11 @@ from scipy.special import erf, ndtr
 
 from cpsgd import Protocol
 from cpsgd.adjacency import Adjacency
+from cpsgd.participation import Participation
 from cpsgd.privacy import fixed_size
 from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, mixed_epsilon
 from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, SampledRounds, sampled_profile
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
-from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.rounds import guarantee_over_rounds, round_cost
 
 from . import checks

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
-from cpsgd.errors import InfeasibleError, ParameterError, VectorError
+from cpsgd.errors import BudgetExceededError, ColumnError, InfeasibleError, ParameterError, VectorError
+from cpsgd.ledger import Budget, Ledger
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 from cpsgd.statistics import clusters as module
 from cpsgd.statistics.clusters import Blocks, inertia, kmeans, lloyd_round
-from cpsgd.statistics.points import in_unit_ball
+from cpsgd.statistics.points import in_unit_ball, people_in_ball
 
 CLUSTERS, DIM = 6, 4
 
@@ -223,3 +226,49 @@ def test_a_budget_too_small_says_how_many_rounds_it_buys() -> None:
         stated = {"replace_one_distance": blocks.distance, "distance_reason": "of their blocks"}
         planned = plan(2000, blocks.length, 4.0, 1e-6, blocks.clip_norm, **wishes, **stated)
         assert (4 * blocks.deviations(planned.protocol, 2000)[1] < 2000 / 3) == enough
+
+
+def people_and_points() -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """A table of 600 people with three rows each, and their points."""
+    generator = np.random.default_rng(3)
+    centre = np.repeat([[0.5, 0.5], [-0.5, 0.2]], 300, axis=0)
+    rows = np.repeat(centre, 3, axis=0) + generator.normal(scale=0.05, size=(1800, 2))
+    order = generator.permutation(1800)
+    who = np.repeat(np.arange(600), 3)
+    table = {"id": who[order], "x": rows[order, 0], "y": rows[order, 1]}
+    return table, rows.reshape(600, 3, 2).mean(axis=1)
+
+
+def test_points_of_people_are_the_means_of_their_rows() -> None:
+    table, points = people_and_points()
+    found = people_in_ball(table, ["x", "y"], "id", 1.0)
+    np.testing.assert_allclose(found, points, atol=1e-6)
+    # Rows are moved into the ball before, so that one of them cannot count for more than the others.
+    wild = table | {"x": np.where(np.arange(1800) == 7, 1e12, table["x"])}
+    moved = people_in_ball(wild, ["x", "y"], "id", 1.0)
+    assert np.linalg.norm(moved, axis=1).max() <= 1.0
+    person = table["id"][7]
+    assert np.linalg.norm(moved[person] - points[person]) < 2.0 / 3.0
+
+
+def test_clusters_of_people(fixed_seed: None, tmp_path: Path) -> None:
+    table, _ = people_and_points()
+    ledger = Ledger(tmp_path / "b.ledger")
+    ledger.create(Budget(population="people", epsilon=9.0, delta=1e-6))
+    wishes: dict[str, Any] = {"radius": 1.0, "rounds": 2, "bits": 8, "columns": ["x", "y"], "user": "id"}
+    found = kmeans(table, 2, 8.0, 1e-6, **wishes, ledger=ledger, population="people")
+    assert found.plan.protocol.clients == 600
+    assert ledger.total("people").rounds == 2
+    with pytest.raises(BudgetExceededError):
+        kmeans(table, 2, 8.0, 1e-6, **wishes, ledger=ledger, population="people")
+    assert ledger.total("people").rounds == 2
+    for changes, error in (
+        ({"columns": None}, ParameterError),
+        ({"columns": "x"}, ParameterError),
+        ({"columns": ["x", "height"]}, ColumnError),
+        ({"user": "who"}, ColumnError),
+        ({"ledger": None}, ParameterError),
+    ):
+        with pytest.raises(error):
+            kmeans(table, 2, 8.0, 1e-6, **{**wishes, "ledger": ledger, "population": "people", **changes})
+    assert ledger.total("people").rounds == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from scipy.optimize import minimize
 from sklearn.decomposition import PCA
 
 from cpsgd.errors import InfeasibleError, ParameterError, VectorError
+from cpsgd.ledger import Budget, Ledger
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee
 from cpsgd.protocol import Protocol
@@ -245,3 +247,20 @@ def test_bad_input(changes: dict[str, object], error: type[Exception], words: st
     with pytest.raises(error, match=words):
         pca(**wishes, advance=heard.append)  # type: ignore[arg-type]
     assert heard == []
+
+
+def test_components_of_peoples_columns(fixed_seed: None, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    rows = 0.1 + generator.normal(size=(4000, 2)) * [0.3, 0.05]
+    path = tmp_path / "t.csv"
+    lines = [f"{100000 + i // 2},{x:.6f},{y:.6f}" for i, (x, y) in enumerate(rows)]
+    path.write_text("id,x,y\n" + "\n".join(lines))
+    ledger = Ledger(tmp_path / "b.ledger")
+    ledger.create(Budget(population="people", epsilon=9.0, delta=1e-6))
+    wishes: dict[str, Any] = {"radius": 1.0, "bits": 8, "columns": ["x", "y"], "user": "id"}
+    found = pca(path, 1, 8.0, 1e-6, **wishes, ledger=ledger, population="people")
+    assert found.plan.protocol.clients == 2000
+    assert subspace_angle(found.components, exact_components(rows.reshape(2000, 2, 2).mean(axis=1), 1)) < 0.1
+    assert ledger.total("people").rounds == 1
+    with pytest.raises(ParameterError, match="Name the columns"):
+        pca(path, 1, 8.0, 1e-6, radius=1.0)

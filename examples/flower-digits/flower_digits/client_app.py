@@ -1,6 +1,6 @@
 """What a silo runs.
 
-Flower starts this file anew for each of the five messages of a round, and only one of them trains: so what is
+Flower starts this file anew for each message of a round, three or five, and only one of them trains: so what is
 slow to import is imported where it is needed.
 """
 

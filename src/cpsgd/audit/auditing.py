@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.aggregator import Aggregator
 from cpsgd.audit import checks
-from cpsgd.audit.bound import Attacker, Promise, Rehearsal
+from cpsgd.audit.bound import Attacker, Prospect, Rehearsal
 from cpsgd.audit.checks import Check, Played
 from cpsgd.audit.law import Array, LikelihoodRatio
 from cpsgd.audit.playing import Canary, Encode, Player, Start, canaries_of, peculiar, resting, rounded
@@ -159,7 +159,8 @@ def audit(
 
     Raises:
         ConditionError: There is no claim to audit: no theorem applies to so little noise.
-        ParameterError: The protocol is too large to audit, or a Gaussian one.
+        ParameterError: The protocol is too large to audit, or a Gaussian one; or it has a promise that `encode` and
+            `start` would keep.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=2, dim=8, clip_norm=1.0, levels=8, trials=250)
@@ -167,6 +168,13 @@ def audit(
         >>> report.passed, [check.name for check in report.checks][:3]
         (True, ['privacy', 'integers', 'unbiased'])
     """
+    if protocol.promise is not None and encode is not None:
+        raise ParameterError(
+            "An audit plays rounds of single messages, which code that keeps the protocol's promise would refuse: "
+            "audit dataclasses.replace(protocol, promise=None), and encode with that."
+        )
+    # The claim is computed here, for the messages that are played, and not read off a promise.
+    protocol = replace(protocol, promise=None)
     count = protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=1)
     _check_size(protocol, count, _validate.integer("rounds", rounds, low=SMALLEST_ROUNDS))
     _validate.integer("few", few, low=1, high=count)
@@ -186,7 +194,7 @@ def audit(
 
     def promised(lesson: _Lesson) -> float:
         return _excess(
-            [Claim(delta_, epsilon, lesson.promise(attacked, delta_, error).epsilon) for delta_, epsilon in claims]
+            [Claim(delta_, epsilon, lesson.prospect(attacked, delta_, error).epsilon) for delta_, epsilon in claims]
         )
 
     best = max(explored, key=promised)
@@ -212,7 +220,7 @@ def audit(
         claims=found,
         canary=best.canary.name,
         promises=tuple(
-            (lesson.canary.name, lesson.promise(attacked, delta, 1.0 - CONFIDENCE).epsilon) for lesson in explored
+            (lesson.canary.name, lesson.prospect(attacked, delta, 1.0 - CONFIDENCE).epsilon) for lesson in explored
         ),
         rounds=player.played,
         attacked_rounds=attacked,
@@ -236,14 +244,14 @@ class _Lesson:
     real: Rehearsal
     simulated: Rehearsal
 
-    def promise(self, rounds: int, delta: float, error: float) -> Promise:
+    def prospect(self, rounds: int, delta: float, error: float) -> Prospect:
         """The attack that promises most."""
-        promises = [rehearsal.best_promise(rounds, delta, error) for rehearsal in (self.real, self.simulated)]
+        promises = [rehearsal.best_prospect(rounds, delta, error) for rehearsal in (self.real, self.simulated)]
         return max(promises, key=lambda promise: promise.epsilon)
 
     def attacker(self, rounds: int, delta: float, error: float) -> Attacker:
         """Who makes that promise. Its threshold always comes from real rounds, whatever law these have."""
-        best = self.promise(rounds, delta, error)
+        best = self.prospect(rounds, delta, error)
         return Attacker.answering(self.real.scores, best.sign, best.share)
 
 

@@ -75,7 +75,7 @@ class Attacker:
 
 
 @dataclass(frozen=True)
-class Promise:
+class Prospect:
     """What an attacker who answers on this side, in this share of the rounds, is likely to prove."""
 
     epsilon: float
@@ -99,16 +99,16 @@ class Rehearsal:
             for share in _SHARES
         ]
 
-    def best_promise(self, rounds: int, delta: float, error: float) -> Promise:
+    def best_prospect(self, rounds: int, delta: float, error: float) -> Prospect:
         """The attacker who promises most on `rounds` fresh rounds.
 
         The promise is only a guess. It is a careful one, two standard deviations to the safe side, so that rare answers
         that were right by chance do not win.
         """
         growth = rounds / len(self.scores)
-        promises: list[Promise] = []
+        prospects: list[Prospect] = []
         for sign, share, right, wrong in self._answers:
             fewer, more = max(0.0, right - 2.0 * math.sqrt(right)), wrong + 1.0 + 2.0 * math.sqrt(wrong + 1.0)
             epsilon = epsilon_lower_bound(growth * fewer, growth * more, rounds, delta, error)
-            promises.append(Promise(epsilon, sign, share))
-        return max(promises, key=lambda promise: promise.epsilon)
+            prospects.append(Prospect(epsilon, sign, share))
+        return max(prospects, key=lambda promise: promise.epsilon)

@@ -37,7 +37,16 @@ _LONGEST_PROTOCOL = 1 << 16
 
 def write(path: Path, body: Callable[[IO[bytes]], object]) -> None:
     """Replaces a file by what `body` writes, at once: whoever opens it sees all of the old or all of the new."""
-    target = path.resolve()
+    try:
+        _write(path.resolve(), body)
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # A full disk is told of without the name of the file.
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _write(target: Path, body: Callable[[IO[bytes]], object]) -> None:
     if target.exists() and not target.is_file():
         # A pipe or a device is written to, not replaced.
         with target.open("wb") as file:
@@ -79,9 +88,14 @@ def check_vector_output(path: Path, *inputs: Path) -> None:
 
 
 def check_picture(path: Path | None) -> None:
-    """Refuses a picture, if one is asked for, whose suffix is of no known format."""
-    if path is not None and path.suffix.lower() not in _PICTURES:
+    """Refuses a picture, if one is asked for, whose suffix is of no known format, or that could not be drawn here."""
+    if path is None:
+        return
+    if path.suffix.lower() not in _PICTURES:
         raise ParameterError(f"Expected --plot to name a file ending in {', '.join(_PICTURES)}, got {path}.")
+    from cpsgd.reports import plotting
+
+    plotting.check()
 
 
 def write_vector(path: Path, vector: NDArray[np.float32]) -> None:
@@ -122,10 +136,11 @@ def locked(path: Path) -> Iterator[None]:
 
 
 class Rows(Interface):
-    """The vectors of all clients."""
+    """The vectors of all clients; `named` where a line above them names the coordinates."""
 
     clients: int
     dim: int
+    named: bool
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Array]]:
         """The vectors in order, at most `rows` at a time, each block with the number of its first row."""
@@ -237,6 +252,7 @@ class _ArrayRows:
     def __init__(self, path: Path, array: Array) -> None:
         self._path = path
         self._array = array
+        self.named = False
         self.clients, self.dim = array.shape
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Array]]:
@@ -255,13 +271,13 @@ class _CsvRows:
         if not path.is_file():
             # Also a pipe is refused: the file is read twice.
             raise FileNotFoundError(2, "No such file", str(path))
-        self._header = False
+        self.named = False
         self.clients = self.dim = 0
         for line, cells in self._lines():
             if self.dim == 0:
                 self.dim = len(cells)
                 if not any(_is_number(cell) for cell in cells):
-                    self._header = True
+                    self.named = True
                     continue
                 if self.dim > 2 and cells == [str(i) for i in range(self.dim)]:
                     raise VectorError(
@@ -278,7 +294,7 @@ class _CsvRows:
         block: list[list[float]] = []
         start = 0
         lines = self._lines()
-        if self._header:
+        if self.named:
             next(lines)
         for line, cells in lines:
             try:
@@ -296,7 +312,7 @@ class _CsvRows:
             yield start, np.array(block)
 
     def where(self, row: int) -> str:
-        return f"{self._path}, row {row}" + (" below the header" if self._header else "")
+        return f"{self._path}, row {row}" + (" below the header" if self.named else "")
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """The lines that are not blank, with their numbers from 1."""

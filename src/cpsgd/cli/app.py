@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cpsgd.cli import audit, exchange, mean, plan, statistics, train
+from cpsgd.cli import audit, exchange, mean, plan, statistics, tables, train
 from cpsgd.cli.frame import launch, new_app
 
 
@@ -20,6 +20,10 @@ _COMMANDS: dict[str, Callable[..., None] | str] = {
     "plan": plan.run,
     "privacy": "What given parameters protect, and by which theorem.",
     "mean": mean.run,
+    "sum": tables.sum,
+    "count": tables.count,
+    "histogram": tables.histogram,
+    "quantiles": tables.quantiles,
     "kmeans": statistics.kmeans,
     "pca": statistics.pca,
     "protocol": exchange.protocol,

@@ -13,7 +13,7 @@ from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
 from cpsgd.mechanisms.options import parameters_of
 from cpsgd.planner.problem import Requirements
-from cpsgd.reports.numbers import rounded_up
+from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.audit import AuditReport, Check
@@ -91,8 +91,8 @@ def _show(report: AuditReport, protocol: Protocol) -> None:
         *([] if claimed.assumption is None else [("assuming", escape(claimed.assumption))]),
         (
             "found",
-            f"[bold]ε ≥ {_below(report.lower_bound)}[/bold] with confidence {report.confidence:g}, "
-            f"≥ {_below(report.claims[0].found)} beyond doubt",
+            f"[bold]ε ≥ {rounded_down(report.lower_bound)}[/bold] with confidence {report.confidence:g}, "
+            f"≥ {rounded_down(report.claims[0].found)} beyond doubt",
         ),
         (
             "attack",
@@ -103,7 +103,7 @@ def _show(report: AuditReport, protocol: Protocol) -> None:
     ]
     console = output.console()
     console.print(output.facts(rows))
-    claims = [(f"{claim.delta:g}", rounded_up(claim.claimed), _below(claim.found)) for claim in report.claims]
+    claims = [(f"{claim.delta:g}", rounded_up(claim.claimed), rounded_down(claim.found)) for claim in report.claims]
     console.print(output.grid(("δ", "ε claimed ≤", "ε found ≥"), claims, title="\nClaims and findings"))
     console.print(output.facts([(check.name, _said(check)) for check in report.checks], title="Checks"))
 
@@ -113,8 +113,3 @@ def _said(check: Check) -> str:
         return f"not asked, too few coordinates to tell: {check.question}"
     verdict = "ok" if check.passed else "[bold red]FAILED[/bold red]"
     return f"{verdict}: {check.question} {check.statistic:.3g}, at most {check.limit:g}"
-
-
-def _below(epsilon: float) -> str:
-    """Three digits of a lower bound, never more than it is."""
-    return f"{int(1e3 * epsilon) / 1e3:g}"

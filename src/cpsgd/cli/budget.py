@@ -13,7 +13,7 @@ from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import new_app
 from cpsgd.errors import LedgerAccessError, LedgerError
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.reports.numbers import rounded_up
+from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Total
@@ -40,7 +40,7 @@ def create(ledger: LedgerFile, /, *, budget: Annotated[BudgetFields, options.FLA
         output.show_json({"ledger": ledger, "budget": opened.to_dict(), "head": head})
         return
     rows = [
-        ("budget", escape(f"ε = {opened.epsilon:g} at δ = {opened.delta:g} for {opened.population}")),
+        ("budget", escape(f"ε = {rounded_up(opened.epsilon)} at δ = {opened.delta:g} for {opened.population}")),
         ("protects", f"one {opened.unit}, {opened.adjacency} neighbours"),
         ("ledger", escape(str(ledger))),
     ]
@@ -66,6 +66,7 @@ def show(
     if plot is not None:
         if population is None:
             raise LedgerError("Missing --population: a plot is of one budget.")
+        _files.check_picture(plot)
         _files.check_output(plot, ledger)
     names = [budget.population for budget in book.budgets()] if population is None else [population]
     totals = [book.total(name) for name in names]
@@ -141,7 +142,7 @@ def verify(
         ]
         for total in found.totals:
             over = "[bold red]more than the budget[/bold red] " if total.population in overspent else ""
-            text = f"{over}ε = {rounded_up(total.epsilon)} of {total.limit:g} at δ = {total.delta:g}"
+            text = f"{over}ε = {rounded_up(total.epsilon)} of {rounded_up(total.limit)} at δ = {total.delta:g}"
             rows.append((escape(total.population), text))
         output.console().print(output.facts(rows))
         _show_head(str(found.head))
@@ -185,10 +186,10 @@ def _rows(total: Total) -> list[tuple[str, str]]:
     return [
         (
             "spent",
-            f"[bold]ε = {rounded_up(total.epsilon)}[/bold] of {total.limit:g} at δ = {total.delta:g}, "
+            f"[bold]ε = {rounded_up(total.epsilon)}[/bold] of {rounded_up(total.limit)} at δ = {total.delta:g}, "
             f"{total.adjacency} neighbours, one {total.unit}",
         ),
-        ("left", f"{total.left:.4g}"),
+        ("left", rounded_down(total.left)),
         ("rounds", f"{total.rounds:,}{unreleased}"),
         ("proved by", escape(total.citation)),
         *(("assuming", escape(text)) for text in total.assumptions),
@@ -200,7 +201,7 @@ def _show_entries(book: Ledger, population: str) -> None:
     rows = [
         (
             str(entry.number),
-            entry.reserved_at[:19],
+            entry.reserved_at[:19].replace("T", " "),
             escape(entry.event.run or "–"),
             str(entry.event.round),
             f"{entry.survivors:,}",
@@ -210,6 +211,7 @@ def _show_entries(book: Ledger, population: str) -> None:
         )
         for entry in entries[-_SHOWN:]
     ]
-    columns = ("entry", "reserved (UTC)", "run", "round", "messages", "participation", "released", "ε then")
+    columns = ("entry", "reserved (UTC)", "run", "round", "messages", "who", "released", "ε then")
     title = f"the last {_SHOWN} of {len(entries):,} rounds" if len(entries) > _SHOWN else None
-    output.console().print(output.grid(columns, rows, title=title))
+    whole = set(columns) - {"run", "who"}
+    output.console().print(output.grid(columns, rows, title=title, whole=whole))

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from cpsgd.cli import _files, options, output
-from cpsgd.errors import ParameterError, RoundError, TrailingBytesError, VectorError, WireError
+from cpsgd.errors import (
+    ConditionError,
+    GuaranteeError,
+    ParameterError,
+    RoundError,
+    TrailingBytesError,
+    VectorError,
+    WireError,
+)
+from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator
@@ -21,7 +31,7 @@ def protocol(
     *,
     parameters: options.Parameters = options.NO_PARAMETERS,
     size: options.Size = options.NO_SIZE,
-    required: options.Required = options.NO_REQUIREMENTS,
+    required: options.Planned = options.NO_PLAN,
     out: Annotated[
         Path | None, Parameter(metavar="FILE", help="Where the protocol's JSON goes; stdout if not given.")
     ] = None,
@@ -30,10 +40,12 @@ def protocol(
     """Write a protocol file, and say what a round with it sends and how wrong it can be.
 
     With --protocol, says it of a file that exists. With --epsilon the planner chooses the mechanism and its parameters;
-    otherwise it is the paper's, with k = 2 and m = 14 if not given, four bits per coordinate. With --delta the ε proved
-    for a round is shown.
+    otherwise it is the paper's, with k = 2 and m = 14 if not given, four bits per coordinate. The ε that is proved, at
+    δ = 1e-6 if not given, is shown and goes into the file: means are then released only if they keep it.
     """
     chosen = parameters.sized(size, required)
+    if parameters.file is None and chosen.promise is None:
+        chosen = _promising(chosen, options.given(required))
     if out is not None:
         _files.check_output(out)
         _files.write_bytes(out, (chosen.to_json() + "\n").encode())
@@ -61,6 +73,27 @@ def protocol(
         # The JSON alone may go down a pipe or into a file.
         stream=sys.stderr if out is None else sys.stdout,
     )
+
+
+def _promising(protocol: Protocol, asked: dict[str, Any]) -> Protocol:
+    """The protocol with what is proved of it as its promise; as it is where nothing is, and nothing was asked for."""
+    from cpsgd.participation import Participation
+    from cpsgd.planner.problem import surviving
+    from cpsgd.privacy.rounds import guarantee_over_rounds
+    from cpsgd.promise import Promise
+
+    terms: dict[str, Any] = {name: asked[name] for name in ("rounds", "adjacency", "colluding") if name in asked}
+    terms["delta"] = asked.get("delta", output.DEFAULT_DELTA)
+    terms["participation"] = Participation.parse(asked.get("participation", "every"))
+    terms["surviving"] = surviving(protocol.clients, asked.get("dropout", 0.0))
+    try:
+        found = guarantee_over_rounds(protocol, **terms)
+    except ConditionError:
+        if asked:
+            raise
+        return protocol
+    # A few digits, so that another machine's last ones make no difference.
+    return replace(protocol, promise=Promise(epsilon=float(rounded_up(found.epsilon)), **terms))
 
 
 def encode(
@@ -101,12 +134,14 @@ def aggregate(
         Path | None,
         Parameter(metavar="FILE", help="Keeps the sums from call to call, for messages that arrive bit by bit."),
     ] = None,
+    accept_epsilon: options.AcceptEpsilon = None,
     json: options.Json = False,
 ) -> None:
     """Add up messages and write their mean, as the server does.
 
     A message that is damaged, foreign or repeated is refused and changes nothing; the others count, and the exit code
-    is 1. With --state and without --out the messages are only added up.
+    is 1. With --state and without --out the messages are only added up. A mean that does not keep what the protocol
+    file promises is not written, the ε that would be true is named, and the exit code is 2.
     """
     if not messages:
         raise ParameterError("Missing MESSAGE: give the files written by `cpsgd encode`.")
@@ -114,6 +149,8 @@ def aggregate(
         raise ParameterError(
             "Missing --out (where the mean goes) or --state (to add up now and ask for the mean later)."
         )
+    if accept_epsilon is not None and out is None:
+        raise ParameterError("--accept-epsilon is about a mean that is written; give --out with it.")
     chosen = _files.read_protocol(protocol)
     if out is not None:
         _files.check_vector_output(out, protocol, *messages)
@@ -136,9 +173,18 @@ def aggregate(
         accepted = aggregator.count - before
         if state is not None and accepted:
             _files.write_bytes(state, aggregator.save())
-    written = out is not None and aggregator.count > 0
-    if out is not None and written:
-        _files.write_vector(out, aggregator.mean())
+    privacy: dict[str, Any] = {}
+    privacy_facts: list[tuple[str, str]] = []
+    refusal: GuaranteeError | None = None
+    written = False
+    if out is not None and aggregator.count > 0:
+        try:
+            privacy, privacy_facts = output.privacy(chosen, None, aggregator.count, accept_epsilon=accept_epsilon)
+            _files.write_vector(out, aggregator.mean(accept_epsilon=accept_epsilon))
+            written = True
+        except GuaranteeError as error:
+            refusal = error
+            privacy = {"epsilon": error.epsilon, "reason": str(error)}
 
     if json:
         output.show_json(
@@ -149,6 +195,8 @@ def aggregate(
                 "clients": chosen.clients,
                 "round": round,
                 "fingerprint": chosen.fingerprint.hex(),
+                "released": written,
+                **privacy,
                 "out": out if written else None,
                 "state": state,
             }
@@ -159,10 +207,13 @@ def aggregate(
             [
                 ("messages", f"{accepted:,} accepted, {len(refused):,} refused{total}"),
                 ("planned", f"{chosen.clients:,} clients, round {round}"),
+                *privacy_facts,
                 *([("mean", str(out))] if written else []),
                 *([] if state is None else [("state", str(state))]),
             ]
         )
+    if refusal is not None:
+        raise refusal
     if out is not None and not written:
         output.complain(f"Did not write {out}: there is no mean, as no message has been accepted.")
     if refused:

@@ -17,7 +17,10 @@ app = new_app("identity")
 
 KeyFile = Annotated[Path, Parameter(name="KEYFILE", help="The private key's file, as ssh-keygen makes it.")]
 Name = Annotated[
-    str | None, Parameter(help="What people call the identity; the file's name, without suffix, if not given.")
+    str | None,
+    Parameter(
+        help="What people call the identity; if not given, as it was created, or the file's name without suffix."
+    ),
 ]
 
 
@@ -25,23 +28,25 @@ Name = Annotated[
 def create(keyfile: KeyFile, /, *, name: Name = None, json: options.Json = False) -> None:
     """Make an identity and print its public key, the line for the roster.
 
-    The file is one that ssh-keygen -t ed25519 could have made, without a passphrase; only its owner may read it. A file
-    that exists is never overwritten.
+    The file is one that ssh-keygen -t ed25519 could have made, without a passphrase; only its owner may read it. The
+    line also goes to a file beside it, .pub at the end of its name. A file that exists is never overwritten.
     """
     from cpsgd.secagg import create_identity
     from cpsgd.secagg.identity import check_name
 
     # Before there is a file.
     called = check_name(keyfile.stem if name is None else name)
-    _show(create_identity(keyfile), keyfile, called, json)
+    _show(create_identity(keyfile, called), keyfile, called, json)
 
 
 @app.command
 def show(keyfile: KeyFile, /, *, name: Name = None, json: options.Json = False) -> None:
-    """Print the public key of an identity, the line for the roster."""
+    """Print the public key of an identity, the line for the roster, with the name that it was given."""
     from cpsgd.secagg import read_identity
+    from cpsgd.secagg.identity import name_of
 
-    _show(read_identity(keyfile), keyfile, keyfile.stem if name is None else name, json)
+    identity = read_identity(keyfile)
+    _show(identity, keyfile, name_of(keyfile, identity) if name is None else name, json)
 
 
 def _show(identity: Ed25519PrivateKey, keyfile: Path, name: str, json: bool) -> None:

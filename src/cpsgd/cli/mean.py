@@ -1,4 +1,7 @@
-"""`cpsgd mean`: a whole round on this machine, from a table of vectors to the estimate of their mean."""
+"""`cpsgd mean`: a whole round on this machine, from a table of vectors to the estimate of their mean.
+
+Of a table with named columns it is one of the statistics in `cpsgd.cli.tables`.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from cpsgd.cli import _files, options, output
+from cpsgd.cli import _files, options, output, tables
 from cpsgd.cli.frame import whole
+from cpsgd.cli.tables import NO_BUDGET, NO_COLUMNS, BudgetOptions
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
-from cpsgd.reports.numbers import rounded_up
+from cpsgd.planner.problem import BEST
+from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator
@@ -30,32 +35,30 @@ _BLOCK = 1 << 18
 _THREADED_DIM = 1 << 14
 
 
-@dataclass(frozen=True, kw_only=True)
-class BudgetOptions:
-    """Who pays.
-
-    Attributes:
-        ledger: Charge the budget on this ledger, or refuse; see `cpsgd budget`.
-        population: With --ledger: whose budget pays.
-    """
-
-    ledger: Annotated[Path | None, Parameter(metavar="FILE")] = None
-    population: str | None = None
-
-
-_NOBODY = BudgetOptions()
-
-
 def run(
     file: options.Table,
     /,
     *,
     parameters: options.Parameters = options.NO_PARAMETERS,
     required: options.Required = options.NO_REQUIREMENTS,
-    budget: Annotated[BudgetOptions, Parameter(name="*", group=options.BUDGET)] = _NOBODY,
+    columns: tables.Columns = NO_COLUMNS,
+    budget: tables.Budgets = NO_BUDGET,
     round: options.Round = 0,
+    accept_epsilon: options.AcceptEpsilon = None,
     key: options.Key = None,
-    out: Annotated[Path, Parameter(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = Path("mean.npy"),
+    out: Annotated[
+        Path | None,
+        Parameter(
+            metavar="FILE",
+            help="Where the mean goes: .npy (mean.npy if not given) or .csv; of named columns .json or .csv.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, Parameter(group=tables.TABLE, metavar="FILE", help="Draw the means of named columns.")
+    ] = None,
+    confidence: Annotated[
+        float, Parameter(group=tables.TABLE, help="Probability with which an interval holds the mean without noise.")
+    ] = 0.95,
     threads: Annotated[
         int | None,
         Parameter(
@@ -72,23 +75,56 @@ def run(
     simulation: here the real error can be measured, because one machine holds all vectors.
 
     With --epsilon the planner chooses the mechanism and its parameters; otherwise it is the paper's, with k = 2 and
-    m = 14 if not given, four bits per coordinate. With --delta the ε proved for the round is shown (replace-one
-    neighbours).
+    m = 14 if not given, four bits per coordinate. The ε proved for the round is shown (replace-one neighbours), at
+    δ = 1e-6 if not given. A table with fewer rows than a protocol file promises messages for is refused.
 
     With --ledger the mean is a release: the round is refused if too little is left of the population's budget, and
     charged to it before the mean is computed. A table that cannot be read to its end costs nothing. The real error is
     then not shown, because no budget covers it.
+
+    With --columns, --bounds, --user or --group-by, and for .tsv, .csv.gz and .parquet files, it is the mean of named
+    columns instead, each with its own bounds (docs/statistics.md): --epsilon and --delta are needed, and there is no
+    simulation's error. Of a .csv file with a header say which: --columns, or --clip-norm if rows are vectors.
     """
+    if tables.is_table(file, columns):
+        said = {
+            "--round": round or None,
+            "--key": key,
+            "--threads": threads,
+            "--accept-epsilon": accept_epsilon,
+        }
+        if others := ", ".join(name for name, value in said.items() if value is not None):
+            raise ParameterError(f"{others} is for tables of vectors, not for named columns; leave it out.")
+        _of_columns(
+            file,
+            parameters,
+            required,
+            columns,
+            budget,
+            tables.ResultOptions(confidence=confidence, out=out, plot=plot),
+            json,
+        )
+        return
+    if plot is not None:
+        raise ParameterError("--plot is for the means of named columns; name them with --columns.")
+    out = Path("mean.npy") if out is None else out
+    import numpy as np
+
     from cpsgd.aggregator import Aggregator
     from cpsgd.expectation import Expectation
 
     _files.check_vector_output(out, file, *([] if parameters.file is None else [parameters.file]))
     rows = _files.open_rows(file, key)
+    if rows.named and not {"--clip-norm", "--protocol"} & parameters.given.keys():
+        raise ParameterError(
+            f"{file} names its columns, and an id among them would be averaged, too. Say which you mean with --columns "
+            "(and --bounds), or --clip-norm if its rows are vectors."
+        )
     chosen = parameters.protocol(required, clients=rows.clients, dim=rows.dim)
     if chosen.dim != rows.dim:
         raise ParameterError(f"The protocol is for {chosen.dim} coordinates, the rows of {file} have {rows.dim}.")
 
-    privacy, privacy_facts = output.privacy(chosen, required.delta, rows.clients)
+    privacy, privacy_facts = output.privacy(chosen, required.delta, rows.clients, accept_epsilon=accept_epsilon)
     charge = _quote(budget, chosen, survivors=rows.clients, round=round, label=f"cpsgd mean {file.name}")
 
     aggregator = Aggregator(chosen, round, max_dim=chosen.dim)
@@ -100,11 +136,13 @@ def run(
     if charge is not None:
         paid, paid_facts = charge.pay()
         privacy, privacy_facts = privacy | paid, privacy_facts + paid_facts
-    estimate = aggregator.mean()
+    estimate = aggregator.mean(accept_epsilon=accept_epsilon)
     error: dict[str, float] | None = None
     if charge is None:
         difference, expected = estimate - expectation.mean(), expectation.error()
-        error = {"measured": float(difference @ difference), "expected": expected.total, **asdict(expected)}
+        with np.errstate(over="ignore"):
+            measured = float(difference @ difference)
+        error = {"measured": measured, "expected": expected.total, **asdict(expected)}
     _files.write_vector(out, estimate)
 
     if json:
@@ -134,6 +172,25 @@ def run(
             ("mean", str(out)),
         ]
     )
+
+
+def _of_columns(
+    file: Path,
+    parameters: Any,
+    required: Any,
+    columns: tables.ColumnOptions,
+    budget: BudgetOptions,
+    result: tables.ResultOptions,
+    json: bool,
+) -> None:
+    """The means of named columns."""
+    if others := ", ".join(name for name in parameters.given if name != "--mechanism"):
+        raise ParameterError(f"Of named columns the planner chooses {others}; leave it out.")
+    asked = options.given(required)
+    if "epsilon" not in asked or "delta" not in asked:
+        raise ParameterError("Missing --epsilon and --delta: a mean of people's columns is released with both.")
+    cost = asked | {"mechanism": parameters.mechanism.mechanism or BEST}
+    tables.mean(file, cost, columns, budget, result, json)
 
 
 def _error_facts(error: dict[str, float] | None) -> list[tuple[str, str]]:
@@ -201,8 +258,8 @@ class _Charge:
         self.ledger.release(entry, self.event.survivors)
         total = self.ledger.total(self.population)
         text = (
-            f"{total.population}: ε = {rounded_up(total.epsilon)} of {total.limit:g} at δ = {total.delta:g} "
-            f"spent, {total.left:.4g} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
+            f"{total.population}: ε = {rounded_up(total.epsilon)} of {rounded_up(total.limit)} at δ = {total.delta:g} "
+            f"spent, {rounded_down(total.left)} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
         )
         return {"budget": {"ledger": self.ledger.path, **total.to_dict()}}, [("budget", text)]
 

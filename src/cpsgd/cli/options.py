@@ -32,6 +32,13 @@ Table = Annotated[Path, Parameter(name="FILE", help="An .npy, .npz or .csv table
 ProtocolFile = Annotated[
     Path, Parameter(name="--protocol", metavar="FILE", help="The protocol's JSON, as written by `cpsgd protocol`.")
 ]
+AcceptEpsilon = Annotated[
+    float | None,
+    Parameter(
+        group=PRIVACY,
+        help="Release also what does not keep the protocol's promise, if the ε that is true is at most this.",
+    ),
+]
 Round = Annotated[int, COUNT, Parameter(help="Number of the round.")]
 
 
@@ -102,21 +109,26 @@ def given(chosen: Any) -> dict[str, Any]:
 
 _SIZE = from_class(Requirements, "clients", "dim", unset=True)
 _REQUIRED = from_class(Requirements, "epsilon", "delta", "bits", unset=True)
+_PROMISED = ("rounds", "participation", "adjacency", "dropout", "colluding", "secure")
+_PLANNED = from_class(Requirements, "epsilon", "delta", "bits", *_PROMISED, unset=True)
 _MECHANISM = from_class(MechanismOptions, unset=True)
 NO_SIZE: Any = _SIZE()
 NO_REQUIREMENTS: Any = _REQUIRED()
+NO_PLAN: Any = _PLANNED()
 _NO_MECHANISM: Any = _MECHANISM()
 
 if TYPE_CHECKING:
     # Made when the program runs, which a type checker cannot follow.
     Size = Any
     Required = Any
+    Planned = Any
     Cost = Any
     Mechanism = Any
 else:
     Mechanism = Annotated[_MECHANISM, FLAT]
     Size = Annotated[_SIZE, FLAT]
     Required = Annotated[_REQUIRED, Parameter(name="*", group=PRIVACY)]
+    Planned = Annotated[_PLANNED, Parameter(name="*", group=PRIVACY)]
     Cost = Annotated[from_class(Requirements, "epsilon", "delta", "bits"), FLAT]
 
 
@@ -164,7 +176,7 @@ class ProtocolChoice:
             ParameterError: Options are missing, contradict each other or are out of range.
         """
         asked = {} if required is None else given(required)
-        said = self.given | {f"--{name}": value for name, value in asked.items() if name in ("epsilon", "bits")}
+        said = self.given | {f"--{name}": value for name, value in asked.items() if name != "delta"}
 
         def beside(*expected: str) -> str:
             return ", ".join(name for name in said if name not in expected)
@@ -185,8 +197,8 @@ class ProtocolChoice:
         if "epsilon" in asked:
             if "delta" not in asked:
                 raise ParameterError("Missing --delta: ε says nothing without it. It should be far below 1 / clients.")
-            theirs = ("--clip-norm", "--rotate", "--seed", "--epsilon", "--bits", "--mechanism")
-            if others := beside(*theirs, "--replace-one-distance", "--distance-reason"):
+            theirs = ("clip_norm", "rotate", "seed", "epsilon", "bits", "mechanism", *self._stated, *_PROMISED)
+            if others := beside(*(f"--{name.replace('_', '-')}" for name in theirs)):
                 raise ParameterError(
                     f"With --epsilon the planner chooses {others}; leave it out, or leave out --epsilon."
                 )
@@ -195,8 +207,8 @@ class ProtocolChoice:
             asked |= {"clients": clients, "dim": dim, "clip_norm": clip_norm, "rotate": rotate, **self._stated}
             planned = plan(**asked, mechanism=self.mechanism.mechanism or BEST)
             return planned.protocol if self.seed is None else replace(planned.protocol, rotation_seed=self.seed)
-        if "bits" in asked:
-            raise ParameterError("--bits is for the planner; give --epsilon and --delta with it.")
+        if others := ", ".join(f"--{name}" for name in ("bits", "secure") if name in asked):
+            raise ParameterError(f"{others} is for the planner; give --epsilon and --delta with it.")
         from cpsgd.protocol import Protocol
 
         size: dict[str, Any] = {"clients": clients, "dim": dim, "clip_norm": clip_norm}

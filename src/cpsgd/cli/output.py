@@ -20,8 +20,12 @@ from cpsgd.errors import ConditionError
 from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
+    from cpsgd.participation import Participation
     from cpsgd.privacy import Guarantee
     from cpsgd.protocol import Protocol
+
+DEFAULT_DELTA = 1e-6
+"""δ of an ε that is shown without one having been asked for."""
 
 
 def show(facts: Iterable[tuple[str, str]], *, stream: TextIO | None = None) -> None:
@@ -67,11 +71,20 @@ def facts(rows: Iterable[tuple[str, str]], title: str | None = None) -> Table:
     return table
 
 
-def grid(columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None) -> Table:
-    """A table of numbers, right-aligned; a row that begins with an arrow is shown in bold."""
+def grid(
+    columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None, *, whole: Iterable[str] = ()
+) -> Table:
+    """A table of numbers, right-aligned; a row that begins with an arrow is shown in bold.
+
+    On a narrow terminal the columns that are named in `whole` are cut last, and the others folded before.
+    """
+    kept = set(whole)
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    if kept:
+        table.padding = (0, 1, 0, 0)
     for column in columns:
-        table.add_column(column, justify="right", header_style="cyan")
+        fold: Any = {"no_wrap": True} if column in kept else {"overflow": "fold"}
+        table.add_column(column, justify="right", header_style="cyan", **fold)
     for row in rows:
         cells = list(row)
         table.add_row(*cells, style="bold" if cells[0].startswith("▸") else "")
@@ -104,22 +117,50 @@ def promises(protocol: Protocol) -> dict[str, Any]:
 
 
 def privacy(
-    protocol: Protocol, delta: float | None, surviving: int | None = None
+    protocol: Protocol, delta: float | None, messages: int | None = None, *, accept_epsilon: float | None = None
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The ε proved for a round with this many messages (all, if None), as JSON and for people; nothing without a δ."""
-    if delta is None:
-        return {}, []
+    """The ε proved for a release with so many messages (all, if None), as JSON and for people.
+
+    What was promised with the protocol is kept, or `GuaranteeError` raised. Where nothing was, ε is that of one round
+    at `delta`, or at the default δ.
+    """
     from cpsgd.privacy import guarantee
 
-    return guaranteed(guarantee(protocol, delta, surviving=surviving))
+    promise = protocol.promise
+    found = protocol.release(messages or protocol.clients, accept_epsilon=accept_epsilon)
+    if promise is not None and found is not None and delta in (None, promise.delta):
+        facts, told = guaranteed(found)
+        return facts, [*told, ("promised", str(promise))]
+    try:
+        return guaranteed(guarantee(protocol, delta or DEFAULT_DELTA, surviving=messages))
+    except ConditionError as error:
+        if delta is not None:
+            raise
+        reason = str(error).splitlines()[0]
+        unproved = {"epsilon": None, "delta": DEFAULT_DELTA, "method": None, "guarantee": None, "reason": reason}
+        # That there is no noise at all is said with the message.
+        told = [("privacy", f"none is proved at δ = {DEFAULT_DELTA:g}: {reason}")] if _silent(protocol) is None else []
+        return unproved, told
 
 
 def guaranteed(found: Guarantee) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """A guarantee as JSON and for people."""
+    from cpsgd.privacy import RoundsGuarantee
+
     text = f"ε = {rounded_up(found.epsilon)} at δ = {found.delta:g}, {found.adjacency} neighbours"
+    told = []
+    if isinstance(found, RoundsGuarantee):
+        if found.rounds > 1:
+            text += f", {found.rounds:,} rounds together (participation {found.participation})"
+        told = secrecy(found.participation)
     facts = {"epsilon": found.epsilon, "delta": found.delta, "method": found.method, "guarantee": found.to_dict()}
     assumed = [] if found.assumption is None else [("assuming", found.assumption)]
-    return facts, [("privacy", text), ("proved by", found.citation), *assumed]
+    return facts, [("privacy", text), ("proved by", found.citation), *assumed, *told]
+
+
+def secrecy(participation: Participation) -> list[tuple[str, str]]:
+    """That a draw must stay secret, for people, where there is one."""
+    return [] if participation.secrecy is None else [("secret", participation.secrecy)]
 
 
 def sent(protocol: Protocol) -> dict[str, Any]:
@@ -167,8 +208,15 @@ def message_facts(protocol: Protocol) -> list[tuple[str, str]]:
         ),
         *caution(protocol),
     ]
+    if (reason := _silent(protocol)) is not None:
+        facts.append(("privacy", f"none: {reason}"))
+    return facts
+
+
+def _silent(protocol: Protocol) -> str | None:
+    """Why a protocol adds no noise that could protect anybody, if so."""
     try:
         protocol.mechanism.law(protocol.clients)
     except ConditionError as error:
-        facts.append(("privacy", f"none: {error}"))
-    return facts
+        return str(error)
+    return None

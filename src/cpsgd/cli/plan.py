@@ -24,6 +24,9 @@ else:
 def run(
     *,
     required: Annotated[Required, options.FLAT],
+    out: Annotated[
+        Path | None, Parameter(metavar="FILE", help="Where the protocol's JSON goes, with what is promised.")
+    ] = None,
     plot: Annotated[Path | None, Parameter(metavar="FILE", help="Draw the frontier into this file.")] = None,
     json: options.Json = False,
 ) -> None:
@@ -31,19 +34,25 @@ def run(
     from cpsgd.planner import Requirements, plan_for
 
     _files.check_picture(plot)
+    if out is not None:
+        _files.check_output(out)
     found = plan_for(Requirements(**vars(required)))
+    if out is not None:
+        _files.write_bytes(out, (found.protocol.to_json() + "\n").encode())
     if plot is not None:
         from cpsgd.reports.pictures import draw_frontier
 
         draw_frontier(found, plot)
     if json:
-        output.show_json(found.to_dict())
+        output.show_json({**found.to_dict(), "out": out})
         return
     console = output.console()
     console.print(_summary(found))
     console.print(_frontier(found))
     if plot is not None:
         console.print(f"Frontier drawn into {plot}", markup=False)
+    if out is not None:
+        console.print(f"Protocol written to {out}", markup=False)
 
 
 def _summary(found: Plan) -> object:
@@ -74,6 +83,7 @@ def _summary(found: Plan) -> object:
         rows.append(("rounds", f"{found.rounds:,}, participation {found.participation}"))
         if found.participation.scheme == "once":
             rows.append(("", "[yellow]no client may take part in more than one of them[/yellow]"))
+    rows += [(name, f"[yellow]{text}[/yellow]") for name, text in output.secrecy(found.participation)]
     if found.surviving < protocol.clients:
         rows.append(("dropouts", f"a round that ends with fewer than {found.surviving:,} messages must be refused"))
     if protocol.modulus is not None:

@@ -93,7 +93,10 @@ def epsilon(
     rows.append(
         ("bits", f"{protocol.bits_per_coordinate:.3f} per coordinate, {protocol.message_bytes:,} bytes per message")
     )
+    rows += output.secrecy(found.participation)
     rows += output.caution(protocol)
+    if protocol.promise is not None:
+        rows.append(("promised", str(protocol.promise)))
     output.console().print(output.facts(rows))
 
 

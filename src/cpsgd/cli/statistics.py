@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from cpsgd.cli import _files, options, output
+from cpsgd.cli import _files, options, output, tables
 from cpsgd.cli.frame import WHOLE
+from cpsgd.cli.tables import NO_BUDGET
+from cpsgd.errors import ParameterError
 
 Radius = Annotated[
     float,
@@ -19,6 +21,22 @@ Radius = Annotated[
         "at the data."
     ),
 ]
+
+Coordinates = Annotated[
+    str | None,
+    Parameter(
+        name="--columns", group=tables.TABLE, help="Named columns that are the coordinates, separated by commas."
+    ),
+]
+User = Annotated[
+    str | None,
+    Parameter(
+        group=tables.TABLE,
+        help="The column that says whose a row is: a client's point is the mean of their rows.",
+    ),
+]
+
+_HIDDEN = "not shown: it depends on the points, and the budget does not pay for it"
 
 
 def kmeans(
@@ -32,6 +50,9 @@ def kmeans(
     seed: Annotated[
         int, WHOLE, Parameter(help="Public seed of the starting centres; the noise has none and cannot be repeated.")
     ] = 0,
+    columns: Coordinates = None,
+    user: User = None,
+    budget: tables.Budgets = NO_BUDGET,
     key: options.Key = None,
     out: Annotated[Path, Parameter(metavar="FILE", help="Where the centres go, .npy or .csv, one row each.")] = Path(
         "centres.npy"
@@ -41,7 +62,7 @@ def kmeans(
     """Find the centres of clusters of a table's rows, so that (ε, δ) protects each row.
 
     Lloyd's algorithm, each round a private mean. This is a simulation: here the inertia can be measured, because one
-    machine holds all points.
+    machine holds all points. With --ledger it is not shown, for no budget covers it.
     """
     import numpy as np
 
@@ -49,13 +70,14 @@ def kmeans(
     from cpsgd.statistics.clusters import kmeans as find
 
     _files.check_vector_output(out, file)
-    points = _files.read_points(_files.open_rows(file, key))
-    clients, dim = points.shape
-    with output.progress(rounds * clients) as advance:
-        found = find(points, clusters, **vars(cost), radius=radius, rounds=rounds, seed=seed, advance=advance)
+    table, named = _read(file, key, columns, user)
+    with output.progress(rounds * table.rows) as advance:
+        wishes = {**vars(cost), **vars(budget), **named, "radius": radius}
+        found = find(table.source, clusters, **wishes, rounds=rounds, seed=seed, advance=advance)
     _files.write_vector(out, found.centres.astype(np.float32))
     protocol, error = found.plan.protocol, found.plan.error
-    measured = inertia(points, found.centres)
+    clients, dim = protocol.clients, found.centres.shape[1]
+    measured = None if budget.ledger else inertia(table.of_clients(radius, **named), found.centres)
     privacy, privacy_facts = output.guaranteed(found.guarantee)
     if json:
         output.show_json(
@@ -89,9 +111,12 @@ def kmeans(
             *privacy_facts,
             ("sizes", ", ".join(f"{size:,.0f}" for size in found.sizes) + " clients, noise included"),
             ("centres off", deviation),
-            ("inertia", f"{measured:.6g} measured, {measured / clients:.4g} per client"),
+            (
+                "inertia",
+                _HIDDEN if measured is None else f"{measured:.6g} measured, {measured / clients:.4g} per client",
+            ),
             ("centres", str(out)),
-            ("note", "a simulation: all points were on this machine, which is how the inertia could be measured"),
+            *([] if measured is None else [_note("inertia")]),
         ]
     )
 
@@ -106,6 +131,9 @@ def pca(
     centred: Annotated[
         bool, Parameter(help="The points' mean is known to be zero: nothing is spent on finding it.")
     ] = False,
+    columns: Coordinates = None,
+    user: User = None,
+    budget: tables.Budgets = NO_BUDGET,
     key: options.Key = None,
     out: Annotated[Path, Parameter(metavar="FILE", help="Where the components go, .npy or .csv, one row each.")] = Path(
         "components.npy"
@@ -115,7 +143,7 @@ def pca(
     """Find the directions of largest variance of a table's rows, so that (ε, δ) protects each row.
 
     The covariance in one private round. This is a simulation: here the angle to the exact components can be measured,
-    because one machine holds all points.
+    because one machine holds all points. With --ledger it is not shown, for no budget covers it.
     """
     import numpy as np
 
@@ -123,15 +151,18 @@ def pca(
     from cpsgd.statistics.components import pca as find
 
     _files.check_vector_output(out, file)
-    points = _files.read_points(_files.open_rows(file, key))
-    clients, dim = points.shape
-    with output.progress(clients) as advance:
-        mean = np.zeros(dim) if centred else None
-        found = find(points, components, **vars(cost), radius=radius, mean=mean, advance=advance)
+    table, named = _read(file, key, columns, user)
+    with output.progress(table.rows) as advance:
+        mean = np.zeros(table.dim) if centred else None
+        wishes = {**vars(cost), **vars(budget), **named, "radius": radius}
+        found = find(table.source, components, **wishes, mean=mean, advance=advance)
     _files.write_vector(out, found.components.astype(np.float32))
     protocol, error = found.plan.protocol, found.plan.error
-    expected = math.degrees(found.expected_angle)
-    measured = math.degrees(subspace_angle(exact_components(points, components), found.components))
+    clients, dim = protocol.clients, table.dim
+    expected, measured = math.degrees(found.expected_angle), None
+    if not budget.ledger:
+        exact = exact_components(table.of_clients(radius, **named), components)
+        measured = math.degrees(subspace_angle(exact, found.components))
     privacy, privacy_facts = output.guaranteed(found.guarantee)
     if json:
         output.show_json(
@@ -153,7 +184,7 @@ def pca(
             }
         )
         return
-    total = found.total_variance
+    total, away = found.total_variance, f"{expected:.3g}° expected"
     # With much noise the total may come out negative.
     explained = f"{100 * found.variances.sum() / total:.1f} % of the variance" if total > 0 else "unknown"
     output.show(
@@ -163,8 +194,45 @@ def pca(
             *privacy_facts,
             ("variances", ", ".join(f"{value:.4g}" for value in found.variances) + ", noise included"),
             ("explained", explained),
-            ("angle", f"{measured:.3g}° measured to the exact components, {expected:.3g}° expected"),
+            ("angle", _HIDDEN if measured is None else f"{measured:.3g}° measured to the exact components, {away}"),
             ("components", str(out)),
-            ("note", "a simulation: all points were on this machine, which is how the angle could be measured"),
+            *([] if measured is None else [_note("angle")]),
         ]
     )
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Where the points are: an array, or a table with columns that are coordinates."""
+
+    source: Any
+    rows: int
+    dim: int
+
+    def of_clients(self, radius: float, columns: list[str] | None = None, user: str | None = None) -> Any:
+        """One point per client, for whoever may measure."""
+        if columns is None:
+            return self.source
+        from cpsgd.statistics.points import people_in_ball
+
+        return radius * people_in_ball(self.source, columns, user, radius)
+
+
+def _read(file: Path, key: str | None, columns: str | None, user: str | None) -> tuple[_Points, dict[str, Any]]:
+    """The points, and what else to say of their columns."""
+    if columns is None:
+        rows = _files.open_rows(file, key)
+        if user is not None or rows.named:
+            raise ParameterError(f"{file}: name the columns that are coordinates with --columns; an id is none.")
+        points = _files.read_points(rows)
+        return _Points(points, *points.shape), {}
+    if key is not None:
+        raise ParameterError("--key is for tables of vectors, not for named columns; leave it out.")
+    from cpsgd.statistics.tables import open_table
+
+    names, source = tables.split_names(columns), open_table(file)
+    return _Points(source, source.rows, len(names)), {"columns": names, "user": user}
+
+
+def _note(name: str) -> tuple[str, str]:
+    return ("note", f"a simulation: all points were on this machine, which is how the {name} could be measured")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import os
+import re
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.markup import escape
 
 from cpsgd.cli import _files, options, output
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
-from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, Settings, read_file
+from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, PRESETS, Settings, read_file
 from cpsgd.mechanisms.options import MechanismOptions
 from cpsgd.reports.numbers import rounded_up, size
 
@@ -30,7 +31,7 @@ _SETUP, _PRIVACY = Group("What is trained", sort_key=1), Group("Privacy and bits
 _LEARNING, _RUN = Group("Learning", sort_key=3), Group("Run", sort_key=4)
 # The panels of the help; a setting that is named nowhere here is about learning.
 _PANELS = {
-    _SETUP: ("preset", "dataset", "clients", "model", "cohort", "rounds", "participation", "dropout"),
+    _SETUP: ("preset", "dataset", "data", "clients", "model", "cohort", "rounds", "participation", "dropout"),
     _PRIVACY: (
         *("epsilon", "delta", "bits", "clip_norm", "examples", "adjacency", "colluding"),
         *(entry.name for entry in fields(MechanismOptions)),
@@ -82,7 +83,7 @@ def run(
         settings = _settings_of(folder, changes)
     else:
         settings = Settings.of(changes)
-        folder = _new_folder(name, settings.preset)
+        folder = _new_folder(name, _kind(settings))
     _train(settings, folder, resume=resume, json=json)
 
 
@@ -95,19 +96,20 @@ def _seed(text: str) -> int | str:
 
 def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> None:
     try:
-        from cpsgd.learning import checkpoints
-        from cpsgd.learning.experiment import Experiment, folder_of
+        from cpsgd.learning import checkpoints, export
+        from cpsgd.learning.experiment import PRIVATE, Experiment, folder_of
     except ImportError as error:
         raise CpsgdError(str(error)) from None
     from cpsgd.reports import live, run_report
 
     run_report.check()
+    export.check()
     experiment = Experiment(settings, begun=folder if resume else None)
     console = Console(stderr=json, highlight=False)
     protocol = experiment.protocol
     console.print(
         f"{experiment.dataset.name}: {experiment.dataset.size:,} clients, {settings.cohort:,} per round, "
-        f"{settings.rounds:,} rounds; {settings.model}, {experiment.dim:,} parameters",
+        f"{settings.rounds:,} rounds; {experiment.model_name}, {experiment.dim:,} parameters",
         soft_wrap=True,
     )
     console.print(
@@ -150,6 +152,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
     summary = _summary(experiment, folder, results)
     _files.write_bytes(folder / _SUMMARY, (json_module.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
     summary["files"] = [str(path) for path in run_report.write(folder, summary, results)]
+    summary["files"] += [str(path) for path in trainers[PRIVATE].export(folder)]
     if json:
         output.show_json(summary)
         return
@@ -167,7 +170,15 @@ def _run_name(name: str) -> str:
     return name
 
 
-def _new_folder(name: str | None, preset: str) -> Path:
+def _kind(settings: Settings) -> str:
+    """What runs are named after: the preset, the data set where it is not the preset's, or one's own module."""
+    if settings.data is not None:
+        return settings.data.partition(":")[0].rpartition(".")[2]
+    usual = PRESETS[settings.preset]["dataset"]
+    return settings.preset if settings.dataset == usual else re.sub(r"[^\w.-]+", "-", settings.dataset)
+
+
+def _new_folder(name: str | None, kind: str) -> Path:
     if name is not None:
         folder = _RUNS / _run_name(name)
         if folder.exists() and any(folder.iterdir()):
@@ -176,7 +187,7 @@ def _new_folder(name: str | None, preset: str) -> Path:
             )
         return folder
     number = 1
-    while (folder := _RUNS / f"{preset}-{number}").exists():
+    while (folder := _RUNS / f"{kind}-{number}").exists():
         number += 1
     return folder
 
@@ -231,6 +242,7 @@ def _summary(experiment: Experiment, folder: Path, results: list[Result]) -> dic
         "device": devices.resolve(experiment.settings.device).type,
         "unit": "client" if experiment.settings.examples is None else "example",
         "settings": experiment.settings.to_dict(),
+        "dataset": experiment.dataset.name,
         "source": experiment.dataset.source,
         "parameters": experiment.dim,
         "protocol": experiment.protocol.to_dict(),
@@ -252,10 +264,12 @@ def _budget(settings: Settings) -> dict[str, Any] | None:
 
 
 def _table(results: list[Result]) -> object:
+    from cpsgd.reports import run_report
+
     rows = [
         (
             f"▸ {result.name}" if index == 0 else result.name,
-            f"{result.accuracy:.2%}",
+            run_report.score_text(result.to_dict()),
             "∞" if result.guarantee is None else rounded_up(result.guarantee.epsilon),
             f"{result.bits_per_coordinate:.4g}",
             f"{result.bytes_per_client / 1e6:.4f}",
@@ -263,7 +277,17 @@ def _table(results: list[Result]) -> object:
         )
         for index, result in enumerate(results)
     ]
-    return output.grid(("run", "test accuracy", "ε", "bits", "MB per client and round", "seconds"), rows)
+    return output.grid(
+        (
+            "run",
+            f"test {run_report.score_name(results[0].to_dict())}",
+            "ε",
+            "bits",
+            "MB per client and round",
+            "seconds",
+        ),
+        rows,
+    )
 
 
 def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, str]]:
@@ -275,6 +299,7 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
         privacy = f"({rounded_up(found.epsilon)}, {found.delta:g}), {found.adjacency} neighbours"
         facts += [
             ("privacy", f"{privacy}, participation {found.participation}"),
+            *output.secrecy(found.participation),
             ("protects", run_report.unit_text(summary)),
             ("proved by", escape(found.citation)),
             ("published", escape(run_report.published_text(summary["paper_bound"]))),
@@ -295,5 +320,5 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
 def _budget_facts(budget: dict[str, Any] | None) -> list[tuple[str, str]]:
     if budget is None:
         return []
-    spent, limit = rounded_up(budget["epsilon"]), budget["limit"]
-    return [("budget", escape(f"{budget['population']}: ε = {spent} of {limit:g} at δ = {budget['delta']:g} spent"))]
+    spent, limit = rounded_up(budget["epsilon"]), rounded_up(budget["limit"])
+    return [("budget", escape(f"{budget['population']}: ε = {spent} of {limit} at δ = {budget['delta']:g} spent"))]

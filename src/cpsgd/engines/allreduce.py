@@ -25,13 +25,14 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import wire
@@ -140,8 +141,9 @@ class PrivateMean:
         if planned.epsilon > self.epsilon_limit:
             raise InfeasibleError(
                 f"{self.rounds:,} rounds of {self.workers} workers, {self.colluding} of them curious, cost "
-                f"ε={planned.epsilon:.4g} at δ={self.delta:g}; the budget is ε={self.epsilon_limit:g}. Run fewer "
-                "rounds, or plan with more noise and the same `colluding`."
+                f"ε={rounded_up(planned.epsilon)} at δ={self.delta:g}; the budget is "
+                f"ε={rounded_up(self.epsilon_limit)}. Run fewer rounds, or plan with more noise and the same "
+                "`colluding`."
             )
 
     @property
@@ -187,7 +189,8 @@ class PrivateMean:
         integers = np.empty(0, dtype=np.uint32)
         if self.round >= self.rounds:
             failure = InfeasibleError(
-                f"All {self.rounds:,} rounds of the budget ε={self.epsilon_limit:g} are used; nothing was sent."
+                f"All {self.rounds:,} rounds of the budget ε={rounded_up(self.epsilon_limit)} are used; nothing was "
+                "sent."
             )
         else:
             try:
@@ -211,7 +214,9 @@ class PrivateMean:
             lanes,
             f"Round {number} counts as spent.",
         )
-        return self.protocol.decode_sum(self._lanes.backward(lanes), self.workers, number)
+        # Held to `epsilon` for the workers who are really there, before the first round.
+        unpromised = replace(self.protocol, promise=None)
+        return unpromised.decode_sum(self._lanes.backward(lanes), self.workers, number)
 
     # ------------------------------------------------------------------ before a round
 

@@ -9,7 +9,8 @@ send anybody's gradient), and the exchange is one call between the backward pass
     private.synchronise()
     optimizer.step()
 
-`WorkerGradients` protects all the data of a worker, `ExampleGradients` single examples. `cpsgd.engines.allreduce` says
+`WorkerGradients` protects all the data of a worker, `ExampleGradients` single examples. `PrivateOptimizer` wraps an
+optimizer, so that a loop stays as it is but for the line that makes it. `cpsgd.engines.allreduce` says
 who may see what; the exchange, its checks and its budget are there.
 
 All replicas compute the same bits from the same integers, provided they run the same release on the same kind of
@@ -24,8 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 from cpsgd._torch import torch
 from cpsgd.engines.allreduce import PrivateMean
 from cpsgd.errors import ParameterError
+from cpsgd.learning.architecture import Loss, check_layers, trainable
 from cpsgd.learning.datasets.base import Batch
-from cpsgd.learning.gradients import ClientUpdates, ExampleSums, Loss, check_layers, trainable
+from cpsgd.learning.gradients import ClientUpdates, ExampleSums
 
 
 class WorkerGradients:
@@ -65,6 +67,77 @@ class WorkerGradients:
     def _gradient(self) -> NDArray[np.float32]:
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         return torch.cat([part.detach().reshape(-1).to("cpu", torch.float32) for part in parts]).numpy()
+
+
+class PrivateOptimizer:
+    """An optimizer whose steps follow the private mean of all workers' gradients.
+
+    `step` clips this worker's gradient, takes the private mean of all workers', and steps along it, the same on every
+    replica. What is protected is everything a worker puts into its gradients, in all steps together: a worker takes
+    part in every step, and the guarantee is about replacing whatever it computed them from. At least one worker is
+    taken to be curious (`colluding` of `PrivateMean`), so of n workers the noise of at most n - 1 counts.
+
+    A scheduler of `torch.optim.lr_scheduler` is given the optimizer inside.
+
+    Attributes:
+        optimizer: The optimizer inside.
+        mean: The exchange; `mean.guarantee()` is what is proved about the steps so far.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: DistributedDataParallel, mean: PrivateMean) -> None:
+        """Takes over the model's exchange of gradients.
+
+        Args:
+            optimizer: Any optimizer of the model's trainable parameters that takes one step per gradient.
+            model: The replica on this worker.
+            mean: The exchange, for the privacy of workers; its `rounds` are the steps that may be taken.
+
+        Raises:
+            ParameterError: They do not fit together, or something else of the model would be shared.
+        """
+        ours = {id(p) for p in trainable(model.module).values()}
+        theirs = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        if ours != theirs:
+            raise ParameterError(
+                f"The optimizer has {len(theirs)} trainable parameters and the model {len(ours)}, and they are not the "
+                "same: make it with model.parameters()."
+            )
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ParameterError("LBFGS computes several gradients per step, and a step pays for one: use another.")
+        self.optimizer = optimizer
+        self.mean = mean
+        self._gradients = WorkerGradients(model, mean)
+
+    def step(self) -> None:
+        """One round and one step; call it on all workers, after the backward pass.
+
+        Raises:
+            CpsgdError: As `PrivateMean.mean` does. Then no parameter was changed.
+        """
+        self._gradients.synchronise()
+        self.optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's own."""
+        self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, object]:
+        """The optimizer's state and the number of steps that are spent."""
+        return {"optimizer": self.optimizer.state_dict(), "round": self.mean.round}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Goes on after the steps of a state; what this object has spent meanwhile stays spent.
+
+        Raises:
+            ParameterError: The state has more steps than the budget was checked for.
+        """
+        spent, optimizer = state["round"], state["optimizer"]
+        if not isinstance(spent, int) or not isinstance(optimizer, dict) or not 0 <= spent <= self.mean.rounds:
+            raise ParameterError(
+                f"Expected a state of at most {self.mean.rounds} steps: make PrivateMean with as many."
+            )
+        self.optimizer.load_state_dict(optimizer)
+        self.mean.round = max(self.mean.round, spent)
 
 
 class ExampleGradients:

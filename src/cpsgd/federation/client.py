@@ -13,9 +13,17 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.errors import ParameterError, RoundError, RoundRefusedError, StageError, TrainFunctionError, WireError
+from cpsgd.errors import (
+    CpsgdError,
+    ParameterError,
+    RoundError,
+    RoundRefusedError,
+    StageError,
+    TrainFunctionError,
+    WireError,
+)
 from cpsgd.federation.limits import Limits
-from cpsgd.federation.messages import Request
+from cpsgd.federation.messages import AHEAD, Pair, Request
 from cpsgd.federation.settings import Answered, Memory, Signing
 from cpsgd.federation.spending import History, RoundKind, check_affordable
 from cpsgd.protocol import Protocol
@@ -50,6 +58,8 @@ class SessionState:
         checked: Digest of the history that the current round was found affordable after.
         protocol: The current round's protocol as JSON.
         secrets: The state of the secure aggregation client, empty when no round is under way.
+        prepared: What this will be when the next round begins, if that is being prepared: as `to_bytes` writes it, but
+            for what is counted, which is here only. Empty otherwise.
     """
 
     run: str
@@ -62,6 +72,7 @@ class SessionState:
     checked: str = ""
     protocol: str = ""
     secrets: bytes = b""
+    prepared: str = ""
 
     def to_bytes(self) -> bytes:
         """All of it, its secrets included."""
@@ -125,14 +136,31 @@ class ClientSession:
         )
 
     def answer(self, request: bytes, train: Train) -> bytes:
-        """The answer to one request.
+        """The answer to one request, or to one of the round that runs together with one that prepares the next.
 
-        What fails after a stage was begun leaves the client out of the round: no secret is used twice.
+        What fails after a stage was begun leaves the client out of the round: no secret is used twice. What is wrong
+        with the second of two requests does not touch the round that runs; the answer then says why it is refused.
 
         Raises:
             CpsgdError: The request is refused; the subclass and the message say why.
         """
-        asked = Request.from_bytes(request)
+        if not Pair.begins(request):
+            return self._answer(Request.from_bytes(request), train)
+        pair = Pair.from_bytes(request)
+        asked, ahead = Request.from_bytes(pair.first), Request.from_bytes(pair.second)
+        if AHEAD.get(asked.stage) is not ahead.stage or ahead.round != asked.round + 1:
+            raise StageError(
+                f"The server asks for {asked.stage.value!r} of round {asked.round} and {ahead.stage.value!r} of round "
+                f"{ahead.round}, which do not go together."
+            )
+        reply = self._answer(asked, train)
+        try:
+            prepared = self._advertise(ahead, ahead=True) if asked.stage is Stage.CONFIRM else self._share_ahead(ahead)
+        except CpsgdError as error:
+            return Pair.without(reply, f"{type(error).__name__}: {error}").to_bytes()
+        return Pair(reply, prepared).to_bytes()
+
+    def _answer(self, asked: Request, train: Train) -> bytes:
         if asked.stage is Stage.UPLOAD:
             return self._upload(asked, train)
         if asked.stage is Stage.ADVERTISE:
@@ -157,23 +185,51 @@ class ClientSession:
         self._count()
         return protocol.encode(_vector(train, protocol), asked.round)
 
-    def _advertise(self, asked: Request) -> bytes:
-        """Begins a round of secure aggregation."""
+    def _advertise(self, asked: Request, *, ahead: bool = False) -> bytes:
+        """Begins a round of secure aggregation, or prepares the next one."""
         signing, invitation = self._signing, Invitation.read(asked.payload)
-        signing.check(invitation, self._progress.run, asked.round)
+        signing.check(invitation, self._progress.run, asked.round, ahead=ahead)
         protocol, begun = self._accept(asked)
         expected = self._limits.check_secure(
             protocol, invitation.session.parameters, round=asked.round, surviving=asked.surviving
         )
         client = SecureClient(expected=expected, identity=signing.identity, roster=signing.roster)
         reply = client.advertise(asked.payload)
-        self._once(asked)
-        self._save(replace(begun, secrets=client.export_state()))
+        self._once(asked, ahead=ahead)
+        begun = replace(begun, secrets=client.export_state())
+        self._save(self._with_prepared(begun) if ahead else begun)
         return reply
+
+    def _share_ahead(self, asked: Request) -> bytes:
+        """Deals out shares for the next round."""
+        prepared, signing = self._prepared(asked.round), self._signing
+        client = SecureClient.restore(prepared.secrets, identity=signing.identity, roster=signing.roster)
+        # Whatever goes wrong below, no secret is used twice.
+        self._save(replace(self._progress, prepared=""))
+        self._once(asked, ahead=True)
+        reply = client.share(asked.payload)
+        self._save(self._with_prepared(replace(prepared, secrets=client.export_state())))
+        return reply
+
+    def _prepared(self, round: int) -> SessionState:
+        """The state in which a prepared round begins. It counts what the present one counts."""
+        progress = self._progress
+        found = SessionState.from_bytes(progress.prepared.encode()) if progress.prepared else None
+        if found is None or found.round != round:
+            raise RoundError(f"The server's message is for round {round}, which this client has not prepared.")
+        return replace(found, run=progress.run, answered=progress.answered, spent=progress.spent)
+
+    def _with_prepared(self, prepared: SessionState) -> SessionState:
+        """The present state beside the one in which the next round begins: there is at most one."""
+        text = replace(prepared, answered=0, spent={}, prepared="").to_bytes().decode()
+        return replace(self._progress, prepared=text)
 
     def _go_on(self, asked: Request, train: Train) -> bytes:
         """Answers a later stage."""
         progress, signing = self._progress, self._signing
+        if asked.stage is Stage.MASK and asked.round == progress.round + 1 and progress.prepared:
+            # The prepared round begins. With it, whatever is left of the one before is forgotten.
+            progress = self._prepared(asked.round)
         if asked.round != progress.round:
             raise RoundError(
                 f"The server's message is for round {asked.round}, and this client is in {progress.round}."
@@ -181,6 +237,8 @@ class ClientSession:
         if not progress.secrets:
             raise StageError("This client takes no part in the round, or has left it.")
         client = SecureClient.restore(progress.secrets, identity=signing.identity, roster=signing.roster)
+        if client.stage is not asked.stage:
+            raise StageError(f"This client is to {client.stage.value} next, not to {asked.stage.value}.")
         # Whatever goes wrong below, no secret is used twice.
         self._save(replace(progress, secrets=b""))
         if asked.stage is Stage.MASK:
@@ -223,6 +281,7 @@ class ClientSession:
             kind=kind.to_text(),
             protocol=asked.protocol,
             secrets=b"",
+            prepared="",
         )
         if self._memory is None:
             before = _history(progress.spent)
@@ -232,10 +291,10 @@ class ClientSession:
         check_affordable(limits, before, kind, asked.rounds)
         return protocol, replace(begun, checked=_digest(before))
 
-    def _once(self, asked: Request) -> None:
+    def _once(self, asked: Request, *, ahead: bool = False) -> None:
         """Refuses, with a memory, a stage that was answered before, whichever state the engine hands over."""
         if self._memory is not None:
-            self._memory.once(self._progress.run, asked.round, asked.stage)
+            self._memory.once(self._progress.run, asked.round, asked.stage, ahead=ahead)
 
     def _count(self) -> None:
         """Counts the round before anything about the data is computed."""

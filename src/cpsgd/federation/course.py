@@ -7,11 +7,23 @@ stopped. An engine asks it for a session, carries the session's messages with a 
         session = course.begin(connected nodes)
         ... while session.stage is not None: requests, receive, drop, StageClock.end
         course.finish(session)
+
+A round of secure aggregation prepares the next one (`cpsgd.federation.pipeline`), which then takes three exchanges in
+place of five. The rule for when it begins from the beginning after all:
+
+* too few of those who prepared it are connected; or
+* a node is connected that did not prepare it and may be invited. Only where those who did are more than are needed,
+  the ones that dropped out of the round before, or while this one was prepared, are not waited for: they sit it out.
+
+So a node that joins is in the next round, one that keeps dropping out does not make every round a long one, and no
+round begins without a spare node if there is one.
+
+What was prepared is kept in memory alone: a server that was stopped begins from the beginning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from logging import getLogger
 from pathlib import Path
 from typing import Any, Generic, Protocol, runtime_checkable
@@ -24,6 +36,7 @@ from cpsgd.federation import checkpoint
 from cpsgd.federation.checkpoint import Standing
 from cpsgd.federation.conduct import Conduct
 from cpsgd.federation.extras import AdaptiveClip, Extras
+from cpsgd.federation.pipeline import PipelinedSession
 from cpsgd.federation.server import Node, RoundReport, ServerSession
 from cpsgd.federation.terms import Terms
 from cpsgd.planner.utility import utility_warning
@@ -90,6 +103,9 @@ class Course(Generic[Node]):
         remembering: object = apply
         self._stateful = remembering if isinstance(remembering, Stateful) else None
         self.conduct: Conduct[Node] = Conduct(terms.plan.colluding)
+        self._prepared: PipelinedSession[Node] | None = None
+        self._asked: frozenset[Node] = frozenset()  # nodes that the present round began with
+        self._fell_out: frozenset[Node] = frozenset()  # of the last round, while it ran
         self._measures, self._adaptive = dict(measures or {}), adaptive
         fingerprint = terms.plan.protocol.fingerprint.hex()
         found = None if path is None else checkpoint.load(path, fingerprint, len(model))
@@ -135,25 +151,51 @@ class Course(Generic[Node]):
         clip = None if self._adaptive is None else self._progress.clip
         return Extras(measures=self._measures, clip=clip) if self._measures or self._adaptive else None
 
+    @property
+    def awaited(self) -> int:
+        """How many connected nodes the next round is worth waiting for: those of the plan, or those it has prepared."""
+        return self._terms.plan.protocol.clients if self._prepared is None else len(self._prepared.waiting)
+
     def begin(self, connected: Iterable[Node]) -> ServerSession[Node]:
-        """The next round, among nodes drawn from those that are connected."""
+        """The next round, among those that prepared it, or among nodes drawn from those that are connected."""
         plan, progress = self._terms.plan, self._progress
         wanted, needed = plan.protocol.clients, plan.surviving
-        nodes = self.conduct.choose(connected, self.round, wanted=wanted, needed=needed)
+        allowed = [node for node in connected if node not in self.conduct.excluded]
+        prepared = self._take_prepared(allowed)
         again = progress.begun == self.round
         if not again:
             progress.begun, progress.charged_to = self.round, self._run
         # On the disk before the charge: a charge that nobody knows of would be made again.
         self._save()
         charged_to = progress.charged_to if again else None
-        return ServerSession(
+        if prepared is not None:
+            self._asked = prepared.waiting
+            prepared.charge(frozenset(allowed), charged_to, self._reveal)
+            return prepared
+        nodes = self.conduct.choose(allowed, self.round, wanted=wanted, needed=needed)
+        self._asked = frozenset(nodes)
+        return PipelinedSession(
             self._terms, self.round, nodes, run=self._run, charged_to=charged_to, revealing=self._reveal
         )
+
+    def _take_prepared(self, allowed: Collection[Node]) -> PipelinedSession[Node] | None:
+        """The next round as it was prepared, if that is the way to go on; it is forgotten if not."""
+        prepared, self._prepared = self._prepared, None
+        present = frozenset(allowed)
+        if prepared is None or not prepared.can_go_on(present):
+            return None
+        others = {*self.conduct.resting(self.round), *prepared.waiting}
+        if prepared.can_go_on(present, spare=1):
+            others |= {*prepared.nodes, *self._fell_out}
+        full = len(prepared.waiting & present) == self._terms.plan.protocol.clients
+        return prepared if full or present <= others else None
 
     def finish(self, session: ServerSession[Node]) -> NDArray[np.float32] | None:
         """Moves the model by the round's mean, and writes it down. Returns the model, or None for a withheld round."""
         mean, progress = session.release(), self._progress
         report = session.report
+        self._prepared = session.prepared if isinstance(session, PipelinedSession) else None
+        self._fell_out = self._asked & report.dropped.keys()
         if mean is not None:
             mean = self._without_extras(mean, report)
             moved = np.asarray(self._apply(self.model, mean, report.round), dtype=np.float32)

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.errors import ParameterError, WireError
+from cpsgd.errors import ParameterError, RoundRefusedError, WireError
+from cpsgd.protocol import Protocol
 
 Vector = NDArray[np.float32]
 
@@ -87,6 +88,17 @@ class Extras:
     def share(self) -> float:
         """ρ, the update's share of the clip norm."""
         return math.sqrt(1.0 - self.size * self.weight**2)
+
+    def check(self, protocol: Protocol, examples: int | None) -> None:
+        """A client's check before it trains: what rides on an update is covered by the client's accounting.
+
+        Raises:
+            RoundRefusedError: Sums of single examples are sent, or updates of a stated distance.
+        """
+        if examples is not None:
+            raise RoundRefusedError("Nothing rides on sums of single examples, which are protected here.")
+        if protocol.replace_one_distance is not None:
+            raise RoundRefusedError("Nothing rides on updates that are accounted for by their distance.")
 
     def encode(self, update: Vector, metrics: Mapping[str, object], clip_norm: float) -> Vector:
         """A client's vector. A metric that is missing or no finite number counts as the middle of its range."""

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import CpsgdError, FingerprintError, ParameterError, RoundRefusedError
 from cpsgd.protocol import Protocol
@@ -115,8 +116,8 @@ class Limits:
             raise RoundRefusedError(f"Nothing is proved about the server's protocol: {error}") from None
         if found.epsilon > self.epsilon:
             raise RoundRefusedError(
-                f"The server's protocol costs ε = {found.epsilon:.4g} at δ = {self.delta:g} in {found.rounds} rounds; "
-                f"this client's limit is {self.epsilon:g}."
+                f"The server's protocol costs ε = {rounded_up(found.epsilon)} at δ = {self.delta:g} in {found.rounds} "
+                f"rounds; this client's limit is {rounded_up(self.epsilon)}."
             )
 
     def check_secure(

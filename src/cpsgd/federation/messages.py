@@ -1,4 +1,4 @@
-"""What travels: `Request`, which a server asks of a client, as bytes; and a model's arrays as one vector.
+"""What travels: `Request`, which a server asks of a client, as bytes; `Pair`; and a model's arrays as one vector.
 
 A request is laid out like this:
 
@@ -14,6 +14,16 @@ A request is laid out like this:
 
 Integers are unsigned, least significant byte first. An answer needs no frame of its own: it is the client's message of
 secure aggregation, or without it the protocol's message, which both name their version, protocol and round.
+
+What is about the round that runs and about the next one, which is prepared meanwhile, travels together, as a pair:
+
+| bytes | field |
+|---|---|
+| 4 | magic, `cpsp` |
+| 1 | version, 1 |
+| 1 | 1 if the second is the reason for having no answer, else 0 |
+| 4 | length of the first |
+| | the request or answer of the round that runs, then that of the next round |
 """
 
 from __future__ import annotations
@@ -53,6 +63,9 @@ OPENING = (Stage.UPLOAD, Stage.ADVERTISE)
 
 TRAINING = (Stage.UPLOAD, Stage.MASK)
 """The stages in which a client trains; the engine sends the model along."""
+
+AHEAD = {Stage.CONFIRM: Stage.ADVERTISE, Stage.UNMASK: Stage.SHARE}
+"""What a client may be asked for the next round, together with which stage of the one that runs."""
 
 Arrays = Mapping[str, NDArray[Any]]
 """A model: its arrays by name, in an order that all sides keep."""
@@ -144,6 +157,75 @@ class Request:
         except UnicodeDecodeError:
             raise WireError("The request's protocol is not a text in UTF-8.") from None
         return cls(STAGES[stage], round, rounds, surviving, protocol, bytes(body[length:]), examples)
+
+
+PAIR_MAGIC = b"cpsp"
+PAIR_VERSION = 1
+MAX_REASON_BYTES = 1 << 10
+_PAIR = struct.Struct("<4sBBI")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two requests to a client, or its two answers: of the round that runs, and of the next one.
+
+    Attributes:
+        first: Of the round that runs.
+        second: Of the next round; in an answer it may be the reason why there is none.
+        refused: Whether it is that.
+
+    Example:
+        >>> Pair.from_bytes(Pair(b"one", b"two").to_bytes())
+        Pair(first=b'one', second=b'two', refused=False)
+    """
+
+    first: bytes
+    second: bytes
+    refused: bool = False
+
+    @staticmethod
+    def begins(data: object) -> bool:
+        """Whether these bytes are meant to be a pair."""
+        return isinstance(data, bytes) and data.startswith(PAIR_MAGIC)
+
+    @classmethod
+    def without(cls, first: bytes, reason: str) -> Pair:
+        """An answer of the round that runs, and the reason why there is none for the next one."""
+        return cls(first, reason.encode()[:MAX_REASON_BYTES], refused=True)
+
+    @property
+    def reason(self) -> str:
+        """Why there is no second answer."""
+        return self.second[:MAX_REASON_BYTES].decode(errors="replace")
+
+    def to_bytes(self) -> bytes:
+        """Both as one message."""
+        return _PAIR.pack(PAIR_MAGIC, PAIR_VERSION, self.refused, len(self.first)) + self.first + self.second
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Pair:
+        """What `to_bytes` wrote. Neither part is read.
+
+        Raises:
+            VersionError: The other side speaks another version.
+            WireError: The bytes are no pair.
+        """
+        if not cls.begins(data):
+            raise MagicError("Not a pair: the first four bytes are not 'cpsp'.")
+        if len(data) > 2 * MAX_REQUEST_BYTES:
+            raise TrailingBytesError(f"A pair has at most {2 * MAX_REQUEST_BYTES} bytes, got {len(data)}.")
+        if len(data) < _PAIR.size:
+            raise TruncatedError(f"A pair has at least {_PAIR.size} bytes, got {len(data)}.")
+        _, version, refused, length = _PAIR.unpack_from(data)
+        if version != PAIR_VERSION:
+            raise VersionError(
+                f"The other side speaks version {version} of pairs, and this one version {PAIR_VERSION}: install the "
+                "same release on both."
+            )
+        if refused > 1 or length > len(data) - _PAIR.size:
+            raise WireError("The pair contradicts itself.")
+        end = _PAIR.size + length
+        return cls(data[_PAIR.size : end], data[end:], bool(refused))
 
 
 # ---------------------------------------------------------------------- models

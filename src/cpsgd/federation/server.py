@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar
@@ -25,7 +25,7 @@ from cpsgd.errors import (
 )
 from cpsgd.federation.messages import OPENING, TRAINING, Request
 from cpsgd.federation.plausibility import FALSE_ALARM, largest_norm
-from cpsgd.federation.sums import PlainSum, SecureSum
+from cpsgd.federation.sums import MaskedSum, PlainSum
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Entry
 from cpsgd.secagg import Stage
@@ -95,6 +95,7 @@ class ServerSession(Generic[Node]):
         run: str,
         charged_to: str | None = None,
         revealing: Callable[[], None] | None = None,
+        ahead: bool = False,
     ) -> None:
         """Charges the round to the ledger: from here on it counts as spent, also if it is never ended.
 
@@ -108,6 +109,8 @@ class ServerSession(Generic[Node]):
             charged_to: An earlier run that charged this round and stopped before `revealing` was called: it is not
                 charged again.
             revealing: Called once, before anything is asked for that reveals the sum.
+            ahead: Prepares a round of secure aggregation while another one runs: keys and shares are exchanged, and
+                nothing about the data is asked for before `charge`. `charged_to` and `revealing` are then for that.
 
         Raises:
             ParameterError: There are too many nodes, or one of them twice.
@@ -116,21 +119,44 @@ class ServerSession(Generic[Node]):
         if len(set(nodes)) != len(nodes) or len(nodes) > plan.protocol.clients:
             raise ParameterError(f"Expected at most {plan.protocol.clients} different nodes, got {len(nodes)}.")
         self.report: RoundReport[Node] = RoundReport(round)
-        self._terms, self._nodes = terms, list(nodes)
+        self._terms, self._nodes, self._run = terms, list(nodes), run
         self._numbers = {node: client for client, node in enumerate(nodes)}
         self._answered: set[int] = set()
         self._metrics: dict[int, dict[str, float]] = {}
         self._refused: dict[int, str] = {}  # what was wrong with answers to the open stage
         self._entry: Entry | None = None
+        self._charged = not ahead
         self._revealing = revealing or (lambda: None)
-        self._sum: SecureSum | PlainSum | None = None
+        self._sum: MaskedSum | PlainSum | None = None
         try:
             if len(nodes) < plan.surviving:
                 raise ThresholdError(f"{len(nodes)} nodes are connected, and the plan needs {plan.surviving}")
-            self._entry = terms.reserve(round, run, charged_to)
-            self._sum = (SecureSum if terms.secure else PlainSum)(terms, round, len(nodes), run)
-            if not terms.secure:
+            if not ahead:
+                self._entry = terms.reserve(round, run, charged_to)
+            if terms.secure:
+                self._sum = MaskedSum(terms, round, len(nodes), run, ahead=ahead)
+            else:
+                self._sum = PlainSum(terms, round, len(nodes))
                 self._revealing()
+        except CpsgdError as error:
+            self._withhold(error)
+
+    def charge(
+        self, present: Container[Node], charged_to: str | None = None, revealing: Callable[[], None] | None = None
+    ) -> None:
+        """Begins a round that was prepared ahead: charges it, and drops the nodes that are not present any more.
+
+        Raises:
+            StageError: It is charged, or its preparation has not come to an end.
+        """
+        if self._charged or self.stage is not Stage.MASK:
+            raise StageError("A round is charged once, when it is prepared.")
+        self._charged, self._revealing = True, revealing or self._revealing
+        for node in self.waiting:
+            if node not in present:
+                self.drop(node, "it has left since the round was prepared")
+        try:
+            self._entry = self._terms.reserve(self.report.round, self._run, charged_to)
         except CpsgdError as error:
             self._withhold(error)
 
@@ -149,6 +175,8 @@ class ServerSession(Generic[Node]):
         stage, open_sum, plan = self.stage, self._sum, self._terms.plan
         if stage is None or open_sum is None:
             return {}
+        if not self._charged and stage in TRAINING:
+            raise StageError("Nothing about the data is asked for before the round is charged.")
         protocol = plan.protocol.to_json() if stage in OPENING else ""
         return {
             self._nodes[client]: Request(
@@ -161,6 +189,7 @@ class ServerSession(Generic[Node]):
                 examples=self._terms.examples or 0,
             ).to_bytes()
             for client, payload in open_sum.outgoing.items()
+            if self._nodes[client] not in self.report.dropped
         }
 
     def receive(self, node: Node, reply: bytes, metrics: Mapping[str, object] | None = None) -> None:

@@ -6,9 +6,9 @@ only. Flower, for one, stores it after an answer has left, and a SuperLink that 
 the right time makes it run several ClientApps at once, all from the same state. What is written to the memory was
 written before the answer, under a lock: a line for each stage that was answered. A line has three words: the run, the
 round, and the digest of the round's kind (in hexadecimal) for a round in which something about the data left, or the
-name of another stage that was answered. What a digest stands for is said once, before its first round: the word
-`#kind`, the digest, and the `RoundKind` in base 64. Release 0.1.0 wrote the same, with digests of whole plans and no
-kinds.
+name of another stage that was answered, after `ahead-` where that was before the round began. What a digest stands for
+is said once, before its first round: the word `#kind`, the digest, and the `RoundKind` in base 64. Release 0.1.0 wrote
+the same, with digests of whole plans and no kinds.
 
 **Identity and roster.** A roster makes clients independent of what the server says about who they are. Each checks by
 itself that the keys it is given are signed by people on the roster, by each of them once, for this run, this round and
@@ -40,6 +40,7 @@ IDENTITY_KEY = "cpsgd-identity"
 ROSTER_KEY = "cpsgd-roster"
 
 _KIND = "#kind"  # no run has such a name
+_AHEAD = "ahead-"  # before the name of a stage
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,15 @@ class Memory:
             _write(file, *lines)
             return len(before.rounds) + 1
 
-    def once(self, run: str, round: int, stage: Stage) -> None:
+    def once(self, run: str, round: int, stage: Stage, *, ahead: bool = False) -> None:
         """Writes down that a stage of a round will be answered, one that takes nothing from the data.
+
+        What is answered ahead of a round is written down apart, for the round may begin from the beginning after all.
 
         Raises:
             StageError: It was before.
         """
-        line = f"{run} {round} {stage.value}"
+        line = f"{run} {round} {_AHEAD if ahead else ''}{stage.value}"
         with self._opened() as file:
             if line in _read(file).stages:
                 raise StageError(
@@ -150,7 +153,7 @@ def _read(file: BufferedRandom) -> _Content:
         first, second, last = line.split(" ")
         if first == _KIND:
             found.kinds[bytes.fromhex(second).hex()] = base64.b64decode(last, validate=True).decode()
-        elif last in STAGES:
+        elif last.removeprefix(_AHEAD) in STAGES:
             found.stages.add(line)
         else:
             found.rounds.append(Answered(first, int(second), bytes.fromhex(last).hex()))
@@ -160,13 +163,13 @@ def _read(file: BufferedRandom) -> _Content:
 # ---------------------------------------------------------------------- identity and roster
 
 
-def session_identifier(run: str, round: int) -> bytes:
-    """The 16 bytes that stand for one signed round of one run.
+def session_identifier(run: str, round: int, *, ahead: bool = False) -> bytes:
+    """The 16 bytes that stand for one signed round of one run, or for one that is prepared ahead.
 
-    Not the server's choice: a client's memory lets it enter a round of a run once, so what it signs belongs to one
-    attempt only.
+    Not the server's choice: a client's memory lets it enter a round of a run once in either way, and upload in one of
+    them, so what it signs belongs to one attempt only.
     """
-    return hashlib.sha256(f"cpsgd session {run} {round}".encode()).digest()[:16]
+    return hashlib.sha256(f"cpsgd session {run} {round}{' ahead' if ahead else ''}".encode()).digest()[:16]
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,7 @@ class Signing:
             raise RoundRefusedError("This client's identity is not on its own roster.")
         return cls(identity, roster)
 
-    def check(self, invitation: Invitation, run: str, round: int) -> None:
+    def check(self, invitation: Invitation, run: str, round: int, *, ahead: bool = False) -> None:
         """Refuses, with a roster, what an active server could make use of.
 
         Raises:
@@ -228,5 +231,5 @@ class Signing:
             raise RoundRefusedError(
                 "The server would tie this client to some of the others only, on a graph that the server has a hand in."
             )
-        if session.identifier != session_identifier(run, round):
+        if session.identifier != session_identifier(run, round, ahead=ahead):
             raise RoundRefusedError("The server's session is not that of this run and round.")

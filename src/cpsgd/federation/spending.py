@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import CpsgdError, RoundRefusedError, WireError
 from cpsgd.federation.limits import Limits
@@ -36,6 +37,8 @@ class RoundKind:
     @classmethod
     def of(cls, limits: Limits, protocol: Protocol, surviving: int) -> RoundKind:
         """The kind of round that a client with these limits is asked for."""
+        # What was promised costs nothing: rounds of another promise are of the same kind.
+        protocol = replace(protocol, promise=None)
         if limits.fingerprint is None:
             protocol = replace(protocol, replace_one_distance=None, distance_reason=None)
         return cls(protocol.to_json(), surviving, limits.examples or 0)
@@ -102,5 +105,5 @@ def check_affordable(limits: Limits, before: History, kind: RoundKind, rounds: i
     if found > limits.epsilon:
         raise RoundRefusedError(
             f"This client has answered {sum(before.values())} rounds, and one more would bring their cost to "
-            f"ε = {found:.4g} at δ = {limits.delta:g}; its limit is {limits.epsilon:g}."
+            f"ε = {rounded_up(found)} at δ = {limits.delta:g}; its limit is {rounded_up(limits.epsilon)}."
         )

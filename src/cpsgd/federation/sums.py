@@ -16,14 +16,15 @@ _OVERHEAD_BYTES = 1 << 15
 _OVERHEAD_BYTES_PER_CLIENT = 1 << 10
 
 
-class SecureSum:
+class MaskedSum:
     """Secure aggregation: the server learns the sum of the survivors' integers and nothing else."""
 
-    def __init__(self, terms: Terms, round: int, nodes: int, run: str) -> None:
+    def __init__(self, terms: Terms, round: int, nodes: int, run: str, *, ahead: bool = False) -> None:
+        """Invites so many clients; `ahead` while the round before is still running."""
         roster = None if terms.roster is None else as_roster(terms.roster)
         clients = nodes if roster is None else len(roster)
         parameters = terms.parameters(round, clients)
-        session = None if roster is None else session_identifier(run, round)
+        session = None if roster is None else session_identifier(run, round, ahead=ahead)
         self._plan = terms.plan
         self._server = SecureServer(parameters, roster=roster, session=session, colluding=terms.plan.colluding)
         invitations = self._server.invite()
@@ -48,6 +49,11 @@ class SecureSum:
         """
         spare = {Stage.CONFIRM: self._plan.colluding, Stage.UNMASK: 0}.get(self.stage, self._plan.surviving)
         return min(self._plan.surviving, self._server.parameters.quorum + spare)
+
+    @property
+    def fewest(self) -> int:
+        """Clients without whom no sum can come of it, whatever the others do."""
+        return max(self._plan.surviving, self._server.parameters.quorum)
 
     @property
     def offences(self) -> dict[int, str]:
@@ -78,7 +84,8 @@ class SecureSum:
 class PlainSum:
     """No secure aggregation: the server sees every noisy message."""
 
-    def __init__(self, terms: Terms, round: int, nodes: int, run: str) -> None:
+    def __init__(self, terms: Terms, round: int, nodes: int) -> None:
+        """Waits for as many messages."""
         self._aggregator = Aggregator(terms.plan.protocol, round)
         self.stage = Stage.UPLOAD
         self.outgoing = dict.fromkeys(range(nodes), b"")

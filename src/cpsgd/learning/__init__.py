@@ -9,7 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cpsgd.learning.callbacks import tensorboard as tensorboard
     from cpsgd.learning.checkpoints import RoundMetrics as RoundMetrics
+    from cpsgd.learning.losses import loss_for as loss_for
+    from cpsgd.learning.losses import squared_error as squared_error
     from cpsgd.learning.mechanisms import NoPrivacy as NoPrivacy
     from cpsgd.learning.mechanisms import baselines as baselines
     from cpsgd.learning.models import mlp as mlp
@@ -28,7 +31,10 @@ _HOMES = {
     "RoundMetrics": "checkpoints",
     "Trainer": "trainer",
     "baselines": "mechanisms",
+    "loss_for": "losses",
     "mlp": "models",
+    "squared_error": "losses",
+    "tensorboard": "callbacks",
 }
 
 

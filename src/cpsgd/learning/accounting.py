@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import CheckpointError, ConditionError, InfeasibleError, ParameterError
 from cpsgd.learning.cohorts import Cohorts
@@ -102,15 +103,15 @@ class Spending:
             affordable = False
         else:
             affordable = self.epsilon is None or found is None or found.epsilon <= self.epsilon
-            cost = f"ε={found.epsilon:.4g}" if found is not None else cost
-        if not affordable:
+            cost = f"ε={rounded_up(found.epsilon)}" if found is not None else cost
+        if not affordable and self.epsilon is not None:
             missing = self._messages - survivors
             dropout = math.ceil(1e4 * missing / self._messages) / 1e4
             most = bisect_left(range(1, rounds), True, key=lambda count: not self._holds(self._with(count, survivors)))
             remedy = f" Of {self._messages:,} messages {missing:,} may not arrive: plan with dropout={dropout:g}."
             raise InfeasibleError(
                 f"{rounds:,} rounds of {survivors:,} messages cost {cost} at δ={self.delta:g}; "
-                f"the budget ε={self.epsilon:g} buys {most:,}. "
+                f"the budget ε={rounded_up(self.epsilon)} buys {most:,}. "
                 f"Run fewer rounds, plan with more noise, or allow more.{remedy if missing > 0 else ''}"
             )
         self._floor = survivors

@@ -6,7 +6,7 @@ it is asynchronous: a GPU works on while the CPU prepares the next round, unless
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 from cpsgd.learning import devices, mechanisms
+from cpsgd.learning.architecture import Loss
+from cpsgd.learning.clipping import Clipping
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.datasets.device import DeviceInfinite, on_device
-from cpsgd.learning.devices import enough_memory
-from cpsgd.learning.gradients import ClientUpdates, ExampleSums, Loss
+from cpsgd.learning.devices import enough_memory, own_code
+from cpsgd.learning.gradients import ClientUpdates, ExampleSums
 from cpsgd.learning.mechanisms import Mechanism, Simulator
 from cpsgd.learning.options import ClientOptions, RunOptions
 from cpsgd.learning.recorded import RecordedRound
@@ -50,7 +52,7 @@ def start(
     with enough_memory("the model", "use a smaller one."):
         model.to(device)
         updates = ClientUpdates(model, loss, clients, memory_limit=memory << 20)
-    return (GpuBackend if gpu else CpuBackend)(dataset, updates, mechanism, run.seed, device, clients.examples)
+    return (GpuBackend if gpu else CpuBackend)(dataset, updates, mechanism, run.seed, device, clients)
 
 
 class CpuBackend:
@@ -65,18 +67,32 @@ class CpuBackend:
         mechanism: Mechanism,
         seed: int | None,
         device: torch.device,
-        examples: int | None,
+        clients: ClientOptions,
     ) -> None:
         """Takes clients' rows from `updates`, whose memory is bounded; the examples of some are held beside it."""
         self.updates = updates
         self.device = device
         self._dataset = dataset
         self._rows: ClientUpdates | ExampleSums = updates
-        if examples is not None:
-            self._rows = ExampleSums(updates, mechanisms.clip_norm(mechanism), examples)
+        if clients.examples is not None:
+            self._rows = ExampleSums(updates, mechanisms.clip_norm(mechanism), clients.examples)
+        self.clipping = Clipping(clients, mechanisms.clip_norm(mechanism))
+        protocol = mechanisms.protocol_of(mechanism)
+        self.clipping.check(protocol)
+        if protocol is not None and protocol.dim != self.dim:
+            more = f", and one for clip_quantile makes {self.dim:,}" if self.clipping.size else ""
+            raise ParameterError(
+                f"The model has {updates.dim:,} trainable parameters{more}; the protocol is for {protocol.dim:,} "
+                "coordinates; plan with dim equal to the former."
+            )
         self._mechanism = mechanism
         self._seed = seed
         self._slice = max(1, min(_EXAMPLES_BYTES, updates.memory_limit // 8) // (4 * dataset.feature_dim))
+
+    @property
+    def dim(self) -> int:
+        """Coordinates of a client's vector: the model's, and what rides on them."""
+        return self.updates.dim + self.clipping.size
 
     def clients(self, cohorts: Cohorts, number: int, rounds: int) -> NDArray[np.int64]:
         """The clients of one of `rounds` rounds."""
@@ -86,10 +102,15 @@ class CpuBackend:
         """The round with the messages of these clients, and of `zeros` more who send the zero vector."""
         on = self.device if self.asynchronous else None
         with self._enough_memory():
-            simulator = mechanisms.start_round(self._mechanism, self.updates.dim, number, self._seed, on)
+            simulator = mechanisms.start_round(self._mechanism, self.dim, number, self._seed, on)
             for start in range(0, len(clients), self._slice):
-                for chunk in self._chunks(clients[start : start + self._slice], simulator):
-                    simulator.add(chunk)
+                chunks = self._chunks(clients[start : start + self._slice], simulator)
+                while True:
+                    with own_code("The model, the loss or the data set"):
+                        chunk = next(chunks, None)
+                    if chunk is None:
+                        break
+                    simulator.add(self.clipping.rows(chunk))
             simulator.add_zeros(zeros)
         return simulator
 
@@ -104,8 +125,8 @@ class CpuBackend:
             "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
         )
 
-    def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterable[Any]:
-        return self._rows.chunks(self._dataset.batch(clients))
+    def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterator[Any]:
+        yield from self._rows.chunks(self._dataset.batch(clients))
 
 
 class GpuBackend(CpuBackend):
@@ -140,7 +161,8 @@ class GpuBackend(CpuBackend):
             recorded.start(number, clients)
             return recorded
         simulator = super().summed(number, clients, zeros)
-        if zeros == 0 and isinstance(self._data, DeviceInfinite) and isinstance(simulator, DeviceRound):
+        plain = zeros == 0 and self.clipping.size == 0
+        if plain and isinstance(self._data, DeviceInfinite) and isinstance(simulator, DeviceRound):
             with self._enough_memory():
                 self._recorded = RecordedRound.of(simulator, self._data, self.updates, self._seed)
         return simulator
@@ -149,7 +171,8 @@ class GpuBackend(CpuBackend):
         """Features and labels of the test set."""
         return self._data.test.features, self._data.test.labels
 
-    def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterable[Any]:
-        batch = self._data.batch(clients)
-        products = self.updates.products(*batch) if getattr(simulator, "takes_products", False) else None
-        return self.updates.tensors(*batch) if products is None else [products]
+    def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterator[Any]:
+        batch, products = self._data.batch(clients), None
+        if isinstance(simulator, DeviceRound) and simulator.takes_products and self.clipping.size == 0:
+            products = self.updates.products(*batch)
+        yield from self.updates.tensors(*batch) if products is None else [products]

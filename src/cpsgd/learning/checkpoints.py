@@ -42,7 +42,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     body = buffer.getvalue()
-    _replace(path, _MAGIC + hashlib.sha256(body).digest() + body)
+    write_file(path, _MAGIC + hashlib.sha256(body).digest() + body)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -173,10 +173,10 @@ class ChargeLog:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Lines, replacing the file as a whole."""
-    _replace(path, "".join(line + "\n" for line in lines).encode())
+    write_file(path, "".join(line + "\n" for line in lines).encode())
 
 
-def _replace(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Writes a file beside, waits for the disk, and moves it into place."""
     beside = path.with_name(path.name + ".new")
     with beside.open("wb") as file:
@@ -214,6 +214,8 @@ class RoundMetrics:
         bytes_total: Bytes sent by all clients in all rounds so far.
         noise_to_signal: √E‖noise‖² of the mean over the norm of the released mean; None where nothing was released.
         seconds: How long the round took on this machine, evaluation included. Not compared.
+        r_squared: R² on the test set, where labels are numbers to predict and it was evaluated; there is no accuracy.
+        clip_norm: The norm that updates were clipped to, where it adapts.
     """
 
     round: int
@@ -228,6 +230,8 @@ class RoundMetrics:
     bytes_total: int
     noise_to_signal: float | None
     seconds: float = field(compare=False)
+    r_squared: float | None = None
+    clip_norm: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -272,8 +276,10 @@ class RunFolder:
         if not begun and self.charged:
             raise CheckpointError(f"{folder} has charges but no checkpoint: the run cannot be continued.")
 
-    def restore(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
-        """Brings model and optimizer to where the last complete round left them; None if there is no run yet.
+    def restore(self, model: torch.nn.Module, parts: Mapping[str, Any]) -> Progress | None:
+        """Brings the model and other parts, by name, to where the last complete round left them.
+
+        None if there is no run yet.
 
         Raises:
             CheckpointError: The checkpoint is damaged or another run's, or charges are missing from the log.
@@ -291,8 +297,9 @@ class RunFolder:
             )
             with enough_memory("the model and its optimizer", "use a smaller model."):
                 model.load_state_dict(state["model"])
-                optimizer.load_state_dict(state["optimizer"])
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError):
+                for name, part in parts.items():
+                    part.load_state_dict(state[name])
+        except (KeyError, TypeError, json.JSONDecodeError, AttributeError, RuntimeError):
             raise CheckpointError(f"{self._path} does not hold the state of a run of this kind.") from None
         return progress
 
@@ -308,7 +315,7 @@ class RunFolder:
         elif known != survivors:
             raise CheckpointError(f"Round {number} was charged with {known} messages and has {survivors} now.")
 
-    def save(self, progress: Progress, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def save(self, progress: Progress, model: torch.nn.Module, parts: Mapping[str, Any]) -> None:
         """Writes a checkpoint, and the metrics for people and plots."""
         # Rounds are many and checkpoints may be, too: what does not change any more is written down once.
         self._lines += [json.dumps(metrics.to_dict()) for metrics in progress.history[len(self._lines) :]]
@@ -321,7 +328,7 @@ class RunFolder:
                 "round": progress.round,
                 "history": "\n".join(self._lines),
                 "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
+                **{name: part.state_dict() for name, part in parts.items()},
                 "cohorts": vars(progress.cohorts),
                 "charged": torch.tensor([pair for pair in self.charged.items() if pair[0] < progress.round]),
             },
@@ -330,7 +337,8 @@ class RunFolder:
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """Refuses the checkpoint of another run, and one that has spent what the log does not know of."""
-        different = sorted(name for name, value in self._config.items() if state["config"].get(name) != value)
+        ours, theirs = self._config, state["config"]
+        different = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
         if state["data"] != self._data:
             different.append("content of the data set")
         if different:

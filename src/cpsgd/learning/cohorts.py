@@ -18,7 +18,7 @@ from scipy.stats import binom
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning.options import CohortOptions
-from cpsgd.privacy.participation import Participation, Scheme
+from cpsgd.participation import Participation, Scheme
 
 OVERFLOW_SHARE = 1e-3
 """Share of δ that pays for Poisson rounds that draw more clients than there is room for."""
@@ -52,10 +52,12 @@ class Cohorts:
         """Checks that there are enough clients, and finds the number of messages; δ is that of the guarantee.
 
         Raises:
-            ParameterError: The cohort is larger than the population.
+            ParameterError: The cohort is larger than the population, or there is no number of rounds.
             InfeasibleError: There are too few clients for so many disjoint cohorts.
         """
-        cohort, rounds, scheme = options.cohort, options.rounds, options.participation
+        cohort, rounds, scheme = options.cohort, options.rounds, options.participation or "once"
+        if rounds is None:
+            raise ParameterError("Missing rounds: nothing was planned that would say how many.")
         if cohort > population:
             raise ParameterError(f"A cohort of {cohort:,} is larger than the population of {population:,} clients.")
         if scheme == "once" and cohort * rounds > population:

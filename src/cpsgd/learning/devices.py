@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cpsgd._torch import torch
-from cpsgd.errors import ParameterError
+from cpsgd.errors import CpsgdError, ParameterError, UserFunctionError
 
 NAMES = "cpu, cuda or auto"
 
@@ -65,11 +65,31 @@ def enough_memory(needed_for: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, torch.cuda.OutOfMemoryError) and not any(text in str(error) for text in _FULL):
+        if not _is_full(error):
             raise
         raise ParameterError(
             f"The GPU has too little memory for {needed_for}. Free it, use device cpu, or {remedy}"
         ) from None
+
+
+@contextmanager
+def own_code(what: str, consequence: str = "Nothing was charged.", *, quoted: bool = False) -> Iterator[None]:
+    """Whatever the caller's own model, loss, data set or callback raises within becomes a `UserFunctionError`.
+
+    What it said is `quoted` only where it cannot have seen data. Errors about memory stay what they are.
+    """
+    try:
+        yield
+    except (CpsgdError, MemoryError):
+        raise
+    except Exception as error:
+        if _is_full(error):
+            raise
+        raise UserFunctionError(what, error, consequence, quoted=quoted) from error
+
+
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(text in str(error) for text in _FULL)
 
 
 def is_gpu(device: torch.device) -> bool:

@@ -14,13 +14,16 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.learning import mechanisms, models
 from cpsgd.learning.accounting import SAMPLED_SIZES
+from cpsgd.learning.architecture import trainable
 from cpsgd.learning.checkpoints import RoundMetrics, begun_protocol
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import Dataset, load
+from cpsgd.learning.losses import loss_for
 from cpsgd.learning.mechanisms import NO_PRIVACY as NO_PRIVACY
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.options import AccountOptions, FolderOptions
 from cpsgd.learning.settings import Settings
+from cpsgd.learning.tasks import Task, load_task
 from cpsgd.learning.trainer import Trainer
 from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.options import parameters_of, spelled_out
@@ -56,7 +59,7 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy on the test set after the last round."""
+        """Accuracy on the test set after the last round; 0 where labels are no classes."""
         return self.history[-1].accuracy or 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,6 +70,7 @@ class Result:
             "private": self.private,
             "rounds": len(self.history),
             "accuracy": last.accuracy,
+            "r_squared": last.r_squared,
             "loss": last.loss,
             "epsilon": None if self.guarantee is None else self.guarantee.epsilon,
             "delta": None if self.guarantee is None else self.guarantee.delta,
@@ -91,10 +95,11 @@ class Experiment:
         Runs that have `begun` in that run directory keep their protocols, whatever would be planned today.
         """
         self.settings = settings
-        self.dataset = load(settings.dataset, clients=settings.clients) if dataset is None else dataset
         # Without a seed the runs still begin with the same weights, if they begin in the same process.
         self._first_weights = secrets.randbits(63) if settings.seed is None else settings.seed
-        self.dim = sum(p.numel() for p in self._model().parameters())
+        self._task = self._found_task(dataset)
+        self.dataset = self._task.dataset
+        self.dim = sum(p.numel() for p in trainable(self._model()).values())
         # Their sizes do not depend on the key.
         self._cohorts = Cohorts.plan(settings, population=self.dataset.size, key=0, delta=settings.delta)
         self._adjacency: Adjacency = settings.adjacency or self._cohorts.adjacency
@@ -129,7 +134,7 @@ class Experiment:
             account = AccountOptions(ledger=settings.ledger, population=settings.population)
         return Trainer(
             self._model(),
-            torch.nn.functional.cross_entropy,
+            self._task.loss,
             self.dataset,
             mechanism,
             cohorts=settings,
@@ -149,7 +154,7 @@ class Experiment:
             private=mechanisms.is_private(mechanism),
             history=tuple(trainer.history),
             bits_per_coordinate=32.0 if protocol is None else protocol.bits_per_coordinate,
-            bytes_per_client=mechanisms.message_bytes(mechanism, self.dim),
+            bytes_per_client=mechanisms.message_bytes(mechanism, self._coordinates),
             guarantee=trainer.guarantee(),
         )
 
@@ -197,9 +202,25 @@ class Experiment:
             return found | mechanisms.baselines(private)
         return found | mechanisms.baselines_of(self.protocol, self._gaussian_sigma())
 
+    @property
+    def model_name(self) -> str:
+        """What the model is called."""
+        return self.settings.model if self._task.model is None else type(self._task.model).__name__
+
+    def _found_task(self, dataset: Dataset | None) -> Task:
+        if dataset is None and self.settings.data is not None:
+            return load_task(self.settings.data, seed=self._first_weights)
+        found = load(self.settings.dataset, clients=self.settings.clients) if dataset is None else dataset
+        return Task(found, None, loss_for(found))
+
     def _model(self) -> torch.nn.Module:
         data = self.dataset
-        return models.by_name(self.settings.model, data.feature_dim, data.classes, seed=self._first_weights)
+        if self._task.model is not None:
+            return copy.deepcopy(self._task.model)
+        named = models.by_name(self.settings.model, data.feature_dim, data.classes or 1, seed=self._first_weights)
+        # Named models take rows of numbers.
+        flat = data.test_set().features.ndim == 2
+        return named if flat else torch.nn.Sequential(torch.nn.Flatten(), *named.children())
 
     def _chosen(self, bits: float | None) -> Plan | Protocol:
         """The private mechanism: what the settings spell out, or else the planner's for so many bits."""
@@ -208,14 +229,14 @@ class Experiment:
             norm, examples = settings.clip_norm, settings.examples
             size: dict[str, Any] = {
                 "clients": cohorts.messages,
-                "dim": self.dim,
+                "dim": self._coordinates,
                 "clip_norm": norm if examples is None else sum_norm(norm, examples),
             }
             mechanism = spelled_out(settings.mechanism, parameters_of(settings), **size)
             return Protocol(**size, mechanism=mechanism, rotate=mechanism.grid is not None)
         requirements: dict[str, Any] = {
             "clients": cohorts.messages,
-            "dim": self.dim,
+            "dim": self._coordinates,
             "epsilon": settings.epsilon,
             "delta": self._accounted_delta,
             "clip_norm": settings.clip_norm,
@@ -253,12 +274,17 @@ class Experiment:
         target = Target(
             epsilon=epsilon,
             **rounds,
-            dim=self.dim,
+            dim=self._coordinates,
             clip_norm=protocol.clip_norm,
             honest=self._surviving - settings.colluding,
         )
         needed = self._adjacency.distance(target.clip_norm) / target.gaussian_mu
         return needed / math.sqrt(target.honest) * (1.0 + 1e-9)
+
+    @property
+    def _coordinates(self) -> int:
+        """Coordinates of a client's vector."""
+        return self.dim + (self.settings.clip_quantile is not None)
 
     @property
     def _accounted_delta(self) -> float:

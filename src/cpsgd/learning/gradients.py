@@ -1,16 +1,15 @@
 """What clients compute: one gradient each, the change made by a few local SGD steps, or a sum over their examples.
 
-All clients of a chunk are computed together (`torch.func.vmap` over `torch.func.grad`); chunks are as large as a limit
-on memory allows, so that a cohort may have any size.
+All clients of a chunk are computed together (`torch.func.vmap` over `torch.func.grad`) where PyTorch can do that with
+the model, and otherwise one after the other. Chunks are as large as a limit on memory allows, so that a cohort may have
+any size; so are the parts of a client with many examples.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +17,22 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip
-from cpsgd.errors import NonFiniteError, ParameterError
+from cpsgd.errors import NonFiniteError
+from cpsgd.learning.architecture import (
+    Loss,
+    ModelTraits,
+    check_model,
+    gradient_of,
+    one_formula_for_attention,
+    rehearse,
+    trainable,
+)
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.datasets.device import fused_kernels
 from cpsgd.learning.options import ClientOptions
 from cpsgd.privacy.examples import example_norm
 from cpsgd.simulation.device import current
 from cpsgd.simulation.device_cuda import Layout, Products
-
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From a model's outputs and the labels to their mean loss, such as `torch.nn.functional.cross_entropy`."""
 
 # On a CPU: past this many bytes of updates a larger chunk is no faster, and leaves the processor's caches.
 _CHUNK_BYTES = 1 << 24
@@ -72,10 +77,14 @@ class ClientUpdates:
         check_model(model)
         self._parameters = trainable(model)
         self.dim = sum(p.numel() for p in self._parameters.values())
-        self._activations: int | None = None
+        self._traits: ModelTraits | None = None
         # On a GPU the general way writes gradients several times; it is kept for all other models, and on the CPU.
         on_gpu = next(iter(self._parameters.values())).device.type == "cuda"
         self._layers = dense_layers(model, loss) if on_gpu and self.local_steps == 1 else None
+
+    def rehearse(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+        """Tries the model with zeros in the shape of these examples; raises whatever the model or the loss raise."""
+        self._traits = rehearse(self._model, self._loss, features, labels)
 
     def chunks(self, batch: Batch) -> Iterator[NDArray[np.float32]]:
         """The updates of the batch's clients, some rows at a time.
@@ -97,6 +106,8 @@ class ClientUpdates:
         # NumPy's unique takes a while, and nearly always all clients have equally many.
         for count in counts[:1] if (counts == counts[:1]).all() else np.unique(counts):
             members = np.flatnonzero(counts == count)
+            if self._traits is None and len(features):
+                self.rehearse(features, labels)
             size = min(self._chunk_size(features, int(count)), len(members))
             # Without examples an update is zero; otherwise every coordinate is written.
             make = torch.zeros if count == 0 else torch.empty
@@ -109,7 +120,8 @@ class ClientUpdates:
                     part, shape = slice(int(examples[0, 0]), int(examples[-1, -1]) + 1), examples.shape
                     if np.array_equal(examples.reshape(-1), np.arange(part.start, part.stop)):
                         # Neighbours in memory: no copy.
-                        self._write(features[part].reshape(*shape, -1), labels[part].reshape(shape), chunk)
+                        x, y = features[part], labels[part]
+                        self._write(x.reshape(*shape, *x.shape[1:]), y.reshape(*shape, *y.shape[1:]), chunk)
                     else:
                         index = torch.from_numpy(examples).to(features.device)
                         self._write(features[index], labels[index], chunk)
@@ -135,11 +147,18 @@ class ClientUpdates:
                 write_dense_gradients(self._layers, features[:, 0], labels[:, 0], out, fused_kernels(out.device))
             return
         parameters = {name: p.detach() for name, p in self._parameters.items()}
+        of_part = gradient_of(self._model, self._loss)
+        most = self._part_size()
 
-        def client_loss(own: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self._loss(torch.func.functional_call(self._model, own, (x,)), y)
-
-        gradient: Callable[..., dict[str, torch.Tensor]] = torch.func.grad(client_loss)
+        def gradient(own: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            if len(x) <= most:
+                return of_part(own, x, y)
+            # The loss is a mean over examples, and so is its gradient.
+            total = {name: torch.zeros_like(p) for name, p in own.items()}
+            for part, their in zip(torch.split(x, most), torch.split(y, most), strict=True):
+                slope = of_part(own, part, their)
+                total = {name: total[name] + len(part) / len(x) * slope[name] for name in total}
+            return total
 
         def update(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
             if self._rate is None or self.local_steps == 1:
@@ -150,7 +169,12 @@ class ClientUpdates:
                 own = {name: own[name] - self._rate * slope[name] for name in own}
             return {name: parameters[name] - own[name] for name in own}
 
-        updates = torch.func.vmap(update, randomness="different")(features, labels)
+        if self._traits is not None and not self._traits.together:
+            for row, x, y in zip(out, features, labels, strict=True):
+                torch.cat([part.reshape(-1) for part in update(x, y).values()], out=row)
+            return
+        with one_formula_for_attention():
+            updates = torch.func.vmap(update, randomness="different")(features, labels)
         start = 0
         for name, p in parameters.items():
             out[:, start : start + p.numel()] = updates[name].reshape(len(out), -1)
@@ -158,14 +182,20 @@ class ClientUpdates:
 
     def _chunk_size(self, features: torch.Tensor, count: int) -> int:
         """How many clients with `count` examples each are computed together."""
-        if self._activations is None and len(features):
-            self._activations = _activations(self._model, torch.zeros_like(features[:1]))
         # An update and its copy to a row; with local steps the client's own model, its gradient and the next model.
         vectors = 2 if self.local_steps == 1 else 5
         # Layers' outputs, their gradients and one temporary, for each example.
-        outputs = 3 * count * (self._activations or 0)
+        outputs = 3 * min(count, self._part_size()) * self._activations
         most = self.memory_limit // (4 * (vectors * self.dim + outputs))
         return max(1, min(most, _CHUNK_BYTES // (4 * self.dim)) if features.device.type == "cpu" else most)
+
+    def _part_size(self) -> int:
+        """How many examples of a client are computed together."""
+        return max(1, self.memory_limit // (12 * max(1, self._activations)))
+
+    @property
+    def _activations(self) -> int:
+        return 0 if self._traits is None else self._traits.activations
 
 
 class ExampleSums:
@@ -203,55 +233,6 @@ class ExampleSums:
                         continue
                     sums[client] += gradient * np.float64(factor)
             yield sums.astype(np.float32)
-
-
-def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters that training changes, by name; their order is that of a vector's coordinates."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def check_model(model: torch.nn.Module) -> None:
-    """Raises `ParameterError` where a model cannot be trained from clients' updates."""
-    parameters = trainable(model)
-    if not parameters:
-        raise ParameterError("The model has no trainable parameters: there is nothing to learn.")
-    device = next(iter(parameters.values())).device
-    for name, p in parameters.items():
-        if p.dtype != torch.float32:
-            raise ParameterError(f"Expected float32 parameters, but {name} is {p.dtype}: convert it with .float().")
-        if p.device != device:
-            raise ParameterError(f"Expected all parameters on {device}, but {name} is on {p.device}: use model.to().")
-        if not bool(torch.isfinite(p).all()):
-            raise ParameterError(f"The model's parameter {name} holds NaN or infinity; start from finite numbers.")
-    check_layers(model)
-
-
-def check_layers(model: torch.nn.Module) -> None:
-    """Raises `ParameterError` where a layer keeps or shares statistics of examples."""
-    for name, module in model.named_modules():
-        mixes = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
-        if mixes or getattr(module, "track_running_stats", False):
-            raise ParameterError(
-                f"The model's layer {name} normalises by statistics of several examples or keeps them, outside of any "
-                "privacy guarantee; use GroupNorm or LayerNorm."
-            )
-
-
-def _activations(model: torch.nn.Module, example: torch.Tensor) -> int:
-    """Numbers that the layers put out for one example, seen on a copy: a layer might remember its input."""
-    total = 0
-    model = copy.deepcopy(model)
-
-    def count(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        nonlocal total
-        if isinstance(output, torch.Tensor):
-            total += output.numel()
-
-    for module in model.modules():
-        module.register_forward_hook(count)
-    with torch.no_grad():
-        model(example)
-    return total
 
 
 def dense_layers(model: torch.nn.Module, loss: Loss) -> list[torch.nn.Linear] | None:

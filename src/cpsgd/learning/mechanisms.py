@@ -8,16 +8,22 @@ from typing import Any
 
 from cpsgd import _validate
 from cpsgd._torch import torch
-from cpsgd.learning.options import AccountOptions
+from cpsgd.errors import ParameterError
+from cpsgd.learning.options import AccountOptions, ClientOptions, CohortOptions
 from cpsgd.mechanisms import Gaussian
 from cpsgd.paper import bounds
+from cpsgd.participation import Participation
 from cpsgd.planner.planning import Plan
+from cpsgd.promise import Promise
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator
 from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
 
 NO_PRIVACY, GAUSSIAN, QUANTIZED = "no privacy", "gaussian", "quantized"
 """Names of the baselines."""
+
+# A plan's rate and a run's are the same if they differ by less: data sets are not as round as plans.
+_SAME_RATE = 0.01
 
 
 @dataclass(frozen=True)
@@ -60,13 +66,14 @@ def baselines_of(protocol: Protocol, sigma: float) -> dict[str, Protocol | NoPri
         GAUSSIAN: gaussian_like(protocol, sigma),
     }
     if protocol.mechanism.grid is not None:  # floats are not rounded
-        found[QUANTIZED] = replace(protocol, mechanism=protocol.mechanism.without_noise(), modulus=None)
+        silent = protocol.mechanism.without_noise()
+        found[QUANTIZED] = replace(protocol, mechanism=silent, modulus=None, promise=None)
     return found
 
 
 def gaussian_like(protocol: Protocol, sigma: float) -> Protocol:
     """The Gaussian protocol for the same clients and vectors."""
-    return replace(protocol, mechanism=Gaussian(sigma=sigma), rotate=False, modulus=None, rotation_seed=0)
+    return replace(protocol, mechanism=Gaussian(sigma=sigma), rotate=False, modulus=None, rotation_seed=0, promise=None)
 
 
 def at_paper_range(protocol: Protocol, delta: float) -> tuple[Protocol, float]:
@@ -77,22 +84,66 @@ def at_paper_range(protocol: Protocol, delta: float) -> tuple[Protocol, float]:
         clients=protocol.clients, dim=protocol.dim, clip_norm=protocol.clip_norm, delta=delta
     )
     if paper <= reach:
-        return replace(protocol, modulus=None), reach
+        return replace(protocol, modulus=None, promise=None), reach
     wide = mechanism.with_scale(mechanism.scale * paper / reach * (1.0 + 1e-12))
-    return replace(protocol, mechanism=wide, modulus=None), paper
+    return replace(protocol, mechanism=wide, modulus=None, promise=None), paper
 
 
 def completed(account: AccountOptions, mechanism: Mechanism) -> AccountOptions:
-    """The account with a plan's own figures where it leaves them open."""
-    if not isinstance(mechanism, Plan):
+    """The account with what was promised where it leaves that open."""
+    promise = promise_of(mechanism)
+    if promise is None:
         return account
-    own: dict[str, Any] = {
-        "epsilon": mechanism.wished_epsilon,
-        "delta": mechanism.guarantee.delta,
-        "adjacency": mechanism.guarantee.adjacency,
-        "colluding": mechanism.colluding,
-    }
-    return replace(account, **{name: value for name, value in own.items() if getattr(account, name) is None})
+    names = ("epsilon", "delta", "adjacency", "colluding")
+    return replace(account, **{name: getattr(promise, name) for name in names if getattr(account, name) is None})
+
+
+def agreed(
+    cohorts: CohortOptions, clients: ClientOptions, mechanism: Mechanism, population: int
+) -> tuple[CohortOptions, ClientOptions]:
+    """The options with the promise's rounds, participation and examples where they leave them open.
+
+    A run that costs more than was promised is refused with its cost, by `Spending`. One that is something else is
+    refused here: the noise would be for rounds that are never run, or for another unit.
+
+    Raises:
+        ParameterError: They contradict what was promised.
+    """
+    promise = promise_of(mechanism)
+    if promise is None:
+        return cohorts, clients
+    planned, scheme = promise.participation, cohorts.participation
+    rounds = promise.rounds if cohorts.rounds is None else cohorts.rounds
+    if scheme is None:
+        # In one round it is the same whether somebody takes part in every round or once.
+        scheme = "once" if promise.rounds == 1 and not planned.sampled else planned.scheme
+    run = Participation(scheme, planned.rate if scheme == planned.scheme else 1.0)
+    told = f"The plan is for {promise.rounds:,} rounds with participation {planned}"
+    rate = cohorts.cohort / population
+    if planned.sampled and scheme == planned.scheme and not math.isclose(rate, planned.rate, rel_tol=_SAME_RATE):
+        raise ParameterError(
+            f"{told}, and a cohort of {cohorts.cohort:,} is {rate:g} of the population: plan with {scheme}:{rate:g}."
+        )
+    sampled = planned.sampled or run.sampled
+    if (sampled and scheme != planned.scheme) or run.counted_rounds(rounds) < planned.counted_rounds(promise.rounds):
+        raise ParameterError(
+            f"{told}, the run for {rounds:,} with participation {scheme}: its noise would be wasted, or not what was "
+            "planned. Leave rounds and participation out of the run's options, which are then the plan's, or plan "
+            "for this run."
+        )
+    if clients.examples not in (None, promise.examples):
+        protected = "whole clients" if promise.examples is None else f"one of {promise.examples:,} examples"
+        raise ParameterError(
+            f"The plan protects {protected}, and the run is for examples={clients.examples}: leave that out, or plan "
+            "with plan_examples for the same number."
+        )
+    return replace(cohorts, rounds=rounds, participation=scheme), replace(clients, examples=promise.examples)
+
+
+def promise_of(mechanism: Mechanism) -> Promise | None:
+    """What was promised with the protocol, if anything was."""
+    protocol = protocol_of(mechanism)
+    return None if protocol is None else protocol.promise
 
 
 def protocol_of(mechanism: Mechanism) -> Protocol | None:

@@ -15,12 +15,16 @@ from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
 from cpsgd.ledger import Ledger
-from cpsgd.privacy.participation import Scheme
+from cpsgd.participation import Scheme
 
-OptimizerName = Literal["sgd", "momentum", "adagrad", "adam"]
+OptimizerName = Literal[
+    "sgd", "momentum", "adagrad", "adam", "adamw", "adamax", "adadelta", "nadam", "radam", "rmsprop"
+]
 OptimizerFactory = Callable[[Iterable[Any]], Any]
 """From parameters to an optimizer of `torch.optim`, such as `functools.partial(torch.optim.RMSprop, lr=0.01)`."""
 Schedule = Literal["constant", "linear", "late"]
+ScheduleFactory = Callable[[Any], Any]
+"""From an optimizer to a scheduler of `torch.optim.lr_scheduler`, such as `partial(CosineAnnealingLR, T_max=80)`."""
 
 # 16 TiB. Who gives more has most likely given bytes.
 _MOST_MEMORY = 1 << 24
@@ -38,22 +42,24 @@ class CohortOptions(OptionGroup):
 
     Attributes:
         cohort: n, the clients per round; with Poisson sampling, on average.
-        rounds: Number of rounds in all.
+        rounds: Number of rounds in all; in Python, if None, as many as were planned.
         participation: How clients are chosen: once (disjoint cohorts), every (all clients in every round), poisson or
-            fixed-size (a new random cohort per round).
+            fixed-size (a new random cohort per round). In Python, if None, as planned, and once where nothing was.
         dropout: Probability that a message does not arrive.
     """
 
     cohort: int
-    rounds: int
-    participation: Scheme = "once"
+    rounds: int | None = None
+    participation: Scheme | None = None
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _validate.integer("cohort", self.cohort, low=1)
-        _validate.integer("rounds", self.rounds, low=1)
-        _validate.choice("participation", self.participation, get_args(Scheme))
+        if self.rounds is not None:
+            _validate.integer("rounds", self.rounds, low=1)
+        if self.participation is not None:
+            _validate.choice("participation", self.participation, get_args(Scheme))
         _validate.fraction("dropout", self.dropout)
 
 
@@ -67,14 +73,22 @@ class ClientOptions(OptionGroup):
         local_lr: Learning rate of the local steps.
         examples: Protect single examples instead of whole clients: a client sends the sum of at most so many
             gradients, each clipped by itself.
+        clip_quantile: Let the norm that updates are clipped to follow this quantile of their norms (Andrew et al.,
+            2021), from the clip norm on. The count it takes is covered by the same guarantee; a plan's dimension is one
+            more than the model's.
     """
 
     local_steps: int = 1
     local_lr: float | None = None
     examples: int | None = None
+    clip_quantile: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.clip_quantile is not None:
+            _validate.probability("clip_quantile", self.clip_quantile)
+            if self.examples is not None:
+                raise ParameterError("clip_quantile is about whole clients, and examples protects single examples.")
         if self.local_lr is not None:
             _validate.positive("local_lr", self.local_lr)
         if _validate.integer("local_steps", self.local_steps, low=1) > 1 and self.local_lr is None:
@@ -90,10 +104,12 @@ class ServerOptions(OptionGroup):
     """How the server steps along a round's mean.
 
     In Python the optimizer may also be a function from parameters to any optimizer of torch.optim, which then has a
-    learning rate and weight decay of its own.
+    learning rate and weight decay of its own, and the schedule a function from the optimizer to any scheduler of
+    torch.optim.lr_scheduler.
 
     Attributes:
-        optimizer: The server's optimizer: sgd, momentum, adagrad or adam.
+        optimizer: The server's optimizer: sgd, momentum, adagrad, adam, adamw, adamax, adadelta, nadam, radam or
+            rmsprop.
         lr: The server's learning rate.
         weight_decay: So much of each parameter is added to its gradient, which takes away noise that piles up where the
             loss is flat.
@@ -104,7 +120,7 @@ class ServerOptions(OptionGroup):
     optimizer: str | OptimizerFactory = "sgd"
     lr: float = 0.1
     weight_decay: float = 0.0
-    schedule: Schedule = "constant"
+    schedule: Schedule | ScheduleFactory = "constant"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,7 +131,8 @@ class ServerOptions(OptionGroup):
             )
         _validate.positive("lr", self.lr)
         _validate.non_negative("weight_decay", self.weight_decay)
-        _validate.choice("schedule", self.schedule, get_args(Schedule))
+        if not callable(self.schedule):
+            _validate.choice("schedule", self.schedule, get_args(Schedule))
 
 
 @dataclass(frozen=True, kw_only=True)

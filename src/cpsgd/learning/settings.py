@@ -9,7 +9,7 @@ import json
 import reprlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -25,12 +25,17 @@ from cpsgd.learning.options import (
     OptimizerName,
     OptionGroup,
     RunOptions,
+    Schedule,
     ServerOptions,
 )
 from cpsgd.mechanisms.options import MechanismOptions, parameters_of, required
+from cpsgd.participation import Scheme
 
 NO_SEED = "none"
 """How files and the command line say that there is no seed."""
+
+OWN = "own"
+"""The preset, and the name of the data set, where data are one's own."""
 
 CHANGEABLE_ON_RESUME = frozenset({"memory_limit"})
 """Settings that say how a run is computed and not what: it may be resumed with others."""
@@ -41,8 +46,10 @@ class TaskOptions(OptionGroup):
     """What is trained.
 
     Attributes:
-        preset: Where settings start from: digits or paper.
+        preset: Where settings start from: digits or paper; own, the default with `data`.
         dataset: The data set: digits, infinite-digits, mnist or infinite-mnist.
+        data: Data of your own, instead: module:function, where the function returns a data set of
+            cpsgd.learning.datasets, or one with a model, or with a model and a loss.
         clients: Clients there are; by default as many as the data set has.
         model: The model: linear, or mlp with the widths of its hidden layers, as mlp-60-60.
         baselines: Run the baselines, too: without privacy, with Gaussian noise, rounded without noise, and as private
@@ -51,6 +58,7 @@ class TaskOptions(OptionGroup):
 
     preset: str
     dataset: str
+    data: str | None = None
     clients: int | None = None
     model: str = "mlp-60-60"
     baselines: bool = True
@@ -97,11 +105,14 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
     Fields that stand here again have another default, or fewer choices, than in Python.
     """
 
+    rounds: int = field()
+    participation: Scheme = "once"
     epsilon: float = 2.0
     delta: float = 1e-6
     colluding: int = 0
     ledger: str | None = None
     optimizer: OptimizerName = "sgd"
+    schedule: Schedule = "constant"
     seed: int | None = 0
 
     def __post_init__(self) -> None:
@@ -123,12 +134,21 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
             >>> Settings.of({"preset": "paper", "rounds": 250}).cohort
             10000
         """
-        known = [field.name for field in fields(cls)]
+        known = [entry.name for entry in fields(cls)]
         for name in values:
             if name not in known:
                 raise ParameterError(f"Unknown setting {name!r}. Known are {', '.join(known)}.")
         changes: dict[str, Any] = {name: _checked(name, value) for name, value in values.items()}
-        preset = _validate.choice("preset", changes.get("preset", "digits"), tuple(PRESETS))
+        own = changes.get("data") is not None
+        preset = _validate.choice("preset", changes.get("preset", OWN if own else "digits"), tuple(PRESETS))
+        other = changes.get("dataset", OWN) != OWN or changes.get("clients") is not None
+        if own != (preset == OWN) or (own and other):
+            raise ParameterError(
+                f"Give data of your own, or a dataset with its number of clients, not both; the preset is {OWN!r} with "
+                "data, and never without."
+            )
+        if own and "cohort" not in changes:
+            raise ParameterError("Missing cohort: with data of your own, say how many clients take part per round.")
         spelled_out = {entry.name for entry in fields(MechanismOptions) if entry.name != "mechanism"}
         if spelled_out & changes.keys() and "bits" not in changes:
             changes["bits"] = None
@@ -161,6 +181,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lr": 6.0,
         "weight_decay": 1e-4,
         "schedule": "late",
+    },
+    OWN: {
+        "dataset": OWN,
+        "rounds": 50,
+        "optimizer": "momentum",
+        "lr": 0.1,
     },
 }
 """Runs that have a name: where they differ from the defaults."""

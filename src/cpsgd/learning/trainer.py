@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd._display import html_table
+from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
-from cpsgd.learning import backends, devices, mechanisms
+from cpsgd.learning import backends, devices, export, mechanisms
 from cpsgd.learning.accounting import RunCharges, Spending
+from cpsgd.learning.architecture import Loss, trainable
+from cpsgd.learning.callbacks import Callback
 from cpsgd.learning.checkpoints import Progress, RoundMetrics, RunFolder
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
-from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread
-from cpsgd.learning.gradients import Loss, trainable
+from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread, own_code
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.options import (
     AccountOptions,
@@ -40,6 +43,7 @@ from cpsgd.learning.options import (
     RunOptions,
     ServerOptions,
 )
+from cpsgd.learning.precheck import check_start
 from cpsgd.learning.server import Server
 from cpsgd.ledger import Ledger
 from cpsgd.planner.examples import check_participation
@@ -89,12 +93,16 @@ class Trainer:
         account: AccountOptions = AccountOptions(),
         run: RunOptions = RunOptions(),
         folder: FolderOptions = FolderOptions(),
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """Checks everything there is to check before a round is charged.
 
         The model may be any module of float32 parameters, except batch normalisation; it is moved to the device. The
         loss goes from outputs and labels to their mean loss, and the mechanism is a `Plan`, a `Protocol` or
-        `NoPrivacy`. What the options are is said in their groups, in `cpsgd.learning.options`.
+        `NoPrivacy`. Of a plan, or a protocol with a promise, come ε, δ, neighbours, rounds, participation and examples
+        where the options leave them open; options that contradict it are refused. What the options are is said in
+        their groups, in `cpsgd.learning.options`. The `callbacks` are called with the trainer and a round's metrics
+        after each round.
 
         Raises:
             BudgetExceededError: The ledger's budget is too small for so many rounds.
@@ -102,29 +110,35 @@ class Trainer:
             InfeasibleError: There are too few clients, or the budget is too small for so many rounds.
             CheckpointError: The run directory is damaged, in use by another process, of another run, or not empty.
         """
+        cohorts, clients = mechanisms.agreed(cohorts, clients, mechanism, dataset.size)
         if clients.examples is not None:
-            check_participation(cohorts.participation)
+            check_participation(cohorts.participation or "once")
         self.model = model
-        self.rounds = cohorts.rounds
         self.round = 0
         self.history: list[RoundMetrics] = []
         self._unfinished = False
+        self._callbacks = tuple(callbacks)
+        self._dataset = dataset
         self._mechanism = mechanism
         self._options = run
         self._dropout = cohorts.dropout
         # The mean of sums of examples is divided by their number.
         self._divisor = clients.examples or 1
         account = mechanisms.completed(account, mechanism)
-        self._backend = backends.start(model, loss, dataset, mechanism, clients, run)
-        self._server = Server(model, loss, server, self.rounds)
         self._cohorts = Cohorts.plan(
             cohorts,
             population=dataset.size,
             key=secrets.randbits(63) if run.seed is None else run.seed,
             delta=account.delta or _NO_DELTA,
         )
+        assert cohorts.rounds is not None
+        self.rounds = cohorts.rounds
+        self._backend = backends.start(model, loss, dataset, mechanism, clients, run)
+        self._server = Server(model, loss, server, self.rounds)
+        self._score = "accuracy" if dataset.classes is not None else "r_squared"
         self._spending, self._ledger = self._accounts(account, clients.examples)
-        self.config = self._settings(dataset, cohorts, clients, server, account.population)
+        self.config = self._settings(cohorts, clients, account.population)
+        check_start(self._backend.updates, self._server, loss, self._backend.test_examples(), dataset.classes)
         self._folder: RunFolder | None = None
         self._checkpoint_every = folder.checkpoint_every
         if folder.run_dir is not None:
@@ -133,6 +147,26 @@ class Trainer:
         self._check_budget()
         if self.round == 0:
             self._save()
+
+    def __repr__(self) -> str:
+        return f"Trainer(round {self.round:,} of {self.rounds:,}, {self.dim:,} parameters, {self._spent_text()})"
+
+    def _repr_html_(self) -> str:
+        cohorts = self._cohorts
+        rows = [
+            ("rounds", f"{self.round:,} of {self.rounds:,}, participation {cohorts.participation}"),
+            ("clients", f"{cohorts.cohort:,} of {cohorts.population:,} per round, data set {self.config['dataset']}"),
+            ("model", f"{type(self.model).__name__}, {self.dim:,} parameters"),
+            ("privacy", self._spent_text()),
+        ]
+        return html_table("Trainer", rows)
+
+    def _spent_text(self) -> str:
+        """What was spent when it was last asked for: to look at a trainer must not start an accountant."""
+        if self._spending is None:
+            return "no privacy"
+        known = [metrics.epsilon for metrics in self.history if metrics.epsilon is not None]
+        return f"ε = {rounded_up(known[-1] if known else 0.0)} spent at δ = {self._spending.delta:g}"
 
     @property
     def dim(self) -> int:
@@ -183,7 +217,7 @@ class Trainer:
         if self._dropout > 0.0:
             arrived = self._cohorts.generator("dropout", number).random(messages) >= self._dropout
         survivors = int(arrived.sum())
-        signal_ratio = None
+        signal_ratio, clip_norm = None, self._backend.clipping.norm
         last = number + 1 == self.rounds
         evaluated = last or (number + 1) % self._options.evaluate_every == 0
         if self._spending is None:
@@ -198,8 +232,11 @@ class Trainer:
                     signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
                 self._server.step(mean, number)
         self.round = number + 1
-        loss, accuracy = self.evaluate() if evaluated and self._server.is_finite() else (None, None)
-        figures = {"released": released, "loss": loss, "accuracy": accuracy, "noise_to_signal": signal_ratio}
+        loss, score = self.evaluate() if evaluated and self._server.is_finite() else (None, None)
+        if loss is not None:
+            self._server.heard(loss)
+        figures = {"released": released, "loss": loss, self._score: score, "noise_to_signal": signal_ratio}
+        figures["clip_norm"] = clip_norm
         metrics = self._metrics(number, survivors, **figures, seconds=time.perf_counter() - begun)
         self.history.append(metrics)
         if last or self.round % self._checkpoint_every == 0:
@@ -207,13 +244,28 @@ class Trainer:
         self._unfinished = False
         if last:
             self._check_finite()
+        for callback in self._callbacks:
+            with own_code("A callback", f"Round {number} is complete, and was charged."):
+                callback(self, metrics)
         return metrics
 
     def evaluate(self) -> tuple[float, float]:
-        """Mean loss and accuracy on the test set."""
+        """Mean loss on the test set, and its accuracy, or R² where labels are numbers to predict."""
         remedy = f"use a smaller model. {_CHARGED if self._unfinished else ''}".rstrip()
         with enough_memory("the test examples", remedy):
             return self._server.evaluate(*self._backend.test_examples())
+
+    def export(self, folder: Path | str) -> tuple[Path, Path]:
+        """Writes the model as `model.safetensors` and what is proved of it as `model-card.json`; returns the paths.
+
+        Raises:
+            CheckpointError: A round was interrupted after its charge, so that the model is not what the card would say.
+            ParameterError: safetensors is not installed.
+        """
+        if self._unfinished:
+            raise CheckpointError(f"Round {self.round} was interrupted after its charge: there is no model to export.")
+        privacy = export.privacy_facts(self.guarantee(), self.config)
+        return export.write(Path(folder), self.model, self._dataset, privacy, self.config, self.history)
 
     def save(self) -> None:
         """Writes a checkpoint after the last complete round, due or not; without a `run_dir` nothing is kept."""
@@ -225,11 +277,6 @@ class Trainer:
     def _accounts(self, account: AccountOptions, examples: int | None) -> tuple[Spending | None, RunCharges | None]:
         """The run's own account, where it is private, and its charges to a ledger, where there is one."""
         protocol = mechanisms.protocol_of(self._mechanism)
-        if protocol is not None and protocol.dim != self.dim:
-            raise ParameterError(
-                f"The model has {self.dim:,} trainable parameters, the protocol is for {protocol.dim:,} "
-                "coordinates; plan with dim equal to the former."
-            )
         spending = None
         if protocol is not None and mechanisms.is_private(self._mechanism):
             spending = Spending(protocol, self._cohorts, account, examples=examples)
@@ -246,33 +293,30 @@ class Trainer:
         seeded = self._options.seed is not None
         return spending, RunCharges(ledger, account.population, protocol, spending, repeatable=seeded)
 
-    def _settings(
-        self, data: Dataset, cohorts: CohortOptions, clients: ClientOptions, server: ServerOptions, budget: str | None
-    ) -> dict[str, Any]:
+    def _settings(self, cohorts: CohortOptions, clients: ClientOptions, budget: str | None) -> dict[str, Any]:
         """What a run that is resumed must have in common with the one that was started. Names are those of files."""
-        spending, schedule = self._spending, server.schedule
+        spending = self._spending
         return {
             "mechanism": mechanisms.as_data(self._mechanism),
             "delta": None if spending is None else spending.delta,
             "adjacency": None if spending is None else str(spending.adjacency),
             "colluding": None if spending is None else spending.colluding,
-            "dataset": data.name,
-            "population": data.size,
+            "dataset": self._dataset.name,
+            "population": self._dataset.size,
             "budget": budget,
             "cohort": cohorts.cohort,
             "messages": self._cohorts.messages,
-            "participation": cohorts.participation,
+            "participation": self._cohorts.scheme,
             "dropout": cohorts.dropout,
-            "optimizer": type(self._server.optimizer).__name__ if callable(server.optimizer) else server.optimizer,
-            "learning_rate": server.lr,
-            "weight_decay": server.weight_decay,
-            "schedule": schedule if schedule == "constant" else f"{schedule} over {self.rounds} rounds",
+            **self._server.config,
             "local_steps": clients.local_steps,
             "local_learning_rate": clients.local_lr,
             "examples": clients.examples,
             "seed": self._options.seed,
             "device": self._backend.device.type,
             "parameters": {name: list(p.shape) for name, p in trainable(self.model).items()},
+            # Runs of earlier releases do not have it.
+            **({} if clients.clip_quantile is None else {"clip_quantile": clients.clip_quantile}),
         }
 
     def _check_budget(self) -> None:
@@ -306,7 +350,9 @@ class Trainer:
             self._spending.charge(survivors)
         # A Poisson mean is over the clients drawn on average, which does not depend on the draw.
         factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
-        return torch.as_tensor(summed.mean()) * factor, summed.noise_norm() * factor
+        clipping = self._backend.clipping
+        noise_norm = summed.noise_norm() * factor * clipping.scale
+        return clipping.read(torch.as_tensor(summed.mean()) * factor), noise_norm
 
     def _check_finite(self) -> None:
         if not self._server.is_finite():
@@ -321,7 +367,7 @@ class Trainer:
         if self._spending is not None and (figures["loss"] is not None or not self._spending.participation.sampled):
             found = self._spending.guarantee()
             epsilon, method = (0.0, None) if found is None else (found.epsilon, found.method)
-        size = mechanisms.message_bytes(self._mechanism, self.dim)
+        size = mechanisms.message_bytes(self._mechanism, self._backend.dim)
         before = self.history[-1].bytes_total if self.history else 0
         return RoundMetrics(
             round=number,
@@ -331,14 +377,14 @@ class Trainer:
             method=method,
             bytes_per_client=size,
             bytes_total=before + survivors * size,
-            **figures,
+            **{"accuracy": None, **figures},
         )
 
     # ------------------------------------------------------------------ the run directory
 
     def _take_up(self, folder: RunFolder) -> None:
         """Continues the run in a folder, if there is one."""
-        saved = folder.restore(self.model, self._server.optimizer)
+        saved = folder.restore(self.model, self._parts)
         if saved is None:
             return
         self.round, self.history, self._cohorts = saved.round, saved.history, saved.cohorts
@@ -354,12 +400,18 @@ class Trainer:
                 break
             self._spending.charge(survivors)
             if not completed:
-                nothing = {"released": False, "loss": None, "accuracy": None, "noise_to_signal": None, "seconds": 0.0}
+                nothing = {"released": False, "loss": None, "noise_to_signal": None, "seconds": 0.0}
                 self.history.append(self._metrics(number, survivors, **nothing))
                 self.round = number + 1
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the model."""
+        clipping = self._backend.clipping
+        return self._server.parts | ({} if clipping.norm is None else {"clip": clipping})
 
     def _save(self) -> None:
         if self._folder is not None:
             run = None if self._ledger is None else self._ledger.run
             progress = Progress(self.round, self.history, self._cohorts, run)
-            self._folder.save(progress, self.model, self._server.optimizer)
+            self._folder.save(progress, self.model, self._parts)

@@ -10,8 +10,8 @@ from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.participation import Participation
 from cpsgd.privacy.accountant import LARGEST_EPSILON
-from cpsgd.privacy.participation import Participation
 from cpsgd.protocol import MAX_CLIENTS, Protocol
 
 Unit = Literal["client", "example"]

@@ -26,9 +26,9 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
 from cpsgd.mechanisms.law import Steps
+from cpsgd.participation import Participation
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
 from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.rounds import (
     SAMPLED_TAIL_SHARE,
     TAIL_SHARES,
@@ -200,7 +200,7 @@ def _accounted(protocol: Protocol, examples: int | None) -> Protocol:
     if examples is not None:
         protocol = example_protocol(protocol, examples)
     # Privacy depends on neither the rotation's seed nor a modulus (sums modulo something are post-processing).
-    return replace(protocol, rotation_seed=0, modulus=None)
+    return replace(protocol, rotation_seed=0, modulus=None, promise=None)
 
 
 # ------------------------------------------------------------------ what they cost

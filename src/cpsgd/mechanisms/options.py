@@ -13,8 +13,10 @@ from dataclasses import MISSING, field, fields, make_dataclass
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import MECHANISMS, Mechanism, by_name
+from cpsgd.mechanisms.lattice import RANGES
 
 # How people call X, which is a field's long name.
 _SHORT = {"coordinate_range": "range"}
@@ -120,5 +122,9 @@ def spelled_out(
         Binomial(levels=3, coordinate_range=0.5, trials=13, p=0.5)
     """
     kind = named_kind(name, parameters)
+    # By the names that were given: the range may follow from the norm, and has a longer name in a protocol.
+    for given, value in {"clip_norm": clip_norm, **parameters}.items():
+        if given in ("clip_norm", "range"):
+            _validate.positive(given, value, low=RANGES[0], high=RANGES[1])
     usual = kind.usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
     return kind(**{**usual, **{_LONG.get(option, option): value for option, value in parameters.items()}})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError, InfeasibleError
 from cpsgd.paper import bounds
 from cpsgd.paper.theorem import rounded_epsilon
@@ -61,7 +62,8 @@ def paper_design(
 
     if not kept(2):
         raise InfeasibleError(
-            f"By the paper's Theorem 1 no k and m with {bits} bits per coordinate keep ε={epsilon:g} at δ={delta:g}."
+            f"By the paper's Theorem 1 no k and m with {bits} bits per coordinate keep ε={rounded_up(epsilon)} at "
+            f"δ={delta:g}."
         )
     most, over = 2, size
     while over - most > 1:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.planner.planning import Plan, best_plan
 from cpsgd.planner.problem import Problem, Requirements
@@ -66,9 +67,11 @@ def plan_examples(
     setting = replace(problem.setting, clip_norm=sum_norm(required.clip_norm, examples))
     whole = _ExampleProblem(setting, problem.target, problem.colluding, examples=examples)
     try:
-        return best_plan(whole, bits=required.bits, max_error=required.max_error)
+        return best_plan(whole, bits=required.bits, max_error=required.max_error, examples=examples)
     except (ConditionError, InfeasibleError, ParameterError) as error:
-        raise InfeasibleError(f"No protocol keeps ε={epsilon:g} for an example among {examples}: {error}") from None
+        raise InfeasibleError(
+            f"No protocol keeps ε={rounded_up(epsilon)} for an example among {examples}: {error}"
+        ) from None
 
 
 @dataclass(frozen=True)

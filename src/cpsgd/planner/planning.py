@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from cpsgd import _validate
+from cpsgd._display import html_table
+from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
+from cpsgd.participation import Participation
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
 from cpsgd.planner.problem import BEST, WHOLE_BITS, Finished, Problem, Requirements
 from cpsgd.planner.search import MAX_BITS, Considered, Design
 from cpsgd.privacy.guarantees import Guarantee
-from cpsgd.privacy.participation import Participation
+from cpsgd.promise import Promise
 from cpsgd.protocol import Protocol
 
 # Without a requirement on bits or error: the fewest bits that come this close to the Gaussian mechanism.
@@ -46,7 +49,7 @@ class Plan:
     """A protocol, what it promises, and what else was possible.
 
     Attributes:
-        protocol: The parameters to run with.
+        protocol: The parameters to run with, and the promise that releases with them are held to.
         guarantee: The proved (ε, δ) of `rounds` rounds with it, evaluated on `protocol` itself.
         wished_epsilon: The ε asked for; the frontier's other points keep it, too.
         bits: Bits per coordinate, rounded up to what was asked for.
@@ -60,6 +63,7 @@ class Plan:
         overflow_probability: Proved bound on the probability that a round's sum wraps around the modulus (0 without).
         considered: What each mechanism reaches at these bits, the one that is chosen first.
         explore: Computes the frontier.
+        examples: The most examples of a client where one of them is protected; None where the whole client is.
     """
 
     protocol: Protocol
@@ -75,6 +79,26 @@ class Plan:
     overflow_probability: float
     considered: tuple[Considered, ...]
     explore: Callable[[], tuple[FrontierPoint, ...]] = field(repr=False, compare=False)
+    examples: int | None = field(default=None, kw_only=True)
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.protocol.name} at {self.bits:.4g} bits, ε = {rounded_up(self.guarantee.epsilon)} at "
+            f"δ = {self.guarantee.delta:g}, squared error {self.error.total:.4g}, {self.ratio:.3f} × the Gaussian's)"
+        )
+
+    def _repr_html_(self) -> str:
+        protocol, error = self.protocol, self.error
+        rows = [
+            ("mechanism", f"{protocol.mechanism.name}: {protocol.mechanism.describe()}"),
+            ("message", f"{protocol.bits_per_coordinate:.4g} bits per coordinate, {protocol.message_bytes:,} bytes"),
+            ("privacy", f"ε = {rounded_up(self.guarantee.epsilon)} at δ = {self.guarantee.delta:g}"),
+            ("promised", str(protocol.promise)),
+            ("proved by", self.guarantee.citation),
+            *([] if self.guarantee.assumption is None else [("assuming", self.guarantee.assumption)]),
+            ("error", f"{error.total:.4g} expected squared error, {self.ratio:.3f} × the exact Gaussian mechanism's"),
+        ]
+        return html_table(f"Plan for {protocol.clients:,} clients of {protocol.dim:,} coordinates", rows)
 
     @cached_property
     def frontier(self) -> tuple[FrontierPoint, ...]:
@@ -107,6 +131,7 @@ class Plan:
             "participation": str(self.participation),
             "surviving": self.surviving,
             "colluding": self.colluding,
+            "examples": self.examples,
             "overflow_probability": self.overflow_probability,
             "guarantee": self.guarantee.to_dict(),
             "considered": [
@@ -198,8 +223,10 @@ def plan_for(required: Requirements) -> Plan:
     return best_plan(Problem.of(required), bits=required.bits, max_error=required.max_error)
 
 
-def best_plan(problem: Problem, *, bits: float | None = None, max_error: float | None = None) -> Plan:
-    """The plan for a validated problem; see `plan`."""
+def best_plan(
+    problem: Problem, *, bits: float | None = None, max_error: float | None = None, examples: int | None = None
+) -> Plan:
+    """The plan for a validated problem, which is about one of a client's `examples` where these are given."""
     if bits is not None and max_error is not None:
         raise ParameterError("Give bits or max_error, not both: each determines the other.")
     if bits is not None:
@@ -226,8 +253,19 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
             for b, point in sorted(points.items())
         )
 
+    promise = Promise(
+        # What was asked for: what was proved is at most that.
+        epsilon=problem.target.epsilon,
+        delta=problem.target.delta,
+        surviving=problem.setting.surviving,
+        adjacency=problem.target.adjacency,
+        colluding=problem.colluding,
+        rounds=problem.target.rounds,
+        participation=problem.target.participation,
+        examples=examples,
+    )
     return Plan(
-        protocol=design.protocol,
+        protocol=replace(design.protocol, promise=promise),
         guarantee=design.guarantee,
         wished_epsilon=problem.target.epsilon,
         bits=chosen,
@@ -240,4 +278,5 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
         overflow_probability=problem.overflow_probability(design.protocol),
         considered=_chosen_first(design),
         explore=frontier,
+        examples=examples,
     )

@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from cpsgd import _validate, mechanisms
+from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pack
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import Mechanism
+from cpsgd.participation import Participation
 from cpsgd.planner import modulus
 from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design, feasible, roughly_feasible, values_of
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee
-from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.rounds import guarantee_over_rounds
-from cpsgd.protocol import Protocol, check_distance
+from cpsgd.protocol import NORM_LIMITS, Protocol, check_distance
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
 _ADJUSTMENTS = 2
@@ -96,6 +97,12 @@ class Requirements:
     distance_reason: str | None = None
 
 
+def surviving(clients: int, dropout: float) -> int:
+    """The fewest messages of a round, where this share of the clients may fail to answer."""
+    # The tolerance keeps 0.1 of 1000 from being 101 clients.
+    return clients - math.ceil(clients * _validate.fraction("dropout", dropout) - 1e-9)
+
+
 def _asked_for(required: Requirements) -> tuple[type[Mechanism], ...]:
     """The mechanisms to choose among.
 
@@ -143,17 +150,16 @@ class Problem:
         adjacency = Adjacency.parse(required.adjacency)
         participation = Participation.parse(required.participation)
         clients = _validate.integer("clients", required.clients, low=1)
-        dropout = _validate.fraction("dropout", required.dropout)
-        # The tolerance keeps 0.1 of 1000 from being 101 clients.
-        surviving = clients - math.ceil(clients * dropout - 1e-9)
+        arriving = surviving(clients, required.dropout)
         colluding = _validate.integer("colluding", required.colluding, low=0)
-        if surviving - colluding < 1:
+        if arriving - colluding < 1:
             raise InfeasibleError(
-                f"Of {clients} clients {clients - surviving} may drop out and {colluding} may collude: nobody is left "
-                f"whose noise protects. At most {max(0, surviving - 1)} may collude at this dropout."
+                f"Of {clients} clients {clients - arriving} may drop out and {colluding} may collude: nobody is left "
+                f"whose noise protects. At most {max(0, arriving - 1)} may collude at this dropout."
             )
         participation.check(adjacency)
-        clip_norm = _validate.positive("clip_norm", required.clip_norm)
+        low, high = NORM_LIMITS
+        clip_norm = _validate.positive("clip_norm", required.clip_norm, low=low, high=high)
         distance = check_distance(required.replace_one_distance, required.distance_reason, clip_norm=clip_norm)
         if distance is not None and adjacency is not Adjacency.REPLACE_ONE:
             raise ParameterError(
@@ -168,12 +174,12 @@ class Problem:
             adjacency=adjacency,
             dim=_validate.integer("dim", required.dim, low=1),
             clip_norm=clip_norm,
-            honest=surviving - colluding,
+            honest=arriving - colluding,
             replace_one_distance=distance,
         )
         setting = Setting(
             clients=clients,
-            surviving=surviving,
+            surviving=arriving,
             dim=target.dim,
             clip_norm=target.clip_norm,
             rotate=required.rotate,
@@ -391,10 +397,10 @@ class Problem:
     def too_accurate(self, bits: float, best: Design, max_error: float) -> InfeasibleError:
         """No design is as accurate as that: names the smallest error at this ε and the smallest ε for this error."""
         error = best.error.total
-        remedy = f"The smallest error at ε={self.target.epsilon:g} is {error:.4g}, with bits={bits:g}"
+        remedy = f"The smallest error at ε={rounded_up(self.target.epsilon)} is {error:.4g}, with bits={bits:g}"
         needed = self._smallest_epsilon(bits, max_error)
         if needed is not None:
-            remedy += f"; max_error={max_error:g} needs about epsilon={needed:.3g}"
+            remedy += f"; max_error={max_error:g} needs about epsilon={rounded_up(needed, 3)}"
         return InfeasibleError(
             f"No protocol was found whose expected squared error is at most {max_error:g} "
             f"(the Gaussian mechanism itself has {self.gaussian_squared_error:.4g}). {remedy}, or more clients."

@@ -18,10 +18,10 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.participation import Participation
 from cpsgd.privacy import accountant, gaussian
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.moments import Meter, Moments
-from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.products import SHARES, smoothed_certificate, smoothed_sensitivity
 from cpsgd.privacy.renyi import MAX_WORK, rdp_epsilon, renyi_floor
 from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE, counted_tail

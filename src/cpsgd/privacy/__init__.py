@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cpsgd.adjacency import Adjacency as Adjacency
+from cpsgd.participation import Participation as Participation
 from cpsgd.privacy.accountant import NoiseBudget as NoiseBudget
 from cpsgd.privacy.accountant import solve as solve
 from cpsgd.privacy.certificate import GaussianCertificate as GaussianCertificate
@@ -19,7 +20,6 @@ from cpsgd.privacy.gaussian import gdp_mu as gdp_mu
 from cpsgd.privacy.guarantees import CITATIONS as CITATIONS
 from cpsgd.privacy.guarantees import Guarantee as Guarantee
 from cpsgd.privacy.guarantees import guarantee as guarantee
-from cpsgd.privacy.participation import Participation as Participation
 from cpsgd.privacy.renyi import RenyiCertificate as RenyiCertificate
 from cpsgd.privacy.renyi import renyi_certificate as renyi_certificate
 from cpsgd.privacy.rounds import RoundsGuarantee as RoundsGuarantee

@@ -31,10 +31,11 @@ from typing import TYPE_CHECKING, Any
 from scipy.optimize import brentq
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.participation import Participation
 from cpsgd.privacy import gaussian
 from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, SampledRounds, sampled_profile
-from cpsgd.privacy.participation import Participation
 
 if TYPE_CHECKING:
     from dp_accounting import PrivacyAccountant
@@ -325,7 +326,7 @@ def least_noise(
 
     if tail_mass * participation.counted_rounds(rounds) >= delta:
         raise ConditionError(
-            f"No noise makes {rounds} rounds ({epsilon:g}, {delta:g})-DP: their tails alone spend δ. "
+            f"No noise makes {rounds} rounds ({rounded_up(epsilon)}, {delta:g})-DP: their tails alone spend δ. "
             "Certify them with a smaller tail, or allow a larger delta."
         )
     # Right for large multipliers; sampled rounds with small ones need somewhat more.
@@ -364,7 +365,8 @@ def most_rounds(
 
     if not affordable(1):
         raise ConditionError(
-            f"Not even one round with noise multiplier {noise_multiplier:g} is ({epsilon:g}, {delta:g})-DP; add noise."
+            f"Not even one round with noise multiplier {noise_multiplier:g} is ({rounded_up(epsilon)}, {delta:g})-DP; "
+            "add noise."
         )
     if participation.scheme == "once":
         raise ParameterError("Where each client takes part at most once, any number of rounds costs as much as one.")

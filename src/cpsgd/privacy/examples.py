@@ -46,7 +46,7 @@ def example_norm(clip_norm: float, examples: int) -> float:
     return clip_norm / (_validate.integer("examples", examples, low=1) * (1.0 + HEADROOM)) * (1.0 - 2.0**-50)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OneExample(Protocol):
     """A protocol as the accounting of single examples sees it; see `example_protocol`."""
 
@@ -88,4 +88,5 @@ def example_protocol(protocol: Protocol, examples: int) -> OneExample:
     # A distance that is stated is that of whole sums, of which one example moves a part.
     norm = (bound + moved) * (1.0 + 1e-12)
     kept = {each.name: getattr(protocol, each.name) for each in fields(protocol)}
-    return OneExample(**{**kept, "clip_norm": norm, "replace_one_distance": None, "distance_reason": None})
+    others = {"replace_one_distance": None, "distance_reason": None, "promise": None}
+    return OneExample(**{**kept, **others, "clip_norm": norm})

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from scipy.special import erfcx, ndtr
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError
 
 # Assumed of scipy.special.erfcx and ndtr: relative error within this (the tests compare them with mpmath).
@@ -104,7 +105,7 @@ def classical_epsilon(*, sigma: float, sensitivity: float, delta: float) -> floa
     epsilon = _validate.positive("sensitivity", sensitivity) / _validate.positive("sigma", sigma) * factor * _SAFE
     if epsilon > 1.0:
         raise ConditionError(
-            f"The classical lemma holds for ε <= 1 and would give {epsilon:.4g} here. It needs "
+            f"The classical lemma holds for ε <= 1 and would give {rounded_up(epsilon)} here. It needs "
             f"sigma >= {sensitivity * factor * _SAFE:.6g}, got sigma={sigma:.6g}; the analytic formula has no limit."
         )
     return epsilon

@@ -6,10 +6,11 @@ import math
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any
 
 from cpsgd import _validate
+from cpsgd._display import html_table
+from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import MECHANISMS
@@ -91,16 +92,30 @@ class Guarantee:
         ]
         return {**vars(self), "alternatives": alternatives}
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
+        """All that is said of it beside ε."""
         rows = [("proved by", self.citation), ("noise of", f"{self.noise_clients:,} clients")]
         if self.assumption is not None:
             rows.append(("assuming", self.assumption))
         if self.tail:
             rows.append(("tails", f"{self.tail:.2g} of δ"))
         for method, found in self.alternatives:
-            rows.append(("otherwise", f"{method}: {found if isinstance(found, str) else _round_up(found)}"))
-        lines = [f"ε = {_round_up(self.epsilon)} at δ = {self.delta:g}, {self.adjacency} adjacency"]
-        for label, text in rows:
+            rows.append(("otherwise", f"{method}: {found if isinstance(found, str) else rounded_up(found)}"))
+        return rows
+
+    @property
+    def _headline(self) -> str:
+        return f"ε = {rounded_up(self.epsilon)} at δ = {self.delta:g}, {self.adjacency} adjacency"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._headline}, {self.method})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._headline, self._rows())
+
+    def __str__(self) -> str:
+        lines = [self._headline]
+        for label, text in self._rows():
             lines += textwrap.wrap(text, 100, initial_indent=f"  {label:<9}  ", subsequent_indent=" " * 13)
         return "\n".join(lines)
 
@@ -288,9 +303,5 @@ def _attempt(prove: _Prove, delta: float, moved: _Moved) -> Result:
                 return epsilon, tail + spent
     except ConditionError as reason:
         return str(reason)
-    return f"the noise sampler's resolution would cost {spent:.2g} of δ={delta:g} at ε={epsilon:.4g}; {moved.remedy}"
-
-
-def _round_up(epsilon: float) -> str:
-    """Four significant digits, never less than the number itself."""
-    return str(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon))
+    cost = f"{spent:.2g} of δ={delta:g} at ε={rounded_up(epsilon)}"
+    return f"the noise sampler's resolution would cost {cost}; {moved.remedy}"

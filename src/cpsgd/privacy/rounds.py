@@ -15,12 +15,12 @@ from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.participation import Participation
 from cpsgd.privacy import composition
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Rounds, composed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.gaussian import gdp_epsilon
 from cpsgd.privacy.guarantees import CITATIONS, Guarantee, guarantee, quick_guarantee
-from cpsgd.privacy.participation import Participation
 from cpsgd.privacy.products import smoothed_certificate, smoothed_epsilon
 from cpsgd.privacy.renyi import renyi_floor, summed_renyi_certificate
 
@@ -61,7 +61,7 @@ _PRODUCT = "rounds are more coordinates of one product"
 _SUMMED = "Rényi divergences of rounds add up (Mironov 2017, Proposition 1)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RoundsGuarantee(Guarantee):
     """A proved statement about all rounds together.
 
@@ -77,9 +77,11 @@ class RoundsGuarantee(Guarantee):
         """Plain JSON values."""
         return {**super().to_dict(), "participation": str(self.participation)}
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
         many = f"{self.rounds:,} rounds" if self.rounds > 1 else "1 round"
-        return f"{super().__str__()}\n  covers     {many}, participation {self.participation}"
+        secrecy = self.participation.secrecy
+        told = [] if secrecy is None else [("secret", secrecy)]
+        return [*super()._rows(), ("covers", f"{many}, participation {self.participation}"), *told]
 
 
 def guarantee_over_rounds(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cpsgd.reports.numbers import size
+from cpsgd.reports.numbers import rounded_up, size
 
 if TYPE_CHECKING:
     from cpsgd.learning import RoundMetrics
@@ -66,10 +66,14 @@ class Display:
 
 def _figures(metrics: RoundMetrics) -> str:
     parts = []
-    if metrics.loss is not None and metrics.accuracy is not None:
-        parts.append(f"loss {metrics.loss:.3f}  accuracy {metrics.accuracy:.2%}")
+    if metrics.loss is not None:
+        parts.append(f"loss {metrics.loss:.3f}")
+    if metrics.accuracy is not None:
+        parts.append(f"accuracy {metrics.accuracy:.2%}")
+    if metrics.r_squared is not None:
+        parts.append(f"R² {metrics.r_squared:.3f}")
     if metrics.epsilon is not None:
-        parts.append(f"ε {metrics.epsilon:.3f}")
+        parts.append(f"ε {rounded_up(metrics.epsilon)}")
     parts.append(f"sent {size(metrics.bytes_total)}")
     if not metrics.released:
         parts.append("abandoned: too few messages")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, Context
+from cpsgd._numbers import rounded_down as rounded_down
+from cpsgd._numbers import rounded_up as rounded_up
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def rounded_up(value: float, digits: int = 4) -> str:
-    """Few digits for ε: never shown smaller than it is."""
-    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value).normalize():f}"
 
 
 def size(count: float) -> str:

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpsgd.reports import plotting
-from cpsgd.reports.numbers import power, rounded_up
+from cpsgd.reports.numbers import power, rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.audit import AuditReport
     from cpsgd.ledger import Budget, Entry
     from cpsgd.planner import Plan
+    from cpsgd.statistics.results import Statistic
+
+# Rounds whose marks are large enough to be counted.
+_FEW_ROUNDS = 40
 
 
 def draw_frontier(plan: Plan, path: Path) -> Path:
@@ -69,7 +73,7 @@ def draw_frontier(plan: Plan, path: Path) -> Path:
     plotting.tidy(
         axes,
         title=f"What a bit buys: n = {protocol.clients:,}, d = {protocol.dim:,}, "
-        f"ε ≤ {plan.wished_epsilon:g}, δ = {power(plan.guarantee.delta)}{rounds}{secure}",
+        f"ε ≤ {rounded_up(plan.wished_epsilon)}, δ = {power(plan.guarantee.delta)}{rounds}{secure}",
         xlabel="bits per coordinate",
         ylabel="expected squared error ÷ Gaussian's",
     )
@@ -104,7 +108,7 @@ def draw_audit(report: AuditReport, path: Path) -> Path:
     plotting.tidy(
         axes,
         title=f"{'PASS' if report.passed else 'FAIL'}: claimed ε ≤ {rounded_up(claim.epsilon)}, found "
-        f"ε ≥ {int(1e3 * report.lower_bound) / 1e3:g} at δ = {power(claim.delta)}",
+        f"ε ≥ {rounded_down(report.lower_bound)} at δ = {power(claim.delta)}",
         xlabel="false alarms: says “one” when it was the other",
         ylabel="misses",
     )
@@ -121,10 +125,16 @@ def draw_spending(budget: Budget, entries: Sequence[Entry], path: Path) -> Path:
     x = days if in_time else [float(i + 1) for i in range(len(entries))]
     spent = [entry.spent for entry in entries]
     axes.axhline(budget.epsilon, color=plotting.ACCENT, linewidth=1.4)
-    limit, across = f"limit ε = {budget.epsilon:g}", ("axes fraction", "data")
+    limit, across = f"limit ε = {rounded_up(budget.epsilon)}", ("axes fraction", "data")
     plotting.note(axes, limit, (0.0, budget.epsilon), (4, 4), xycoords=across, color=plotting.ACCENT)
     if entries:
         axes.step(x, spent, where="post", color=plotting.SEQUENCE[1], linewidth=2.0)
+        # A step that ends where it begins is not seen, and a single round is nothing else.
+        axes.plot(x, spent, "o", color=plotting.SEQUENCE[1], markersize=5 if len(x) <= _FEW_ROUNDS else 2)
+        if len(x) == 1:
+            plotting.note(axes, f"ε = {rounded_up(spent[0])}", (x[0], spent[0]), (8, 4))
+            axes.set_xlim(0.0, 2.0)
+            axes.set_xticks([1.0])
         if lost := [(place, entry.spent) for place, entry in zip(x, entries, strict=True) if not entry.released]:
             axes.plot(*zip(*lost, strict=True), "x", color=plotting.INK, markersize=6, label="reserved, not released")
             axes.legend(frameon=False, fontsize=9, loc="lower right")
@@ -148,3 +158,33 @@ def _days(text: str) -> float:
         return datetime.fromisoformat(text).timestamp() / 86_400.0
     except ValueError:
         return 0.0
+
+
+def draw_values(result: Statistic, path: Path) -> Path:
+    """Draws a statistic's values with their intervals, groups beside each other."""
+    labels, groups = result.names, result.groups or ("",)
+    figure = plotting.new_figure(max(6.4, min(16.0, 0.4 * len(labels) * len(groups))), 4.2)
+    axes = figure.subplots()
+    reading = result.reading
+    place = np.arange(len(labels), dtype=np.float64)
+    step = 0.8 / len(groups)
+    for i, group in enumerate(groups):
+        x = place + (i - 0.5 * (len(groups) - 1)) * step
+        values = reading.values[i]
+        # Estimates may lie outside of an interval that ends where no value can be.
+        below, above = (np.maximum(0.0, gap) for gap in (values - reading.low[i], reading.high[i] - values))
+        colour = plotting.SEQUENCE[i % len(plotting.SEQUENCE)]
+        if result.statistic in ("histogram", "count"):
+            axes.bar(x, values, 0.9 * step, color=colour, alpha=0.6)
+        axes.errorbar(x, values, yerr=(below, above), fmt="o", color=colour, capsize=3, markersize=4, label=group)
+    axes.set_xticks(place, labels, rotation=45 if len(labels) > 6 else 0, ha="right" if len(labels) > 6 else "center")
+    if result.groups is not None:
+        axes.legend(frameon=False, fontsize=9)
+    plotting.tidy(
+        axes,
+        title=f"{result.statistic} of {result.users:,} {result.unit}s, ε ≤ {rounded_up(result.epsilon)} at "
+        f"δ = {power(result.delta)} per {result.unit}, {100 * result.confidence:g} % intervals",
+        xlabel="",
+        ylabel=result.statistic,
+    )
+    return plotting.save(figure, path)

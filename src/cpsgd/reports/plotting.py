@@ -19,6 +19,11 @@ ACCENT = "#c2410c"
 SEQUENCE = ("#16425b", "#1f7a8c", "#56b39a", "#d9a441")
 
 
+def check() -> None:
+    """Raises `CpsgdError` where nothing could be drawn, so that this is known before any work is done."""
+    new_figure(1.0, 1.0)
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure that belongs to no window and no global state.
 
@@ -28,7 +33,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise CpsgdError("Drawing needs matplotlib, which is not installed: pip install cpsgd[plot]") from error
+        raise CpsgdError("Drawing needs matplotlib, which is not installed: pip install matplotlib.") from error
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 

@@ -21,7 +21,7 @@ from cpsgd.planner import plan
 from cpsgd.planner.problem import Problem, Requirements
 from cpsgd.planner.published import PublishedProblem, published_error
 from cpsgd.reports import plotting
-from cpsgd.reports.numbers import power
+from cpsgd.reports.numbers import power, rounded_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -217,7 +217,7 @@ def draw(points: Sequence[RivalPoint], path: Path) -> Path:
                 ylabel=f"{how}\nsquared error ÷ the exact Gaussian's" if column == 0 else None,
             )
     _legends(figure, panels[0, 0])
-    epsilons = ", ".join(f"{epsilon:g}" for epsilon in dict.fromkeys(scene.epsilon for scene in scenes))
+    epsilons = ", ".join(rounded_up(epsilon) for epsilon in dict.fromkeys(scene.epsilon for scene in scenes))
     figure.suptitle(
         f"What a bit buys: the error of a private mean (ε = {epsilons}) against the size of a message",
         x=0.01,

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpsgd.participation import Participation
 from cpsgd.reports import plotting
 from cpsgd.reports.numbers import power, rounded_up
 
@@ -30,7 +31,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 def check() -> None:
     """Raises `CpsgdError` where nothing could be drawn, so that this is known before a long run."""
-    plotting.new_figure(1.0, 1.0)
+    plotting.check()
 
 
 def write(folder: Path, summary: Mapping[str, Any], results: Sequence[Result]) -> list[Path]:
@@ -42,15 +43,29 @@ def write(folder: Path, summary: Mapping[str, Any], results: Sequence[Result]) -
 
 
 def draw(path: Path, results: Sequence[Result]) -> Path:
-    """Test accuracy and loss against rounds."""
+    """Test accuracy, or R², and loss against rounds."""
+    last = results[0].to_dict()
+    percent = last["accuracy"] is not None
     figure = plotting.new_figure(10.4, 4.2)
     left, right = figure.subplots(1, 2)
-    _curves(left, results, "accuracy", 100.0)
+    _curves(left, results, "accuracy" if percent else "r_squared", 100.0 if percent else 1.0)
     _curves(right, results, "loss", 1.0)
-    plotting.tidy(left, title="Test accuracy", xlabel="round", ylabel="%")
+    plotting.tidy(left, title=f"Test {score_name(last)}", xlabel="round", ylabel="%" if percent else None)
     plotting.tidy(right, title="Test loss", xlabel="round", ylabel=None)
     left.legend(frameon=False, fontsize=9, labelcolor=plotting.INK, loc="lower right")
     return plotting.save(figure, path)
+
+
+def score_name(result: Mapping[str, Any]) -> str:
+    """What is measured beside the loss."""
+    return "accuracy" if result["r_squared"] is None else "R²"
+
+
+def score_text(result: Mapping[str, Any]) -> str:
+    """A run's accuracy, or R²; nothing where the model was no longer finite."""
+    if result["r_squared"] is not None:
+        return f"{result['r_squared']:.4f}"
+    return f"{result['accuracy']:.2%}" if result["accuracy"] is not None else "-"
 
 
 def _curves(axes: Axes, results: Sequence[Result], figure: str, factor: float) -> None:
@@ -67,15 +82,16 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
     """The report as HTML."""
     private, *others = summary["results"]
     guarantee, bound = summary["guarantee"], summary["paper_bound"]
-    floats = summary["float32_bytes"]
+    floats, score = summary["float32_bytes"], score_name(private)
     cards = [
-        (f"{private['accuracy']:.2%}", "test accuracy, private"),
-        *[(f"{r['accuracy']:.2%}", "test accuracy, no privacy") for r in others if r["name"] == "no privacy"],
+        (score_text(private), f"test {score}, private"),
+        *[(score_text(result), f"test {score}, no privacy") for result in others if result["name"] == "no privacy"],
         (f"{private['bits_per_coordinate']:.3g}", "bits per coordinate"),
         (f"{floats / private['bytes_per_client']:.1f}×", "shorter than float32"),
     ]
     privacy = []
     if guarantee is not None:
+        secrecy = Participation.parse(guarantee["participation"]).secrecy
         cards.insert(0, (f"{rounded_up(guarantee['epsilon'])}", f"ε at δ = {power(guarantee['delta'])}"))
         privacy = [
             ("guarantee", f"ε = {rounded_up(guarantee['epsilon'])}, δ = {guarantee['delta']:g}"),
@@ -83,13 +99,14 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
             ("protects", unit_text(summary)),
             ("randomness", seed_text(summary)),
             ("participation", f"{guarantee['participation']}, {guarantee['rounds']:,} rounds"),
+            *([] if secrecy is None else [("secret", secrecy)]),
             ("proved by", guarantee["citation"]),
             ("noise of", f"{guarantee['noise_clients']:,} clients per round"),
             ("published bound", published_text(bound)),
         ]
     runs = "".join(
         f"<tr{' class=first' if index == 0 else ''}><th>{escape(result['name'])}</th>"
-        f"<td>{result['accuracy']:.2%}</td><td>{result['loss']:.4f}</td>"
+        f"<td>{score_text(result)}</td><td>{result['loss']:.4f}</td>"
         f"<td>{'∞' if result['epsilon'] is None else rounded_up(result['epsilon'])}</td>"
         f"<td>{result['bits_per_coordinate']:.4g}</td><td>{result['bytes_per_client'] / 1e6:.4f}</td>"
         f"<td>{result['bytes_total'] / 1e6:,.0f}</td><td>{result['seconds']:.0f}</td></tr>"
@@ -97,7 +114,7 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
     )
     shown = "".join(f"<div><b>{escape(value)}</b><span>{escape(text)}</span></div>" for value, text in cards)
     encoded = base64.b64encode(picture).decode()
-    title = escape(f"{summary['run']}: private training on {summary['settings']['dataset']}")
+    title = escape(f"{summary['run']}: private training on {summary['dataset']}")
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -113,13 +130,13 @@ def page(summary: Mapping[str, Any], picture: bytes) -> str:
 <section class="cards">{shown}</section>
 <h2>Beside the baselines</h2>
 <div class="wide"><table class="runs">
-<thead><tr><th>run</th><th>accuracy</th><th>loss</th><th>ε</th><th>bits per coordinate</th>
+<thead><tr><th>run</th><th>{score}</th><th>loss</th><th>ε</th><th>bits per coordinate</th>
 <th>MB per client and round</th><th>MB in all</th><th>seconds</th></tr></thead>
 <tbody>{runs}</tbody>
 </table></div>
 <p class="note">Data: {escape(summary["source"])}. Accuracy and loss are on test images that no client holds. A float32
 update takes {floats / 1e6:.4f} MB.</p>
-<img alt="Test accuracy and loss of every run against rounds" src="data:image/png;base64,{encoded}">
+<img alt="Test {score} and loss of every run against rounds" src="data:image/png;base64,{encoded}">
 {_facts("Privacy", privacy)}
 {_facts("Protocol", [(key, _value(value)) for key, value in summary["protocol"].items() if value is not None])}
 {_facts("Settings", [(key, _value(value)) for key, value in summary["settings"].items()])}

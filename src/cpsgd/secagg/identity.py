@@ -70,12 +70,17 @@ def _is_signed(public: bytes, signature: bytes, signed: bytes) -> bool:
 # ---------------------------------------------------------------------- files
 
 
-def create_identity(path: Path) -> Ed25519PrivateKey:
+def create_identity(path: Path, name: str | None = None) -> Ed25519PrivateKey:
     """A new identity, written to a new file that only its owner may read.
 
+    With a name, its public line goes to a new file beside it, `.pub` at the end of its name, as ssh-keygen's does.
+
     Raises:
-        IdentityFileError: The file exists already.
+        IdentityFileError: A file exists already.
     """
+    public = _public_file(path)
+    if name is not None and check_name(name) and public.exists():
+        raise IdentityFileError(f"{public} exists already, and no key is overwritten. Choose another name.")
     identity = Ed25519PrivateKey.generate()
     text = identity.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -92,7 +97,24 @@ def create_identity(path: Path) -> Ed25519PrivateKey:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
+    if name is not None:
+        with public.open("x", encoding="utf-8") as lines:
+            lines.write(public_line(identity, name) + "\n")
     return identity
+
+
+def name_of(path: Path, identity: Ed25519PrivateKey) -> str:
+    """What people call an identity: by the public line beside its file, or else the file's name without suffix."""
+    try:
+        kind, key, name = _read(_public_file(path), _LONGEST_IDENTITY).decode("utf-8").strip().split(" ", 2)
+    except (OSError, ValueError):
+        return path.stem
+    # Whoever has put another key there has named that one.
+    return name if f"{kind} {key} {name}" == _line(identity, name) else path.stem
+
+
+def _public_file(path: Path) -> Path:
+    return path.with_name(path.name + ".pub")
 
 
 def read_identity(path: Path) -> Ed25519PrivateKey:
@@ -118,8 +140,12 @@ def public_line(identity: Ed25519PrivateKey, name: str) -> str:
         >>> public_line(Ed25519PrivateKey.from_private_bytes(bytes(32)), "hospital-a")
         'ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop hospital-a'
     """
+    return _line(identity, check_name(name))
+
+
+def _line(identity: Ed25519PrivateKey, name: str) -> str:
     public = identity.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return f"{public.decode('ascii')} {check_name(name)}"
+    return f"{public.decode('ascii')} {name}"
 
 
 def check_name(name: str) -> str:

@@ -154,6 +154,7 @@ class SecureParameters:
         colluding: int = 0,
         failure: float = 1e-9,
         surviving: int | None = None,
+        accept_epsilon: float | None = None,
     ) -> Self:
         """The parameters that carry a protocol's integers (see `choose`).
 
@@ -164,7 +165,11 @@ class SecureParameters:
             dropout: As in `choose`.
             colluding: As in `choose`.
             failure: As in `choose`.
-            surviving: As in `choose`; `Plan.surviving` keeps the plan's guarantee.
+            surviving: As in `choose`; by default as many as the protocol's promise needs, where it has one.
+            accept_epsilon: Lets the sum of fewer be revealed if the ε that is then true is at most this.
+
+        Raises:
+            GuaranteeError: The sum of so few would keep neither the promise nor `accept_epsilon`.
         """
         protocol.check_integers()
         modulus = protocol.modulus
@@ -175,7 +180,9 @@ class SecureParameters:
             raise ParameterError(
                 f"Expected at most clients={protocol.clients}, got {clients}: the sums of more could overflow."
             )
-        return cls.choose(
+        if surviving is None and protocol.promise is not None:
+            surviving = protocol.promise.surviving
+        found = cls.choose(
             clients,
             protocol.dim,
             (modulus - 1).bit_length(),
@@ -187,6 +194,9 @@ class SecureParameters:
             surviving=surviving,
             modulus=modulus,
         )
+        # Now, as the sum itself tells as much as the mean that is decoded from it.
+        protocol.release(found.surviving, accept_epsilon=accept_epsilon)
+        return found
 
     @property
     def masks(self) -> masks.Masks:

@@ -13,6 +13,7 @@ Python's integers do not run in constant time: docs/threat-model.md.
 from __future__ import annotations
 
 import math
+import operator
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -57,8 +58,7 @@ def check(share: bytes) -> None:
     Raises:
         ShareError: They are not a number below p.
     """
-    if len(share) != SHARE_BYTES or int.from_bytes(share, "big") >= PRIME:
-        raise ShareError("A share is not a number modulo p.")
+    _number(share)
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
@@ -67,16 +67,10 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
     Raises:
         ShareError: They give no 32-byte secret. (Wrong shares may give a wrong one: compare it with a commitment.)
     """
-    for share in shares.values():
-        check(share)
-    holders = tuple(shares)
-    if not holders:
+    if not shares:
         raise ShareError("No shares, no secret.")
-    total = sum(
-        weight * int.from_bytes(shares[holder], "big")
-        for holder, weight in zip(holders, _weights(holders), strict=True)
-    )
-    return _secret(total % PRIME)
+    values = [_number(share) for share in shares.values()]
+    return _secret(sum(map(operator.mul, _weights(tuple(shares)), values)) % PRIME)
 
 
 def consistent(shares: Mapping[int, bytes], threshold: int) -> bool:
@@ -127,6 +121,13 @@ def decode(shares: Mapping[int, bytes], threshold: int) -> tuple[bytes, frozense
     raise ShareError(
         f"Of {len(shares)} shares more than {(len(shares) - threshold) // 2} are wrong: they give no secret."
     )
+
+
+def _number(share: bytes) -> int:
+    value = int.from_bytes(share, "big")
+    if len(share) != SHARE_BYTES or value >= PRIME:
+        raise ShareError("A share is not a number modulo p.")
+    return value
 
 
 def _secret(value: int) -> bytes:

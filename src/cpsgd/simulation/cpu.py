@@ -128,12 +128,14 @@ class RoundSimulator:
         buffer = Keystream.buffer(size)
         held = 0
         for start in starts:
+            # Without a seed rows share a stream: to make one takes as long as to round a short vector.
+            shared = Keystream() if self._seed is None else None
             for row in range(start, min(start + _ROWS, len(vectors))):
                 try:
                     grid = pipeline.to_grid(protocol, vectors[row], self.round)
                 except NonFiniteError:
                     grid = np.zeros(protocol.dim, dtype=np.float32)
-                words = self._keystream(self.count + row).fill(buffer, size)
+                words = (shared or self._keystream(self.count + row)).fill(buffer, size)
                 self._rounder.values(grid, words, values)
                 if held == room:
                     sums += small

@@ -24,19 +24,26 @@ the rounds say about it. Without noise no move is explained by noise and this is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_up
 from cpsgd.errors import InfeasibleError, ParameterError, VectorError
 from cpsgd.planner import Plan, plan
 from cpsgd.privacy import Guarantee
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import noise_norm
-from cpsgd.statistics.points import Matrix, Points, in_unit_ball, private_mean
+from cpsgd.statistics.charges import Charge
+from cpsgd.statistics.points import Matrix, Points, people_in_ball, private_mean
+
+if TYPE_CHECKING:
+    from cpsgd.ledger import Ledger
 
 # Centres the first half of the rounds works with, for each that is asked for.
 _SEEDS_PER_CLUSTER = 2
@@ -135,35 +142,46 @@ class Blocks:
 
 
 def kmeans(
-    points: ArrayLike,
+    points: object,
     clusters: int,
     epsilon: float,
     delta: float,
     *,
     radius: float,
+    columns: Sequence[str] | None = None,
+    user: str | None = None,
     rounds: int = 8,
     bits: float | None = None,
     initial: ArrayLike | None = None,
     seed: int = 0,
+    ledger: Ledger | str | Path | None = None,
+    population: str | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> KMeansResult:
     """Finds the centres of clusters so that (epsilon, delta) protects each client's point.
 
     Args:
-        points: One row per client. A simulation: every client's message goes through the protocol on this machine.
+        points: One row per client; with `columns` anything `cpsgd.statistics.mean` takes. A simulation: every client's
+            message goes through the protocol on this machine.
         clusters: K.
         epsilon: ε of all rounds together, for replacing one client's point (replace-one neighbours).
         delta: δ of the guarantee.
         radius: Public bound on a point's norm; points beyond are moved to the ball's surface. Choose it without
             looking at the data.
+        columns: Named columns of a table that are the points' coordinates.
+        user: With `columns`: the column that says whose a row is. A client's point is the mean of their rows.
         rounds: Rounds of Lloyd's algorithm. More find better clusters, with more noise in each round.
         bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
         initial: Public centres to begin with, which must not come from the data. Then all rounds improve them, and
             messages are half as long. None for random ones and a search (see the module).
         seed: Public seed of the random centres and of the search. The noise that protects has none.
+        ledger: Charge all rounds to this ledger before the first is released, or refuse.
+        population: With a ledger: whose budget pays.
         advance: Called with the number of clients that were just heard, `rounds` times all clients in the end.
 
     Raises:
+        TableError: The table cannot be used. Nothing was charged.
+        BudgetExceededError: The ledger does not allow it.
         ParameterError: More clusters than clients, or a parameter out of range.
         VectorError: A point is not finite; its row is named.
         InfeasibleError: The budget is so small that sizes of clusters would drown in noise. Nothing was sent.
@@ -179,7 +197,8 @@ def kmeans(
         >>> bool(nearest.max() < 0.2)
         True
     """
-    ball = in_unit_ball(points, radius)
+    Charge.check(ledger, population)
+    ball = people_in_ball(points, columns, user, radius)
     clients, dim = ball.shape
     clusters = _validate.integer("clusters", clusters, low=1)
     if clusters > clients:
@@ -202,6 +221,7 @@ def kmeans(
         distance_reason=_REASON,
     )
     _check_budget(planned, blocks, clients, clusters)
+    Charge.of(ledger, population, [planned.protocol] * rounds, "kmeans").pay()
     state = _Centres.at(start)
     for number in range(rounds):
         if search and number == search:
@@ -383,7 +403,7 @@ def _check_budget(planned: Plan, blocks: Blocks, clients: int, clusters: int) ->
     bought = int(planned.rounds * (average / needed) ** 2)
     buys = f"{bought} rounds would do" if bought else f"about {round(clients * needed / average):,} clients would do"
     raise InfeasibleError(
-        f"ε={planned.wished_epsilon:g} is too little for {planned.rounds} rounds with {clients:,} clients: the size of "
-        f"a cluster would be off by {of_size:,.0f} (one standard deviation), and clusters have {average:,.0f} clients "
-        f"on average. {buys}, or a larger epsilon or fewer clusters."
+        f"ε={rounded_up(planned.wished_epsilon)} is too little for {planned.rounds} rounds with {clients:,} clients: "
+        f"the size of a cluster would be off by {of_size:,.0f} (one standard deviation), and clusters have "
+        f"{average:,.0f} clients on average. {buys}, or a larger epsilon or fewer clusters."
     )

@@ -25,19 +25,26 @@ the best weight would be another, whose error is less than 1 % smaller.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_up
 from cpsgd.errors import InfeasibleError
 from cpsgd.planner import Plan, plan
 from cpsgd.privacy import Guarantee
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import noise_norm
-from cpsgd.statistics.points import Matrix, Points, in_unit_ball, private_mean
+from cpsgd.statistics.charges import Charge
+from cpsgd.statistics.points import Matrix, Points, people_in_ball, private_mean
+
+if TYPE_CHECKING:
+    from cpsgd.ledger import Ledger
 
 # ‖m‖ in units of the radius that the weight of the mean is made for.
 _TYPICAL_MEAN = 0.5
@@ -145,30 +152,41 @@ class MomentVector:
 
 
 def pca(
-    points: ArrayLike,
+    points: object,
     components: int,
     epsilon: float,
     delta: float,
     *,
     radius: float,
+    columns: Sequence[str] | None = None,
+    user: str | None = None,
     bits: float | None = None,
     mean: ArrayLike | None = None,
+    ledger: Ledger | str | Path | None = None,
+    population: str | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> PCAResult:
     """Finds the directions of largest variance so that (epsilon, delta) protects each client's point.
 
     Args:
-        points: One row per client. A simulation: every client's message goes through the protocol on this machine.
+        points: One row per client; with `columns` anything `cpsgd.statistics.mean` takes. A simulation: every client's
+            message goes through the protocol on this machine.
         components: How many directions, at most the points' coordinates.
         epsilon: ε, for replacing one client's point (replace-one neighbours).
         delta: δ of the guarantee.
         radius: Public bound on a point's distance from `mean`, or from zero; points beyond are moved to the ball's
             surface. Choose it without looking at the data.
+        columns: Named columns of a table that are the points' coordinates.
+        user: With `columns`: the column that says whose a row is. A client's point is the mean of their rows.
         bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
         mean: The points' mean where it is public. None to find it from the points, privately, in the same round.
+        ledger: Charge the round to this ledger before it is released, or refuse.
+        population: With a ledger: whose budget pays.
         advance: Called with the number of clients that were just heard.
 
     Raises:
+        TableError: The table cannot be used. Nothing was charged.
+        BudgetExceededError: The ledger does not allow it.
         ParameterError: More components than coordinates, or a parameter out of range.
         VectorError: A point is not finite; its row is named.
         InfeasibleError: The budget is so small that no variance could stand out of the noise. Nothing was sent.
@@ -180,7 +198,8 @@ def pca(
         >>> found.guarantee.epsilon <= 8.0, bool(abs(found.components[0, 0]) > 0.98)
         (True, True)
     """
-    ball = in_unit_ball(points, radius, mean)
+    Charge.check(ledger, population)
+    ball = people_in_ball(points, columns, user, radius, mean)
     clients, dim = ball.shape
     components = _validate.integer("components", components, low=1, high=dim)
     layout = MomentVector.of(dim, with_mean=mean is None)
@@ -195,6 +214,7 @@ def pca(
         distance_reason=_REASON,
     )
     _check_budget(planned, dim)
+    Charge.of(ledger, population, [planned.protocol], "pca").pay()
     moments, centre = layout.read(private_mean(planned.protocol, 0, ball, layout.write, advance))
     covariance = moments - np.outer(centre, centre)
     variances, directions = _eigen(covariance)
@@ -288,7 +308,7 @@ def _check_budget(planned: Plan, dim: int) -> None:
         return
     clients = planned.protocol.clients
     raise InfeasibleError(
-        f"ε={planned.wished_epsilon:g} is too little for {clients:,} clients with points of {dim} coordinates: the "
-        f"noise would be {norm:.3g} times the largest variance possible. At least {math.ceil(clients * norm):,} "
-        "clients are needed, and many more to see small variances; or a larger epsilon."
+        f"ε={rounded_up(planned.wished_epsilon)} is too little for {clients:,} clients with points of {dim} "
+        f"coordinates: the noise would be {norm:.3g} times the largest variance possible. At least "
+        f"{math.ceil(clients * norm):,} clients are needed, and many more to see small variances; or a larger epsilon."
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
-from cpsgd.errors import VectorError
+from cpsgd.errors import ParameterError, TableError, VectorError
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import RoundSimulator
+from cpsgd.statistics.columns import Chunk, numbers
+from cpsgd.statistics.contributions import People
+from cpsgd.statistics.tables import open_table
 
 Points = NDArray[np.float32]
 Matrix = NDArray[np.float64]
@@ -62,6 +65,47 @@ def in_unit_ball(points: ArrayLike, radius: float, origin: ArrayLike | None = No
         length = np.linalg.norm(block, axis=1, keepdims=True)
         result[start : start + rows] = block / np.maximum(length, 1.0 / largest)
     return result
+
+
+def people_in_ball(
+    table: object,
+    columns: Sequence[str] | None,
+    user: str | None,
+    radius: float,
+    origin: ArrayLike | None = None,
+) -> Points:
+    """One point of the unit ball per client.
+
+    Args:
+        table: An array of points, one row per client; with `columns` anything `open_table` takes.
+        columns: The named columns that are the points' coordinates; None if the array's are.
+        user: The column that says whose a row is: a client's point is then the mean of their rows, each moved into the
+            ball before. So it is in the ball, however many rows there are.
+        radius: See `in_unit_ball`.
+        origin: See `in_unit_ball`.
+
+    Raises:
+        TableError: The table cannot be used.
+        VectorError: The array cannot.
+    """
+    if columns is None:
+        if user is not None or not isinstance(table, np.ndarray | list | tuple):
+            raise ParameterError("Name the columns that are coordinates: an id would be one, too.")
+        return in_unit_ball(table, radius, origin)
+    names = tuple(columns)
+    if isinstance(columns, str) or not names or len(set(names)) < len(names):
+        raise ParameterError("Expected columns to be a list of different names.")
+    source = open_table(table)
+
+    def write(chunk: Chunk) -> Matrix:
+        rows = np.column_stack([numbers(name, chunk[name], source.title) for name in names])
+        return in_unit_ball(rows, radius, origin).astype(np.float64)
+
+    people = People(source, user, names)
+    found = np.concatenate(list(people.vectors(names, write, len(names), "mean", None)))
+    if len(found) != people.count:
+        raise TableError(f"{source.title} changed while it was read. Nothing was released; try again.")
+    return found
 
 
 def private_mean(

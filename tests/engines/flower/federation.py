@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -116,15 +117,32 @@ class Federation:
                 )
             )
 
-    def run(self, app: Path, timeout: float, last: Path, **config: object) -> str:
+    def begin(self, app: Path, config: Mapping[str, object]) -> str:
+        """Has Flower run an app; returns the run's number."""
+        overrides = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
+        started = json.loads(self._flwr("run", str(app), "local", "--run-config", overrides, "--format", "json"))
+        return str(started["run-id"])
+
+    def kill_server(self, waiting: Path, timeout: float) -> None:
+        """Kills a ServerApp at once when it has written its process number to this file."""
+        deadline = time.monotonic() + timeout
+        while not waiting.exists():
+            self._check_nodes()
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"The server did not come so far within {timeout:g} s:\n{self.logs()}")
+            time.sleep(0.2)
+        pid = int(waiting.read_text())
+        assert pid in self.living()
+        os.kill(pid, signal.SIGKILL)
+
+    def run(self, app: Path, timeout: float, last: Path, config: Mapping[str, object]) -> str:
         """Runs an app to its end and returns its log; `last` is the file that it writes at the end.
 
         Raises:
             TimeoutError: It took longer than `timeout` seconds.
             AssertionError: The run failed.
         """
-        overrides = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
-        started = json.loads(self._flwr("run", str(app), "local", "--run-config", overrides, "--format", "json"))
+        number = self.begin(app, config)
         deadline = time.monotonic() + timeout
         asked = time.monotonic()
         while time.monotonic() < deadline:
@@ -133,7 +151,7 @@ class Federation:
             # Each question to Flower starts a Python of its own, which the nodes wait for: it is asked seldom.
             if time.monotonic() < asked + (2.0 if last.exists() else 20.0):
                 continue
-            status = json.loads(self._flwr("ls", "--run-id", str(started["run-id"]), "local", "--format", "json"))
+            status = json.loads(self._flwr("ls", "--run-id", number, "local", "--format", "json"))
             asked = time.monotonic()
             state = str(status["runs"][0]["status"])
             if state.startswith("finished"):

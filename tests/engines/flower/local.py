@@ -17,7 +17,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from cpsgd.engines.flower.records import read_request
-from cpsgd.federation.messages import Request
+from cpsgd.federation.messages import Pair, Request
 
 RUN = 77
 
@@ -26,8 +26,9 @@ Tamper = Callable[[Message], Message | None]
 
 
 def request_of(message: Message) -> Request:
-    """What the server asks for in a message."""
-    return Request.from_bytes(read_request(message))
+    """What the server asks for in a message, of the round that runs."""
+    asked = read_request(message)
+    return Request.from_bytes(Pair.from_bytes(asked).first if Pair.begins(asked) else asked)
 
 
 def through_the_wire(message: Message) -> Message:

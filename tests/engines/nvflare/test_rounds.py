@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from cpsgd.engines.nvflare import CpsgdController
 from cpsgd.engines.nvflare.controller import REPORTS_FILE
+from cpsgd.engines.nvflare.shareables import make_task
 from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.federation.extras import Extras
+from cpsgd.federation.messages import Request
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.secagg import create_identity, public_line
+from cpsgd.secagg import Stage, create_identity, public_line
 
-from .local import Site, adds, failure, run
+from .local import JOB, Site, adds, failure, run
 
 DIM = 40
 VECTORS = np.random.default_rng(3).normal(size=(6, DIM)).astype(np.float32) * 0.1
@@ -201,6 +205,100 @@ def test_a_result_that_is_no_model_puts_the_client_out(tmp_path: Path, train: An
     run(server, members, tmp_path / "server")
     assert server.reports[0].released
     assert list(server.reports[0].dropped) == ["site-0"]
+
+
+def test_private_metrics_ride_on_the_updates_and_the_norm_adapts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in no answer of their own, and their means in the reports; what is left is the mean update."""
+    seen: list[Shareable] = []
+
+    def watch(reply: Shareable) -> Shareable:
+        seen.append(reply)
+        return reply
+
+    members = sites(tmp_path)
+    for site in members:
+        site.tamper = watch
+    server = controller(
+        measures={"loss": [0.0, 4.0]},
+        adaptive={"initial": 2.0, "rate": 0.5},
+        plan={"dropout": 0.2, "bits": 14, "mechanism": "binomial"},
+    )
+    planned = server.make_plan(DIM)
+    assert planned.protocol.dim == DIM + 2
+    # With so little noise that the numbers can be checked: nothing private about it.
+    mechanism: Any = planned.protocol.mechanism
+    precise = replace(planned, protocol=replace(planned.protocol, mechanism=replace(mechanism, trials=1)))
+    monkeypatch.setattr(server, "make_plan", lambda dim: precise)
+    after = run(server, members, tmp_path / "server")
+
+    assert not any("cpsgd-metrics" in reply for reply in seen)
+    assert [report.metrics for report in server.reports] == [{}] * 3
+    written = json.loads((tmp_path / "server" / REPORTS_FILE).read_text())
+    measures = [report["measures"] for report in written]
+    # Half a unit of noise, and of rounding, of each of five clients; over the weight of what rides along.
+    spread = mechanism.scale * np.sqrt(0.5 / 5) / 0.1
+    for found in measures:
+        # Eight standard deviations: P < 1e-13 for each of the six.
+        assert abs(found["loss"] - 2.0) < 2.0 * 8 * spread < 1.0
+        assert abs(found["cpsgd-unclipped"] - 1.0) < 0.5 * 8 * spread < 0.25
+    norms = [found["cpsgd-clip-norm"] for found in measures]
+    assert norms[0] == 2.0
+    assert norms[2] < norms[1] < norms[0]
+    moved = 3 * VECTORS[:5].mean(axis=0)
+    assert squared_error(after, moved) < 9 * 3 * DIM * (2.0 * 0.1 * spread) ** 2 < squared_error(moved, 0.0 * moved)
+
+
+def test_a_job_goes_on_with_the_norm_it_had(tmp_path: Path) -> None:
+    options = {"adaptive": {"initial": 10.0}, "checkpoint": str(tmp_path / "checkpoint")}
+
+    def stop(model: np.ndarray, mean: np.ndarray, round: int) -> np.ndarray:
+        first.abort_signal.trigger("stop")
+        return model + mean
+
+    first, second, members = controller(apply=stop, **options), controller(**options), sites(tmp_path)
+    for server, job in ((first, "first"), (second, "second")):
+        for site in members:
+            site.begin(job)
+        run(server, members, tmp_path / "server", job)
+    assert [len(server.reports) for server in (first, second)] == [1, 3]
+    before, after, _ = (report.measures for report in second.reports)
+    unclipped = min(max(before["cpsgd-unclipped"], 0.0), 1.0)
+    assert after["cpsgd-clip-norm"] == pytest.approx(10.0 * np.exp(-0.2 * (unclipped - 0.5)))
+
+
+def test_what_cannot_be_measured_is_refused_when_the_job_is_made() -> None:
+    for wrong in ({"measures": {"loss": [1.0, 0.0]}}, {"adaptive": {"initial": 0.0}}):
+        with pytest.raises(ParameterError):
+            controller(**wrong)
+
+
+def test_nothing_rides_on_sums_of_single_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for the server nor, whatever the server says, for a client."""
+    server = controller(examples=2, measures={"loss": [0.0, 1.0]})
+    monkeypatch.setattr(server, "make_plan", controller().make_plan)
+    with pytest.raises(ParameterError, match="single examples are protected"):
+        run(server, sites(tmp_path), tmp_path / "server")
+    site = Site(tmp_path, "alone", adds(VECTORS[0]), limits={"examples": 2}, secure=False)
+    planned = controller(secure=False).make_plan(DIM)
+    request = Request(Stage.UPLOAD, 1, 3, planned.surviving, planned.protocol.to_json(), examples=2).to_bytes()
+    sent = FLModel(params={"weight": np.zeros(DIM - 1, np.float32)})
+    for extras, reason in ((Extras(clip=1.0), "single examples"), (None, "coordinates")):
+        reply = site.answer(make_task(request, sent, extras))
+        assert reason in reply["cpsgd-reason"]
+        site.begin(JOB)
+    assert not site.trainer.received
+
+
+def test_what_is_to_be_measured_must_be_readable(tmp_path: Path) -> None:
+    site = Site(tmp_path, "alone", adds(VECTORS[0]), secure=False)
+    planned = controller(secure=False).make_plan(DIM)
+    request = Request(Stage.UPLOAD, 1, 3, planned.surviving, planned.protocol.to_json()).to_bytes()
+    task = make_task(request, FLModel(params={"weight": np.zeros(DIM, np.float32)}))
+    task["cpsgd-extras"] = "{"
+    assert "WireError" in site.answer(task)["cpsgd-reason"]
+    assert not site.trainer.received
 
 
 def test_the_mean_is_applied_by_a_component(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cpsgd.errors import DataError, ParameterError
 from cpsgd.learning.datasets import Partition, dirichlet, iid
-from cpsgd.learning.datasets.arrays import one_each
+from cpsgd.learning.datasets.partitions import one_each
 
 
 def held(partition: Partition) -> list[list[int]]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import sklearn.datasets
 
 from cpsgd.errors import DataError
-from cpsgd.learning.datasets import infinite_digits, load_digits
+from cpsgd.learning.datasets import digits, infinite_digits, load_digits
 
 
 def test_shades_and_split() -> None:
@@ -49,14 +51,30 @@ def test_without_end() -> None:
 
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(DataError, match=r"cpsgd\[learn\]"):
+    with pytest.raises(DataError, match="pip install scikit-learn"):
         load_digits()
 
 
-def test_other_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    bundled = sklearn.datasets.load_digits()
-    images = bundled.images.copy()
-    images[5, 5, 5] += 1
-    monkeypatch.setattr(sklearn.datasets, "load_digits", lambda: SimpleNamespace(images=images, target=bundled.target))
-    with pytest.raises(DataError, match="other digits"):
+@pytest.mark.parametrize(
+    ("file", "reason"), [("changed", "other digits"), ("garbage", "can be read"), ("missing", "can be read")]
+)
+def test_other_digits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, reason: str) -> None:
+    path = tmp_path / "datasets" / "data" / "digits.csv.gz"
+    path.parent.mkdir(parents=True)
+    if file == "changed":
+        bundled = sklearn.datasets.load_digits()
+        rows = np.column_stack([bundled.data, bundled.target]).astype(np.int64)
+        rows[5, 45] += 1
+        np.savetxt(path, rows, "%d", delimiter=",")
+    elif file == "garbage":
+        path.write_bytes(b"garbage")
+    monkeypatch.setattr(digits, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
+    with pytest.raises(DataError, match=reason):
         load_digits()
+
+
+def test_scikit_learn_is_not_imported() -> None:
+    code = (
+        "import sys; from cpsgd.learning.datasets import load_digits; load_digits(); sys.exit('sklearn' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,14 +10,24 @@ from cpsgd.engines.flower.mod import silo_sum as silo_sum
 from cpsgd.federation.limits import Limits as Limits
 
 if TYPE_CHECKING:
+    from cpsgd.engines.flower.questions import answer_question as answer_question
+    from cpsgd.engines.flower.questions import ask_question as ask_question
     from cpsgd.engines.flower.strategy import CpsgdStrategy as CpsgdStrategy
     from cpsgd.federation.server import RoundReport as RoundReport
 
 
-def __getattr__(name: str) -> Any:
-    """The server's names, on demand: a client starts a process for every message and needs none of them."""
-    if name not in ("CpsgdStrategy", "RoundReport"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from cpsgd.engines.flower import strategy
+_MODULES = {
+    "CpsgdStrategy": "strategy",
+    "RoundReport": "strategy",
+    "answer_question": "questions",
+    "ask_question": "questions",
+}
 
-    return getattr(strategy, name)
+
+def __getattr__(name: str) -> Any:
+    """The server's names and those of statistics, on demand: a client starts a process for every message."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cpsgd.engines.flower import records
 from cpsgd.engines.flower.records import RECORD, STATE
 from cpsgd.engines.silo import example_sum
-from cpsgd.errors import CpsgdError, ParameterError, RoundRefusedError, StageError, TrainFunctionError, VectorError
+from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
 from cpsgd.federation.client import ClientSession, call_privately
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Arrays, check_alike, flatten
@@ -26,7 +26,7 @@ from cpsgd.protocol import Protocol
 if TYPE_CHECKING:
     import torch
 
-    from cpsgd.learning.gradients import Loss
+    from cpsgd.learning.architecture import Loss
 
 
 def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limits: Any) -> Mod:
@@ -78,10 +78,8 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
         def train(protocol: Protocol) -> NDArray[np.float32]:
             sent = _model(message, StageError("Expected one model in the server's message."))
             extras = records.read_extras(message)
-            if extras is not None and agreed.examples is not None:
-                raise RoundRefusedError("Nothing rides on sums of single examples, which are protected here.")
-            if extras is not None and protocol.replace_one_distance is not None:
-                raise RoundRefusedError("Nothing rides on updates that are accounted for by their distance.")
+            if extras is not None:
+                extras.check(protocol, agreed.examples)
             dim = protocol.dim - (0 if extras is None else extras.size)
             start = flatten(sent, dim)
             # The train function sees what was accepted here, not what the server wrote.

@@ -72,7 +72,7 @@ class CpsgdStrategy(Strategy):
             arrayrecord_key: Name of the model in messages.
             configrecord_key: Name of the app's settings in messages.
             weighted_by_key: Refused, see below.
-            terms: The fields of `cpsgd.federation.server.Terms`: secure, examples, roster, ledger and population.
+            terms: The fields of `cpsgd.federation.terms.Terms`: secure, examples, roster, ledger and population.
 
         Raises:
             ParameterError: Weighted averages were asked for, or the plan does not fit the way of summing.
@@ -161,7 +161,7 @@ class CpsgdStrategy(Strategy):
         if self._open is None or course is None:
             raise ParameterError("aggregate_train follows start and configure_train.")
         (arrays, config, grid), self._open = self._open, None
-        session = course.begin(self._nodes(grid))
+        session = course.begin(self._nodes(grid, course.awaited))
         config["server-round"] = session.report.round
         extras = None if course.extras is None else course.extras.to_json()
         self._exchange(session, grid, RecordDict({self._keys[0]: arrays, self._keys[1]: config}), extras)
@@ -220,10 +220,10 @@ class CpsgdStrategy(Strategy):
                     break
                 time.sleep(_POLL_SECONDS)
 
-    def _nodes(self, grid: Grid) -> list[int]:
+    def _nodes(self, grid: Grid, wanted: int) -> list[int]:
         """The nodes that are connected, when they are enough or time is up."""
-        plan, now = self.plan, time.monotonic
-        gathering = Gathering(self._pace, plan.protocol.clients, plan.surviving, now())
+        now = time.monotonic
+        gathering = Gathering(self._pace, wanted, self.plan.surviving, now())
         while not gathering.over(len(found := list(grid.get_node_ids())), now()):
             time.sleep(_POLL_SECONDS)
         return sorted(found)

@@ -11,9 +11,17 @@ from cpsgd.federation.limits import Limits as Limits
 
 if TYPE_CHECKING:
     from cpsgd.engines.nvflare.controller import CpsgdController as CpsgdController
+    from cpsgd.engines.nvflare.questions import answer_question as answer_question
+    from cpsgd.engines.nvflare.questions import question_controller as question_controller
+    from cpsgd.engines.nvflare.questions import read_answers as read_answers
+    from cpsgd.engines.nvflare.questions import zero_model as zero_model
     from cpsgd.engines.nvflare.recipe import CpsgdRecipe as CpsgdRecipe
 
-_MODULES = {"CpsgdController": "controller", "CpsgdRecipe": "recipe"}
+_MODULES = {
+    "CpsgdController": "controller",
+    "CpsgdRecipe": "recipe",
+    **dict.fromkeys(("answer_question", "question_controller", "read_answers", "zero_model"), "questions"),
+}
 
 
 def __getattr__(name: str) -> Any:

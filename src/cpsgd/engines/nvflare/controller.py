@@ -22,6 +22,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from cpsgd.engines.nvflare import shareables
 from cpsgd.errors import CpsgdError, WireError
 from cpsgd.federation.course import Apply, Course
+from cpsgd.federation.extras import AdaptiveClip, Extras
 from cpsgd.federation.messages import TRAINING, flatten, unflatten
 from cpsgd.federation.pacing import Gathering, Pace, StageClock
 from cpsgd.federation.server import RoundReport, ServerSession
@@ -62,6 +63,8 @@ class CpsgdController(ModelController):
         ledger: str = "",
         population: str = "",
         checkpoint: str = "",
+        measures: dict[str, list[float]] | None = None,
+        adaptive: dict[str, float] | None = None,
         pace: dict[str, float] | None = None,
         persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
     ) -> None:
@@ -82,6 +85,10 @@ class CpsgdController(ModelController):
             population: The ledger's name of the clients; needed with a ledger.
             checkpoint: File that is written after each round. If it is there already, the job goes on with the round
                 after its last, and charges no round twice; empty for none.
+            measures: Names of metrics that train scripts return, each with its range, [low, high]. Their means are
+                estimated from the same budget: each is one coordinate more of the plan.
+            adaptive: The fields of `cpsgd.federation.extras.AdaptiveClip`, to find the norm that updates are clipped to
+                by a private count of those that were: one coordinate more, too. None for the plan's norm.
             pace: The fields of `cpsgd.federation.pacing.Pace`: how many seconds to wait for what.
             persistor_id: NVFlare's name of the component that loads and saves the model.
         """
@@ -90,8 +97,12 @@ class CpsgdController(ModelController):
         self.num_clients, self.num_rounds, self.epsilon, self.delta = num_clients, num_rounds, epsilon, delta
         self.examples, self.plan, self.apply, self.secure = examples, plan, apply, secure
         self.roster, self.ledger, self.population, self.checkpoint = roster, ledger, population, checkpoint
-        self.pace, self.persistor_id = pace, persistor_id
+        self.measures, self.adaptive, self.pace, self.persistor_id = measures, adaptive, pace, persistor_id
         self._pace = Pace(**(pace or {}))
+        self._adaptive = None if adaptive is None else AdaptiveClip(**adaptive)
+        self._measures = {name: (low, high) for name, (low, high) in (measures or {}).items()}
+        clip = None if self._adaptive is None else self._adaptive.initial
+        self._extra = Extras(measures=self._measures, clip=clip).size
         self.reports: list[RoundReport[str]] = []
 
     def run(self) -> None:
@@ -99,9 +110,10 @@ class CpsgdController(ModelController):
         model = self.load_model()
         if model is None:
             return
+        dim = sum(np.size(array) for array in model.params.values())
         with ExitStack() as stack:
             terms = Terms(
-                plan=self.make_plan(sum(np.size(array) for array in model.params.values())),
+                plan=self.make_plan(dim),
                 secure=self.secure,
                 examples=self.examples,
                 roster=read_roster(Path(self.roster)) if self.roster else None,
@@ -112,10 +124,12 @@ class CpsgdController(ModelController):
             self.info(f"cpsgd: {self.num_clients} clients, {terms.way}. {terms.plan.guarantee}")
             course: Course[str] = Course(
                 terms,
-                flatten(model.params, terms.plan.protocol.dim),
+                flatten(model.params, dim),
                 run=self.fl_ctx.get_job_id(),
                 apply=self.apply,
                 path=Path(self.checkpoint) if self.checkpoint else None,
+                measures=self._measures,
+                adaptive=self._adaptive,
             )
             self.reports = course.reports
             if self.reports:
@@ -126,9 +140,9 @@ class CpsgdController(ModelController):
                 self._round(course, terms.plan, model)
 
     def make_plan(self, dim: int) -> Plan:
-        """The plan for a model of so many parameters."""
+        """The plan for a model of so many parameters, and what rides on its updates."""
         wanted: dict[str, Any] = {"colluding": 1, **(self.plan or {}), "rounds": self.num_rounds, "secure": self.secure}
-        basic = (self.num_clients, dim, self.epsilon, self.delta)
+        basic = (self.num_clients, dim + self._extra, self.epsilon, self.delta)
         if self.examples is None:
             return plan(*basic, **wanted)
         return plan_examples(*basic, examples=self.examples, participation="every", **wanted)
@@ -144,9 +158,9 @@ class CpsgdController(ModelController):
         model.current_round, model.total_rounds = course.round - 1, self.num_rounds  # NVFlare counts from 0
         self.set_fl_context(model)
         self.event(AppEventType.ROUND_STARTED)
-        session = course.begin(self._nodes(plan))
+        session = course.begin(self._nodes(course.awaited, plan.surviving))
         while session.stage is not None:
-            if not self._exchange(session, model if session.stage in TRAINING else None):
+            if not self._exchange(session, *((model, course.extras) if session.stage in TRAINING else ())):
                 return  # aborted
         moved, report = course.finish(session), session.report
         for kind, reasons in (("out", report.dropped), ("at fault", report.faults)):
@@ -162,16 +176,18 @@ class CpsgdController(ModelController):
         (Path(self.get_run_dir()) / REPORTS_FILE).write_text(reports)
         self.event(AppEventType.ROUND_DONE)
 
-    def _nodes(self, plan: Plan) -> list[str]:
+    def _nodes(self, wanted: int, needed: int) -> list[str]:
         """The clients of the job, when they are enough or time is up."""
-        gathering = Gathering(self._pace, plan.protocol.clients, plan.surviving, time.monotonic())
+        gathering = Gathering(self._pace, wanted, needed, time.monotonic())
         while not gathering.over(len(found := self.engine.get_clients()), time.monotonic()):
             if self.abort_signal.triggered:
                 break
             time.sleep(_POLL_SECONDS)
         return [client.name for client in found]
 
-    def _exchange(self, session: ServerSession[str], model: FLModel | None) -> bool:
+    def _exchange(
+        self, session: ServerSession[str], model: FLModel | None = None, extras: Extras | None = None
+    ) -> bool:
         """Carries the requests of one stage to their clients, and the answers back; False if the job was aborted."""
         answers: SimpleQueue[tuple[str, Shareable]] = SimpleQueue()
 
@@ -180,7 +196,8 @@ class CpsgdController(ModelController):
 
         tasks: dict[str, Task] = {}
         for node, request in session.requests().items():
-            tasks[node] = Task(shareables.TASK, shareables.make_task(request, model), result_received_cb=received)
+            data = shareables.make_task(request, model, extras)
+            tasks[node] = Task(shareables.TASK, data, result_received_cb=received)
             self.send(tasks[node], self.fl_ctx, targets=[node])
         clock, ended = StageClock(self._pace, session, time.monotonic()), False
         while not ended and not self.abort_signal.triggered:

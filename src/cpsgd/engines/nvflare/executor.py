@@ -44,7 +44,7 @@ from cpsgd.protocol import Protocol
 if TYPE_CHECKING:
     import torch
 
-    from cpsgd.learning.gradients import Loss
+    from cpsgd.learning.architecture import Loss
 
 SITE_FILE = "cpsgd.json"
 """The file in a site's `local` folder with the site's own conditions; its fields stand above those of any job."""
@@ -135,17 +135,22 @@ class CpsgdExecutor(Executor):
 
         def train(protocol: Protocol) -> NDArray[np.float32]:
             sent = shareables.read_model(data, StageError("Expected a model in the server's task."))
-            start = flatten(sent.params, protocol.dim)
+            extras = shareables.read_extras(data)
+            if extras is not None:
+                extras.check(protocol, limits.examples)
+            dim = protocol.dim - (0 if extras is None else extras.size)
+            start = flatten(sent.params, dim)
             # The train script sees what was accepted here, and nothing else of what the server wrote.
             meta = {ACCEPTED: {"clip-norm": protocol.clip_norm, "examples": limits.examples or 0}}
             rounds = {"current_round": sent.current_round, "total_rounds": sent.total_rounds}
             task = FLModelUtils.to_shareable(FLModel(ParamsType.FULL, sent.params, meta=meta, **rounds))
             found = self._train(task, fl_ctx, abort_signal)
             check_alike(found.params, sent.params)
-            vector = flatten(found.params, protocol.dim)
+            vector = flatten(found.params, dim)
             numbers = found.metrics if isinstance(found.metrics, dict) else {}
             metrics.update({name: numbers[name] for name in allowed if isinstance(numbers.get(name), int | float)})
-            return vector - start if found.params_type == ParamsType.FULL and limits.examples is None else vector
+            update = vector - start if found.params_type == ParamsType.FULL and limits.examples is None else vector
+            return update if extras is None else extras.encode(update, numbers, protocol.clip_norm)
 
         try:
             answer = session.answer(request, train)

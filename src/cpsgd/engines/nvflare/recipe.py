@@ -18,7 +18,7 @@ from cpsgd.engines.nvflare.executor import CpsgdExecutor
 if TYPE_CHECKING:
     import torch
 
-# NVFlare's clients ask for tasks; by default every two seconds, which a round of four or five stages would be made of.
+# NVFlare's clients ask for tasks; by default every two seconds, which a round of three or five stages would be made of.
 _TASK_SECONDS = 0.2
 
 
@@ -63,7 +63,8 @@ class CpsgdRecipe(Recipe):
             limits: What the clients insist on, unless a site has its own conditions; by default ε, δ and `examples`.
             allow_metrics: Names of metrics that may leave a client, in clear.
             secure: Secure aggregation, which the clients then insist on.
-            server: Further arguments of `CpsgdController`: apply, roster, ledger, population, checkpoint, pace.
+            server: Further arguments of `CpsgdController`: apply, roster, ledger, population, checkpoint, measures,
+                adaptive, pace.
         """
         surviving = num_clients - math.ceil(num_clients * (plan or {}).get("dropout", 0.0) - 1e-9)
         job = FedJob(name=name, min_clients=surviving)

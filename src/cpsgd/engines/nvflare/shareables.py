@@ -11,19 +11,23 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cpsgd.errors import CpsgdError, StageError, WireError
+from cpsgd.federation.extras import Extras
 
 TASK = "cpsgd"  # the name of all our tasks
 ACCEPTED = "cpsgd"  # in the model's meta, for the train script: what the client has accepted
 _REQUEST = "cpsgd-request"
+_EXTRAS = "cpsgd-extras"
 _ANSWER = "cpsgd-answer"
 _METRICS = "cpsgd-metrics"
 _REASON = "cpsgd-reason"
 
 
-def make_task(request: bytes, model: FLModel | None) -> Shareable:
-    """A task's data: the request, and the model where the client is to train."""
+def make_task(request: bytes, model: FLModel | None, extras: Extras | None = None) -> Shareable:
+    """A task's data: the request, and where the client is to train, the model and what rides on the update."""
     data = Shareable() if model is None else FLModelUtils.to_shareable(model)
     data[_REQUEST] = request
+    if extras is not None:
+        data[_EXTRAS] = extras.to_json()
     return data
 
 
@@ -40,6 +44,16 @@ def read_request(data: Shareable) -> bytes:
             "CpsgdController on the server."
         )
     return request
+
+
+def read_extras(data: Shareable) -> Extras | None:
+    """What the server wants to ride on the update, or None.
+
+    Raises:
+        WireError: It cannot be read.
+    """
+    text = data.get(_EXTRAS)
+    return None if text is None else Extras.from_json(str(text))
 
 
 def read_model(data: Shareable, error: CpsgdError) -> FLModel:

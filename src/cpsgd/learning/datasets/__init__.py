@@ -1,4 +1,4 @@
-"""Data to learn from: embedded digits, MNIST, both without end, and arrays of one's own.
+"""Data to learn from: embedded digits, MNIST, both without end, and arrays, tables and data sets of one's own.
 
 Every data set is a population of clients addressed by number (`batch`) and a test set that no client holds.
 """
@@ -9,22 +9,29 @@ from pathlib import Path
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
-from cpsgd.learning.datasets.arrays import ArrayDataset, Partition, dirichlet, from_arrays, iid
+from cpsgd.learning.datasets.arrays import ArrayDataset, from_arrays
 from cpsgd.learning.datasets.base import Batch, Dataset, ImageDataset
 from cpsgd.learning.datasets.digits import infinite_digits, load_digits
+from cpsgd.learning.datasets.examples import ExampleDataset, from_torch
+from cpsgd.learning.datasets.frames import from_frame
 from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, InfiniteDataset
 from cpsgd.learning.datasets.mnist import infinite_mnist, load_mnist
+from cpsgd.learning.datasets.partitions import Partition, by_client, dirichlet, iid
 
 __all__ = [
     "NAMES",
     "ArrayDataset",
     "Batch",
     "Dataset",
+    "ExampleDataset",
     "ImageDataset",
     "InfiniteDataset",
     "Partition",
+    "by_client",
     "dirichlet",
     "from_arrays",
+    "from_frame",
+    "from_torch",
     "iid",
     "infinite_digits",
     "infinite_mnist",

@@ -21,13 +21,13 @@ class Batch:
     """Examples of some clients, in the clients' order.
 
     Attributes:
-        features: One row per example, float32.
-        labels: The examples' classes, int64.
+        features: One row per example: float32, or int64 for token ids. Shapes are the examples' own.
+        labels: The examples' classes, int64, or float32 numbers to predict.
         counts: How many of the rows belong to each client; the rows of a client follow each other.
     """
 
-    features: NDArray[np.float32]
-    labels: NDArray[np.int64]
+    features: NDArray[Any]
+    labels: NDArray[Any]
     counts: NDArray[np.int64]
 
 
@@ -41,8 +41,8 @@ class Dataset(Protocol):
         name: Short name, as on the command line.
         source: Where the examples come from and how they were made, for reports.
         size: Number of clients; they are numbered 0..size−1.
-        classes: Number of classes; labels are 0..classes−1.
-        feature_dim: Length of a feature vector.
+        classes: Number of classes; labels are 0..classes−1. None where labels are numbers to predict.
+        feature_dim: Numbers in an example's features.
     """
 
     @property
@@ -55,7 +55,7 @@ class Dataset(Protocol):
     def size(self) -> int: ...  # noqa: D102
 
     @property
-    def classes(self) -> int: ...  # noqa: D102
+    def classes(self) -> int | None: ...  # noqa: D102
 
     @property
     def feature_dim(self) -> int: ...  # noqa: D102

@@ -10,6 +10,8 @@ That makes 355 test and 1,442 training images, each digit with the same share of
 from __future__ import annotations
 
 import hashlib
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 
@@ -29,14 +31,18 @@ def load_digits() -> ImageDataset:
     >>> digits.size, len(digits.test_labels), digits.feature_dim
     (1442, 355, 64)
     """
+    # Found and not imported: that takes over a second, which silos whose process trains once would spend each time.
+    found = find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise DataError("The embedded digits come with scikit-learn, which is not installed: pip install scikit-learn.")
+    path = Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     try:
-        from sklearn import datasets
-    except ImportError:
+        rows = np.loadtxt(path, np.uint8, delimiter=",")
+    except (OSError, ValueError) as error:
         raise DataError(
-            "The embedded digits come with scikit-learn, which is not installed: pip install 'cpsgd[learn]'."
+            f"The installed scikit-learn has no digits that can be read ({type(error).__name__}): reinstall it."
         ) from None
-    bundled = datasets.load_digits()
-    shades, labels = bundled.images.astype(np.uint8), bundled.target.astype(np.uint8)
+    shades, labels = np.ascontiguousarray(rows[:, :-1]).reshape(-1, 8, 8), np.ascontiguousarray(rows[:, -1])
     if hashlib.sha256(shades.tobytes() + labels.tobytes()).hexdigest() != _SHA256:
         raise DataError("The installed scikit-learn has other digits than cpsgd knows: reinstall it.")
     images = np.rint(shades * (255 / 16)).astype(np.uint8)

@@ -1,6 +1,6 @@
 """Clients whose update is known, and who write down the integers that the protocol makes of it.
 
-In round 2, node 1 falls asleep while it trains (the test kills it then) and node 2 uploads garbage.
+In round 3, node 1 falls asleep while it trains (the test kills it then) and node 2 uploads garbage.
 """
 
 from __future__ import annotations
@@ -18,10 +18,16 @@ from flwr.clientapp.typing import ClientAppCallable
 from cpsgd import Protocol
 from cpsgd.engines.flower import cpsgd_mod
 from cpsgd.engines.flower.records import read_request
-from cpsgd.federation.messages import Request
+from cpsgd.federation.messages import Pair, Request
 from cpsgd.secagg import Stage
 
 app = ClientApp()
+
+
+def asked_for(message: Message) -> Request:
+    """What is asked for of the round that runs."""
+    asked = read_request(message)
+    return Request.from_bytes(Pair.from_bytes(asked).first if Pair.begins(asked) else asked)
 
 
 def record(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -40,7 +46,7 @@ def record(message: Message, context: Context, call_next: ClientAppCallable) -> 
 
 def mark_confirmations(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Notes that the node has signed the survivors of a round."""
-    asked = Request.from_bytes(read_request(message))
+    asked = asked_for(message)
     reply = call_next(message, context)
     if asked.stage is Stage.CONFIRM:
         name = f"confirmed-{message.metadata.group_id}-{context.node_config['partition-id']}"
@@ -49,9 +55,9 @@ def mark_confirmations(message: Message, context: Context, call_next: ClientAppC
 
 
 def garble(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Node 2 replaces its upload of round 2 by random bytes."""
-    asked = Request.from_bytes(read_request(message))
-    wrong = context.node_config["partition-id"] == 2 and asked.round == 2 and asked.stage is Stage.MASK
+    """Node 2 replaces its upload of round 3 by random bytes."""
+    asked = asked_for(message)
+    wrong = context.node_config["partition-id"] == 2 and asked.round == 3 and asked.stage is Stage.MASK
     reply = call_next(message, context)
     if wrong:
         upload = reply.content.array_records["cpsgd"]["upload"]
@@ -60,7 +66,7 @@ def garble(message: Message, context: Context, call_next: ClientAppCallable) -> 
     return reply
 
 
-@app.train(mods=[garble, mark_confirmations, record, cpsgd_mod(epsilon=8.0, delta=1e-5, rounds=2, min_clients=3)])
+@app.train(mods=[garble, mark_confirmations, record, cpsgd_mod(epsilon=8.0, delta=1e-5, rounds=3, min_clients=3)])
 def train(message: Message, context: Context) -> Message:
     """Adds a known vector to the model; its metrics must not leave."""
     node: Any = context.node_config["partition-id"]
@@ -68,7 +74,7 @@ def train(message: Message, context: Context) -> Message:
     folder = Path(str(context.run_config["folder"]))
     with (folder / f"trained-{round}-{node}").open("x") as mark:
         mark.write("once")
-    if (node, round) == (1, 2):
+    if (node, round) == (1, 3):
         time.sleep(600.0)
     before = message.content.array_records["arrays"]["weight"].numpy()
     update = np.random.default_rng(node).normal(size=before.shape).astype(np.float32) * np.float32(0.01)

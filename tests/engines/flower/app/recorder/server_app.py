@@ -1,8 +1,14 @@
-"""Runs the strategy and writes every round's model, and what became of the round, to files."""
+"""Runs the strategy and writes every round's model, and what became of the round, to files.
+
+With `stop-after` it waits after that round, for the test to kill it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from cpsgd import plan
 from cpsgd.engines.flower import CpsgdStrategy
+from cpsgd.errors import PopulationError
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import read_roster
 
@@ -28,11 +35,19 @@ def main(grid: Grid, context: Context) -> None:
 
     def save(round: int, arrays: ArrayRecord) -> MetricRecord:
         np.save(folder / f"model-{round}.npy", arrays["weight"].numpy())
+        if round == context.run_config["stop-after"]:
+            beside = folder / "waiting.new"
+            beside.write_text(str(os.getpid()))
+            beside.rename(folder / "waiting")
+            time.sleep(600.0)
         return MetricRecord({"round": round})
 
     with Ledger(folder / "ledger") as ledger:
-        ledger.create(Budget(population="nodes", epsilon=8.0, delta=1e-5))
-        strategy = CpsgdStrategy(best, ledger=ledger, population="nodes", roster=roster)
+        with contextlib.suppress(PopulationError):  # a run that goes on has its budget
+            ledger.create(Budget(population="nodes", epsilon=8.0, delta=1e-5))
+        strategy = CpsgdStrategy(
+            best, checkpoint=folder / "checkpoint", ledger=ledger, population="nodes", roster=roster
+        )
         result = strategy.start(
             grid,
             ArrayRecord({"weight": Array(np.zeros((dim // 10, 10), np.float32))}),
@@ -41,7 +56,8 @@ def main(grid: Grid, context: Context) -> None:
             evaluate_fn=save,
         )
         spent = ledger.total("nodes").epsilon
+        charged = [(entry.event.run, entry.event.round, entry.released) for entry in ledger.events("nodes")]
     metrics = {round: dict(record) for round, record in result.train_metrics_clientapp.items()}
     reports = [vars(report) for report in strategy.reports]
-    found = {"reports": reports, "metrics": metrics, "spent": spent, "surviving": best.surviving}
+    found = {"reports": reports, "metrics": metrics, "surviving": best.surviving, "spent": spent, "charged": charged}
     (folder / "result.json").write_text(json.dumps(found))

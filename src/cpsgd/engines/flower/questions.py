@@ -1,0 +1,74 @@
+"""Private statistics over Flower: a question is a round whose model is zero and whose update is the client's vector.
+
+On a client, under `cpsgd_mod` with the fingerprint of the plan's protocol:
+
+    @app.train(mods=[cpsgd_mod(epsilon=1.0, delta=1e-6, fingerprint=bytes.fromhex("..."))])
+    def train(message, context):
+        return answer_question(message, question, my_rows)
+
+On the server `ask_question(grid, planned)`, with the question planned for secure aggregation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+
+from cpsgd.engines.flower import records
+from cpsgd.errors import ConditionError, RoundRefusedError
+from cpsgd.federation.messages import flatten
+from cpsgd.statistics.questions import Planned, Question
+from cpsgd.statistics.results import Statistic
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+_NAME = "answer"
+
+
+def answer_question(message: Message, question: Question, value: object) -> Message:
+    """A client's reply, for a train function under `cpsgd_mod`.
+
+    Args:
+        message: The train function's message.
+        question: What is asked. It is the client's own: a server could otherwise ask for what it likes.
+        value: The client's rows; see `Question.vector`.
+
+    Raises:
+        RoundRefusedError: The server's model is not the zero that a question goes with. What is sent is the difference
+            from the model, and that of a vector and large numbers is rounded: vectors would then be further apart than
+            is accounted for.
+    """
+    (sent,) = message.content.array_records.values()
+    arrays = records.read_arrays(sent)
+    if any(np.any(array) for array in arrays.values()):
+        raise RoundRefusedError("A question goes with a model of zeros; the server's is another.")
+    reply = records.make_arrays({_NAME: question.vector(value)})
+    return Message(RecordDict({"arrays": reply}), reply_to=message)
+
+
+def ask_question(grid: Grid, planned: Planned, *, confidence: float = 0.95, **options: Any) -> Statistic:
+    """The statistic from all clients' answers, in one round.
+
+    Args:
+        grid: Flower's grid.
+        planned: The question, planned with `secure=True` and `colluding=1`, as for `CpsgdStrategy`.
+        confidence: Of the intervals.
+        options: What `CpsgdStrategy` takes, and `timeout` of its `start`.
+
+    Raises:
+        ConditionError: Too few clients answered. Nothing was released.
+    """
+    from cpsgd.engines.flower.strategy import CpsgdStrategy
+
+    start = {name: options.pop(name) for name in ("timeout",) if name in options}
+    strategy = CpsgdStrategy(planned.plan, **options)
+    zeros = records.make_arrays({_NAME: np.zeros(planned.protocol.dim, dtype=np.float32)})
+    found: ArrayRecord = strategy.start(grid, zeros, num_rounds=1, **start).arrays
+    (report,) = strategy.reports
+    if not report.released:
+        raise ConditionError(f"Nothing was released: {report.reason}")
+    mean = flatten(records.read_arrays(found), planned.protocol.dim)
+    return planned.result(mean, report.survivors, confidence=confidence)

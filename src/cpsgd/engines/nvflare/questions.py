@@ -1,0 +1,84 @@
+"""Private statistics over NVFlare: a question is a round whose model is zero and whose update is the client's vector.
+
+In a client's train script, under `CpsgdExecutor` with the fingerprint of the plan's protocol among its limits:
+
+    flare.send(answer_question(flare.receive(), question, my_rows))
+
+On the server `question_controller(...)` with a persistor of `zero_model(question)`, and `read_answers` of its model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+
+from cpsgd.errors import ConditionError
+from cpsgd.federation.messages import flatten
+from cpsgd.statistics.questions import Planned, Question
+from cpsgd.statistics.results import Statistic
+
+if TYPE_CHECKING:
+    from cpsgd.engines.nvflare.controller import CpsgdController
+
+_NAME = "answer"
+
+
+def answer_question(received: FLModel, question: Question, value: object) -> FLModel:
+    """What a client's train script sends: the vector as a difference, whatever model the server has sent.
+
+    Args:
+        received: What `flare.receive()` returned.
+        question: What is asked. It is the client's own: a server could otherwise ask for what it likes.
+        value: The client's rows; see `Question.vector`.
+    """
+    return FLModel(ParamsType.DIFF, {_NAME: question.vector(value)}, current_round=received.current_round)
+
+
+def zero_model(question: Question) -> dict[str, NDArray[np.float32]]:
+    """The model that a question's round begins with."""
+    return {_NAME: np.zeros(question.geometry.dim, dtype=np.float32)}
+
+
+def question_controller(
+    question: Question,
+    num_clients: int,
+    epsilon: float,
+    delta: float,
+    *,
+    plan: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> CpsgdController:
+    """The server's workflow, of one round.
+
+    Args:
+        question: What is asked.
+        num_clients: How many clients there are.
+        epsilon: ε, for replacing all rows of one client.
+        delta: δ.
+        plan: Further arguments of `cpsgd.plan`, as for `CpsgdController`.
+        options: What else `CpsgdController` takes.
+    """
+    from cpsgd.engines.nvflare.controller import CpsgdController
+
+    stated = {name: value for name, value in question.geometry.stated().items() if name != "dim"}
+    return CpsgdController(num_clients, 1, epsilon, delta, plan={**(plan or {}), **stated}, **options)
+
+
+def read_answers(
+    question: Question, controller: CpsgdController, model: Mapping[str, Any], *, confidence: float = 0.95
+) -> Statistic:
+    """The statistic from the model that the controller's one round has left.
+
+    Raises:
+        ConditionError: Too few clients answered. Nothing was released.
+    """
+    (report,) = controller.reports
+    if not report.released:
+        raise ConditionError(f"Nothing was released: {report.reason}")
+    planned = Planned(question, controller.make_plan(question.geometry.dim))
+    mean = flatten(dict(model), planned.protocol.dim)
+    return planned.result(mean, report.survivors, confidence=confidence)

@@ -1,0 +1,107 @@
+"""What comes out of a run: `model.safetensors`, and a card in JSON that says what was promised and by which theorem.
+
+The card holds the SHA-256 of the model it belongs to. Each file is written beside and moved into place, the card last.
+Neither holds anything that must stay with the run: no seed, no cohorts' key, no fingerprint of the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cpsgd import __version__
+from cpsgd._torch import torch
+from cpsgd.errors import ParameterError
+from cpsgd.learning.architecture import trainable
+from cpsgd.learning.checkpoints import RoundMetrics, write_file
+from cpsgd.learning.datasets.base import Dataset
+from cpsgd.privacy.rounds import RoundsGuarantee
+
+MODEL, CARD = "model.safetensors", "model-card.json"
+_FORMAT = "cpsgd model card 1"
+# Settings of a run that follow from something private, or that say nothing of it.
+_LEFT_OUT = ("seed", "parameters", "dataset", "population", "delta", "adjacency", "colluding")
+
+
+def check() -> None:
+    """Raises `ParameterError` where models cannot be written, so that this is known before a long run."""
+    _saver()
+
+
+def privacy_facts(guarantee: RoundsGuarantee | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a card says of the privacy of a run with this configuration; None where there is none."""
+    if guarantee is None:
+        return None
+    simulated = config["seed"] is not None or config["device"] != "cpu"
+    unit = "client" if config["examples"] is None else "example"
+    noise = "follows from a seed or a counter: a simulation, which protects nobody" if simulated else "secret"
+    return {
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "unit": unit,
+        "adjacency": str(guarantee.adjacency),
+        "participation": str(guarantee.participation),
+        "rounds": guarantee.rounds,
+        "noise_clients": guarantee.noise_clients,
+        "colluding": config["colluding"],
+        "theorem": {"method": guarantee.method, "citation": guarantee.citation},
+        "assumption": guarantee.assumption,
+        "noise": noise,
+        "cohorts": "the draw of cohorts must stay secret" if guarantee.participation.sampled else "may be known",
+    }
+
+
+def write(
+    folder: Path,
+    model: torch.nn.Module,
+    dataset: Dataset,
+    privacy: Mapping[str, Any] | None,
+    config: Mapping[str, Any],
+    history: Sequence[RoundMetrics],
+) -> tuple[Path, Path]:
+    """Writes the model and its card into a folder; returns their paths.
+
+    Raises:
+        ParameterError: safetensors is not installed.
+    """
+    last = history[-1] if history else None
+    # Copies, because parameters that share memory are refused.
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    content: bytes = _saver()(tensors, metadata={"format": "pt"})
+    card = {
+        "format": _FORMAT,
+        "software": {"cpsgd": __version__, "torch": str(torch.__version__)},
+        "model": {
+            "file": MODEL,
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "class": type(model).__name__,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "trained_parameters": sum(p.numel() for p in trainable(model).values()),
+        },
+        "privacy": privacy,
+        "data": {
+            "name": dataset.name,
+            "source": dataset.source,
+            "clients": dataset.size,
+            "classes": dataset.classes,
+        },
+        "settings": {name: value for name, value in config.items() if name not in _LEFT_OUT},
+        "results": None
+        if last is None
+        else {"round": last.round, "loss": last.loss, "accuracy": last.accuracy, "r_squared": last.r_squared},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / MODEL, content)
+    write_file(folder / CARD, (json.dumps(card, indent=2, ensure_ascii=False) + "\n").encode())
+    return folder / MODEL, folder / CARD
+
+
+def _saver() -> Any:
+    try:
+        from safetensors.torch import save
+    except ImportError:
+        raise ParameterError("Writing a model needs safetensors: pip install 'cpsgd[torch]'.") from None
+    return save

@@ -1,0 +1,337 @@
+"""A question to many people: what a client's rows become, and what the server reads off the mean of it.
+
+Each row becomes a point of a public set V that a question describes (`Geometry`). A client sends a convex combination
+of such points and zero (`cpsgd.statistics.contributions`), the server gets the private mean of the clients' vectors.
+Clients' vectors are at most as far apart as two points of V and zero; each question derives that distance, and the
+planner is told (`replace_one_distance`).
+
+A question that is planned (`Planned`) is the whole protocol: `encode` on the clients, `aggregate` on the server. Other
+transports (secure aggregation, Flower, NVFlare) carry `vector`, with the protocol of `plan`, and give the mean to
+`result`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
+
+from cpsgd import _validate
+from cpsgd.aggregator import Aggregator
+from cpsgd.errors import ConditionError, ParameterError, VectorError
+from cpsgd.planner import Plan, plan
+from cpsgd.privacy import guarantee
+from cpsgd.protocol import Protocol
+from cpsgd.statistics.columns import Chunk, labels, text_of
+from cpsgd.statistics.contributions import Combine, Rows, Vectors, combined, parts
+from cpsgd.statistics.results import Reading, Statistic, rounded_up
+from cpsgd.statistics.tables import open_table
+
+Bounds = Mapping[str, tuple[float, float]]
+Groups = Mapping[str, Sequence[object]]
+
+# What float64 on the way and float32 at its end can add to a distance or a norm, relative to it.
+_ROUNDING = 1.0 + 2.0**-20
+MOST_COORDINATES = 1 << 24
+"""Coordinates that a question may have."""
+# Coordinates of a client's rows that are held at a time, 16 MiB.
+_BLOCK = 1 << 21
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The set V of a question.
+
+    Attributes:
+        dim: Coordinates of a point.
+        norm: The largest norm.
+        distance: The largest distance of two points of V and zero.
+        reason: Why, for whoever reads the guarantee.
+    """
+
+    dim: int
+    norm: float
+    distance: float
+    reason: str
+
+    def stated(self) -> dict[str, Any]:
+        """The planner's arguments."""
+        norm = self.norm * _ROUNDING
+        distance = max(norm, self.distance * _ROUNDING)
+        if distance >= 2.0 * norm:
+            return {"dim": self.dim, "clip_norm": norm}
+        return {"dim": self.dim, "clip_norm": norm, "replace_one_distance": distance, "distance_reason": self.reason}
+
+
+class Question(ABC):
+    """What is asked of everybody.
+
+    Attributes:
+        statistic: Its name.
+        columns: The columns of numbers or categories that it is about.
+        bounds: Public bounds of columns; values beyond are moved to them.
+        group_by: The column that says who is in which group; None without groups.
+        groups: The groups' names.
+        combine: What becomes of several rows of a user.
+        rows: c, the most rows of a user that count; None for all.
+    """
+
+    statistic: str
+    columns: tuple[str, ...]
+    bounds: dict[str, tuple[float, float]]
+    combine: Combine = "mean"
+    rows: int | None = None
+
+    def __init__(self, group_by: Groups | None) -> None:
+        self.group_by: str | None = None
+        self.groups: tuple[str, ...] | None = None
+        if group_by is not None:
+            if not isinstance(group_by, Mapping) or len(group_by) != 1:
+                raise ParameterError(
+                    "Expected group_by to name one column and its groups, as {'sex': ['f', 'm']}: the groups are "
+                    "public, and must not be read off the data."
+                )
+            ((self.group_by, given),) = group_by.items()
+            self.groups = categories("group_by", given)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """All columns that are read."""
+        return (*self.columns, *(() if self.group_by is None else (self.group_by,)))
+
+    @property
+    def blocks(self) -> int:
+        """How many groups there are, 1 without."""
+        return 1 if self.groups is None else len(self.groups)
+
+    @property
+    @abstractmethod
+    def geometry(self) -> Geometry:
+        """The set that rows become points of."""
+
+    @abstractmethod
+    def _points(self, chunk: Chunk) -> Rows:
+        """Points of one block for these rows."""
+
+    @abstractmethod
+    def read(self, mean: NDArray[np.float64], variance: float, users: int, width: float) -> Reading:
+        """The values behind a mean of vectors.
+
+        Args:
+            mean: The mean, one row per block.
+            variance: Of the noise in each of its coordinates.
+            users: How many vectors it is the mean of.
+            width: Standard deviations from the middle of an interval to its ends.
+        """
+
+    def points(self, chunk: Chunk) -> Rows:
+        """Points of V for these rows, one row each; zero for those in none of the groups."""
+        points = self._points(chunk)
+        if self.group_by is None or self.groups is None:
+            return points
+        code = codes(self.group_by, chunk[self.group_by], self.groups)
+        placed = np.zeros((len(points), self.blocks, points.shape[1]))
+        inside = np.flatnonzero(code >= 0)
+        placed[inside, code[inside]] = points[inside]
+        return placed.reshape(len(points), -1)
+
+    def anybody(self, chunk: Chunk) -> bool:
+        """Whether any of these rows is in one of the groups."""
+        if self.group_by is None or self.groups is None:
+            return True
+        return bool((codes(self.group_by, chunk[self.group_by], self.groups) >= 0).any())
+
+    def plan(self, clients: int, epsilon: float, delta: float, **wishes: Any) -> Planned:
+        """Plans a round in which every client answers.
+
+        Args:
+            clients: How many clients there are.
+            epsilon: ε, for replacing all rows of one client.
+            delta: δ.
+            wishes: What else `cpsgd.plan` takes: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, ...
+
+        Raises:
+            ParameterError: There are more groups than clients, or a parameter is out of range.
+            InfeasibleError: No protocol keeps (ε, δ).
+        """
+        clients = _validate.integer("clients", clients, low=2)
+        if self.blocks > clients:
+            raise ParameterError(
+                f"Expected at most as many groups as clients, got {self.blocks:,} groups and {clients:,} clients: ask "
+                "for fewer groups."
+            )
+        geometry = self.geometry
+        if geometry.dim > MOST_COORDINATES:
+            raise ParameterError(
+                f"Expected at most {MOST_COORDINATES:,} values, got {geometry.dim:,}: ask for fewer columns, bins or "
+                "groups."
+            )
+        return Planned(self, plan(clients, epsilon=epsilon, delta=delta, **geometry.stated(), **wishes))
+
+    def vector(self, value: object) -> Vectors:
+        """One client's vector.
+
+        Args:
+            value: The client's row, a mapping of columns to values, or its rows: a mapping of columns to lists, or any
+                table. For one column without groups also the bare value or a list of them.
+
+        Raises:
+            ColumnError: A column is missing, or holds what it should not.
+            VectorError: There is no row.
+        """
+        if not isinstance(value, Mapping) and len(self.needed) == 1 and not hasattr(value, "columns"):
+            value = {self.needed[0]: value}
+        if isinstance(value, Mapping):
+            value = {name: entry if _many(entry) else [entry] for name, entry in value.items()}
+        table = open_table(value)
+        if table.rows == 0:
+            raise VectorError("A client without a row has nothing to send.")
+        some = max(1, _BLOCK // self.geometry.dim)
+        rows = (part for chunk in table.chunks(self.needed or table.names[:1]) for part in parts(chunk, some))
+        return combined(map(self.points, rows), self.combine, self.rows)
+
+
+def _many(entry: object) -> bool:
+    return isinstance(entry, list | tuple) or (hasattr(entry, "__len__") and not isinstance(entry, str | bytes))
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A question with the protocol that answers it.
+
+    Attributes:
+        question: What is asked.
+        plan: The protocol, its guarantee and its expected error.
+
+    Example:
+        >>> from cpsgd.statistics import Mean
+        >>> asked = Mean({"age": (0, 100)}).plan(clients=1000, epsilon=1.0, delta=1e-6, bits=8, mechanism="binomial")
+        >>> messages = [asked.encode(age) for age in [20, 60] * 500]
+        >>> found = asked.aggregate(messages)
+        >>> found.names, bool(abs(found.values[0] - 40) < 3), found.epsilon <= 1.0
+        (('age',), True, True)
+    """
+
+    question: Question
+    plan: Plan
+
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol of the round."""
+        return self.plan.protocol
+
+    def vector(self, value: object) -> Vectors:
+        """One client's vector, for transports that encode it themselves; see `Question.vector`."""
+        return self.question.vector(value)
+
+    def encode(self, value: object, round: int = 0) -> bytes:
+        """One client's message; see `Question.vector` for what a value may be. Send one per client and round."""
+        return self.protocol.encode(self.vector(value), round)
+
+    def aggregate(self, messages: Iterable[bytes], round: int = 0, *, confidence: float = 0.95) -> Statistic:
+        """The statistic from the clients' messages.
+
+        Raises:
+            ConditionError: There are fewer messages than the guarantee was planned for. Nothing is released.
+            WireError: A message is refused.
+        """
+        aggregator = Aggregator(self.protocol, round, max_dim=MOST_COORDINATES)
+        for message in messages:
+            aggregator.add(message)
+        self.check_count(aggregator.count)
+        return self.result(aggregator.mean(), aggregator.count, confidence=confidence)
+
+    def check_count(self, count: int) -> None:
+        """Refuses, with `ConditionError`, fewer messages than the guarantee was planned for."""
+        if count >= self.plan.surviving:
+            return
+        try:
+            true = guarantee(self.protocol, self.plan.guarantee.delta, surviving=count, colluding=self.plan.colluding)
+            worth = f"ε = {rounded_up(true.epsilon)}"
+        except ConditionError:
+            worth = "no ε at all"
+        raise ConditionError(
+            f"Got {count:,} messages where at least {self.plan.surviving:,} were planned for: with the noise of so few "
+            f"{worth} is proved instead of {rounded_up(self.plan.guarantee.epsilon)}. Nothing was released; wait for "
+            "more, or plan with dropout."
+        )
+
+    def result(self, mean: ArrayLike, count: int, *, confidence: float = 0.95) -> Statistic:
+        """The statistic from the private mean of `count` clients' vectors."""
+        self.check_count(count)
+        found = self.plan.guarantee
+        return Statistic(
+            statistic=self.question.statistic,
+            reading=self.reading(mean, count, confidence),
+            confidence=confidence,
+            users=count,
+            epsilon=found.epsilon,
+            delta=found.delta,
+            unit="user",
+            adjacency=found.adjacency,
+            method=found.method,
+            citation=found.citation,
+            assumption=found.assumption,
+            bits=self.protocol.bits_per_coordinate,
+            dim=self.protocol.dim,
+            bounds=dict(self.question.bounds),
+        )
+
+    def reading(self, mean: ArrayLike, count: int, confidence: float = 0.95) -> Reading:
+        """The values alone."""
+        confidence = _validate.probability("confidence", confidence)
+        width = float(-ndtri(0.5 * (1.0 - confidence)))
+        blocks = np.asarray(mean, dtype=np.float64).reshape(self.question.blocks, -1)
+        return self.question.read(blocks, self.variance(count), count, width)
+
+    def variance(self, count: int) -> float:
+        """Of a coordinate of the mean of `count` messages, rounding at its largest and clipping included.
+
+        The rotation spreads noise and rounding evenly over the coordinates. What clipping to the range does is a bias;
+        its square, at the worst that the planner assumes, is spread by the rotation as well.
+        """
+        mechanism = self.protocol.mechanism
+        spread = mechanism.scale**2 * (mechanism.noise_variance + mechanism.largest_rounding_variance) / count
+        return spread + self.plan.error.clipping / self.protocol.dim
+
+
+def check_bounds(bounds: Bounds) -> dict[str, tuple[float, float]]:
+    """Bounds of named columns, or `ParameterError`."""
+    if not isinstance(bounds, Mapping) or not bounds:
+        raise ParameterError("Expected bounds as a mapping of columns to (low, high).")
+    found = {}
+    for name, pair in bounds.items():
+        try:
+            low, high = pair
+        except (TypeError, ValueError):
+            raise ParameterError(f"Expected (low, high) as the bounds of {name!r}.") from None
+        low, high = _validate.finite(f"the low bound of {name!r}", low), _validate.finite("the high bound", high)
+        if not low < high or not math.isfinite(high - low):
+            raise ParameterError(f"Expected bounds of {name!r} with low < high, got ({low:g}, {high:g}).")
+        if high - low < 2.0**-40 * max(abs(low), abs(high)):
+            raise ParameterError(f"Expected bounds of {name!r} that floats can tell apart, got ({low!r}, {high!r}).")
+        found[str(name)] = (low, high)
+    return found
+
+
+def categories(name: str, given: Iterable[object]) -> tuple[str, ...]:
+    """Different categories as texts, or `ParameterError`."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ParameterError(f"Expected {name} to list categories.")
+    found = tuple(text_of(entry) for entry in given)
+    if not found or len(set(found)) < len(found):
+        raise ParameterError(f"Expected {name} to list at least one category, each once.")
+    return found
+
+
+def codes(name: str, column: NDArray[Any], known: Sequence[str]) -> NDArray[np.int64]:
+    """The number of each row's category among those known, -1 for others."""
+    texts, number = labels(name, column)
+    place = {text: i for i, text in enumerate(known)}
+    return np.array([place.get(text, -1) for text in texts], dtype=np.int64)[number]

@@ -1,0 +1,207 @@
+"""Means, sums and counts of columns with bounds.
+
+Columns are scaled to their bounds, so that each has equal footing: the error of a column is in proportion to the width
+of its bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.errors import ColumnError, ParameterError
+from cpsgd.protocol import MAX_CLIENTS
+from cpsgd.statistics.columns import Chunk, numbers
+from cpsgd.statistics.contributions import Rows
+from cpsgd.statistics.questions import Bounds, Geometry, Groups, Question, check_bounds
+from cpsgd.statistics.results import Reading
+
+
+def _scaled(question: Question, chunk: Chunk, middle: NDArray[np.float64], unit: NDArray[np.float64]) -> Rows:
+    found = np.empty((len(next(iter(chunk.values()))), len(question.columns)))
+    for i, name in enumerate(question.columns):
+        low, high = question.bounds[name]
+        # Divided first: bounds may be far apart.
+        found[:, i] = np.clip(numbers(name, chunk[name]), low, high) / unit[i] - middle[i] / unit[i]
+    return found
+
+
+def _centred(question: Question, chunk: Chunk, middle: NDArray[np.float64], unit: NDArray[np.float64]) -> Rows:
+    # Clipped once more: of bounds that are close together and far from zero, rounding could leave the cube.
+    return np.clip(_scaled(question, chunk, middle, unit), -0.5, 0.5)
+
+
+class Mean(Question):
+    """The mean of each column over the users, each of whom counts once: the mean of their rows.
+
+    *Distance.* A row is v = (x - middle)/width in [-½, ½]^d. Two rows are at most the cube's diagonal apart, √d; its
+    norm is at most half of that. Clipping to that norm enforces the distance already.
+
+    With g groups a row is the block (v, b) of its group, b = √d/2, and zero elsewhere; the second part counts. Two rows
+    of one group are √d apart at most, for the b's cancel; of two groups √(2(d/4 + b²)) = √d; and the norm, the
+    distance from zero, is √(d/4 + b²) = √(d/2). So groups cost nothing but their smaller size.
+
+    Args:
+        bounds: The columns with the bounds of each.
+        group_by: One column and its (public) groups.
+
+    Example:
+        >>> Mean({"age": (0, 100), "height": (0, 2.5)}).geometry.distance == 2**0.5
+        True
+    """
+
+    statistic = "mean"
+
+    def __init__(self, bounds: Bounds, *, group_by: Groups | None = None) -> None:
+        super().__init__(group_by)
+        self.bounds = check_bounds(bounds)
+        self.columns = tuple(self.bounds)
+        low, high = np.array(list(self.bounds.values())).T
+        self._middle, self._unit = 0.5 * low + 0.5 * high, high - low
+
+    @property
+    def geometry(self) -> Geometry:
+        """See the class."""
+        d = len(self.columns)
+        if self.groups is None:
+            return Geometry(d, 0.5 * math.sqrt(d), math.sqrt(d), "each vector is in a cube of width 1")
+        reason = "each vector is made here from rows of the cube of width 1, one block (v, b) with b = √d/2 per group"
+        return Geometry(self.blocks * (d + 1), math.sqrt(0.5 * d), math.sqrt(d), reason)
+
+    @property
+    def _weight(self) -> float:
+        return 0.5 * math.sqrt(len(self.columns))
+
+    def _points(self, chunk: Chunk) -> Rows:
+        points = _centred(self, chunk, self._middle, self._unit)
+        if self.groups is None:
+            return points
+        return np.hstack([points, np.full((len(points), 1), self._weight)])
+
+    def read(self, mean: NDArray[np.float64], variance: float, users: int, width: float) -> Reading:
+        """The mean of the vectors itself; with groups the quotient of sum and size, with Fieller's interval.
+
+        With S and N the private sums of a group's v and of its 1's, of variance V and V/b², θ = ES/EN has
+        |S - θN| <= z √(V(1 + θ²/b²)) with the probability that z stands for. That is a quadratic inequality in θ.
+        """
+        if self.groups is None:
+            values, reach = mean, width * math.sqrt(variance)
+            low, high = values - reach, values + reach
+        else:
+            sums, sizes, weight = mean[:, :-1], mean[:, -1:] / self._weight, self._weight
+            noise = width * width * variance
+            a, b, c = sizes**2 - noise / weight**2, -2.0 * sums * sizes, sums**2 - noise
+            known = (a > 0.0) & (sizes > 0.0)
+            safe = np.where(known, a, 1.0)
+            root = np.sqrt(np.maximum(b * b - 4.0 * safe * c, 0.0))
+            low = np.where(known, (-b - root) / (2.0 * safe), -0.5)
+            high = np.where(known, (-b + root) / (2.0 * safe), 0.5)
+            values = np.where(sizes > 0.0, sums / np.where(sizes > 0.0, sizes, 1.0), 0.0)
+        low, values, high = (self._middle + self._unit * np.clip(table, -0.5, 0.5) for table in (low, values, high))
+        return Reading(self.columns, self.groups, values, low, high)
+
+
+class Sum(Question):
+    """The sum of each column over all rows, at most `rows` of each user.
+
+    *Distance.* Without groups and for rows = 1 every user has one row in it, and the sum is n times the `Mean`.
+
+    Otherwise a row is v = x/m in the block of its group, m the larger of |low| and |high|, and zero elsewhere: the norm
+    is at most √d. Two rows of one group are at most √Σ((high - low)/m)² apart, of two groups √(2d), and a row is √d at
+    most from zero, which a user with fewer rows has in place of the others. The largest of those that there are is the
+    distance; for bounds from 0 on and one group it is √d.
+
+    Args:
+        bounds: The columns with the bounds of each.
+        rows: c, the most rows of a user that count.
+        group_by: One column and its (public) groups.
+    """
+
+    statistic = "sum"
+    combine = "sum"
+
+    def __init__(self, bounds: Bounds, *, rows: int = 1, group_by: Groups | None = None) -> None:
+        super().__init__(group_by)
+        self.bounds = check_bounds(bounds)
+        self.columns = tuple(self.bounds)
+        self.rows = _validate.integer("rows", rows, low=1, high=MAX_CLIENTS)
+        low, high = np.array(list(self.bounds.values())).T
+        self._is_centred = rows == 1 and self.groups is None
+        self._middle = 0.5 * low + 0.5 * high if self._is_centred else np.zeros(len(low))
+        self._unit = high - low if self._is_centred else np.maximum(np.abs(low), np.abs(high))
+        self._spans = (high - low) / self._unit
+
+    @property
+    def geometry(self) -> Geometry:
+        """See the class."""
+        d = len(self._unit)
+        if self._is_centred:
+            return Geometry(d, 0.5 * math.sqrt(d), math.sqrt(d), "each vector is in a cube of width 1")
+        apart = max(math.sqrt(float(self._spans @ self._spans)), math.sqrt(2.0 * d if self.blocks > 1 else d))
+        reason = "each vector is made here from rows within their bounds, one block per group and zeros"
+        return Geometry(self.blocks * d, math.sqrt(d), apart, reason)
+
+    def _points(self, chunk: Chunk) -> Rows:
+        return (_centred if self._is_centred else _scaled)(self, chunk, self._middle, self._unit)
+
+    def read(self, mean: NDArray[np.float64], variance: float, users: int, width: float) -> Reading:
+        """The mean times the number of users, and the units."""
+        assert self.rows is not None
+        scale = float(users) * self.rows
+        values = users * self._middle + scale * self._unit * mean
+        reach = np.broadcast_to(scale * self._unit * width * math.sqrt(variance), values.shape)
+        return Reading(self._names, self.groups, values, values - reach, values + reach)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self.columns
+
+
+class Count(Sum):
+    """How many rows there are, at most `rows` of each user; or in how many each of some columns of 0 and 1 is 1.
+
+    The `Sum` of those columns, or of a column of ones. How many *users* there are is public among replace-one
+    neighbours, so that counting rows makes sense with groups, or with several rows per user.
+
+    Args:
+        columns: Columns of 0 and 1 (or truth values); none to count rows.
+        rows: c, the most rows of a user that count.
+        group_by: One column and its (public) groups.
+    """
+
+    statistic = "count"
+
+    def __init__(self, columns: Sequence[str] = (), *, rows: int = 1, group_by: Groups | None = None) -> None:
+        if isinstance(columns, str):
+            raise ParameterError("Expected columns to be a list of names.")
+        super().__init__(dict.fromkeys(columns or ("rows",), (0.0, 1.0)), rows=rows, group_by=group_by)
+        if not columns:
+            if self._is_centred:
+                raise ParameterError(
+                    "The number of users is the same in all replace-one neighbours, and is the table's length: name "
+                    "columns of 0 and 1 to count in, group_by, or a user column with rows_per_user."
+                )
+            self.columns, self.bounds = (), {}
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self.columns or ("rows",)
+
+    def _points(self, chunk: Chunk) -> Rows:
+        if not self.columns:
+            return np.ones((len(next(iter(chunk.values()))), 1))
+        for name in self.columns:
+            if not np.isin(numbers(name, chunk[name]), (0.0, 1.0)).all():
+                raise ColumnError(f"Column {name!r} is not of 0 and 1; use a histogram to count other values.")
+        return super()._points(chunk)
+
+    def read(self, mean: NDArray[np.float64], variance: float, users: int, width: float) -> Reading:
+        """As of a sum, within 0 and what there can be."""
+        assert self.rows is not None
+        found, most = super().read(mean, variance, users, width), float(users) * self.rows
+        values, low, high = (np.clip(table, 0.0, most) for table in (found.values, found.low, found.high))
+        return Reading(found.names, found.groups, values, low, high)

@@ -1,0 +1,202 @@
+"""`cpsgd mean|sum|count|histogram|quantiles` of tables with named columns."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+GOOD = "id,x\n" + "".join(f"{i},2\n" for i in range(100))
+COST = ("--epsilon", 1, "--delta", 1e-6, "--bits", 8, "--mechanism", "binomial")
+
+
+@pytest.fixture
+def people(cpsgd: Any) -> Path:
+    """A file with 2,000 people in the folder that commands run in."""
+    generator = np.random.default_rng(0)
+    ages, sexes = generator.uniform(0, 90, 2000), generator.choice(["f", "m"], 2000)
+    lines = [f"{1000000 + i // 2},{ages[i]:.3f},{sexes[i]},{i % 2}" for i in range(2000)]
+    path = Path("people.csv")
+    path.write_text("id,age,sex,smokes\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def test_mean_of_a_column(cpsgd: Any, people: Path) -> None:
+    result = cpsgd("mean", people, "--user", "id", "--columns", "age", "--bounds", "age=0:100", *COST, "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["statistic"], found["unit"], found["users"]) == ("mean", "user", 1000)
+    assert found["epsilon"] <= 1.0
+    (value,) = found["values"]
+    assert value["name"] == "age"
+    assert value["low"] < value["value"] < value["high"]
+    assert abs(value["value"] - 45.0) < 5.0
+    assert not Path("mean.npy").exists()
+    text = cpsgd("mean", people, "--columns", "age", "--bounds", "age=0:100", *COST).stdout
+    for words in ("2,000 rows", "age", "ε = ", "δ = 1e-06 per row, replace-one", "proved by", "0 to 100"):
+        assert words in text
+
+
+def test_other_statistics(cpsgd: Any, people: Path) -> None:
+    commands = {
+        "sum": ("--columns", "age", "--bounds", "age=0:100", "--group-by", "sex=f,m"),
+        "count": ("--columns", "smokes"),
+        "histogram": ("--columns", "age", "--edges", "0,30,60,90"),
+        "quantiles": ("--columns", "age", "--bounds", "age=0:100", "--quantiles", "0.5", "--bins", "64"),
+    }
+    expected = {"sum": 45_000.0, "count": 1000.0, "histogram": 2000 / 3, "quantiles": 45.0}
+    for name, options in commands.items():
+        result = cpsgd(name, people, *options, *COST, "--json", "--out", f"{name}.csv")
+        assert result.exit_code == 0, result.stderr
+        found = json.loads(result.stdout)
+        assert found["statistic"] == name
+        assert found["values"][0]["value"] == pytest.approx(expected[name], rel=0.25)
+        with Path(f"{name}.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert float(rows[0]["value"]) == found["values"][0]["value"]
+        assert ("group" in rows[0]) == (name == "sum")
+
+
+def test_histogram_of_categories_by_user(cpsgd: Any, people: Path) -> None:
+    options = ("--columns", "sex", "--categories", "f,m", "--user", "id", "--rows-per-user", 2)
+    result = cpsgd("histogram", people, *options, *COST, "--out", "h.json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(Path("h.json").read_text())
+    assert [entry["name"] for entry in found["values"]] == ["f", "m"]
+    assert found["unit"] == "user"
+
+
+@pytest.mark.slow
+def test_picture(cpsgd: Any, people: Path) -> None:
+    pytest.importorskip("matplotlib")
+    options = ("--columns", "sex", "--categories", "f,m", "--group-by", "smokes=0,1")
+    result = cpsgd("histogram", people, *options, *COST, "--plot", "h.png")
+    assert result.exit_code == 0, result.stderr
+    assert Path("h.png").stat().st_size > 1000
+
+
+def test_parquet_is_a_table_of_columns(cpsgd: Any, people: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"id": np.arange(100), "x": np.arange(100.0)}), "t.parquet")
+    result = cpsgd("mean", "t.parquet", *COST)
+    assert result.exit_code == 2
+    assert "Name the columns" in result.stderr
+
+
+def test_vectors_are_still_vectors(cpsgd: Any, people: Path) -> None:
+    np.save("updates.npy", np.random.default_rng(0).normal(0, 0.1, size=(30, 20)))
+    result = cpsgd("mean", "updates.npy", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["dim"] == 20
+    assert Path("mean.npy").exists()
+    result = cpsgd("mean", "updates.npy", "--plot", "a.png")
+    assert result.exit_code == 2
+    assert "--columns" in result.stderr
+
+
+def test_named_columns_are_not_averaged_unasked(cpsgd: Any, people: Path) -> None:
+    Path("ids.csv").write_text("id,x\n" + "".join(f"{1000000 + i},0.5\n" for i in range(300)))
+    for options in (("--epsilon", 1, "--delta", 1e-6), ()):
+        for file in ("ids.csv", people):
+            result = cpsgd("mean", file, *options)
+            assert result.exit_code == 2
+            assert "--columns" in result.stderr
+            assert not Path("mean.npy").exists()
+    # Who says what norm its vectors have means vectors.
+    assert cpsgd("mean", "ids.csv", "--clip-norm", 1).exit_code == 0
+
+
+def test_much_clipping_is_said(cpsgd: Any, people: Path) -> None:
+    result = cpsgd("mean", people, "--columns", "age", "--bounds", "age=0:10", *COST)
+    assert result.exit_code == 0
+    assert "Warning: More than 20 %" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "words"),
+    [
+        ("mean", ("--columns", "height", "--bounds", "height=0:2"), "no column 'height'"),
+        ("mean", ("--columns", "sex", "--bounds", "sex=0:2"), "'sex'"),
+        ("mean", ("--columns", "age", "--bounds", "age=200:300"), "within its bounds"),
+        ("mean", ("--columns", "age", "--bounds", "age=3"), "LOW:HIGH"),
+        ("mean", ("--columns", "age", "--bounds", "age=0:1,age=0:2"), "each column once"),
+        ("mean", ("--columns", "age", "--bounds", "age=a:b"), "Expected numbers"),
+        ("mean", ("--columns", "age,"), "separated by commas"),
+        ("mean", ("--columns", "age", "--clip-norm", "1"), "--clip-norm"),
+        ("mean", ("--columns", "age", "--bounds", "age=0:100", "--out", "mean.npy"), ".json or .csv"),
+        ("mean", ("--columns", "age", "--bounds", "age=0:100", "--round", "3"), "--round"),
+        ("mean", ("--columns", "age", "--bounds", "age=0:100", "--threads", "2", "--key", "x"), "--key, --threads"),
+        ("mean", ("--user", "id"), "Name the columns"),
+        ("sum", ("--columns", "age", "--bounds", "age=0:100", "--user", "id"), "rows_per_user"),
+        ("count", (), "number of users"),
+        ("count", ("--columns", "age"), "0 and 1"),
+        ("histogram", ("--columns", "age,sex", "--edges", "0,1"), "one column"),
+        ("histogram", ("--columns", "sex", "--categories", "x,y"), "no row is in any"),
+        ("histogram", ("--columns", "age"), "edges"),
+        ("quantiles", ("--columns", "age", "--bounds", "age=0:100", "--quantiles", "2"), "quantiles"),
+        ("sum", ("--columns", "age", "--bounds", "age=0:100", "--group-by", "sex"), "--group-by"),
+    ],
+)
+def test_bad_input_writes_and_charges_nothing(
+    cpsgd: Any, people: Path, command: str, options: tuple[str, ...], words: str
+) -> None:
+    created = cpsgd("budget", "create", "b.ledger", "--population", "p", "--epsilon", 4, "--delta", 1e-6)
+    assert created.exit_code == 0, created.stderr
+    out = () if "--out" in options else ("--out", "out.json")
+    before = Path("b.ledger").read_bytes()
+    result = cpsgd(command, people, *COST, *options, *out, "--ledger", "b.ledger", "--population", "p")
+    assert result.exit_code == 2, result.stdout
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not Path("out.json").exists()
+    assert not Path("mean.npy").exists()
+    assert Path("b.ledger").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "words"),
+    [
+        ("t.csv", "", "is empty"),
+        ("t.csv", "id,x\n", "is empty"),
+        ("t.csv", GOOD + "0,nan\n", "NaN"),
+        ("t.csv", GOOD + "0,inf\n", "infinite"),
+        ("t.csv", "id,x\n1,2\n2,\n", "empty cells"),
+        ("t.csv", GOOD + "0,two\n", "not of numbers"),
+        ("t.csv", "id,x\n1,2\n1,3\n", "one user only"),
+        ("t.csv", "id,x\n1,2\n2\n", "line 3: 1 cells"),
+        ("t.parquet", "PAR1 17 not really", "readable Parquet"),
+        ("t.csv.gz", "17 not really", "not a readable text file"),
+        ("t.tsv", "x\n1\n2\n", "no column 'id'"),
+        ("t.xlsx", "17", "expected a file ending in"),
+    ],
+)
+def test_bad_files_write_and_charge_nothing(cpsgd: Any, name: str, body: str, words: str) -> None:
+    Path(name).write_text(body)
+    created = cpsgd("budget", "create", "b.ledger", "--population", "p", "--epsilon", 4, "--delta", 1e-6)
+    assert created.exit_code == 0, created.stderr
+    before = Path("b.ledger").read_bytes()
+    options = ("--columns", "x", "--bounds", "x=0:9", "--user", "id", "--ledger", "b.ledger", "--population", "p")
+    result = cpsgd("mean", name, *COST, *options, "--out", "out.json")
+    assert result.exit_code == 2, result.stdout
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "17" not in result.stderr
+    assert "two" not in result.stderr.replace("two columns", "")
+    assert not Path("out.json").exists()
+    assert Path("b.ledger").read_bytes() == before
+
+
+def test_the_ledger_is_charged(cpsgd: Any, people: Path) -> None:
+    cpsgd("budget", "create", "b.ledger", "--population", "p", "--epsilon", 1.2, "--delta", 1e-6)
+    options = ("--columns", "smokes", *COST, "--ledger", "b.ledger", "--population", "p")
+    assert cpsgd("count", people, *options).exit_code == 0
+    again = cpsgd("count", people, *options, "--out", "second.json")
+    assert again.exit_code == 2
+    assert "is left" in again.stderr
+    assert not Path("second.json").exists()

@@ -1,0 +1,237 @@
+"""Questions: their geometry by brute force, and the round between clients and a server."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpsgd.errors import ColumnError, ConditionError, CpsgdError, ParameterError, TableError, VectorError
+from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, graph
+from cpsgd.statistics import Count, Histogram, Mean, Quantiles, Sum
+from cpsgd.statistics.bounds import Ranges
+from cpsgd.statistics.contributions import People, combined
+from cpsgd.statistics.questions import Question
+from cpsgd.statistics.ranks import root
+from cpsgd.statistics.tables import open_table
+
+QUICK: dict[str, Any] = {"bits": 8, "mechanism": "binomial"}
+BOX = {"x": (-1.0, 3.0), "y": (2.0, 5.0)}
+GROUPS = {"g": ["a", "b"]}
+QUESTIONS: dict[str, Question] = {
+    "mean": Mean(BOX),
+    "mean by group": Mean(BOX, group_by=GROUPS),
+    "sum": Sum(BOX),
+    "sum of rows": Sum(BOX, rows=3),
+    "positive sum of rows": Sum({"y": (0.0, 5.0)}, rows=3),
+    "sum by group": Sum(BOX, rows=2, group_by=GROUPS),
+    "count": Count(["t"]),
+    "count of rows": Count(rows=4),
+    "count by group": Count(group_by=GROUPS),
+    "counts by group": Count(["t"], rows=2, group_by=GROUPS),
+    "histogram": Histogram("x", edges=[0.0, 1.0, 2.0], rows=2),
+    "one bin": Histogram("x", edges=[0.0, 1.0], rows=2),
+    "categories by group": Histogram("t", categories=[0, 1], group_by=GROUPS),
+    "quantiles": Quantiles({"x": (-1.0, 3.0)}, bins=8),
+    "quantiles by group": Quantiles(BOX, bins=4, group_by=GROUPS),
+    "ranges": Ranges(["x"]),
+}
+
+
+def corners(question: Question) -> dict[str, np.ndarray]:
+    """Rows of all kinds: bounds, beyond them, between them, each group and none."""
+    x, y, t, g = [-9.0, -1.0, 0.3, 1.5, 3.0], [0.0, 2.0, 2.9, 5.0], [0, 1], ["a", "b", "other"]
+    rows = list(itertools.product(x, y, t, g))
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    return dict(zip("xytg", columns, strict=True))
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_distance_is_that_of_the_farthest_users(name: str) -> None:
+    question = QUESTIONS[name]
+    geometry = question.geometry
+    points = question.points(corners(question))
+    assert points.shape[1] == geometry.dim
+    generator = np.random.default_rng(0)
+    users = [combined([points[[i]]], question.combine, question.rows) for i in range(len(points))]
+    # The farthest that `rows` rows can get a user, and any mixture of rows.
+    for _ in range(200):
+        size = int(generator.integers(1, 6))
+        chosen = generator.integers(len(points), size=1 if generator.random() < 0.3 else size)
+        repeated = np.repeat(chosen, question.rows or 1) if len(chosen) == 1 else chosen
+        users.append(combined([points[repeated]], question.combine, question.rows))
+    if question.rows:
+        users += [
+            combined([np.repeat(points[[i]], question.rows, axis=0)], "sum", question.rows) for i in range(len(points))
+        ]
+    vectors = np.array(users, dtype=np.float64)
+    norms = np.linalg.norm(vectors, axis=1)
+    stated = geometry.stated()
+    assert norms.max() <= stated["clip_norm"]
+    squares = norms**2
+    apart = np.sqrt(np.maximum(0.0, squares[:, None] + squares[None, :] - 2.0 * vectors @ vectors.T)).max()
+    allowed = stated.get("replace_one_distance", 2.0 * stated["clip_norm"])
+    assert apart <= allowed
+    assert geometry.norm <= geometry.distance * (1.0 + 1e-12)
+    if name != "ranges":  # whose farthest bins are not among these values
+        assert apart >= 0.999 * max(geometry.distance, geometry.norm) or name in LOOSE
+        assert norms.max() >= 0.999 * geometry.norm or name in LOOSE
+
+
+# The rows above do not reach all bins; and a user without a row, whose count were zero, is in no table.
+LOOSE = {"quantiles", "quantiles by group", "count of rows"}
+
+
+def test_known_distances() -> None:
+    assert math.isclose(Histogram("x", categories=["a", "b"]).geometry.distance, math.sqrt(2.0))
+    assert Histogram("x", categories=["a"]).geometry.distance == 1.0
+    assert math.isclose(Mean(BOX).geometry.distance, math.sqrt(2.0))
+    assert "replace_one_distance" not in Mean(BOX).geometry.stated()
+    assert math.isclose(Mean(BOX, group_by=GROUPS).geometry.distance, math.sqrt(2.0))
+    assert Sum({"y": (0.0, 5.0)}, rows=3).geometry.distance == 1.0
+
+
+def test_quantiles_distance_is_computed_for_all_pairs() -> None:
+    matrix = root(6)
+    pairs = [np.linalg.norm(matrix[:, i] - matrix[:, j]) for i in range(6) for j in range(6)]
+    norm = np.linalg.norm(matrix, axis=0).max()
+    assert math.isclose(Quantiles({"x": (0, 1)}, bins=6).geometry.distance, max(norm, *pairs))
+    np.testing.assert_allclose(root(64) @ root(64), np.tril(np.ones((64, 64))), atol=1e-12)
+
+
+def test_users_are_combined_as_by_hand() -> None:
+    generator = np.random.default_rng(1)
+    table = {
+        "id": generator.integers(7, size=40),
+        "x": generator.uniform(-2, 4, 40),
+        "g": generator.choice(["a", "b"], 40),
+    }
+    question: Question
+    for question in (
+        Mean({"x": (-1, 3)}, group_by=GROUPS),
+        Sum({"x": (-1, 3)}, rows=3),
+        Histogram("x", edges=[0, 1, 2], rows=2),
+    ):
+        people = People(open_table(table), "id", question.needed)
+        form = (question.geometry.dim, question.combine, question.rows)
+        found = np.concatenate(list(people.vectors(question.needed, question.points, *form)))
+        users = np.unique(table["id"])
+        assert people.count == len(found) == len(users)
+        for row, user in zip(found, users, strict=True):
+            own = {name: column[table["id"] == user] for name, column in table.items()}
+            np.testing.assert_allclose(row, question.vector(own), atol=1e-6)
+
+
+def test_a_round_between_clients_and_server() -> None:
+    asked = Mean(BOX, group_by=GROUPS).plan(clients=400, epsilon=4.0, delta=1e-6, **QUICK)
+    messages = [asked.encode({"x": 1.0 + i % 2, "y": 3.0, "g": "ab"[i % 2]}) for i in range(400)]
+    assert len(messages[0]) == asked.protocol.message_bytes
+    found = asked.aggregate(messages, confidence=1.0 - 1e-8)
+    assert found.groups == ("a", "b")
+    assert found.names == ("x", "y")
+    assert ((found.low <= [[1.0, 3.0], [2.0, 3.0]]) & (found.high >= [[1.0, 3.0], [2.0, 3.0]])).all()
+    assert (found.epsilon, found.delta, found.unit, str(found.adjacency)) == (
+        asked.plan.guarantee.epsilon,
+        1e-6,
+        "user",
+        "replace-one",
+    )
+    assert "block (v, b)" in str(found.assumption)
+    plain = found.to_dict()
+    assert len(plain["values"]) == 4
+    assert plain["values"][0].keys() == {"group", "name", "value", "low", "high"}
+    assert repr(found).startswith("<mean of 400 users: a/x ")
+    with pytest.raises(ConditionError, match=r"Got 200 messages .* ε = .* is proved instead of"):
+        asked.aggregate(messages[:200])
+
+
+def test_a_secure_round() -> None:
+    """The server adds up masked integers, and learns no more than their sum."""
+    asked = Histogram("x", categories=["a", "b"]).plan(
+        clients=8, epsilon=20.0, delta=1e-6, secure=True, bits=14, mechanism="binomial"
+    )
+    protocol = asked.protocol
+    assert protocol.modulus is not None
+    agreed = SecureParameters(
+        clients=8,
+        dim=protocol.dim,
+        bits=(protocol.modulus - 1).bit_length(),
+        modulus=protocol.modulus,
+        neighbours=7,
+        threshold=graph.smallest_threshold(8, 7),
+        round=3,
+        surviving=8,
+        fingerprint=protocol.fingerprint,
+    )
+    server, clients = SecureServer(agreed), [SecureClient(i, expected=agreed) for i in range(8)]
+    waiting = server.invite()
+    while server.stage is not Stage.DONE:
+        for i, message in waiting.items():
+            own = [protocol.encode_integers(asked.vector("ab"[i % 2]), round=3)] if server.stage is Stage.MASK else []
+            server.receive(i, getattr(clients[i], server.stage.value)(message, *own))
+        waiting = server.advance()
+    total = server.result()
+    mean = protocol.decode_sum(total.sums, len(total.survivors), round=3)
+    found = asked.result(mean, len(total.survivors), confidence=1.0 - 1e-9)
+    assert ((found.low <= 4.0) & (found.high >= 4.0)).all()
+    assert (np.abs(found.values - 4.0) < 4.0).all()
+
+
+def test_values_in_many_forms() -> None:
+    question = Mean({"x": (0, 1)})
+    expected = question.vector({"x": 0.25})
+    for value in (0.25, [0.25], {"x": [0.2, 0.3]}, np.array([0.25]), {"x": np.float32(0.25), "other": "text"}):
+        np.testing.assert_allclose(question.vector(value), expected, atol=1e-7)
+    bad: list[tuple[object, type[CpsgdError]]] = [
+        ("text", ColumnError),
+        (float("nan"), ColumnError),
+        ({"y": 1}, ColumnError),
+        ([], VectorError),
+    ]
+    for strange, error in bad:
+        with pytest.raises(error):
+            question.vector(strange)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Mean({}),
+        lambda: Mean({"x": (1, 1)}),
+        lambda: Mean({"x": (2, 1)}),
+        lambda: Mean({"x": (0, math.inf)}),
+        lambda: Mean({"x": (1e16, 1e16 + 2)}),
+        lambda: Mean({"x": 3}),  # type: ignore[dict-item]
+        lambda: Mean({"x": (0, 1)}, group_by={"g": "ab"}),
+        lambda: Mean({"x": (0, 1)}, group_by={"g": []}),
+        lambda: Mean({"x": (0, 1)}, group_by={"g": ["a", "a"]}),
+        lambda: Mean({"x": (0, 1)}, group_by="g"),
+        lambda: Sum({"x": (0, 1)}, rows=0),
+        lambda: Count(),
+        lambda: Count("t"),
+        lambda: Histogram("x"),
+        lambda: Histogram("x", edges=[0, 1], categories=["a"]),
+        lambda: Histogram("x", edges=[1, 0]),
+        lambda: Histogram("x", edges=[0]),
+        lambda: Histogram("x", edges=["a", "b"]),
+        lambda: Histogram("x", categories=[]),
+        lambda: Quantiles({"x": (0, 1)}, [0.0]),
+        lambda: Quantiles({"x": (0, 1)}, 0.5),
+        lambda: Quantiles({"x": (0, 1)}, bins=1),
+        lambda: Mean({"x": (0, 1)}, group_by={"g": range(11)}).plan(10, 1.0, 1e-6),
+        lambda: Mean({"x": (0, 1)}).plan(1, 1.0, 1e-6),
+    ],
+)
+def test_bad_questions_are_refused(make: Any) -> None:
+    with pytest.raises(ParameterError):
+        make()
+
+
+def test_one_user_is_refused() -> None:
+    with pytest.raises(TableError, match="one user"):
+        People(open_table({"id": [3, 3], "x": [1, 2]}), "id", ["x"])
+    with pytest.raises(TableError, match="one user"):
+        People(open_table({"x": [1]}), None, ["x"])
