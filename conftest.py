@@ -22,9 +22,9 @@ MAY_NEED = {
     "flwr": ("engines/flower", "docs/flower.md"),
     "matplotlib": ("reports", "reproduction"),
     "nvflare": ("engines/nvflare", "docs/nvflare.md"),
-    "pandas": ("statistics",),
-    "polars": ("statistics",),
-    "pyarrow": ("cli/test_statistics_commands.py", "statistics"),
+    "pandas": ("learning/datasets/test_frames.py", "statistics"),
+    "polars": ("learning/datasets/test_frames.py", "statistics"),
+    "pyarrow": ("cli/test_statistics_commands.py", "learning/datasets/test_frames.py", "statistics"),
     "sklearn": (
         "cli/test_train_command.py",
         "compatibility",
