@@ -22,7 +22,7 @@ DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device(
 
 
 # On a machine with a GPU these are tests of that GPU, and `-m gpu` runs them, too.
-pytestmark = pytest.mark.gpu if torch.cuda.is_available() else ()
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 
 
 @pytest.mark.slow

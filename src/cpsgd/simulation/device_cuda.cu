@@ -1,5 +1,6 @@
 // Clients' vectors of 2^15 <= d < 2^16 coordinates, clipped, rotated, rounded and added up by one kernel: the vectors
-// never leave the multiprocessor. `device_cuda.py` defines the upper-case names and says what the arguments are.
+// never leave the multiprocessor. `device_cuda.py` defines the upper-case names, that of one kernel among them, and says
+// what the arguments are.
 //
 // A block of 1024 threads takes one client after another and holds 2^15 numbers in registers, 32 per thread. With
 // t = 32 · warp + lane, register r of thread t is coordinate
@@ -332,6 +333,7 @@ __device__ __forceinline__ void multiply(
 }
 #endif
 
+#ifdef ENCODE
 extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
 #if PRODUCTS
     const float* __restrict__ factors, const u32* __restrict__ chunks, const u32* __restrict__ pairs,
@@ -431,7 +433,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
   draw_late(draws, exact, sums, t, key);
 #endif
 }
+#endif
 
+#ifdef BACK
 // The inverse rotation of one vector, in place, by one block.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) back(float* __restrict__ vector, const u32* __restrict__ signs) {
   extern __shared__ float memory[];
@@ -466,7 +470,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) back(float* __restrict_
 #pragma unroll
   for (int r = 0; r < 32; r++) vector[r * 1024 + t] = x[r];
 }
+#endif
 
+#ifdef TOSS
 // Adds the ones among `trials` random bits to each of the sums. A thread has 64 of a
 // coordinate's counters.
 extern "C" __global__ void toss(u64* __restrict__ sums, int dim, int trials, const u32* __restrict__ keys) {
@@ -486,7 +492,9 @@ extern "C" __global__ void toss(u64* __restrict__ sums, int dim, int trials, con
   }
   if (place < dim) atomicAdd(sums + place, (u64)ones);
 }
+#endif
 
+#ifdef LENGTHS
 // What vectors are multiplied by: `unit`, over their length where that is more than 1; 0 for those that are broken.
 __device__ __forceinline__ float scale_of(double length, double unit) {
   return length < LONGEST ? (float)(length > 1.0 ? unit / length : unit) : 0.0f;  // NaN is not less
@@ -537,4 +545,5 @@ extern "C" __global__ void lengths(const float* __restrict__ rows, int stride, f
     scales[blockIdx.x] = scale_of(sqrt(total), unit);
   }
 }
+#endif
 #endif

@@ -169,9 +169,13 @@ def _compiles(device: torch.device) -> bool:
     return True
 
 
-def _source(**names: Any) -> str:
+def _compiled(device: torch.device, kernel: str, names: dict[str, Any]) -> Any:
+    """One of the kernels, with these names defined."""
     code = resources.files("cpsgd.simulation").joinpath("device_cuda.cu").read_text(encoding="utf-8")
-    return "".join(f"#define {name} {value}\n" for name, value in names.items()) + code
+    names = {kernel.upper(): 1, **names}
+    source = "".join(f"#define {name} {value}\n" for name, value in names.items()) + code
+    with torch.cuda.device(device):
+        return torch.cuda._compile_kernel(source, kernel)
 
 
 def _definitions(dim: int, rounding: Rounding, factors: int) -> dict[str, Any]:
@@ -205,8 +209,8 @@ def _kernel(
 ) -> tuple[Any, int, torch.Tensor | None]:
     """The compiled kernel, the bytes of shared memory it takes, and the table that draws by inversion take."""
     names = _definitions(dim, rounding, layout.factors if layout else 0)
+    kernel = _compiled(device, "encode", names)
     with torch.cuda.device(device):
-        kernel = torch.cuda._compile_kernel(_source(**names), "encode")
         words = (_SIZE + names["REST"] - 1) // (4 * _THREADS) + 1
         memory = _BUFFER + 4 * (words * _THREADS + names["FACTORS_END"])
         exact = None
@@ -248,15 +252,14 @@ def quantiles(coins: int, limit: int) -> NDArray[np.int32]:
 @lru_cache(maxsize=32)
 def _lengths(device: torch.device, dim: int, factors: int) -> Any:
     names = _definitions(dim, Rounding(1, 1, 1), factors)
-    with torch.cuda.device(device):
-        return torch.cuda._compile_kernel(_source(**names), "lengths")
+    return _compiled(device, "lengths", names)
 
 
 @lru_cache(maxsize=8)
 def _back(device: torch.device, dim: int) -> Any:
     names = _definitions(dim, Rounding(1, 1, 1), 0)
+    kernel = _compiled(device, "back", names)
     with torch.cuda.device(device):
-        kernel = torch.cuda._compile_kernel(_source(**names), "back")
         kernel.set_shared_memory_config(_BUFFER)
     return kernel
 
@@ -264,8 +267,7 @@ def _back(device: torch.device, dim: int) -> Any:
 @cache
 def _tosser(device: torch.device) -> Any:
     names = _definitions(_SIZE, Rounding(1, 1, 1), 0)
-    with torch.cuda.device(device):
-        return torch.cuda._compile_kernel(_source(**names), "toss")
+    return _compiled(device, "toss", names)
 
 
 @lru_cache(maxsize=8)
