@@ -23,7 +23,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from cpsgd import _validate
-from cpsgd._numbers import rounded_up
 from cpsgd.aggregator import Aggregator
 from cpsgd.errors import ParameterError, VectorError
 from cpsgd.planner import Plan, plan
