@@ -111,7 +111,7 @@ def test_the_graph_is_seen_at_all() -> None:
 @pytest.mark.slow
 def test_only_a_mechanism_knows_its_own_parameters() -> None:
     """No other room reads the parameters of one mechanism off a protocol, or asks which one it has."""
-    own = {"trials", "p", "sigma", "coordinate_range", "coins", "theta", "rate"}
+    own = {"trials", "p", "sigma", "coordinate_range", "coins", "theta", "rate", "noise_deviation"}
     allowed = {"mechanisms", "paper", "__main__"}
     found = []
     for path in FILES:

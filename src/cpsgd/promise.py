@@ -19,6 +19,8 @@ from cpsgd.participation import Participation
 VERSION = 1
 """Version of the block in a protocol file."""
 
+# Rounds and examples beyond that are a slip, or a number that no float holds.
+_MOST = 2**32 - 1
 _EVERY = Participation.every()
 _FIELDS = ("epsilon", "delta", "adjacency", "surviving", "colluding", "rounds", "participation", "unit")
 
@@ -63,10 +65,10 @@ class Promise:
             "surviving": _validate.integer("surviving", self.surviving, low=1),
             "adjacency": Adjacency.parse(self.adjacency),
             "colluding": _validate.integer("colluding", self.colluding, low=0),
-            "rounds": _validate.integer("rounds", self.rounds, low=1),
+            "rounds": _validate.integer("rounds", self.rounds, low=1, high=_MOST),
         }
         if self.examples is not None:
-            normal["examples"] = _validate.integer("examples", self.examples, low=1)
+            normal["examples"] = _validate.integer("examples", self.examples, low=1, high=_MOST)
         for name, value in normal.items():
             object.__setattr__(self, name, value)
         self.participation.check(self.adjacency)

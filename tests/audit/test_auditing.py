@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from cpsgd import Guarantee, Protocol, guarantee, plan
 from cpsgd.audit import AuditReport, audit
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import Coins, LazyCoins
+from cpsgd.mechanisms import Coins, LazyCoins, RoundedGaussian
 from cpsgd.promise import Promise
 from cpsgd.simulation.cpu import RoundSimulator
 
@@ -77,6 +77,12 @@ PROTOCOLS = {
     ),
     "coins within the ball": Protocol(
         clients=20, dim=8, clip_norm=1.0, mechanism=Coins(coins=3, theta=0.2, coordinate_range=0.25)
+    ),
+    "noise before rounding": Protocol(
+        clients=3,
+        dim=12,
+        clip_norm=1.0,
+        mechanism=RoundedGaussian(noise_deviation=1.5, step=0.4, window=34, coordinate_range=0.7),
     ),
     "lazy coins without rotation": Protocol(
         clients=4,

@@ -170,7 +170,7 @@ def test_bad_input_writes_and_charges_nothing(
         ("t.csv", GOOD + "0,two\n", "not of numbers"),
         ("t.csv", "id,x\n1,2\n1,3\n", "one user only"),
         ("t.csv", "id,x\n1,2\n2\n", "line 3: 1 cells"),
-        ("t.parquet", "PAR1 17 not really", "readable Parquet"),
+        ("t.parquet", "PAR1 17 not really", "Parquet"),
         ("t.csv.gz", "17 not really", "not a readable text file"),
         ("t.tsv", "x\n1\n2\n", "no column 'id'"),
         ("t.xlsx", "17", "expected a file ending in"),

@@ -88,6 +88,15 @@ def test_a_protocol_that_cannot_tell_examples_is_refused(small_plan: Plan) -> No
         Client(examples=5).ask(opening(narrow, secure=parameters(narrow), examples=5))
 
 
+def test_numbers_that_only_a_hostile_server_announces_end_in_an_answer_or_a_refusal(small_plan: Plan) -> None:
+    """What the accountant takes to compute grows with the clients; and floating point has smallest numbers."""
+    crowd = with_protocol(small_plan, clients=2**32 - 1)
+    with pytest.raises(RoundRefusedError, match="among 1048576 at most"):
+        Client(epsilon=8.0, delta=1e-5).ask(opening(crowd, secure=parameters(small_plan)))
+    coarse = with_mechanism(small_plan, coordinate_range=2.0**63)
+    assert Client(epsilon=8.0, delta=1e-5).ask(opening(coarse, secure=parameters(coarse)))
+
+
 @pytest.mark.parametrize(("own", "servers"), [(None, 5), (5, 0), (5, 6), (5, 2**64 - 5)])
 def test_client_and_server_must_protect_the_same(small_plan: Plan, own: int | None, servers: int) -> None:
     """A silo that clips to a fifth of the sum's norm is not what a server has planned that counts on a sixth."""

@@ -211,8 +211,17 @@ def test_messages_too_large_for_an_honest_client_are_a_fault(small_plan: Plan) -
     assert list(session.report.faults) == ["west"]
 
 
+def advertised(plan: Plan) -> ServerSession[str]:
+    """A round in which everybody is shown the others' keys."""
+    session, clients = open_round(plan)
+    for node, request in session.requests().items():
+        session.receive(node, clients[node].ask(request))
+    session.close()
+    return session
+
+
 def test_few_accusers_prove_nothing(small_plan: Plan) -> None:
-    session, _ = open_round(small_plan)
+    session = advertised(small_plan)
     number = NODES.index("west")
     text = f"ShareError: What client {number} sealed for client 0 cannot be opened."
     session.drop("north", text)
@@ -228,7 +237,16 @@ def test_few_accusers_prove_nothing(small_plan: Plan) -> None:
     "text", ["ShareError: client 99 lies", "KeyError: client 2", "ShareError: client 2" + "9" * 50]
 )
 def test_strange_accusations_are_only_text(small_plan: Plan, text: str) -> None:
-    session, _ = open_round(small_plan)
+    session = advertised(small_plan)
     session.drop("north", text)
     session.drop("south", text)
     assert session.report.faults == {}
+
+
+def test_who_was_sent_nothing_yet_accuses_nobody(small_plan: Plan) -> None:
+    """Else whoever can connect under several names could have an honest node excluded, without any part in a round."""
+    session, _ = open_round(small_plan)
+    for node in ("north", "south", "east"):
+        session.drop(node, "SignatureError: Not signed by client 2.")
+    assert session.report.faults == {}
+    assert session.report.accused == {}

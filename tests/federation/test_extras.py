@@ -19,9 +19,17 @@ RNG = np.random.default_rng(11)
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.1, 0.5, 3.0, 1e30])
-@pytest.mark.parametrize("metrics", [{}, {"loss": 1e300, "accuracy": -7}, {"loss": float("nan"), "accuracy": "high"}])
 @pytest.mark.parametrize(
-    "extras", [BOTH, replace(BOTH, clip=None), replace(BOTH, clip=1e-30), replace(BOTH, clip=1e30)]
+    "metrics", [{}, {"loss": 1e300, "accuracy": -7}, {"loss": float("nan"), "accuracy": "high"}, {"loss": 10**400}]
+)
+@pytest.mark.parametrize(
+    "extras",
+    [
+        BOTH,
+        *(replace(BOTH, clip=clip) for clip in (None, 1e-30, 1e30)),
+        *(replace(BOTH, weight=weight) for weight in (1e-30, 0.408)),
+        Extras(measures={str(i): (i, i + 1.0) for i in range(4999)}, weight=0.01),
+    ],
 )
 def test_no_vector_is_longer_than_the_clip_norm(norm: float, metrics: dict[str, Any], extras: Extras) -> None:
     """So the plan's guarantee covers all of it, whatever rides along."""
@@ -58,6 +66,8 @@ def test_there_and_back() -> None:
         "[" * 10**5,
         '{"measures": {"a": [1, 0]}}',
         '{"measures": {"a": 1}}',
+        f'{{"measures": {{"a": [0, {10**400}]}}}}',
+        f'{{"measures": {{}}, "clip": {10**400}}}',
         '{"measures": {}, "clip": -1}',
         '{"measures": {}, "clip": NaN}',
         '{"measures": {}, "weight": 2}',

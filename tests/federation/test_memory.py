@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -73,3 +75,27 @@ def test_a_memory_that_cannot_be_opened_refuses(small_plan: Plan, tmp_path: Path
             Client(settings={"cpsgd-memory": str(path)}).ask(opening(small_plan))
     with pytest.raises(RoundRefusedError, match="not the name of a file"):
         Client(settings={"cpsgd-memory": 7}).ask(opening(small_plan))
+
+
+def test_a_memory_is_the_same_file_in_every_folder(
+    small_plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A train function that changes the working directory must not begin an empty one."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RoundRefusedError, match="not a full path"):
+        Client(settings={"cpsgd-memory": "memory"}).ask(opening(small_plan))
+    assert not (tmp_path / "memory").exists()
+
+
+def test_a_new_memory_is_there_after_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file's name is on the disk when its folder is; before that, what is in the file does not help."""
+    synced: list[str] = []
+    kinds = {True: "folder", False: "file"}
+    monkeypatch.setattr(
+        "cpsgd.federation.settings.os.fsync", lambda file: synced.append(kinds[stat.S_ISDIR(os.fstat(file).st_mode)])
+    )
+    memory = Memory(tmp_path / "memory")
+    memory.once("1", 1, Stage.ADVERTISE)
+    assert synced == ["folder", "file"]
+    memory.once("1", 1, Stage.SHARE)
+    assert synced == ["folder", "file", "file"]

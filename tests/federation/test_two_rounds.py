@@ -31,7 +31,7 @@ from cpsgd.secagg import SecureClient, Stage
 from cpsgd.secagg.identity import SIGNATURE_BYTES
 from cpsgd.secagg.wire import Kind
 
-from .local import DIM, RUN, Client, opening, with_more_noise
+from .local import DIM, RUN, Client, opening, plain, with_mechanism, with_more_noise, with_protocol
 from .silos import Silos
 
 NODES = list("abcd")
@@ -277,6 +277,14 @@ def test_secrets_of_at_most_two_rounds_are_kept(rounds: Rounds) -> None:
     assert '"answered": 1' not in rounds.state.prepared
 
 
+def test_no_secret_of_either_round_shows(rounds: Rounds) -> None:
+    rounds.answer(rounds.before(Stage.CONFIRM))
+    state = rounds.state
+    assert sessions(state) == [1, 2]
+    assert "secrets" not in repr(state)
+    assert "prepared" not in repr(state)
+
+
 def test_a_round_from_the_beginning_forgets_the_prepared_one(rounds: Rounds) -> None:
     asked = Request.from_bytes(rounds.before(Stage.MASK, 2))
     fresh: ServerSession[str] = ServerSession(rounds.terms, 2, NODES, run=RUN)
@@ -380,6 +388,50 @@ def test_with_a_memory_a_round_is_uploaded_in_one_of_its_two_ways(
         with pytest.raises(RoundError, match="answered round 2 of this run already"):
             rounds.victim.ask(asked)
     assert rounds.victim.trained == 2
+
+
+def test_a_round_that_was_prepared_is_not_uploaded_in_the_servers_sight_as_well(
+    small_plan: Plan, tmp_path: Path
+) -> None:
+    """By a client that would allow either."""
+    rounds = Rounds(small_plan, folder=tmp_path)
+    rounds.victim.secure = False
+    prepared = rounds.before(Stage.MASK, 2)
+    state = rounds.victim.state
+    rounds.victim.ask(plain(small_plan, 2))
+    refused(rounds.victim, prepared, StageError)
+    rounds.victim.state = state
+    with pytest.raises(RoundError, match="answered round 2 of this run already"):
+        rounds.victim.ask(prepared)
+    assert rounds.victim.trained == 2
+
+
+def test_a_prepared_round_is_in_the_memory_once_and_before_the_client_trains(
+    small_plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = Rounds(small_plan, folder=tmp_path)
+    counted: list[list[int]] = []
+
+    def train(protocol: Protocol) -> np.ndarray:
+        counted.append([answered.round for answered in Memory(tmp_path / VICTIM).rounds()])
+        return rounds.victim.vector
+
+    monkeypatch.setattr(rounds.victim, "train", train)
+    rounds.before(Stage.CONFIRM, 2)
+    assert counted == [[1], [1, 2]]
+
+
+def test_what_breaks_the_accountant_in_the_second_request_does_not_touch_the_first(small_plan: Plan) -> None:
+    """Numbers so far apart that floating point has none for what comes of them, and more clients than there are."""
+    for hostile in (with_mechanism(small_plan, coordinate_range=2.0**63), with_protocol(small_plan, clients=2**32 - 1)):
+        rounds = Rounds(small_plan)
+        rounds.clients[VICTIM] = Client(epsilon=8.0, delta=1e-5)
+        pair = Pair.from_bytes(rounds.before(Stage.CONFIRM))
+        wrong = replace(Request.from_bytes(pair.second), protocol=hostile.protocol.to_json())
+        found = Pair.from_bytes(rounds.answer(Pair(pair.first, wrong.to_bytes()).to_bytes()))
+        assert found.refused
+        assert rounds.session.stage is Stage.UNMASK
+        assert rounds.session.waiting == set(NODES)
 
 
 def test_with_a_memory_a_round_is_prepared_once(small_plan: Plan, tmp_path: Path) -> None:

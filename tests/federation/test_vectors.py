@@ -31,6 +31,8 @@ def test_models_that_do_not_fit() -> None:
         flatten(model(5), 6)
     with pytest.raises(ParameterError, match="'n' is of type int64"):
         flatten({"n": np.arange(3)}, 3)
+    with pytest.raises(ParameterError, match="no arrays"):
+        flatten({}, 0)
     check_alike(model(5), model(5))
     for other in (model(6), dict(reversed(list(model(5).items()))), {}):
         with pytest.raises(VectorError, match="other arrays"):

@@ -32,16 +32,16 @@ def progress(rounds: int) -> Progress:
 def test_what_was_saved_is_restored(triangle: ArrayDataset, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a" / "b", CONFIG, triangle, resume=False)
     model, optimizer = server(seed=1)
-    assert folder.restore(model, optimizer) is None
+    assert folder.restore(model, {"optimizer": optimizer}) is None
     for number in range(3):
         folder.charge(number, 90 + number)
     torch.nn.functional.cross_entropy(model(torch.ones(1, 4)), torch.tensor([1])).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    folder.save(progress(2), model, optimizer)
+    folder.save(progress(2), model, {"optimizer": optimizer})
     del folder
     other, other_optimizer = server(seed=2)
     again = RunFolder(tmp_path / "a" / "b", CONFIG, triangle, resume=True)
-    assert again.restore(other, other_optimizer) == progress(2)
+    assert again.restore(other, {"optimizer": other_optimizer}) == progress(2)
     assert again.charged == {0: 90, 1: 91, 2: 92}  # the third was charged and not completed
     for name, value in model.state_dict().items():
         assert torch.equal(value, other.state_dict()[name])
@@ -61,7 +61,8 @@ def test_a_round_is_charged_once(triangle: ArrayDataset, tmp_path: Path) -> None
 def test_a_run_that_is_refused_changes_nothing(triangle: ArrayDataset, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, CONFIG, triangle, resume=False)
     folder.charge(0, 90)
-    folder.save(progress(1), *server(seed=1))
+    first, first_optimizer = server(seed=1)
+    folder.save(progress(1), first, {"optimizer": first_optimizer})
     del folder
     model, optimizer = server(seed=2)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -69,5 +70,5 @@ def test_a_run_that_is_refused_changes_nothing(triangle: ArrayDataset, tmp_path:
         RunFolder(tmp_path, CONFIG, triangle, resume=False)
     changed = RunFolder(tmp_path, {**CONFIG, "seed": 4}, triangle, resume=True)
     with pytest.raises(CheckpointError, match="another seed;"):
-        changed.restore(model, optimizer)
+        changed.restore(model, {"optimizer": optimizer})
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -107,7 +107,7 @@ def test_it_costs_no_more_and_is_resumed_bit_for_bit(triangle: ArrayDataset, tmp
 
 
 def test_what_does_not_go_with_it_is_refused(triangle: ArrayDataset) -> None:
-    with pytest.raises(ParameterError, match=r"15 trainable parameters, and one for .* makes 16; .* 15 coord"):
+    with pytest.raises(ParameterError, match=r"15 trainable parameters, and one for .* makes 16, .* 15 coord"):
         trainer(triangle, replace(PROTOCOL, dim=DIM))
     stated = replace(PROTOCOL, replace_one_distance=1.0, distance_reason="one-hot rows")
     with pytest.raises(ParameterError, match="replace_one_distance"):

@@ -14,8 +14,9 @@ from scipy.stats import binom
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger import Budget, Entry, RoundEvent, totals
-from cpsgd.mechanisms import Binomial, Gaussian
+from cpsgd.mechanisms import Binomial, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.mechanisms.law import Normal
 from cpsgd.participation import Participation
 from cpsgd.privacy import products
 from cpsgd.privacy.accountant import Rounds, mixed_epsilon
@@ -32,6 +33,13 @@ SECOND = Protocol.rotated_binomial(clients=1_000, dim=200, clip_norm=2.0, levels
 # So little noise that the Gaussian certificate is a poor one, or with fewer survivors none at all.
 POOR = Protocol.binomial(clients=60, dim=1, clip_norm=1.0, levels=2, trials=1)
 GAUSSIAN = Protocol.gaussian(clients=1_000, dim=7, clip_norm=1.0, sigma=0.4)
+# Of which rounding tells a little.
+ROUNDED = Protocol(
+    clients=1_000,
+    dim=100,
+    clip_norm=1.0,
+    mechanism=RoundedGaussian(noise_deviation=1.0, step=0.3, window=40, coordinate_range=1.0),
+)
 REPLACE = Budget(population="people", epsilon=400.0, delta=DELTA)
 ZERO = replace(REPLACE, adjacency="zero-out")
 
@@ -63,7 +71,7 @@ def test_nothing_spent() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", [FIRST, SECOND, GAUSSIAN, POOR], ids=lambda protocol: f"{protocol.name}")
+@pytest.mark.parametrize("protocol", [FIRST, SECOND, GAUSSIAN, POOR, ROUNDED], ids=lambda protocol: f"{protocol.name}")
 @pytest.mark.parametrize("count", [1, 5])
 def test_rounds_of_one_protocol_are_the_guarantee_over_rounds(protocol: Protocol, count: int) -> None:
     expected = guarantee_over_rounds(protocol, DELTA, rounds=count, surviving=60, colluding=3)
@@ -327,3 +335,15 @@ def test_a_stated_distance_is_accounted_for() -> None:
     assert total(event()).assumptions == total(event(near), budget=ZERO).assumptions == ()
     # It says nothing of a vector and zero.
     assert total(event(near), budget=ZERO).epsilon == total(event(), budget=ZERO).epsilon
+
+
+def test_what_rounding_tells_is_charged_beside_rounds_of_other_kinds() -> None:
+    mechanism = ROUNDED.mechanism
+    slack = 100 * mechanism.likelihood_slack(20)
+    assert slack > 1e-5
+    mixed = total(event(ROUNDED, 20), event(GAUSSIAN, 1_000))
+    law = mechanism.law(20)
+    assert isinstance(law, Normal)
+    mu = math.hypot(ROUNDED.sensitivity(Adjacency.REPLACE_ONE) / law.deviation, exact_mu(GAUSSIAN, 1_000))
+    exact = gdp_epsilon(mu, DELTA)
+    assert exact + 2.0 * slack <= mixed.epsilon <= (exact + 3.0 * slack) * (1.0 + 1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpsgd.mechanisms import Binomial, Coins, Gaussian, Mechanism, SampledCoins, Skellam
+from cpsgd.mechanisms import Binomial, Coins, Gaussian, Mechanism, RoundedGaussian, SampledCoins, Skellam
 from cpsgd.randomness import Keystream
 
 DRAWS = 40_000
@@ -42,3 +42,10 @@ def test_a_device_rounds_as_the_kernel_does(mechanism: Mechanism) -> None:
 
 def test_floats_are_not_rounded() -> None:
     assert Gaussian(sigma=1.0).device_rounding() is None
+
+
+def test_noise_before_rounding_leaves_grid_points_as_they_are() -> None:
+    mechanism = RoundedGaussian(noise_deviation=1.5, step=0.5, window=30, coordinate_range=2.0)
+    rounding = mechanism.device_rounding()
+    assert (rounding.limit, rounding.offset, rounding.fraction_bits) == (8192, 8192, 0)
+    assert rounding.largest == 2 * 8192

@@ -24,10 +24,11 @@ from cpsgd.mechanisms import (
     Gaussian,
     LazyCoins,
     Mechanism,
+    RoundedGaussian,
     SampledCoins,
     Skellam,
 )
-from cpsgd.mechanisms.base import FairCoins
+from cpsgd.mechanisms.base import FairCoins, SumRounding
 from cpsgd.mechanisms.law import Law, Normal, Steps
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
@@ -52,6 +53,10 @@ EXAMPLES: dict[str, list[Mechanism]] = {
         LazyCoins(rate=0.3, theta=0.4, coordinate_range=0.5),
         LazyCoins(rate=0.6, theta=0.2, coordinate_range=0.5),
     ],
+    "rounded-gaussian": [
+        RoundedGaussian(noise_deviation=1.5, step=0.25, window=45, coordinate_range=0.5),
+        RoundedGaussian(noise_deviation=7.0, step=0.1, window=200, coordinate_range=0.5),
+    ],
 }
 """Every mechanism by its name, in each of its kinds."""
 
@@ -60,7 +65,7 @@ INTEGER = [mechanism for mechanism in ALL if mechanism.grid is not None]
 FLOAT = [mechanism for mechanism in ALL if mechanism.grid is None]
 # Those whose noise is drawn apart from the rounding, and those whose rounding is the noise.
 ADDED = [mechanism for mechanism in INTEGER if mechanism.rounding_part() is not mechanism]
-TILTED = [mechanism for mechanism in INTEGER if mechanism.rounding_part() is mechanism]
+TILTED = [mechanism for mechanism in INTEGER if isinstance(mechanism.law(1), Steps)]
 every = pytest.mark.parametrize("mechanism", ALL, ids=str)
 every_integer = pytest.mark.parametrize("mechanism", INTEGER, ids=str)
 every_added = pytest.mark.parametrize("mechanism", ADDED, ids=str)
@@ -412,6 +417,10 @@ def test_what_a_device_draws_by_itself_is_the_same_noise(mechanism: Mechanism) -
     found = mechanism.device_noise(7)
     if isinstance(found, Normal):
         assert found.deviation**2 == pytest.approx(7 * mechanism.noise_variance, rel=1e-12)
+    elif isinstance(found, SumRounding):
+        levels = found.deviation / 2**found.fraction_bits
+        assert levels**2 == pytest.approx(7 * mechanism.noise_variance, rel=1e-12)
+        assert (found.clients, found.centre) == (7, mechanism.centre)
     elif found is not None:
         if mechanism.rounding_part() is mechanism:  # its rounding is the noise
             assert found.trials == 0
@@ -533,7 +542,8 @@ def test_sensitivity_grows_with_what_neighbours_may_change(mechanism: Mechanism)
             assert scales == sorted(scales, reverse=True)
         # Never below the distance in units of the scale, unless the range of coordinates is the limit.
         assert of(dim=10**6) >= 2.0 / worth(mechanism)
-        side = 2.0 if mechanism in TILTED else mechanism.levels - 1
+        side = mechanism.levels - 1 if mechanism in ADDED else mechanism.reach(Adjacency.REPLACE_ONE)
+        assert mechanism not in TILTED or side == 2.0
         assert of(dim=1, clip_norm=1e6) == pytest.approx(side, rel=1e-12)
 
 

@@ -43,6 +43,43 @@ def test_more_bits_are_never_worse() -> None:
     assert ratios[2] < 1.02
 
 
+FEW: dict[str, Any] = {"dim": 1_000, "epsilon": 4.0, "delta": 1e-5, "rounds": 30}
+
+
+@pytest.mark.parametrize(
+    ("clients", "bits", "ratio"),
+    [(10, 8, 1.001), (10, 5, 1.025), (10, 4, 1.11), (5, 8, 1.001), (5, 5, 1.025), (2, 8, 1.001)],
+)
+def test_few_clients_with_noise_before_rounding(clients: int, bits: int, ratio: float) -> None:
+    found = plan(clients, **FEW, bits=bits, mechanism="rounded-gaussian")
+    assert found.ratio <= ratio
+    assert found.guarantee.epsilon <= 4.0
+    assert found.guarantee.method == "rounded-gaussian"
+    assert found.protocol.bits_per_coordinate <= bits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("clients", "options"), [(10, {}), (5, {}), (10, {"participation": "fixed-size:0.5"})])
+def test_noise_before_rounding_is_chosen_where_it_is_best(clients: int, options: dict[str, Any]) -> None:
+    found = plan(clients, **FEW, bits=8, **options)
+    assert found.protocol.mechanism.name == "rounded-gaussian"
+    assert found.ratio <= 1.01
+
+
+@pytest.mark.parametrize("clients", [2, 10, 100])
+def test_noise_before_rounding_in_a_modulus(clients: int) -> None:
+    found = plan(clients, **FEW, bits=8, secure=True, mechanism="rounded-gaussian")
+    assert found.ratio <= 1.06
+    assert found.protocol.modulus is not None
+    assert found.protocol.modulus <= 2**8
+    assert found.overflow_probability <= 1e-9
+
+
+def test_too_few_bits_for_noise_before_rounding_are_refused_with_a_remedy() -> None:
+    with pytest.raises(InfeasibleError, match="bits"):
+        plan(10, **FEW, bits=3, mechanism="rounded-gaussian")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "bits"), [(HUNDRED, 6.5), (LARGE, 6.5), (MANY, 11.5)])
 def test_secure_sums_in_a_small_modulus(size: dict[str, Any], bits: float) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binom, skellam
+from scipy.stats import binom, norm, skellam
 
 from cpsgd import Protocol
 from cpsgd.codec import pipeline
-from cpsgd.mechanisms import Binomial, Coins, LazyCoins
+from cpsgd.mechanisms import Binomial, Coins, LazyCoins, RoundedGaussian
 from cpsgd.mechanisms.base import Deviation
 from cpsgd.mechanisms.tilted import Tilted
 from cpsgd.planner.modulus import overflow_probability, smallest_modulus
@@ -217,4 +217,19 @@ def test_few_coins_get_a_modulus_that_holds_their_sums(mechanism: Tilted, client
         masses = np.convolve(masses, middle)
     distances = np.abs(np.arange(len(masses)) - clients * mechanism.centre)
     assert masses[distances > 0.5 * modulus].sum() <= 1e-9
+    assert overflow_probability(modulus, mechanism, clients=clients, dim=16, clip_norm=1.0) <= 1e-9
+
+
+@pytest.mark.parametrize("clients", [1, 2, 5])
+def test_noise_before_rounding_gets_a_modulus_that_holds_its_sums(clients: int) -> None:
+    mechanism = RoundedGaussian(noise_deviation=1.3, step=0.3, window=40, coordinate_range=0.6)
+    modulus = smallest_modulus(mechanism, clients=clients, dim=16, clip_norm=1.0, overflow=1e-9)
+    # All clients at the end of the range: sums of Gaussians that are each rounded.
+    masses = np.ones(1)
+    ends = (np.arange(mechanism.window + 1) - 0.5 - mechanism.centre - 0.25 / 0.3) / 1.3
+    for _ in range(clients):
+        masses = np.convolve(masses, np.diff(norm.cdf(ends)))
+    distances = np.abs(np.arange(len(masses)) - clients * mechanism.centre)
+    assert masses[distances > 0.5 * modulus].sum() <= 1e-9
+    assert modulus <= clients * (mechanism.window - 1) + 1
     assert overflow_probability(modulus, mechanism, clients=clients, dim=16, clip_norm=1.0) <= 1e-9

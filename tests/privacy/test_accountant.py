@@ -172,6 +172,28 @@ def test_tails_are_added_for_every_round() -> None:
     assert moved - bare == pytest.approx(1e-8 * (1 + math.e), rel=1e-6)
 
 
+def test_slack_adds_to_epsilon_and_multiplies_delta() -> None:
+    rounds = [Rounds(0.2, 10, slack=1e-3)]
+    mu = 0.2 * math.sqrt(10.0)
+    found = composed_delta(rounds, epsilon=1.0, participation=EVERY)
+    assert found == pytest.approx(gdp_delta(mu, 1.0 - 0.02) * math.exp(0.01), rel=1e-9)
+    epsilon = composed_epsilon(rounds, delta=1e-6, participation=EVERY)
+    assert epsilon == pytest.approx(gdp_epsilon(mu, 1e-6 * math.exp(-0.01)) + 0.02, rel=1e-6)
+    assert composed_delta(rounds, epsilon=epsilon, participation=EVERY) <= 1e-6
+    # So much that nothing is left.
+    assert composed_delta([Rounds(0.2, 10, slack=1.0)], epsilon=1.0, participation=EVERY) == 1.0
+
+
+@pytest.mark.parametrize("scheme", ALL, ids=str)
+def test_slack_of_every_scheme_costs(scheme: Participation) -> None:
+    bare, slack = (
+        composed_epsilon([Rounds(0.5, 20, slack=each)], delta=1e-6, participation=scheme) for each in (0.0, 1e-3)
+    )
+    counted = scheme.counted_rounds(20)
+    assert slack >= bare + 2e-3 * counted * (1.0 - 1e-9)
+    assert slack <= bare + 3e-3 * counted + 1e-3
+
+
 def test_tails_of_one_round_only_where_everybody_takes_part_once() -> None:
     rounds = [Rounds(0.2, 10, tail_mass=1e-9)]
     bare = composed_delta([Rounds(0.2)], epsilon=1.0, participation=EVERY)

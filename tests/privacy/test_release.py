@@ -244,6 +244,8 @@ def test_secure_sums_are_held_to_it() -> None:
         SecureParameters.for_protocol(protocol, round=0, surviving=7, dropout=0.3, accept_epsilon=0.99 * true)
     accepted = SecureParameters.for_protocol(protocol, round=0, surviving=7, dropout=0.3, accept_epsilon=true)
     assert accepted.surviving == 7
+    with pytest.raises(GuaranteeError):
+        SecureParameters.for_protocol(protocol, round=0, clients=8)
 
 
 def test_a_secure_round_of_too_few_ends_without_a_sum() -> None:

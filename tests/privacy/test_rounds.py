@@ -9,6 +9,7 @@ import pytest
 
 from cpsgd import Protocol
 from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.mechanisms import Coins
 from cpsgd.privacy.gaussian import gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee
 from cpsgd.privacy.rounds import guarantee_over_rounds, published_epsilon
@@ -89,6 +90,18 @@ def test_the_papers_route_is_far_above() -> None:
     own = alternatives["per-round guarantee + optimal composition"]
     assert isinstance(own, float)
     assert found.epsilon < own < paper
+
+
+def test_a_published_accounting_that_floating_point_cannot_hold_is_no_reason_to_prove_nothing() -> None:
+    coins = Protocol(clients=20, dim=1, clip_norm=1.0, mechanism=Coins(coins=4096, theta=0.001, coordinate_range=0.4))
+    found = guarantee_over_rounds(coins, 1e-5, rounds=3)
+    assert found.epsilon < 1.0
+    assert "no finite ε" in str(dict(found.alternatives)["poisson-binomial + optimal composition"])
+
+
+def test_numbers_too_small_for_floating_point_are_not_smoothed() -> None:
+    far = Protocol.binomial(clients=3, dim=40, clip_norm=1.0, levels=39, trials=16345, coordinate_range=2.0**63)
+    assert guarantee_over_rounds(far, 1e-5, rounds=3).epsilon < 1e-6
 
 
 def test_monotone_in_rounds_noise_and_delta() -> None:

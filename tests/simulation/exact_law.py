@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 from cpsgd import Protocol
-from cpsgd.mechanisms import Binomial, Coins, Mechanism, SampledCoins
+from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian, SampledCoins
 from cpsgd.mechanisms.law import Steps
 
 CLIENTS, DIM = 6, 20_000
@@ -48,6 +48,9 @@ PROTOCOLS = {
     "widest coin": coins(1, theta=0.4999),
     "sampled coins": with_mechanism(SampledCoins(rate=0.3, theta=0.3, coordinate_range=1.0)),
     "few sampled coins": with_mechanism(SampledCoins(rate=0.05, theta=0.5, coordinate_range=1.0)),
+    "noise before rounding": with_mechanism(
+        RoundedGaussian(noise_deviation=1.2, step=0.7, window=30, coordinate_range=1.0)
+    ),
 }
 """Rounds of every kind."""
 
@@ -66,6 +69,8 @@ def exact_law(of: Protocol) -> np.ndarray:
     """Probabilities of a coordinate's sum: each client's rounding, then Binomial(nm, p) where that is not the noise."""
     if isinstance(steps := of.mechanism.law(1) if of.mechanism.is_noisy else None, Steps):
         return _law_of_steps(of, steps)
+    if isinstance(of.mechanism, RoundedGaussian):
+        return _law_of_rounded(of.mechanism)
     noise = noise_of(of)
     grid = noise.grid
     law = binom.pmf(np.arange(CLIENTS * noise.trials + 1), CLIENTS * noise.trials, noise.p)
@@ -89,4 +94,13 @@ def _law_of_steps(of: Protocol, steps: Steps) -> np.ndarray:
         step = 0.5 * (1.0 - x) * np.array(steps.low) + 0.5 * (1.0 + x) * np.array(steps.high)
         for _ in range(steps.copies):
             law = np.convolve(law, step)
+    return law
+
+
+def _law_of_rounded(mechanism: RoundedGaussian) -> np.ndarray:
+    law, grid = np.ones(1), mechanism.grid
+    for value in VALUES:
+        mean = round(value * grid.unit) / 2**grid.fraction_bits + mechanism.centre
+        ends = (np.arange(mechanism.window + 1) - 0.5 - mean) / mechanism.noise_deviation
+        law = np.convolve(law, np.diff(norm.cdf(ends)))
     return law

@@ -27,7 +27,7 @@ from cpsgd.statistics.contributions import People
 from cpsgd.statistics.questions import Question
 from cpsgd.statistics.tables import open_table
 
-QUICK: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "bits": 8, "mechanism": "binomial"}
+QUICK: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
 GROUPS = {"sex": ["f", "m"]}
 
 
@@ -275,6 +275,14 @@ def bad_inputs(table: dict[str, np.ndarray]) -> dict[str, tuple[type[CpsgdError]
         ),
         "unreadable Parquet": (TableError, lambda **o: statistics.mean(damaged("t.parquet"), bounds=bounds, **o)),
         "unreadable text": (TableError, lambda **o: statistics.mean(damaged("t.csv.gz"), bounds=bounds, **o)),
+        "a word that is misspelt": (
+            ParameterError,
+            lambda **o: statistics.mean(table, bounds=bounds, **{"users": "id"}, **o),
+        ),
+        "the mean user": (
+            ParameterError,
+            lambda **o: statistics.mean(table, bounds={"id": (0, 9)}, user="id", **o),
+        ),
         "not a count": (ColumnError, lambda **o: statistics.count(table, columns=["age"], **o)),
         "no columns": (ParameterError, lambda **o: statistics.mean(table, **o)),
         "bounds of no column": (
@@ -452,7 +460,14 @@ def test_the_first_column_does_not_matter_to_a_count_of_rows(tmp_path: Path) -> 
 
 
 def test_ids_are_told_apart_exactly() -> None:
-    """As floats these would be one user; and blanks do not make two users of one."""
-    large = [2**62 + i // 2 for i in range(600)]
-    found = statistics.mean({"id": large, "x": [0.5] * 600}, bounds={"x": (0, 1)}, user="id", **QUICK)
-    assert found.users == 300
+    """As floats these would be one user."""
+    for first in (2**62, 2**63 - 100, 2**70):
+        large = [first + i // 2 for i in range(600)]
+        for ids in (large, [-1, -1, *large[2:]]):
+            found = statistics.mean({"id": ids, "x": [0.5] * 600}, bounds={"x": (0, 1)}, user="id", **QUICK)
+            assert found.users == 300
+
+
+def test_what_it_may_cost_is_needed(table: dict[str, np.ndarray]) -> None:
+    with pytest.raises(ParameterError, match="Missing delta"):
+        statistics.mean(table, bounds={"age": (0, 100)}, epsilon=1.0)  # type: ignore[call-arg]

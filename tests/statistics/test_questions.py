@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd.errors import ColumnError, ConditionError, CpsgdError, ParameterError, TableError, VectorError
+from cpsgd.errors import ColumnError, CpsgdError, GuaranteeError, ParameterError, TableError, VectorError
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, graph
 from cpsgd.statistics import Count, Histogram, Mean, Quantiles, Sum
 from cpsgd.statistics.bounds import Ranges
@@ -144,8 +144,19 @@ def test_a_round_between_clients_and_server() -> None:
     assert len(plain["values"]) == 4
     assert plain["values"][0].keys() == {"group", "name", "value", "low", "high"}
     assert repr(found).startswith("<mean of 400 users: a/x ")
-    with pytest.raises(ConditionError, match=r"Got 200 messages .* ε = .* is proved instead of"):
+    with pytest.raises(GuaranteeError) as refused:
         asked.aggregate(messages[:200])
+    assert refused.value.messages == 200
+    true = refused.value.epsilon
+    assert true is not None
+    assert true > found.epsilon
+    with pytest.raises(GuaranteeError):
+        asked.result(np.zeros(asked.protocol.dim), 200)
+    # Who accepts it gets the figure that is true, and wider intervals.
+    accepted = asked.aggregate(messages[:200], accept_epsilon=true * 1.01, confidence=1.0 - 1e-8)
+    assert accepted.epsilon == pytest.approx(true)
+    assert accepted.users == 200
+    assert ((accepted.low <= [[1.0, 3.0], [2.0, 3.0]]) & (accepted.high >= [[1.0, 3.0], [2.0, 3.0]])).all()
 
 
 def test_a_secure_round() -> None:

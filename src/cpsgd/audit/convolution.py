@@ -1,8 +1,8 @@
 """The masses of a sum of clients' integers in every coordinate, by convolution: no transform, so that tails are exact.
 
-Two kinds of sums: integer noise beside the clients' rounding, and integers whose rounding is the noise. In both a
-client's *point* says where it lies between the levels, from 0 to k - 1; a point between two levels is a mixture of
-them. Coordinates in which all clients have the same points, which are most of them, are convolved once.
+Three kinds of sums: integer noise beside the clients' rounding, integers whose rounding is the noise, and noise before
+the rounding. In all of them a client's *point* says where it lies between the levels, from 0 to k - 1. Coordinates in
+which all clients have the same points, which are most of them, are convolved once.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from cpsgd.errors import ParameterError
-from cpsgd.mechanisms.law import Law, Steps
+from cpsgd.mechanisms.law import Law, RoundedNormal, Steps
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -26,6 +27,7 @@ Groups = Sequence[tuple[Array, int]]
 
 # Outcomes rarer than about e^-200 are left out.
 _NATS = 200.0
+_DEVIATIONS = 20.0
 _MAX_ENTRIES = 2**24
 # Points that agree to so many digits are the same: far more than the codec's grid has.
 _DIGITS = 12
@@ -85,6 +87,26 @@ def of_steps(steps: Steps, groups: Groups) -> Masses:
     largest = max(float(np.max(np.abs(integers - end @ integers))) for end in (low, high))
     # The largest mass of a part is convex in the point, and the same at points that mirror each other: least at ½.
     return Masses(first, mass, largest, narrowing=2.0 / float(np.max(low + high)))
+
+
+def of_rounded(noise: RoundedNormal, groups: Groups) -> Masses:
+    """Gaussian noise around every client's point, rounded to the nearest integer."""
+    reach = math.ceil(_DEVIATIONS * noise.part) + 1
+
+    def law(points: tuple[float, ...]) -> tuple[int, Array]:
+        first, mass = 0, np.ones(1)
+        for point, (_, clients) in zip(points, groups, strict=True):
+            middle = math.floor(noise.lowest + point)
+            ends = (np.arange(-reach, reach + 2) - 0.5 + (middle - noise.lowest - point)) / noise.part
+            # By the nearer tail, so that small masses keep their digits.
+            parts = np.where(ends[1:] <= 0.0, np.diff(ndtr(ends)), -np.diff(ndtr(-ends)))
+            more, masses = _power(tuple(parts.tolist()), clients)
+            first, mass = _trimmed(first + more + clients * (middle - reach), np.convolve(mass, masses))
+            _check_size(len(groups[0][0]), len(mass))
+        return first, mass
+
+    # Moments are those of a Gaussian and of numbers uniform on a level, which are sums of ever smaller parts.
+    return Masses(*_rows(groups, law), largest=1.0, narrowing=2.0)
 
 
 def _check_size(dim: int, width: int) -> None:

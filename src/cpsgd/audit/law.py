@@ -9,9 +9,9 @@ import numpy as np
 
 from cpsgd.audit.convolution import Array as Array
 from cpsgd.audit.convolution import Integers as Integers
-from cpsgd.audit.convolution import of_noise, of_steps
+from cpsgd.audit.convolution import of_noise, of_rounded, of_steps
 from cpsgd.errors import ParameterError
-from cpsgd.mechanisms.law import Normal, Steps
+from cpsgd.mechanisms.law import Normal, RoundedNormal, Steps
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -44,9 +44,12 @@ class SumLaw:
         """
         self.count = count = sum(clients for _, clients in groups)
         law = protocol.mechanism.law(count)
-        if isinstance(law, Normal):
+        if isinstance(law, RoundedNormal):
+            found = of_rounded(law, groups)
+        elif isinstance(law, Normal):
             raise ParameterError("Only sums of integers have a law that can be convolved.")
-        found = of_steps(law, groups) if isinstance(law, Steps) else of_noise(law, groups)
+        else:
+            found = of_steps(law, groups) if isinstance(law, Steps) else of_noise(law, groups)
         self.first, self.mass = found.first, found.mass
         self.largest, self.narrowing = found.largest, found.narrowing
         outcomes = np.arange(self.mass.shape[1])

@@ -66,8 +66,11 @@ class RoundLattice:
 
     @property
     def step(self) -> float:
-        """The distance of two levels."""
-        return 2.0 * self._grid.limit / self._grid.unit / (self.protocol.mechanism.levels - 1)
+        """The distance of two levels; of two integers, where noise comes before the rounding."""
+        mechanism = self.protocol.mechanism
+        if mechanism.levels == 0:
+            return mechanism.scale
+        return 2.0 * self._grid.limit / self._grid.unit / (mechanism.levels - 1)
 
     def sums(self, means: NDArray[np.float32], count: int) -> Array:
         """The sums of `count` clients' integers behind released means, one row each; integers but for float32."""

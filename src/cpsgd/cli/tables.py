@@ -31,6 +31,22 @@ _SHOWN = 60
 
 
 @dataclass(frozen=True, kw_only=True)
+class CostOptions:
+    """What it may cost.
+
+    Attributes:
+        epsilon: ε, per user or per row.
+        delta: δ of the guarantee.
+        bits: Bits per coordinate. Nothing is sent here: if not given, as many as it takes to be as good as the Gaussian
+            mechanism.
+    """
+
+    epsilon: float
+    delta: float
+    bits: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class BudgetOptions:
     """Who pays.
 
@@ -107,6 +123,7 @@ class ResultOptions:
 
 
 NO_COLUMNS, NO_BUDGET, NO_RESULT = ColumnOptions(), BudgetOptions(), ResultOptions()
+Costs = Annotated[CostOptions, Parameter(name="*")]
 Columns = Annotated[ColumnOptions, Parameter(name="*", group=TABLE)]
 Budgets = Annotated[BudgetOptions, Parameter(name="*", group=options.BUDGET)]
 Results = Annotated[ResultOptions, Parameter(name="*")]
@@ -130,7 +147,7 @@ def sum(
     file: File,
     /,
     *,
-    cost: Annotated[options.Cost, options.FLAT],
+    cost: Costs,
     columns: Columns = NO_COLUMNS,
     rows_per_user: RowsPerUser = None,
     mechanism: MechanismName = BEST,
@@ -154,7 +171,7 @@ def count(
     file: File,
     /,
     *,
-    cost: Annotated[options.Cost, options.FLAT],
+    cost: Costs,
     columns: Columns = NO_COLUMNS,
     rows_per_user: RowsPerUser = None,
     mechanism: MechanismName = BEST,
@@ -181,7 +198,7 @@ def histogram(
     file: File,
     /,
     *,
-    cost: Annotated[options.Cost, options.FLAT],
+    cost: Costs,
     columns: Columns = NO_COLUMNS,
     edges: Annotated[str | None, Parameter(help="Edges of the bins, separated by commas.")] = None,
     categories: Annotated[str | None, Parameter(help="Instead of --edges: values to count, by commas.")] = None,
@@ -214,7 +231,7 @@ def quantiles(
     file: File,
     /,
     *,
-    cost: Annotated[options.Cost, options.FLAT],
+    cost: Costs,
     columns: Columns = NO_COLUMNS,
     quantiles: Annotated[str, Parameter(help="Which, separated by commas.")] = "0.25,0.5,0.75",
     bins: Annotated[int, WHOLE, Parameter(help="Bins that the bounds are divided into.")] = 512,

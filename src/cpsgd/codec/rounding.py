@@ -28,6 +28,12 @@ Rounder = kernels.Rounder
 Flipper = kernels.Flipper
 """The kernel that flips biased coins for grid points: heads with probability ½ + g/2^16."""
 
+GaussianRounder = kernels.GaussianRounder
+"""The kernel that adds a finely resolved Gaussian to grid points, and then rounds to the nearest level."""
+
+CELL_BITS, UNIFORMS = 8, 28
+"""Its noise counts cells of 2^CELL_BITS grid points, and adds so many uniform numbers below that."""
+
 # Coordinates worked on at a time, so that wide temporaries stay in the cache.
 _BLOCK = 1 << 16
 

@@ -71,8 +71,8 @@ class SessionState:
     spent: dict[str, int] = field(default_factory=dict)
     checked: str = ""
     protocol: str = ""
-    secrets: bytes = b""
-    prepared: str = ""
+    secrets: bytes = field(default=b"", repr=False)
+    prepared: str = field(default="", repr=False)
 
     def to_bytes(self) -> bytes:
         """All of it, its secrets included."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -107,7 +108,7 @@ class Extras:
         extras = [] if self.clip is None else [1.0 if norm <= most else -1.0]
         for name, (low, high) in self.measures.items():
             value = metrics.get(name)
-            known = isinstance(value, int | float) and math.isfinite(value)
+            known = isinstance(value, int | float) and abs(value) <= sys.float_info.max
             extras.append(min(max(2.0 * (value - low) / (high - low) - 1.0, -1.0), 1.0) if known else 0.0)  # type: ignore[operator]
         return np.concatenate([update * scale, np.array(extras) * (self.weight * clip_norm)]).astype(np.float32)
 
@@ -142,5 +143,5 @@ class Extras:
             fields = json.loads(text)
             measures = {str(name): (float(low), float(high)) for name, (low, high) in fields.pop("measures").items()}
             return cls(measures=measures, **fields)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             raise WireError("What the server asks to be measured cannot be read.") from None

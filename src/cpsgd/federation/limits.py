@@ -11,6 +11,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import CpsgdError, FingerprintError, ParameterError, RoundRefusedError
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import SecureParameters, risk
+from cpsgd.secagg.parameters import MAX_CLIENTS
 
 # The most that an unlucky draw of the graph may have for a probability to protect less than it should.
 _INSECURITY = 1e-6
@@ -90,6 +91,11 @@ class Limits:
             raise RoundRefusedError(
                 f"The server would release the sum of {surviving} of {protocol.clients} clients; this client asks for "
                 f"at least {self.min_clients}."
+            )
+        if protocol.clients > MAX_CLIENTS:
+            # What the guarantee takes to compute grows with their number, which is the server's word.
+            raise RoundRefusedError(
+                f"The server announces {protocol.clients} clients; this client takes part among {MAX_CLIENTS} at most."
             )
         if rounds < 1 or (self.rounds is not None and rounds > self.rounds):
             raise RoundRefusedError(

@@ -235,8 +235,10 @@ def flatten(arrays: Arrays, dim: int) -> NDArray[np.float32]:
     """All arrays one after the other as one vector.
 
     Raises:
-        ParameterError: They are not float arrays of `dim` coordinates in all.
+        ParameterError: They are not float arrays of `dim` coordinates in all, or none.
     """
+    if not arrays:
+        raise ParameterError("The model has no arrays.")
     for name, array in arrays.items():
         if array.dtype.kind != "f":
             raise ParameterError(

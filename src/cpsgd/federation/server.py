@@ -337,9 +337,10 @@ class ServerSession(Generic[Node]):
     def _accuse(self, accuser: int, reason: str) -> None:
         """Notes that a client says it was sent something wrong by another.
 
-        Anybody may say so. But of more accusers than may collude one is honest, and the accused is at fault.
+        Anybody may say so. But of more accusers than may collude one is honest, and the accused is at fault. Before the
+        first stage is closed nobody was sent anything: who speaks then need not even have keys, or be on the roster.
         """
-        found = _ACCUSATION.match(reason)
+        found = None if self.stage in OPENING else _ACCUSATION.match(reason)
         accused = int(found[1]) if found else -1
         if 0 <= accused < len(self._nodes) and accused != accuser:
             accusers = self.report.accused.setdefault(self._nodes[accused], [])

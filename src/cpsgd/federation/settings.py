@@ -73,6 +73,9 @@ class Memory:
             return None
         if not isinstance(path, str) or not path:
             raise RoundRefusedError(f"This client's {MEMORY_KEY} is not the name of a file.")
+        if not Path(path).is_absolute():
+            # In another working directory, which a train function may change to, it would be another, empty memory.
+            raise RoundRefusedError(f"This client's {MEMORY_KEY} is not a full path, which begins at the root.")
         return cls(Path(path))
 
     def rounds(self) -> list[Answered]:
@@ -120,12 +123,23 @@ class Memory:
         try:
             with self._path.open("a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
+                if not file.seek(0, os.SEEK_END):
+                    _keep(self._path.parent)
                 yield file
         except CpsgdError:
             raise
         except (OSError, ValueError) as error:
             # The server is told this text, so it names no path and quotes nothing.
             raise RoundRefusedError(f"This client cannot read or write its memory ({type(error).__name__}).") from None
+
+
+def _keep(folder: Path) -> None:
+    """Sees to it that a new file in the folder is there also after a loss of power."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _write(file: BufferedRandom, *lines: str) -> None:

@@ -103,5 +103,5 @@ def _saver() -> Any:
     try:
         from safetensors.torch import save
     except ImportError:
-        raise ParameterError("Writing a model needs safetensors: pip install 'cpsgd[torch]'.") from None
+        raise ParameterError("Writing a model needs safetensors: pip install safetensors.") from None
     return save

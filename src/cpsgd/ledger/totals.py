@@ -322,8 +322,8 @@ def _part(kinds: frozenset[_Kind], count: int, delta: float, share: float, adjac
     costs = [_cost(kind, share * delta, adjacency) for kind in kinds]
     if joint is not None and joint.mu < costs[0].mu:
         return joint, participation
-    mu, tail_mass, variation = (max(getattr(cost, name) for cost in costs) for name in ("mu", "tail_mass", "variation"))
-    return Rounds(mu, count, tail_mass, variation), participation
+    worst = {name: max(getattr(cost, name) for cost in costs) for name in ("mu", "tail_mass", "variation", "slack")}
+    return Rounds(count=count, **worst), participation
 
 
 @lru_cache(maxsize=4096)

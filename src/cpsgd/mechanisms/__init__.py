@@ -14,6 +14,7 @@ from cpsgd.mechanisms.coins import Coins as Coins
 from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussian as DiscreteGaussian
 from cpsgd.mechanisms.gaussian import Gaussian as Gaussian
 from cpsgd.mechanisms.lazy_coins import LazyCoins as LazyCoins
+from cpsgd.mechanisms.rounded_gaussian import RoundedGaussian as RoundedGaussian
 from cpsgd.mechanisms.sampled_coins import SampledCoins as SampledCoins
 from cpsgd.mechanisms.skellam import Skellam as Skellam
 
@@ -27,6 +28,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         Coins,
         SampledCoins,
         LazyCoins,
+        RoundedGaussian,
     )
 }
 """All mechanisms, by name."""

@@ -77,7 +77,7 @@ class Rounding:
     Attributes:
         limit: The largest |g|.
         offset: What is added to g, at least `limit`.
-        fraction_bits: F, at most 16.
+        fraction_bits: F, at most 16; 0 leaves grid points as they are.
         coins: So many coins are tossed and the integer is the number of heads; None for a single draw.
         rate: Of 2^16: with this probability a coin is tossed, 2 for heads and 0 for tails, otherwise the integer is 1.
             None where every coordinate is included.
@@ -94,6 +94,29 @@ class Rounding:
         """The largest integer."""
         draw = (self.limit + self.offset + (1 << self.fraction_bits) - 1) >> self.fraction_bits
         return draw * (self.coins or 1) * (1 if self.rate is None else 2)
+
+
+@dataclass(frozen=True)
+class SumRounding:
+    """Noise that comes before the rounding, and is drawn by a device for the sum of all clients' grid points.
+
+    The sum of n points, moved to the middle, gets Gaussian noise of this deviation, and n - 1 numbers uniform on one
+    level; then it is rounded to the nearest level, and `centre` is added for every client. That is the law of a sum of
+    numbers that are rounded one by one (docs/accounting.md, section 13).
+
+    Attributes:
+        deviation: In grid points.
+        fraction_bits: F.
+        clients: n.
+        offset: What `Rounding` added to every grid point.
+        centre: The mean of a client's integer whose coordinate is zero.
+    """
+
+    deviation: float
+    fraction_bits: int
+    clients: int
+    offset: int
+    centre: float
 
 
 @dataclass(frozen=True)
@@ -229,7 +252,7 @@ class Mechanism(ABC):
     def device_rounding(self) -> Rounding | None:
         """What `rounding_part` does, for a device's own kernels; None where floats are sent as they are."""
 
-    def device_noise(self, count: int) -> FairCoins | Normal | None:
+    def device_noise(self, count: int) -> FairCoins | Normal | SumRounding | None:
         """What `sum_noise` draws as a law that a device draws by itself; None where `sum_noise` is to draw it."""
         return None
 
@@ -293,6 +316,13 @@ class Mechanism(ABC):
     @abstractmethod
     def variation(self) -> float:
         """An upper bound on the total variation of one draw of noise from its law; 0 where the sampler is exact."""
+
+    def likelihood_slack(self, honest: int) -> float:
+        """λ: up to `variation`, sums have e^±λ times the probabilities of what `law` speaks of, in each coordinate.
+
+        0 where the law is that of the sums.
+        """
+        return 0.0
 
     def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
         """ε by its authors' own accounting (see `published`), for comparison.

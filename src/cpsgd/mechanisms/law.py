@@ -39,6 +39,19 @@ class Normal:
 
 
 @dataclass(frozen=True)
+class RoundedNormal(Normal):
+    """A Gaussian on the real numbers, of which clients send rounded parts.
+
+    Attributes:
+        part: Standard deviation of what one client adds before it rounds to the nearest integer.
+        lowest: The mean of a client's integer whose coordinate is at the lower end of its range.
+    """
+
+    part: float
+    lowest: float
+
+
+@dataclass(frozen=True)
 class Steps:
     """A sum without separate noise: every client adds independent small integers whose law is affine in its coordinate.
 

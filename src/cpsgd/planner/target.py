@@ -42,6 +42,10 @@ _CLOSE = 0.998
 _CLOSE_ENOUGH, _STEPS_TRIES, _SAME_ODDS = 0.9998, 8, 2
 # How much wider the scale becomes at most from one to the next, and how fast μ is taken to fall with it.
 _LONGEST_STEP, _STEEPEST = 1.3, 6.0
+# The largest share of δ that noise which is only close to a Gaussian may cost.
+_MOST_FOR_VARIATION = 0.1
+# And of ε, half of it, for what its rounding tells.
+_MOST_FOR_SLACK = 0.1
 
 
 @dataclass(frozen=True)
@@ -122,8 +126,11 @@ class Target:
 
     def rough_scale(self, mechanism: Mechanism) -> float:
         """The scale that a Gaussian of slightly smaller variance would need; only ranks candidates."""
-        if isinstance(mechanism.law(self.honest), Steps):
+        law = mechanism.law(self.honest)
+        if isinstance(law, Steps):
             return self.ideal_scale(mechanism) * _STEPS_EXCESS
+        if isinstance(law, Normal):
+            return self.ideal_scale(mechanism) * self.gaussian_mu / self._normal_mu(self._spent_on(mechanism))
         deviation = math.sqrt(self.honest * mechanism.noise_variance)
         return self.ideal_scale(mechanism) * (1.0 + _EXCESS / deviation)
 
@@ -132,9 +139,9 @@ class Target:
         law = mechanism.law(self.honest)
         if isinstance(law, Steps):
             return self.rough_scale(mechanism)
-        if isinstance(law, Normal):
-            raise ConditionError(f"The scale of {mechanism.name} is not planned.")
         try:
+            if isinstance(law, Normal):
+                return self._normal_scale(law, mechanism)
             return self._scale_for(mechanism, self._gaussian_sensitivity(law, mechanism.levels))
         except ConditionError:
             return self.rough_scale(mechanism)
@@ -142,9 +149,11 @@ class Target:
     def quickly_certified(self, mechanism: Mechanism) -> bool:
         """Whether the quickest certificate proves anything about so much noise."""
         law = mechanism.law(self.honest)
-        if not isinstance(law, Law):
+        if isinstance(law, Steps):
             return False
         try:
+            if isinstance(law, Normal):
+                return self._normal_scale(law, mechanism) >= 0.0
             return self._gaussian_sensitivity(law, mechanism.levels) > 0.0
         except ConditionError:
             return False
@@ -163,7 +172,7 @@ class Target:
         """
         law, levels = mechanism.law(self.honest), mechanism.levels
         if isinstance(law, Normal):
-            raise ConditionError(f"The scale of {mechanism.name} is not planned.")
+            return self._normal_scale(law, mechanism)
         if isinstance(law, Steps):
             return self._steps_scale(mechanism, wanted)
         reason: ConditionError | None = None
@@ -190,6 +199,34 @@ class Target:
         """The smallest s at which neighbours are at most `allowed` apart; 0 where the range sees to that."""
         cube = math.sqrt(self.dim) * mechanism.reach(self.adjacency)
         return 0.0 if allowed >= cube else self._scale_at(mechanism, allowed)
+
+    def _normal_scale(self, law: Normal, mechanism: Mechanism) -> float:
+        """The smallest scale of noise that is a Gaussian, up to a total variation and a slack.
+
+        Raises:
+            ConditionError: That costs too much of δ or ε.
+        """
+        slack = self.counted_rounds * self.dim * mechanism.likelihood_slack(self.honest)
+        spent = self._spent_on(mechanism)
+        if spent > _MOST_FOR_VARIATION or slack > _MOST_FOR_SLACK * self.epsilon:
+            raise ConditionError(f"The noise is too far from a Gaussian; {mechanism.sampler_remedy}.")
+        return self._scale_for(mechanism, self._normal_mu(spent, slack) * law.deviation * (1.0 - 1e-12))
+
+    def _spent_on(self, mechanism: Mechanism) -> float:
+        """The share of δ that a sampler's total variation costs."""
+        draws = self.counted_rounds * self.honest * self.dim
+        return draws * mechanism.variation * (1.0 + math.exp(self.epsilon)) / self.delta
+
+    def _normal_mu(self, spent: float, slack: float = 0.0) -> float:
+        """The largest μ of a round of a Gaussian mechanism, where a share of δ is spent, and ε has to make up for λ.
+
+        Under sampling only roughly.
+        """
+        if self.participation.rate < 1.0:
+            return (self.gaussian_mu if spent < 1e-6 else self._sampled_mu) * (1.0 - 2.0 * slack / self.epsilon)
+        left = max(1.0 - spent * (1.0 + 1e-9), 1.0 - _MOST_FOR_VARIATION) * math.exp(-slack)
+        mu = gaussian.gdp_mu(self.epsilon - 2.0 * slack, self.delta * left)
+        return mu / math.sqrt(self.counted_rounds) * (1.0 - 1e-14)
 
     def _steps_scale(self, mechanism: Mechanism, wanted: float) -> float:
         """The smallest scale, within a little, that the smoothed certificate proves to be enough; or the wanted one."""

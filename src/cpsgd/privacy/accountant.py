@@ -69,12 +69,15 @@ class Rounds:
         tail_mass: What each of them adds to δ whatever ε is.
         variation: Distance in total variation of each round's output law from the one `mu` speaks of; it adds
             (1 + e^ε) times as much to δ.
+        slack: λ: apart from that, each round's output has e^±λ times the probabilities of what `mu` speaks of. It adds
+            2λ to ε, and multiplies δ by e^λ.
     """
 
     mu: float
     count: int = 1
     tail_mass: float = 0.0
     variation: float = 0.0
+    slack: float = 0.0
 
     def __post_init__(self) -> None:
         _validate.positive("mu", self.mu)
@@ -153,11 +156,13 @@ def _composed_epsilon(parts: Sequence[Part], delta: float, interval: float) -> f
     if variation := math.fsum(r.count * r.variation for r in rounds):
         left = delta - (tails(0.0) - 2.0 * variation)
         limit = min(limit, math.log(max(1.0 + 1e-9, 0.5 * left / variation)))
+    slack = _slack(rounds)
     found = math.inf
     for profile in _profiles(parts, interval):
 
         def enough(epsilon: float, profile: Profile = profile) -> bool:
-            return profile(epsilon) + tails(epsilon) <= delta
+            left = epsilon - 2.0 * slack
+            return left >= 0.0 and (profile(left) + tails(epsilon)) * math.exp(slack) <= delta
 
         found = min(found, _smallest(enough, start=min(1.0, limit), limit=limit))
     return found
@@ -173,7 +178,10 @@ def composed_delta(
     if participation.scheme == "once":
         return max(composed_delta([replace(r, count=1)], epsilon=epsilon, participation=_EVERY) for r in rounds)
     profiles = _profiles([(r, participation) for r in rounds], interval)
-    return min(1.0, min(profile(epsilon) for profile in profiles) + _tails(rounds)(epsilon))
+    slack = _slack(rounds)
+    if (left := epsilon - 2.0 * slack) < min(0.0, epsilon):
+        return 1.0
+    return min(1.0, (min(profile(left) for profile in profiles) + _tails(rounds)(epsilon)) * math.exp(slack))
 
 
 def _tails(rounds: Sequence[Rounds]) -> Profile:
@@ -181,6 +189,11 @@ def _tails(rounds: Sequence[Rounds]) -> Profile:
     tail = math.fsum(r.count * r.tail_mass for r in rounds) * (1.0 + 1e-12)
     variation = math.fsum(r.count * r.variation for r in rounds) * (1.0 + 1e-12)
     return lambda epsilon: tail + variation * (1.0 + math.exp(epsilon))
+
+
+def _slack(rounds: Sequence[Rounds]) -> float:
+    """Λ of all rounds: likelihood ratios multiply."""
+    return min(math.fsum(r.count * r.slack for r in rounds) * (1.0 + 1e-12), LARGEST_EPSILON)
 
 
 def _profiles(parts: Sequence[Part], interval: float) -> list[Profile]:

@@ -14,7 +14,9 @@ from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import MECHANISMS
-from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.mechanisms.law import Law, Normal, RoundedNormal, Steps
+from cpsgd.participation import Participation
+from cpsgd.privacy.accountant import Rounds, composed_epsilon
 from cpsgd.privacy.certificate import certified_epsilon
 from cpsgd.privacy.gaussian import analytic_epsilon, classical_epsilon, gdp_epsilon
 from cpsgd.privacy.products import smoothed_epsilon
@@ -38,6 +40,10 @@ CITATIONS = {
     ),
     "gaussian-analytic": (
         'exact Gaussian mechanism: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", '
+        "ICML 2018, Theorem 8"
+    ),
+    "rounded-gaussian": (
+        "rounding of the exact Gaussian mechanism (docs/accounting.md, section 13), by Balle and Wang, "
         "ICML 2018, Theorem 8"
     ),
     "gaussian-classical": (
@@ -220,12 +226,17 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
     moved = _Moved(honest * dim * mechanism.variation, mechanism.sampler_remedy)
     if isinstance(law, Normal):
         gaussian = {"sigma": law.deviation, "sensitivity": sensitivity}
+        slack = dim * mechanism.likelihood_slack(honest)
+
+        def classical(delta: float) -> tuple[float, float]:
+            return classical_epsilon(**gaussian, delta=delta * math.exp(-slack)) + 2.0 * slack, 0.0
+
         found = {
-            "gaussian-analytic": _attempt(lambda delta: (analytic_epsilon(**gaussian, delta=delta), 0.0), delta, moved),
-            "gaussian-classical": _attempt(
-                lambda delta: (classical_epsilon(**gaussian, delta=delta), 0.0), delta, moved
-            ),
+            "gaussian-analytic": _attempt(lambda delta: (analytic_epsilon(**gaussian, delta=delta), 0.0), delta, moved)
         }
+        if isinstance(law, RoundedNormal):
+            found = {"rounded-gaussian": _rounded(protocol, law, adjacency, honest, delta)}
+        found["gaussian-classical"] = _attempt(classical, delta, moved)
     else:
 
         def smoothed(delta: float) -> tuple[float, float]:
@@ -275,6 +286,29 @@ def _lattice_methods(
         else:
             found[method] = _attempt(prove, delta, moved)
     return found
+
+
+def _rounded(protocol: Protocol, law: RoundedNormal, adjacency: Adjacency, honest: int, delta: float) -> Result:
+    """What is proved for a Gaussian that is rounded; the price of that is weighed against ε as it is."""
+    cost = normal_cost(protocol, law, adjacency, honest)
+    try:
+        epsilon = composed_epsilon([cost], delta=delta, participation=Participation.every())
+    except ConditionError:
+        epsilon = math.inf
+    if math.isinf(epsilon):
+        return f"rounding may cost all of δ={delta:g}; {protocol.mechanism.sampler_remedy}"
+    return epsilon, cost.variation * (1.0 + math.exp(epsilon)) * (1.0 + 1e-12)
+
+
+def normal_cost(protocol: Protocol, law: Normal, adjacency: Adjacency, honest: int, count: int = 1) -> Rounds:
+    """What `count` rounds of Gaussian noise cost, as exact as the mechanism draws it."""
+    mechanism, dim = protocol.mechanism, protocol.dim
+    return Rounds(
+        protocol.sensitivity(adjacency) / law.deviation * (1.0 + 1e-14),
+        count,
+        variation=honest * dim * mechanism.variation,
+        slack=dim * mechanism.likelihood_slack(honest) * (1.0 + 1e-14),
+    )
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import numpy as np
 from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.mechanisms.law import Law, Normal, RoundedNormal, Steps
 from cpsgd.participation import Participation
 from cpsgd.privacy import composition
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Rounds, composed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.gaussian import gdp_epsilon
-from cpsgd.privacy.guarantees import CITATIONS, Guarantee, guarantee, quick_guarantee
+from cpsgd.privacy.guarantees import CITATIONS, Guarantee, guarantee, normal_cost, quick_guarantee
 from cpsgd.privacy.products import smoothed_certificate, smoothed_epsilon
 from cpsgd.privacy.renyi import renyi_floor, summed_renyi_certificate
 
@@ -135,6 +135,8 @@ def guarantee_over_rounds(
     law = protocol.mechanism.law(fewest - colluding)
     exact, steps = isinstance(law, Normal), isinstance(law, Steps)
     method = "gaussian-analytic" if exact else "smoothed-certificate" if steps else "gaussian-certificate"
+    if isinstance(law, RoundedNormal):
+        method = "rounded-gaussian"
     found: dict[str, Result] = {}
     if not (steps and scheme.scheme == "every"):
         citation = f"{CITATIONS[method]}; {_COMPOSED[scheme.scheme]}"
@@ -328,7 +330,7 @@ def round_cost(
     law = mechanism.law(honest)
     sensitivity = protocol.sensitivity(adjacency)
     if isinstance(law, Normal):
-        return Rounds(mu=sensitivity / law.deviation * (1.0 + 1e-14), count=count)
+        return normal_cost(protocol, law, adjacency, honest, count)
     counted = counted_tail(scheme)
     if isinstance(law, Steps):
         # What is proved are hockey-stick divergences of pairs, up to the tail: all that sampling needs.
@@ -407,6 +409,8 @@ def published_epsilon(
     for share in _PUBLISHED_SHARES if rounds > 1 else (1.0 - 1e-9,):
         each = share * delta / rounds
         epsilon = protocol.mechanism.published_epsilon(protocol, each, neighbours, honest)
+        if not math.isfinite(epsilon):
+            raise ConditionError("The published accounting gives no finite ε for one round.")
         composed = composition.optimal_composition(epsilon=epsilon, delta=each, rounds=rounds, target_delta=delta)
         found = min(found, composed)
     return found

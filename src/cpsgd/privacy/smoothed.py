@@ -59,6 +59,8 @@ _TRIES, _PRECISION, _LARGEST_STEP, _WIDEST_CELL = 60, 1e-4, 1e3, 20.0
 # How much less precise κ may be where this share of the way is left, and at most.
 _CARE, _LEAST_PRECISE = 0.01, 30.0
 _SAFE = 1.0 + 1e-8
+# Below this, floating point soon has no smaller w.
+_SMALLEST_W = 1e-200
 # A line in exp(x) that falls over a cell of width h lies over the line in x by less than this times h of its fall.
 _BENT = 1.0 / 7.0
 
@@ -129,9 +131,11 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
         tail: Mass per coordinate that may be spent on thresholds far out, beside what the family leaves out.
 
     Raises:
-        ConditionError: Pairs are too far apart to be smoothed.
+        ConditionError: Pairs are too far apart to be smoothed, or next to equal.
     """
     curves = [_Curves(family) for family in families]
+    if not around > _SMALLEST_W:
+        raise ConditionError("No smoothed certificate is computed: there is next to nothing to smooth.")
     reach = max(family.reach for family in families)
     w, factor = around, _GROWTH
     values: list[float] = []

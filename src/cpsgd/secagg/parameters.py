@@ -181,7 +181,8 @@ class SecureParameters:
                 f"Expected at most clients={protocol.clients}, got {clients}: the sums of more could overflow."
             )
         if surviving is None and protocol.promise is not None:
-            surviving = protocol.promise.surviving
+            # Where fewer are invited, all of them, which may be refused below.
+            surviving = min(protocol.promise.surviving, clients)
         found = cls.choose(
             clients,
             protocol.dim,

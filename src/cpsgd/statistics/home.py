@@ -17,7 +17,7 @@ from cpsgd.statistics.bounds import Ranges
 from cpsgd.statistics.histograms import Histogram
 from cpsgd.statistics.questions import Bounds, Question, check_bounds
 from cpsgd.statistics.ranks import Quantiles
-from cpsgd.statistics.releases import Search, Wishes, release
+from cpsgd.statistics.releases import BoundsSearch, Wishes, release
 from cpsgd.statistics.results import Statistic
 from cpsgd.statistics.totals import Count, Mean, Sum
 
@@ -114,8 +114,8 @@ def _rows(rows_per_user: int | None, user: str | None) -> int:
         raise ParameterError("rows_per_user is for tables with a user column; name it with user.")
     if user is not None and rows_per_user is None:
         raise ParameterError(
-            "Missing rows_per_user: how many rows of one user may count. The noise grows with it, and further rows are "
-            "left out; choose it without looking at the data."
+            "Missing rows_per_user (--rows-per-user): how many rows of one user may count. The noise grows with it, "
+            "and further rows are left out; choose it without looking at the data."
         )
     return _validate.integer("rows_per_user", 1 if rows_per_user is None else rows_per_user, low=1)
 
@@ -145,4 +145,4 @@ def _ask(
     def known(found: Mapping[str, tuple[float, float]]) -> Question:
         return make({name: stated.get(name) or found[name] for name in columns})
 
-    return release(table, known(dict.fromkeys(missing, (0.0, 1.0))), Search(Ranges(missing), known), wishes)
+    return release(table, known(dict.fromkeys(missing, (0.0, 1.0))), BoundsSearch(Ranges(missing), known), wishes)

@@ -24,13 +24,13 @@ from scipy.special import ndtri
 
 from cpsgd import _validate
 from cpsgd.aggregator import Aggregator
-from cpsgd.errors import ConditionError, ParameterError, VectorError
+from cpsgd.errors import ParameterError, VectorError
 from cpsgd.planner import Plan, plan
-from cpsgd.privacy import guarantee
+from cpsgd.privacy import Guarantee
 from cpsgd.protocol import Protocol
 from cpsgd.statistics.columns import Chunk, labels, text_of
 from cpsgd.statistics.contributions import Combine, Rows, Vectors, combined, parts
-from cpsgd.statistics.results import Reading, Statistic, rounded_up
+from cpsgd.statistics.results import Reading, Statistic
 from cpsgd.statistics.tables import open_table
 
 Bounds = Mapping[str, tuple[float, float]]
@@ -234,38 +234,41 @@ class Planned:
         """One client's message; see `Question.vector` for what a value may be. Send one per client and round."""
         return self.protocol.encode(self.vector(value), round)
 
-    def aggregate(self, messages: Iterable[bytes], round: int = 0, *, confidence: float = 0.95) -> Statistic:
+    def aggregate(
+        self,
+        messages: Iterable[bytes],
+        round: int = 0,
+        *,
+        confidence: float = 0.95,
+        accept_epsilon: float | None = None,
+    ) -> Statistic:
         """The statistic from the clients' messages.
 
+        Args:
+            messages: One per client.
+            round: Which round they were encoded for.
+            confidence: Of the intervals.
+            accept_epsilon: Releases fewer messages than were planned for if the ε that is true is at most this; the
+                statistic says which.
+
         Raises:
-            ConditionError: There are fewer messages than the guarantee was planned for. Nothing is released.
+            GuaranteeError: There are fewer messages than the guarantee was planned for. Nothing is released.
             WireError: A message is refused.
         """
         aggregator = Aggregator(self.protocol, round, max_dim=MOST_COORDINATES)
         for message in messages:
             aggregator.add(message)
-        self.check_count(aggregator.count)
-        return self.result(aggregator.mean(), aggregator.count, confidence=confidence)
+        mean = aggregator.mean(accept_epsilon=accept_epsilon)
+        return self.result(mean, aggregator.count, confidence=confidence, accept_epsilon=accept_epsilon)
 
-    def check_count(self, count: int) -> None:
-        """Refuses, with `ConditionError`, fewer messages than the guarantee was planned for."""
-        if count >= self.plan.surviving:
-            return
-        try:
-            true = guarantee(self.protocol, self.plan.guarantee.delta, surviving=count, colluding=self.plan.colluding)
-            worth = f"ε = {rounded_up(true.epsilon)}"
-        except ConditionError:
-            worth = "no ε at all"
-        raise ConditionError(
-            f"Got {count:,} messages where at least {self.plan.surviving:,} were planned for: with the noise of so few "
-            f"{worth} is proved instead of {rounded_up(self.plan.guarantee.epsilon)}. Nothing was released; wait for "
-            "more, or plan with dropout."
-        )
-
-    def result(self, mean: ArrayLike, count: int, *, confidence: float = 0.95) -> Statistic:
-        """The statistic from the private mean of `count` clients' vectors."""
-        self.check_count(count)
-        found = self.plan.guarantee
+    def result(
+        self, mean: ArrayLike, count: int, *, confidence: float = 0.95, accept_epsilon: float | None = None
+    ) -> Statistic:
+        """The statistic from the private mean of `count` clients' vectors; see `aggregate`."""
+        found: Guarantee | None = self.plan.guarantee
+        if count < self.plan.surviving or accept_epsilon is not None:
+            found = self.protocol.release(count, accept_epsilon=accept_epsilon)
+        assert found is not None  # a plan's protocol promises something
         return Statistic(
             statistic=self.question.statistic,
             reading=self.reading(mean, count, confidence),

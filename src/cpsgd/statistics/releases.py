@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.errors import ColumnError, TableError
+from cpsgd.errors import ColumnError, ParameterError, TableError
 from cpsgd.planner.problem import BEST
 from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
 from cpsgd.simulation.cpu import RoundSimulator
@@ -78,14 +78,14 @@ class Wishes(TypedDict):
 
 
 @dataclass(frozen=True)
-class Search:
+class BoundsSearch:
     """Bounds are to be found first."""
 
     ranges: Ranges
     known: Callable[[Mapping[str, tuple[float, float]]], Question]
 
 
-def release(table: object, question: Question, search: Search | None, wishes: Wishes) -> Statistic:
+def release(table: object, question: Question, search: BoundsSearch | None, wishes: Wishes) -> Statistic:
     """The statistic, or nothing: charged to the ledger, where there is one, before its noise is drawn.
 
     Args:
@@ -94,6 +94,7 @@ def release(table: object, question: Question, search: Search | None, wishes: Wi
         search: Where some bounds are to be found first.
         wishes: What all statistics take.
     """
+    _check(wishes, question)
     user, ledger, population = wishes.get("user"), wishes.get("ledger"), wishes.get("population")
     confidence = _validate.probability("confidence", wishes.get("confidence", 0.95))
     Charge.check(ledger, population)
@@ -124,8 +125,19 @@ def release(table: object, question: Question, search: Search | None, wishes: Wi
     return result if first is None else replace(result, **_together(rounds, epsilon, delta))
 
 
+def _check(wishes: Wishes, question: Question) -> None:
+    """Refuses what cannot be meant: a word that is misspelt would be left out silently, `user` among them."""
+    known, said = Wishes.__annotations__.keys(), wishes.keys()
+    if unknown := ", ".join(sorted(said - known)):
+        raise ParameterError(f"Unknown {unknown}; there are {', '.join(sorted(known))}.")
+    if missing := " and ".join(sorted({"epsilon", "delta"} - said)):
+        raise ParameterError(f"Missing {missing}: a statistic is released with both.")
+    if (user := wishes.get("user")) is not None and user in question.needed:
+        raise ParameterError(f"{user!r} says whose a row is; it cannot be a column that is asked about, too.")
+
+
 def _planned(
-    question: Question, search: Search | None, clients: int, epsilon: float, delta: float, wishes: Wishes
+    question: Question, search: BoundsSearch | None, clients: int, epsilon: float, delta: float, wishes: Wishes
 ) -> tuple[Planned, Planned | None]:
     """The question's plan, and that of the search for bounds: together within (ε, δ)."""
     chosen: dict[str, Any] = {"bits": wishes.get("bits"), "mechanism": wishes.get("mechanism", BEST)}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 
 Values = NDArray[np.float64]
@@ -134,8 +134,3 @@ class Statistic:
             f"<{self.statistic} of {self.users:,} {self.unit}s: {', '.join(shown)}{more}; "
             f"ε = {rounded_up(self.epsilon)}, δ = {self.delta:g}, {self.adjacency}>"
         )
-
-
-def rounded_up(epsilon: float) -> str:
-    """Four digits of ε, never less than it is."""
-    return f"{Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon).normalize():f}"

@@ -116,6 +116,9 @@ def _array(name: str, column: Any) -> Column:
             return found
     try:
         array = np.asarray(column)
+        if array.dtype.kind == "f" and isinstance(column, list | tuple) and all(isinstance(e, int) for e in column):
+            # Whole numbers that no integer type of NumPy holds together: as floats, two users could be one.
+            array = np.asarray(column, dtype=object)
     except ValueError:
         raise ColumnError(f"Column {name!r} is not of single values.") from None
     if array.ndim != 1:

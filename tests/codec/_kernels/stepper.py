@@ -2,6 +2,7 @@
 
     python stepper.py values|packed|elsewhere TRIALS P
     python stepper.py values|packed coins COINS
+    python stepper.py values|packed gaussian SIGMA
 
 The kernel runs in forked children that differ in nothing but the keystream and the vector they find in shared memory.
 The parent stops a child before every instruction and, inside the compiled module, records which it is and what the
@@ -28,7 +29,7 @@ import numpy as np
 
 from cpsgd.codec import pack
 from cpsgd.codec._kernels import _native
-from cpsgd.mechanisms import Binomial, Coins, Mechanism
+from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian
 
 COUNT = 64
 FORBIDDEN = 77
@@ -113,6 +114,8 @@ def main() -> None:
     mechanism: Mechanism
     if sys.argv[2] == "coins":
         mechanism = Coins(coins=int(sys.argv[3]), theta=0.12, coordinate_range=1.0)
+    elif sys.argv[2] == "gaussian":
+        mechanism = RoundedGaussian(noise_deviation=float(sys.argv[3]), step=1.0, window=24, coordinate_range=1.0)
     else:
         mechanism = Binomial(levels=2, trials=int(sys.argv[2]), p=float(sys.argv[3]), coordinate_range=1.0)
     assert mechanism.grid is not None

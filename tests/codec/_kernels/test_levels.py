@@ -17,7 +17,7 @@ DIGEST = """
 import hashlib, numpy as np
 from cpsgd import Protocol
 from cpsgd.codec import pipeline
-from cpsgd.mechanisms import Coins, SampledCoins
+from cpsgd.mechanisms import Coins, RoundedGaussian, SampledCoins
 from cpsgd.randomness import Keystream
 digest = hashlib.sha256()
 for dim in (1, 1000, 4097, 51_370):
@@ -31,10 +31,12 @@ for dim in (1, 1000, 4097, 51_370):
         Coins(coins=1, theta=0.12, coordinate_range=0.02),
         Coins(coins=5, theta=0.05, coordinate_range=0.02),
         SampledCoins(rate=0.05, theta=0.5, coordinate_range=0.02),
+        RoundedGaussian(noise_deviation=1.9, step=0.01, window=33, coordinate_range=0.02),
     ):
         protocol = Protocol(clients=10, dim=dim, clip_norm=1.0, mechanism=mechanism)
         digest.update(pipeline.integers(protocol, vector, 3, Keystream(bytes(16))).tobytes())
-    digest.update(protocol.format.chosen(bytes(16), dim).tobytes())
+        if isinstance(mechanism, SampledCoins):
+            digest.update(protocol.format.chosen(bytes(16), dim).tobytes())
 print(digest.hexdigest())
 """
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,13 @@ from hypothesis import strategies as st
 from cpsgd.codec import clip, pack, rotate
 from cpsgd.codec._kernels import _native, numpy_twin
 from cpsgd.codec.rounding import Grid
-from cpsgd.mechanisms import binomial
+from cpsgd.mechanisms import binomial, fine_gaussian
 from cpsgd.randomness import Keystream
 
 from ..stages import clipped, keystream_bytes, lowest, rounder  # noqa: TID252 - tests are no package
 
+# Thresholds of three outcomes.
+TWO = np.array([2**62, 2**63], np.uint64), np.zeros(2, np.uint64)
 # Around every boundary of the blocking: lanes, tiles, leaves, powers of two.
 DIMENSIONS = [
     1,
@@ -95,6 +98,7 @@ def test_the_twin_has_every_kernel() -> None:
     assert public(_native) <= public(numpy_twin)
     assert public(_native.Rounder) <= public(numpy_twin.Rounder)
     assert public(_native.Flipper) <= public(numpy_twin.Flipper)
+    assert public(_native.GaussianRounder) <= public(numpy_twin.GaussianRounder)
 
 
 @pytest.mark.parametrize("dim", DIMENSIONS)
@@ -204,6 +208,35 @@ def test_biased_coins_are_the_same(count: int, limit: int, coins: int) -> None:
             size, grouping = pack.payload_bytes(count, radix), pack.grouping(radix).arguments(count)
             payload = written(flipper.packed, y, words, *grouping, size=size, dtype=np.uint8)
             assert payload.tobytes() == pack.forward(heads.astype(np.uint32), radix)
+
+
+@pytest.mark.parametrize("count", DIMENSIONS)
+@pytest.mark.parametrize(
+    ("limit", "window", "bits", "sigma"), [(700, 24, 11, 1.5), (1, 33, 9, 4.0), (2**24, 2**17, 1, 2047.0)]
+)
+def test_gaussian_noise_before_rounding_is_the_same(
+    count: int, limit: int, window: int, bits: int, sigma: float
+) -> None:
+    table = fine_gaussian.table(sigma * 2**bits / 256, 60)
+    y = vector(count) * np.float32(limit)
+    y[::7], y[3::7], y[5::7] = limit, -limit, np.rint(y[5::7]) + np.float32(0.5)
+    words = keystream((16 + 28) * count)
+    # The smallest and the largest noise there is.
+    words[:16], words[16 * count - 16 : 16 * count] = 0, 255
+    halves = words[: 16 * count].view("<u8").reshape(count, 2)
+    numbers = [int(upper) << 64 | int(lower) for lower, upper in halves]
+    thresholds = [int(upper) << 64 | int(lower) for upper, lower in zip(table.high, table.low, strict=True)]
+    cells = np.array([bisect.bisect_right(thresholds, number) for number in numbers], dtype=np.int64) - 60
+    noise = 256 * cells + words[16 * count :].reshape(28, count).sum(axis=0, dtype=np.int64) - 14 * 255
+    points = np.rint(np.clip(y, -limit, limit)).astype(np.int64)
+    expected = np.clip(np.floor((points + noise) / 2**bits + window / 2), 0, window - 1).astype(np.uint32)
+    for module in (_native, numpy_twin):
+        rounder = module.GaussianRounder(limit, window, bits, table.high, table.low)
+        np.testing.assert_array_equal(written(rounder.values, y, words, size=count, dtype=np.uint32), expected)
+        for radix in (window, 2 * window + 1):
+            size, grouping = pack.payload_bytes(count, radix), pack.grouping(radix).arguments(count)
+            payload = written(rounder.packed, y, words, *grouping, size=size, dtype=np.uint8)
+            assert payload.tobytes() == pack.forward(expected, radix)
 
 
 def test_a_coin_at_every_word_and_at_its_threshold() -> None:
@@ -401,6 +434,23 @@ def test_checksum_check_value() -> None:
         ),
         lambda: _native.Flipper(100, 1).packed(
             np.zeros(9, np.float32), np.zeros(18, np.uint8), 2, 1, 1, 0, np.zeros(1, np.uint8)
+        ),
+        lambda: _native.GaussianRounder(0, 24, 11, *TWO),
+        lambda: _native.GaussianRounder(2**24 + 1, 24, 11, *TWO),
+        lambda: _native.GaussianRounder(100, 1, 11, *TWO),
+        lambda: _native.GaussianRounder(100, 24, 0, *TWO),
+        lambda: _native.GaussianRounder(100, 2**17, 16, *TWO),
+        lambda: _native.GaussianRounder(100, 24, 11, np.zeros(3, np.uint64), np.zeros(3, np.uint64)),
+        lambda: _native.GaussianRounder(100, 24, 11, np.zeros(2, np.uint64), np.zeros(4, np.uint64)),
+        lambda: _native.GaussianRounder(100, 24, 11, np.zeros(2**13, np.uint64), np.zeros(2**13, np.uint64)),
+        lambda: _native.GaussianRounder(100, 24, 11, *TWO).values(
+            np.zeros(8, np.float32), np.zeros(351, np.uint8), np.zeros(8, np.uint32)
+        ),
+        lambda: _native.GaussianRounder(100, 24, 11, *TWO).values(
+            np.zeros(8, np.float32), np.zeros(352, np.uint8), np.zeros(7, np.uint32)
+        ),
+        lambda: _native.GaussianRounder(100, 24, 11, *TWO).packed(
+            np.zeros(8, np.float32), np.zeros(352, np.uint8), 23, 1, 5, 0, np.zeros(5, np.uint8)
         ),
         lambda: _native.find_below(np.zeros(8, np.uint8), 100, 0, np.zeros(3, np.uint32)),
         lambda: _native.find_below(np.zeros(7, np.uint8), 100, 0, np.zeros(4, np.uint32)),

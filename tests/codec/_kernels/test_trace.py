@@ -49,9 +49,11 @@ CASES: list[tuple[str, int | str, float]] = [
     ("values", "coins", 3),
     ("packed", "coins", 1),
     ("packed", "coins", 3),
+    ("values", "gaussian", 1.5),
+    ("packed", "gaussian", 1.5),
 ]
 # At levels other than the one that is used here.
-FEW = [("values", 14, 0.3), ("packed", 300, 0.5), ("packed", "coins", 3)]
+FEW = [("values", 14, 0.3), ("packed", 300, 0.5), ("packed", "coins", 3), ("packed", "gaussian", 1.5)]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 
 from cpsgd import Protocol
 from cpsgd.errors import EmptyError, ParameterError, VectorError
-from cpsgd.mechanisms import Binomial, Coins, Mechanism, SampledCoins
+from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian, SampledCoins
 from cpsgd.simulation import device as rounds
 from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator
@@ -47,8 +47,9 @@ def test_the_sum_has_the_exact_law(tested: Protocol, device: torch.device) -> No
         Coins(coins=1, theta=0.12, coordinate_range=0.05),
         Coins(coins=3, theta=0.07, coordinate_range=0.05),
         SampledCoins(rate=0.05, theta=0.45, coordinate_range=0.05),
+        RoundedGaussian(noise_deviation=1.5, step=0.1, window=30, coordinate_range=0.05),
     ],
-    ids=["binomial", "one coin", "three coins", "sampled coins"],
+    ids=["binomial", "one coin", "three coins", "sampled coins", "noise before rounding"],
 )
 def test_means_and_variances_equal_the_simulators(mechanism: Mechanism, device: torch.device) -> None:
     # The same vectors through both: errors of both means have mean 0 and one variance. With 4,100 coordinates a mean

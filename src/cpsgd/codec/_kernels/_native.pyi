@@ -48,6 +48,22 @@ class Flipper:
         out: NDArray[np.uint8],
     ) -> None: ...
 
+class GaussianRounder:
+    def __init__(
+        self, limit: int, window: int, fraction_bits: int, high: NDArray[np.uint64], low: NDArray[np.uint64]
+    ) -> None: ...
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None: ...
+    def packed(
+        self,
+        grid: NDArray[np.float32],
+        keystream: NDArray[np.uint8],
+        radix: int,
+        digits: int,
+        bits: int,
+        last_bits: int,
+        out: NDArray[np.uint8],
+    ) -> None: ...
+
 def pack(
     values: NDArray[np.uint32], radix: int, digits: int, bits: int, last_bits: int, out: NDArray[np.uint8]
 ) -> None: ...

@@ -54,6 +54,17 @@ struct Coins {
   std::uint32_t count;
 };
 
+// Gaussian noise for grid points within ±limit, rounded to the levels 0, ..., last.
+struct Blur {
+  float limit;
+  std::int32_t offset;  // half of the window, less the means of H and of the uniform bytes
+  std::int32_t last;
+  int fraction_bits;
+  Thresholds table;
+};
+
+constexpr std::size_t kUniforms = 28;
+
 struct Kernels {
   double (*norm_squared_float)(const float*, std::size_t);
   double (*norm_squared_double)(const double*, std::size_t);
@@ -75,6 +86,11 @@ struct Kernels {
                      std::size_t);
   void (*encode_flips)(const float*, const std::uint16_t* words, const Coins&, const Grouping&,
                        std::uint8_t* out, std::size_t);
+  // The same with Gaussian noise before the rounding.
+  void (*blur_block)(const float*, const std::uint8_t* bytes, const Blur&, std::uint32_t* values,
+                     std::size_t);
+  void (*encode_blurred)(const float*, const std::uint8_t* bytes, const Blur&, const Grouping&,
+                         std::uint8_t* out, std::size_t);
   void (*pack)(const std::uint32_t* values, const Grouping&, std::uint8_t* out, std::size_t);
   void (*unpack)(const std::uint8_t*, const Grouping&, std::uint32_t* values, std::size_t);
   // Position of the first value that is not below `limit`, or n.

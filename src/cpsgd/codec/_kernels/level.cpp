@@ -3,6 +3,7 @@
 #include "kernels.h"
 
 #include "accounting.h"
+#include "blur.h"
 #include "coins.h"
 #include "inversion.h"
 #include "packing.h"
@@ -64,6 +65,23 @@ static void encode_flips(const float* y, const std::uint16_t* words, const Coins
   });
 }
 
+static void blur_block(const float* y, const std::uint8_t* bytes, const Blur& parameters,
+                       std::uint32_t* values, std::size_t n) {
+  for (std::size_t start = 0; start < n; start += kTile) {
+    blur(y + start, bytes + 16 * start, bytes + 16 * n + start, n, parameters, values + start,
+         std::min(kTile, n - start));
+  }
+}
+
+static void encode_blurred(const float* y, const std::uint8_t* bytes, const Blur& parameters,
+                           const Grouping& grouping, std::uint8_t* out, std::size_t n) {
+  std::uint32_t values[kTile];
+  for_each_tile(n, grouping, [&](std::size_t start, std::size_t count, std::size_t byte) {
+    blur(y + start, bytes + 16 * start, bytes + 16 * n + start, n, parameters, values, count);
+    pack_tile(values, count, grouping, out + byte);
+  });
+}
+
 static void pack(const std::uint32_t* values, const Grouping& grouping, std::uint8_t* out,
                  std::size_t n) {
   for_each_tile(n, grouping, [&](std::size_t start, std::size_t count, std::size_t byte) {
@@ -121,6 +139,8 @@ extern const Kernels kernels = {
     encode_block,
     flip_block,
     encode_flips,
+    blur_block,
+    encode_blurred,
     pack,
     unpack,
     find_out_of_range,

@@ -20,6 +20,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 namespace {
 
+using cpsgd::Blur;
 using cpsgd::Coins;
 using cpsgd::Grouping;
 using cpsgd::Kernels;
@@ -166,6 +167,13 @@ std::vector<std::uint8_t> arrange_in_blocks(const std::uint64_t* high, const std
   return blocks;
 }
 
+// The largest power of two that is at most count; 0 for none.
+std::size_t first_step(std::size_t count) {
+  std::size_t step = count == 0 ? 0 : 1;
+  while (step != 0 && 2 * step <= count) step *= 2;
+  return step;
+}
+
 // Rounding, noise and (given a grouping) packing with fixed parameters.
 class Rounder {
  public:
@@ -178,8 +186,7 @@ class Rounder {
     require(count != 0 || trials <= 4096, "too many coins: use thresholds");
     require(count == 0 || std::uint64_t{base} + count <= trials,
             "thresholds reach beyond the number of trials");
-    std::size_t step = count == 0 ? 0 : 1;
-    while (step != 0 && 2 * step <= count) step *= 2;
+    const std::size_t step = first_step(count);
     blocks_ = arrange_in_blocks(aligned(high), aligned(low), count, step);
     noise_ = Noise{trials, {blocks_.data(), count, step, base}};
   }
@@ -262,6 +269,59 @@ class Flipper {
   }
 
   Coins coins_;
+};
+
+// Gaussian noise, rounding and (given a grouping) packing with fixed parameters.
+class GaussianRounder {
+ public:
+  GaussianRounder(std::uint32_t limit, std::uint32_t window, int fraction_bits,
+                  const Input<std::uint64_t>& high, const Input<std::uint64_t>& low) {
+    const std::size_t count = high.shape(0);
+    require(count == low.shape(0), "threshold halves differ in length");
+    require(count >= 2 && count % 2 == 0 && count <= (1u << 12), "thresholds are out of range");
+    require(limit >= 1 && limit <= (1u << 24), "limit is out of range");
+    require(fraction_bits >= 1 && fraction_bits <= 16 && window >= 2 &&
+                (std::uint64_t{window} << fraction_bits) <= (1u << 30),
+            "the window is out of range");
+    const std::size_t step = first_step(count);
+    blocks_ = arrange_in_blocks(aligned(high), aligned(low), count, step);
+    const std::int64_t mean = 256 * static_cast<std::int64_t>(count / 2) + cpsgd::kUniforms * 255 / 2;
+    const std::int64_t half = static_cast<std::int64_t>(window) << (fraction_bits - 1);
+    blur_ = Blur{static_cast<float>(limit), static_cast<std::int32_t>(half - mean),
+                 static_cast<std::int32_t>(window - 1), fraction_bits,
+                 {blocks_.data(), count, step, 0}};
+  }
+  GaussianRounder(const GaussianRounder&) = delete;
+
+  void values(const Input<float>& grid, const Input<std::uint8_t>& keystream,
+              Array<std::uint32_t> values) const {
+    require(values.shape(0) == grid.shape(0), "values has another length than the vector");
+    check_length(keystream, grid.shape(0));
+    unlocked([&] {
+      kernels().blur_block(aligned(grid), keystream.data(), blur_, aligned(values), grid.shape(0));
+    });
+  }
+
+  void packed(const Input<float>& grid, const Input<std::uint8_t>& keystream, std::uint64_t radix,
+              std::size_t digits, int bits, int last_bits, Array<std::uint8_t> out) const {
+    const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+    require(out.shape(0) == packed_bytes(grid.shape(0), grouping), "out has the wrong length");
+    require(static_cast<std::uint64_t>(blur_.last) < radix, "the radix is too small for the values");
+    check_length(keystream, grid.shape(0));
+    unlocked([&] {
+      kernels().encode_blurred(aligned(grid), keystream.data(), blur_, grouping, aligned(out),
+                               grid.shape(0));
+    });
+  }
+
+ private:
+  static void check_length(const Input<std::uint8_t>& keystream, std::size_t n) {
+    require(keystream.shape(0) / (16 + cpsgd::kUniforms) >= n,
+            "keystream is too short for the block");
+  }
+
+  std::vector<std::uint8_t> blocks_;
+  Blur blur_;
 };
 
 template <typename T>
@@ -416,6 +476,17 @@ NB_MODULE(_native, m) {
       .def("values", &Flipper::values, nb::arg("grid").noconvert(),
            nb::arg("keystream").noconvert(), nb::arg("values").noconvert())
       .def("packed", &Flipper::packed, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+           nb::arg("last_bits"), nb::arg("out").noconvert());
+
+  nb::class_<GaussianRounder>(m, "GaussianRounder")
+      .def(nb::init<std::uint32_t, std::uint32_t, int, const Input<std::uint64_t>&,
+                    const Input<std::uint64_t>&>(),
+           nb::arg("limit"), nb::arg("window"), nb::arg("fraction_bits"),
+           nb::arg("high").noconvert(), nb::arg("low").noconvert())
+      .def("values", &GaussianRounder::values, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("values").noconvert())
+      .def("packed", &GaussianRounder::packed, nb::arg("grid").noconvert(),
            nb::arg("keystream").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
            nb::arg("last_bits"), nb::arg("out").noconvert());
 

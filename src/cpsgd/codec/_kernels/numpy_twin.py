@@ -23,6 +23,8 @@ Floats = NDArray[np.float32] | NDArray[np.float64]
 Sums = NDArray[np.uint32] | NDArray[np.uint64]
 
 _PARTIAL_SUMS = 32
+# Uniform bytes in a draw of `GaussianRounder`.
+_UNIFORMS = 28
 
 
 def simd_level() -> str:
@@ -124,7 +126,7 @@ class Rounder:
     ) -> None:
         """Fixes the parameters."""
         self._limit, self._bits, self._trials = (levels - 1) << (fraction_bits - 1), fraction_bits, trials
-        self._high, self._low, self._base = high, low, base
+        self._high, self._low, self._base = high, low, np.uint32(base)
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
         """Rounded and noisy integers of grid points."""
@@ -132,7 +134,7 @@ class Rounder:
         shifted = grid_points(grid, float(self._limit)).astype(np.int64) + self._limit
         values[:] = (shifted + ((words & 0xFFFF) >> (16 - self._bits))) >> self._bits
         if self._high.size:
-            values += self._inverted(keystream[4 * grid.size : 20 * grid.size])
+            values += self._base + _inverted(self._high, self._low, keystream[4 * grid.size : 20 * grid.size])
         else:
             values += _coins(self._trials, keystream, grid.size)
 
@@ -150,16 +152,6 @@ class Rounder:
         values = np.empty(grid.size, dtype=np.uint32)
         self.values(grid, keystream, values)
         pack(values, radix, digits, bits, last_bits, out)
-
-    def _inverted(self, keystream: NDArray[np.uint8]) -> NDArray[np.uint32]:
-        """Base + the number of thresholds that each 128-bit number reaches."""
-        lows, highs = keystream.copy().view("<u8").reshape(-1, 2).T
-        reached = np.searchsorted(self._high, highs, side="left")
-        # Thresholds whose high half is the number's own: only the low halves tell.
-        ends = np.searchsorted(self._high, highs, side="right")
-        for i in np.flatnonzero(ends > reached):
-            reached[i] += np.searchsorted(self._low[reached[i] : ends[i]], lows[i], side="right")
-        return (reached + self._base).astype(np.uint32)
 
 
 class Flipper:
@@ -191,6 +183,56 @@ class Flipper:
         values = np.empty(grid.size, dtype=np.uint32)
         self.values(grid, keystream, values)
         pack(values, radix, digits, bits, last_bits, out)
+
+
+class GaussianRounder:
+    """Fine Gaussian noise, then rounding to the nearest of `window` levels, the outermost of which take what is beyond.
+
+    The noise is 2^8 H + U_1 + ... + U_28, less its mean: H by inversion, the U of 8 bits each.
+    """
+
+    def __init__(
+        self, limit: int, window: int, fraction_bits: int, high: NDArray[np.uint64], low: NDArray[np.uint64]
+    ) -> None:
+        """Fixes the parameters. The thresholds are those of a symmetric H, an odd number of outcomes."""
+        self._limit, self._window, self._bits = limit, window, fraction_bits
+        self._high, self._low = high, low
+
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
+        """Noisy and rounded integers of grid points: 128-bit numbers come first, then planes of bytes."""
+        draws, planes = keystream[: 16 * grid.size], keystream[16 * grid.size : (16 + _UNIFORMS) * grid.size]
+        noise = _inverted(self._high, self._low, draws).astype(np.int64) - self._high.size // 2
+        noise *= 256
+        noise += planes.reshape(_UNIFORMS, grid.size).sum(axis=0, dtype=np.int64) - _UNIFORMS * 255 // 2
+        noise += grid_points(grid, float(self._limit)).astype(np.int64)
+        noise += self._window << (self._bits - 1)
+        values[:] = np.clip(noise >> self._bits, 0, self._window - 1)
+
+    def packed(
+        self,
+        grid: NDArray[np.float32],
+        keystream: NDArray[np.uint8],
+        radix: int,
+        digits: int,
+        bits: int,
+        last_bits: int,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """The same, packed."""
+        values = np.empty(grid.size, dtype=np.uint32)
+        self.values(grid, keystream, values)
+        pack(values, radix, digits, bits, last_bits, out)
+
+
+def _inverted(high: NDArray[np.uint64], low: NDArray[np.uint64], keystream: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """The number of thresholds that each 128-bit number reaches."""
+    lows, highs = keystream.copy().view("<u8").reshape(-1, 2).T
+    reached = np.searchsorted(high, highs, side="left")
+    # Thresholds whose high half is the number's own: only the low halves tell.
+    ends = np.searchsorted(high, highs, side="right")
+    for i in np.flatnonzero(ends > reached):
+        reached[i] += np.searchsorted(low[reached[i] : ends[i]], lows[i], side="right")
+    return reached.astype(np.uint32)
 
 
 def _coins(trials: int, keystream: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:

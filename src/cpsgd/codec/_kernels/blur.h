@@ -1,0 +1,36 @@
+// A finely resolved Gaussian, then rounding to the nearest level: noise is 2^8 H + U_1 + ... + U_28
+// less its mean, H by inversion (inversion.h) and the U single bytes of keystream.
+#pragma once
+
+#include "inversion.h"
+#include "packing.h"
+#include "stages.h"
+
+namespace cpsgd {
+namespace CPSGD_LEVEL {
+
+// values = floor((v + noise + window/2 levels) / 2^fraction_bits), kept within the window, for up to
+// kTile grid points. The 128-bit numbers of a block come first, `planes` of bytes `stride` apart.
+static void blur(const float* __restrict y, const std::uint8_t* draws,
+                 const std::uint8_t* __restrict planes, std::size_t stride, const Blur& blur,
+                 std::uint32_t* __restrict values, std::size_t n) {
+  std::uint16_t sums[kTile] = {};
+  for (std::size_t plane = 0; plane < kUniforms; ++plane, planes += stride) {
+    for (std::size_t i = 0; i < n; ++i) sums[i] = static_cast<std::uint16_t>(sums[i] + planes[i]);
+  }
+  for (std::size_t i = 0; i < n; ++i) values[i] = 0;
+  add_inverted(draws, blur.table, values, n);
+  const float limit = blur.limit;
+  const std::int32_t offset = blur.offset, last = blur.last;
+  const int fraction = blur.fraction_bits;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::int32_t point = static_cast<std::int32_t>(std::rint(clamp(y[i], limit)));
+    const std::int32_t noisy = point + static_cast<std::int32_t>(values[i] << 8) + sums[i] + offset;
+    const std::int32_t level = noisy >> fraction;
+    const std::int32_t within = level < 0 ? 0 : level;
+    values[i] = static_cast<std::uint32_t>(within > last ? last : within);
+  }
+}
+
+}  // namespace CPSGD_LEVEL
+}  // namespace cpsgd

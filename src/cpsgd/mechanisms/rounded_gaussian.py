@@ -1,0 +1,394 @@
+"""Gaussian noise before rounding: integers whose sum is a post-processing of the exact Gaussian mechanism.
+
+A client adds Gaussian noise to a coordinate, in units of a step s, and rounds to the nearest integer. Given the sum of
+the clients' noisy numbers, their fractional parts have a density within 1 ± τ of uniform, whatever the clients hold; τ
+falls like 2n exp(-2π²σ²(1 - 1/n)). So the sum of the rounded numbers is that of the unrounded ones,
+which is exactly Gaussian, rounded at random in a way that has nothing to do with the data. docs/accounting.md, section
+13, has the proof. Rounds, sampling and few clients then cost what they cost the Gaussian mechanism, and rounding is a
+variance of 1/12.
+
+Coordinates and noise lie on a grid of 2^F points per step (`fine_gaussian`). A message holds `window` integers; numbers
+beyond it are cut off at its ends. That, too, is a total variation that δ pays for (`variation`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.adjacency import Adjacency
+from cpsgd.codec import clip
+from cpsgd.codec.formats import Integers
+from cpsgd.codec.rounding import UNIFORMS, GaussianRounder, Grid
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.mechanisms import fine_gaussian
+from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Rounding, Search, SumRounding
+from cpsgd.mechanisms.binomial import Binomial
+from cpsgd.mechanisms.discrete_gaussian import closeness
+from cpsgd.mechanisms.fine_gaussian import CELL
+from cpsgd.mechanisms.lattice import ENOUGH_REACH, LEAST_REACH, RANGES, gaussian_clipping
+from cpsgd.mechanisms.law import RoundedNormal
+from cpsgd.mechanisms.sums import MeanCoordinate
+from cpsgd.randomness import Keystream
+
+LEAST_SIGMA, MOST_SIGMA = 0.8, 2047.0
+MAX_WINDOW = 1 << 17
+_MAX_POINTS = 1 << 24
+# Of the range, in standard deviations of a rotated coordinate, what the planner tries.
+_REACHES = (LEAST_REACH, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, ENOUGH_REACH)
+# And what the window may cost, over what the planner allows a sampler.
+_SHARES = (1.0, 0.3, 0.06, 0.01)
+# With more noise than this rounding costs less than a thousandth of a percent of it.
+_ENOUGH_SIGMA = 90.0
+# A window that costs less than this is of no use.
+_LEAST_CUT = 2.0**-110
+# The range's share of the window, at most, where a step is chosen: half of it either way, and a little for noise.
+_MOST_OF_WINDOW = 0.49
+# Float operations that a number has behind it, each within 2^-53.
+_ROUNDING = 1.0 + 8 * 2.0**-53
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundedGaussian(Mechanism):
+    """Gaussian noise, and then rounding to the nearest integer.
+
+    Attributes:
+        noise_deviation: σ, standard deviation of the noise that each client adds, in steps; from 0.8 to 2047.
+        step: s, the distance of two integers in the vector's units.
+        window: How many integers a message can hold; what would lie beyond is cut off.
+        coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
+    """
+
+    name = "rounded-gaussian"
+    title = "Gaussian noise before rounding"
+    sampler_remedy: ClassVar[str] = "use a wider window, more noise per client (noise_deviation), or more clients"
+    fewest_values = 12
+    is_noisy = True
+    levels = 0
+
+    noise_deviation: float
+    step: float
+    window: int
+    coordinate_range: float
+
+    def __post_init__(self) -> None:
+        low, high = RANGES
+        sigma = _validate.finite("noise_deviation", self.noise_deviation)
+        if not LEAST_SIGMA <= sigma <= MOST_SIGMA:
+            raise ParameterError(
+                f"Expected noise_deviation in [{LEAST_SIGMA:g}, {MOST_SIGMA:g}] steps, got noise_deviation={sigma!r}; "
+                "with less, rounding could be told from noise, and more is of no use: change the step instead."
+            )
+        object.__setattr__(self, "noise_deviation", sigma)
+        object.__setattr__(self, "step", _validate.positive("step", self.step, low=low, high=high))
+        object.__setattr__(self, "window", _validate.integer("window", self.window, low=2, high=MAX_WINDOW))
+        reach = _validate.positive("coordinate_range", self.coordinate_range, low=low, high=high)
+        object.__setattr__(self, "coordinate_range", reach)
+        if self._steps >= 0.5 * self.window:
+            raise ParameterError(
+                f"Expected coordinate_range={reach:g} to lie within the window, {0.5 * self.window:g} steps of "
+                f"step={self.step:g} either way; use a wider window, a larger step or a smaller range."
+            )
+        if self.grid.limit > _MAX_POINTS:
+            raise ParameterError(
+                f"Expected coordinate_range={reach:g} to be at most {_MAX_POINTS} grid points of "
+                f"{self.step * 2.0**-self._fraction_bits:.3g}; use a larger step or a smaller range."
+            )
+
+    # ------------------------------------------------------------------ what a coordinate becomes
+
+    @property
+    def _steps(self) -> float:
+        """X in steps."""
+        return self.coordinate_range / self.step
+
+    @cached_property
+    def _fraction_bits(self) -> int:
+        """F: the standard deviation has between 8 and 16 cells of 2^8 points."""
+        return math.ceil(math.log2(fine_gaussian.LEAST_RATIO * CELL / self.noise_deviation))
+
+    @property
+    def _ratio(self) -> float:
+        """σ in cells, exactly."""
+        return math.ldexp(self.noise_deviation, self._fraction_bits) / CELL
+
+    @property
+    def _cells(self) -> int:
+        """The largest |H|: further out every coordinate would be cut off, or nothing is worth drawing."""
+        reach = (self.window << (self._fraction_bits - 1)) + int(self.grid.limit) + UNIFORMS * CELL // 2
+        return min(fine_gaussian.farthest(self._ratio), math.ceil(reach / CELL))
+
+    @property
+    def grid(self) -> Grid:
+        """2^F points per step."""
+        bits = self._fraction_bits
+        limit = max(1.0, math.floor(math.ldexp(self._steps, bits)))
+        return Grid(math.ldexp(1.0, bits) / self.step, limit, bits)
+
+    @property
+    def keystream_bytes(self) -> int:
+        """Those of the noise: rounding to the nearest integer needs none."""
+        return fine_gaussian.DRAW_BYTES
+
+    def kernel(self) -> GaussianRounder:
+        """Adds the noise and rounds."""
+        table = fine_gaussian.table(self._ratio, self._cells)
+        return GaussianRounder(int(self.grid.limit), self.window, self._fraction_bits, table.high, table.low)
+
+    # ------------------------------------------------------------------ messages and their sums
+
+    def format(self, clip_norm: float, modulus: int | None) -> Integers:
+        """Packed integers."""
+        return Integers(modulus or self.values, self.values)
+
+    @property
+    def values(self) -> int:
+        """The window."""
+        return self.window
+
+    @property
+    def centre(self) -> float:
+        """The middle of the window, and half a grid point: halves are rounded up."""
+        return 0.5 * (self.window - 1) + math.ldexp(0.5, -self._fraction_bits)
+
+    @property
+    def scale(self) -> float:
+        """S."""
+        return self.step
+
+    def deviations(
+        self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
+    ) -> list[Deviation]:
+        """Bounds from the vectors, the noise and its rounding; docs/planning.md has the proof.
+
+        A client's integer Y, before it is cut off, has E exp(λ(Y - x)) <= exp(λ²(σ² + 1/12)/2) (1 + 2.1 exp(-2π²σ²)),
+        and cutting off adds at most its probability.
+        """
+        mean = MeanCoordinate(clients, dim, clip_norm, self.coordinate_range, rotate, mean_norm, self.grid.unit)
+        slack = clients * (2.0**-self._fraction_bits + 2.0**-18 * clip_norm / self.step)
+        unit = clients / self.step
+        proxy = clients * (self.noise_deviation**2 + 1.0 / 12.0) * _ROUNDING
+        more = clients * (self._ripple + self._cut)
+
+        def rest(slope: float) -> float:
+            return more
+
+        def rotated(vectors: Callable[[float], float]) -> Callable[[float], float]:
+            return lambda slope: more + vectors(slope * unit)
+
+        found = [Deviation(mean.largest * unit + slack, proxy, cumulant=rest)]
+        return found + [Deviation(slack, proxy, cumulant=rotated(vectors)) for vectors in mean.cumulants()]
+
+    # ------------------------------------------------------------------ simulation
+
+    def without_noise(self) -> Binomial:
+        """As many values, spread over the range as levels: rounding alone."""
+        return Binomial(levels=self.window, trials=0, coordinate_range=self.coordinate_range)
+
+    def rounding_part(self) -> Self:
+        """The mechanism itself: the noise comes before the rounding."""
+        return self
+
+    def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
+        """None after the rounding."""
+        return np.zeros(dim, dtype=np.int64)
+
+    def device_rounding(self) -> Rounding:
+        """None: a device adds up grid points, and rounds their sum (`device_noise`)."""
+        return Rounding(int(self.grid.limit), int(self.grid.limit), 0)
+
+    def device_noise(self, count: int) -> SumRounding:
+        """The sum's Gaussian, and its rounding."""
+        bits = self._fraction_bits
+        deviation = math.ldexp(self.noise_deviation, bits) * math.sqrt(count)
+        return SumRounding(deviation, bits, count, int(self.grid.limit), self.centre)
+
+    # ------------------------------------------------------------------ error
+
+    @property
+    def noise_variance(self) -> float:
+        """σ²."""
+        return self.noise_deviation**2
+
+    @property
+    def largest_rounding_variance(self) -> float:
+        """1/12, the same everywhere (Sheppard), but for a ripple of 2e-4 of it at most."""
+        return 1.0 / 12.0
+
+    def rounding_variance(self, points: NDArray[np.float32]) -> float:
+        """1/12 each."""
+        return points.size / 12.0
+
+    def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
+        """What the mean will be off by.
+
+        Noise and rounding are (s²/n) d (σ² + 1/12). Clipping is that all clients hold the same vector, as for other
+        mechanisms; with it counts the codec's resolution.
+        """
+        per_unit = dim * self.step**2 / clients
+        reach = self.coordinate_range
+        resolution = (clip.MARGIN * clip_norm) ** 2 + dim / self.grid.unit**2 / 12.0
+        clipped = max(0.0, clip_norm - reach) ** 2
+        if rotate and reach < clip_norm:
+            clipped = min(clipped, clip_norm**2 * gaussian_clipping(reach / clip_norm * math.sqrt(dim)))
+        return ExpectedError(per_unit * self.noise_variance, per_unit / 12.0, clipped + resolution)
+
+    # ------------------------------------------------------------------ privacy
+
+    @property
+    def _counted_variance(self) -> float:
+        """The variance of the continuous Gaussian, in squared steps, that the noise on the grid is a rounding of."""
+        return self.noise_deviation**2 - math.ldexp(fine_gaussian.GRID_VARIANCE, -2 * self._fraction_bits)
+
+    def law(self, honest: int) -> RoundedNormal:
+        """N(0, honest σ²), its deviation rounded down."""
+        if honest == 0:
+            raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
+        deviation = math.sqrt(honest * self._counted_variance) / _ROUNDING
+        lowest = self.centre - math.ldexp(self.grid.limit, -self._fraction_bits)
+        return RoundedNormal(deviation, self.noise_deviation, lowest)
+
+    def sensitivity(
+        self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
+    ) -> float:
+        """2D/s for replace-one and D/s for zero-out, and never more than the cube of coordinates allows, in steps."""
+        ball = adjacency.distance(clip_norm) / self.step
+        found = min(ball, math.sqrt(dim) * adjacency.distance(self._steps)) * _ROUNDING
+        if replace_one_distance is None or adjacency is not Adjacency.REPLACE_ONE:
+            return found
+        points = clip.apart(replace_one_distance, dim=dim, clip_norm=clip_norm, unit=self.grid.unit)
+        return min(found, math.ldexp(points, -self._fraction_bits) * _ROUNDING)
+
+    def reach(self, adjacency: Adjacency) -> float:
+        """2X/s for replace-one and X/s for zero-out."""
+        return adjacency.distance(self._steps) * _ROUNDING
+
+    @property
+    def variation(self) -> float:
+        """What is cut off at the window's ends, the sampler's distance from its law, and that of the grid from it."""
+        resolution = 2.0 * (2 * self._cells + 2) * 2.0**-128
+        return self._cut + fine_gaussian.SMOOTHING + resolution + fine_gaussian.GRID_VARIATION
+
+    def likelihood_slack(self, honest: int) -> float:
+        """How far the fractional parts may be from uniform, given the sum: within 1 ± τ in density."""
+        excess = uniformity(self._counted_variance, honest)
+        return -math.log1p(-excess) * (1.0 + 1e-12) if excess < 1.0 else math.inf
+
+    @property
+    def _cut(self) -> float:
+        """A bound on the probability that noise leaves the window, for the coordinate that is nearest to an end."""
+        room = (0.5 * self.window - math.ldexp(self.grid.limit, -self._fraction_bits)) * (1.0 - 1e-12)
+        return cut_off(room / self.noise_deviation)
+
+    @property
+    def _ripple(self) -> float:
+        """What the rounding's periodic part adds to a moment generating function."""
+        return 2.1 * math.exp(-2.0 * math.pi**2 * self.noise_deviation**2)
+
+    # ------------------------------------------------------------------ planning
+
+    @classmethod
+    def candidates(cls, search: Search) -> Iterator[Self]:
+        """For each range and price of the window as much noise as the window holds, or the modulus."""
+        root = math.sqrt(search.dim)
+        reaches = sorted({min(reach, root) for reach in _REACHES}) if search.rotate else [root]
+        # σ s is the same for all candidates.
+        unit = search.rough_scale(cls(noise_deviation=1.0, step=1.0, window=64, coordinate_range=1.0))
+        for reach in reaches:
+            coordinate_range = search.clip_norm * reach / root
+            if not RANGES[0] <= coordinate_range <= RANGES[1]:
+                continue
+            for share in _SHARES:
+                tails = reach_of(max(share * search.variation, _LEAST_CUT))
+                widest = min(search.values, MAX_WINDOW)
+                sigma = 0.5 * widest / (coordinate_range / unit + tails) * (1.0 - 1e-9)
+                found = cls._fitting(min(sigma, _ENOUGH_SIGMA), unit, coordinate_range, tails, search)
+                if found is not None:
+                    yield found
+
+    @classmethod
+    def _at(cls, sigma: float, unit: float, reach: float, tails: float) -> Self:
+        """With as wide a window as σ needs."""
+        window = max(2, math.ceil(2.0 * sigma * (reach / unit + tails)))
+        return cls(noise_deviation=sigma, step=unit / sigma, window=window, coordinate_range=reach)
+
+    @classmethod
+    def _fitting(cls, sigma: float, unit: float, reach: float, tails: float, search: Search) -> Self | None:
+        """The candidate with the most noise up to σ whose sums fit the modulus."""
+        if sigma < LEAST_SIGMA:
+            return None
+        try:
+            if search.fits(found := cls._at(sigma, unit, reach, tails)):
+                return found
+            low, high = LEAST_SIGMA, sigma
+            if not search.fits(found := cls._at(low, unit, reach, tails)):
+                return None
+            while high > 1.01 * low:
+                middle = math.sqrt(low * high)
+                tried = cls._at(middle, unit, reach, tails)
+                if search.fits(tried):
+                    low, found = middle, tried
+                else:
+                    high = middle
+        except ParameterError:
+            return None  # the range is far too wide for the step, or the window
+        return found
+
+    def with_scale(self, scale: float) -> Self:
+        """The same with another step; X shrinks where it would leave the window."""
+        if scale == self.step:
+            return self
+        widest = _MOST_OF_WINDOW * self.window * scale
+        return replace(self, step=scale, coordinate_range=min(self.coordinate_range, widest))
+
+    def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
+        """From where the window holds a few standard deviations of a rotated coordinate; or all of it, unrotated."""
+        half = _MOST_OF_WINDOW * self.window
+        least, enough = (min(1.0, r / math.sqrt(dim)) if rotate else 1.0 for r in (LEAST_REACH, ENOUGH_REACH))
+        return clip_norm * least / half, clip_norm * enough / half
+
+    def quieter(self, factor: float) -> Self | None:
+        """The same with less noise, in a window as wide."""
+        sigma = self.noise_deviation * math.sqrt(min(factor, 0.99))
+        return replace(self, noise_deviation=sigma) if sigma >= LEAST_SIGMA else None
+
+    # ------------------------------------------------------------------ as data
+
+    @classmethod
+    def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
+        """A σ of 4 in 8 bits, and as much noise in the sum as a vector is long."""
+        reach = clip_norm * min(1.0, 4.0 / math.sqrt(dim)) if rotate else clip_norm
+        step = max(clip_norm / (4.0 * math.sqrt(clients)), reach / 90.0)
+        return {"noise_deviation": 4.0, "step": step, "window": 256, "coordinate_range": reach}
+
+    def describe(self) -> str:
+        """Noise, window and range."""
+        return (
+            f"Gaussian noise of {self.noise_deviation:.4g} steps of {self.step:.4g}, rounded to one of {self.window:,} "
+            f"integers, in ±{self.coordinate_range:.4g}"
+        )
+
+
+def uniformity(variance: float, honest: int) -> float:
+    """τ: given their sum, the fractional parts of n clients' noisy numbers have a density within 1 ± τ of uniform.
+
+    The theta series of the lattice dual to A_{n-1}, without its constant term; `closeness` is that.
+    """
+    return closeness(variance, honest)
+
+
+def cut_off(deviations: float) -> float:
+    """Chernoff's bound on the probability that noise is further out than so many standard deviations."""
+    return min(1.0, 2.0 * math.exp(-0.5 * deviations * deviations) * (1.0 + 1e-12)) if deviations > 0.0 else 1.0
+
+
+def reach_of(probability: float) -> float:
+    """How many standard deviations `cut_off` leaves this for."""
+    return math.sqrt(2.0 * math.log(2.0 / probability)) * (1.0 + 1e-9) if probability < 2.0 else 0.0
