@@ -89,8 +89,8 @@ def test_rounding_is_the_same_in_any_pieces(rounding: Rounding) -> None:
 
 
 def test_levels_are_rounded_as_before() -> None:
-    # What the kernels give since random words are dealt out by slabs (0.2.0): a change that makes runs with a seed differ
-    # from those of an earlier release should be meant.
+    # What the kernels give since random words are dealt out by slabs (0.2.0): a change that makes runs with a seed
+    # differ from those of an earlier release should be meant.
     rows = torch.linspace(-70_000.0, 70_000.0, 9).repeat(5, 1)
     found = {}
     for levels in (2, 3, 2**24):
