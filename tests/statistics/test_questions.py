@@ -241,6 +241,16 @@ def test_bad_questions_are_refused(make: Any) -> None:
         make()
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_question_is_planned_at_once(secure: bool) -> None:
+    # All mechanisms at all bits are looked through only if that is asked for: it takes most of a minute.
+    asked = Mean({"x": (0, 1)}).plan(10_000, 1.0, 1e-6, secure=secure)
+    assert asked.protocol.mechanism.name == "rounded-gaussian"
+    assert asked.plan.guarantee.epsilon <= 1.0
+    assert asked.plan.ratio <= 1.1
+    assert Mean({"x": (0, 1)}).plan(1000, 1.0, 1e-6, bits=8, mechanism="binomial").protocol.mechanism.name == "binomial"
+
+
 def test_one_user_is_refused() -> None:
     with pytest.raises(TableError, match="one user"):
         People(open_table({"id": [3, 3], "x": [1, 2]}), "id", ["x"])
