@@ -234,6 +234,7 @@ def test_values_in_many_forms() -> None:
         lambda: Quantiles({"x": (0, 1)}, bins=1),
         lambda: Mean({"x": (0, 1)}, group_by={"g": range(11)}).plan(10, 1.0, 1e-6),
         lambda: Mean({"x": (0, 1)}).plan(1, 1.0, 1e-6),
+        lambda: Mean({"x": (-8e307, 8e307)}),
     ],
 )
 def test_bad_questions_are_refused(make: Any) -> None:

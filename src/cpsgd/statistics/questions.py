@@ -41,6 +41,8 @@ Groups = Mapping[str, Sequence[object]]
 _ROUNDING = 1.0 + 2.0**-20
 MOST_COORDINATES = 1 << 24
 """Coordinates that a question may have."""
+# Sums of what is larger may be no floats.
+_LARGEST = 2.0**1000
 # Unless something else is asked for.
 _MECHANISM = RoundedGaussian.name
 # Coordinates of a client's rows that are held at a time, 16 MiB.
@@ -322,7 +324,9 @@ def check_bounds(bounds: Bounds) -> dict[str, tuple[float, float]]:
         except (TypeError, ValueError):
             raise ParameterError(f"Expected (low, high) as the bounds of {name!r}.") from None
         low, high = (_validate.finite(f"bound of {name!r}", end) for end in (low, high))
-        if not low < high or not math.isfinite(high - low):
+        if max(-low, high) > _LARGEST:
+            raise ParameterError(f"Expected bounds of {name!r} within ±{_LARGEST:.3g}, got ({low:g}, {high:g}).")
+        if not low < high:
             raise ParameterError(f"Expected bounds of {name!r} with low < high, got ({low:g}, {high:g}).")
         if high - low < 2.0**-40 * max(abs(low), abs(high)):
             raise ParameterError(f"Expected bounds of {name!r} that floats can tell apart, got ({low!r}, {high!r}).")
