@@ -252,6 +252,13 @@ def test_a_question_is_planned_at_once(secure: bool) -> None:
     assert Mean({"x": (0, 1)}).plan(1000, 1.0, 1e-6, bits=8, mechanism="binomial").protocol.mechanism.name == "binomial"
 
 
+def test_a_mean_that_is_not_the_question_s_is_refused() -> None:
+    asked = Mean({"x": (0, 1)}).plan(200, 1.0, 1e-6)
+    for mean in ([0.1, 0.2, 0.3], [float("nan")], 0.1):
+        with pytest.raises(VectorError, match="mean of 1 finite numbers"):
+            asked.result(mean, 200)
+
+
 def test_one_user_is_refused() -> None:
     with pytest.raises(TableError, match="one user"):
         People(open_table({"id": [3, 3], "x": [1, 2]}), "id", ["x"])

@@ -12,7 +12,6 @@ transports (secure aggregation, Flower, NVFlare) carry `vector`, with the protoc
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -299,7 +298,10 @@ class Planned:
         """The values alone."""
         confidence = _validate.probability("confidence", confidence)
         width = float(-ndtri(0.5 * (1.0 - confidence)))
-        blocks = np.asarray(mean, dtype=np.float64).reshape(self.question.blocks, -1)
+        found = np.asarray(mean, dtype=np.float64)
+        if found.shape != (self.protocol.dim,) or not np.isfinite(found).all():
+            raise VectorError(f"Expected a mean of {self.protocol.dim:,} finite numbers, got a shape of {found.shape}.")
+        blocks = found.reshape(self.question.blocks, -1)
         return self.question.read(blocks, self.variance(count), count, width)
 
     def variance(self, count: int) -> float:

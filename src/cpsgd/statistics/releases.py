@@ -198,7 +198,8 @@ def _added_up(
     """Has every user's vector added up; what it returns ends the round and gives the mean."""
     question = asked.question
     threads = 2 if asked.protocol.dim >= _THREADED_DIM else 1
-    simulator = RoundSimulator(asked.protocol, 0, threads=threads)
+    # Without the promise: it was made just now, for as many users as are counted below.
+    simulator = RoundSimulator(replace(asked.protocol, promise=None), 0, threads=threads)
 
     def write(chunk: Chunk) -> Rows:
         points = question.points(chunk)
