@@ -314,3 +314,12 @@ def test_every_sigma_has_a_table_and_a_grid() -> None:
         assert example._ratio * 256 == sigma * 2**example.grid.fraction_bits
         assert len(fine_gaussian.table(example._ratio, example._cells).high) < 500
         example.kernel()
+
+
+def test_a_smaller_step_takes_of_the_range_what_window_and_grid_hold() -> None:
+    small = mechanism().with_scale(1e-3)
+    assert (small.step, small.noise_deviation, small.window) == (1e-3, 1.5, 32)
+    assert small.coordinate_range == pytest.approx(0.49 * 32 * 1e-3)
+    wide = mechanism(window=2**17).with_scale(1e-5)
+    assert wide.grid.limit <= 2**24
+    assert mechanism().with_scale(7.0).coordinate_range == 1.0

@@ -342,11 +342,11 @@ class RoundedGaussian(Mechanism):
         return found
 
     def with_scale(self, scale: float) -> Self:
-        """The same with another step; X shrinks where it would leave the window."""
+        """The same with another step; X shrinks where it would leave the window, or the grid."""
         if scale == self.step:
             return self
-        widest = _MOST_OF_WINDOW * self.window * scale
-        return replace(self, step=scale, coordinate_range=min(self.coordinate_range, widest))
+        widest = min(_MOST_OF_WINDOW * self.window, math.ldexp(_MAX_POINTS, -self._fraction_bits))
+        return replace(self, step=scale, coordinate_range=min(self.coordinate_range, widest * scale))
 
     def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
         """From where the window holds a few standard deviations of a rotated coordinate; or all of it, unrotated."""
