@@ -14,10 +14,12 @@ from scipy import stats
 
 from cpsgd import Aggregator, Protocol, guarantee
 from cpsgd.adjacency import Adjacency
+from cpsgd.codec.pipeline import to_grid
 from cpsgd.codec.rounding import CELL_BITS, UNIFORMS
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import RoundedGaussian, fine_gaussian
 from cpsgd.mechanisms.rounded_gaussian import uniformity
+from cpsgd.privacy.gaussian import gdp_delta
 from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.randomness import Keystream
 
@@ -266,6 +268,39 @@ def test_sensitivity_is_the_norms_or_the_ranges() -> None:
     )
     assert math.sqrt(2.0) / 0.5 < stated < 1.01 * math.sqrt(2.0) / 0.5
     assert example.reach(Adjacency.REPLACE_ONE) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("reach", [1e-6, 0.4 / 2048, 0.9 / 2048, 1.9 / 2048, 0.3], ids=str)
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_neighbours_on_the_grid_are_no_further_apart_than_the_sensitivity(reach: float, adjacency: Adjacency) -> None:
+    # A range below the grid's resolution is one point of it, which is what coordinates are clipped to.
+    example = mechanism(noise_deviation=1.0, step=1.0, coordinate_range=reach)
+    protocol = Protocol(clients=1, dim=400, clip_norm=8.0, mechanism=example, rotate=False)
+    grid = example.grid
+    points = np.clip(np.rint(to_grid(protocol, np.full(400, 0.39), 0)), -grid.limit, grid.limit)
+    apart = adjacency.distance(float(np.linalg.norm(points))) / 2.0**grid.fraction_bits
+    assert apart > 0.0
+    assert protocol.sensitivity(adjacency) >= apart
+    assert protocol.reach(adjacency) >= adjacency.distance(float(points.max())) / 2.0**grid.fraction_bits
+
+
+def test_a_range_below_a_grid_point_keeps_its_guarantee() -> None:
+    example = mechanism(noise_deviation=0.8, step=1.0, coordinate_range=1e-6)
+    protocol = Protocol(clients=1, dim=100_000, clip_norm=1.0, mechanism=example, rotate=False)
+    proved = guarantee(protocol, 1e-3)
+    # All coordinates at one grid point or its opposite: the sum of 100,000 likelihoods is Gaussian.
+    mu = 2.0 * math.sqrt(100_000) * 2.0**-example.grid.fraction_bits / math.sqrt(0.8**2 + 1.0 / 12.0)
+    assert gdp_delta(mu, proved.epsilon) <= 1e-3
+
+
+@pytest.mark.parametrize(("clients", "dim"), [(10**6, 1), (2, 10**6)])
+def test_rounding_that_tells_too_much_is_refused(clients: int, dim: int) -> None:
+    loud = mechanism(noise_deviation=0.8, step=1.0, window=64)
+    protocol = Protocol(clients=clients, dim=dim, clip_norm=1.0, mechanism=loud, rotate=False)
+    with pytest.raises(ConditionError, match="more noise per client"):
+        guarantee(protocol, 1e-5)
+    with pytest.raises(ConditionError, match="add noise"):
+        guarantee_over_rounds(protocol, 1e-5, rounds=3)
 
 
 # ------------------------------------------------------------------ use
