@@ -133,9 +133,9 @@ class RoundedGaussian(Mechanism):
         return Grid(math.ldexp(1.0, bits) / self.step, limit, bits)
 
     @property
-    def _clipped(self) -> float:
-        """What coordinates are really clipped to, in steps: X rounded down to the grid, but one point at least."""
-        return math.ldexp(self.grid.limit, -self._fraction_bits)
+    def _farthest(self) -> float:
+        """What no coordinate on the grid is beyond, in steps: X, or a point where X is less than that."""
+        return max(self._steps, math.ldexp(1.0, -self._fraction_bits))
 
     @property
     def keystream_bytes(self) -> int:
@@ -257,22 +257,23 @@ class RoundedGaussian(Mechanism):
         if honest == 0:
             raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
         deviation = math.sqrt(honest * self._counted_variance) / _ROUNDING
-        return RoundedNormal(deviation, self.noise_deviation, self.centre - self._clipped)
+        lowest = self.centre - math.ldexp(self.grid.limit, -self._fraction_bits)
+        return RoundedNormal(deviation, self.noise_deviation, lowest)
 
     def sensitivity(
         self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
     ) -> float:
         """2D/s for replace-one and D/s for zero-out, and never more than the cube of grid points allows, in steps."""
         ball = adjacency.distance(clip_norm) / self.step
-        found = min(ball, math.sqrt(dim) * adjacency.distance(self._clipped)) * _ROUNDING
+        found = min(ball, math.sqrt(dim) * adjacency.distance(self._farthest)) * _ROUNDING
         if replace_one_distance is None or adjacency is not Adjacency.REPLACE_ONE:
             return found
         points = clip.apart(replace_one_distance, dim=dim, clip_norm=clip_norm, unit=self.grid.unit)
         return min(found, math.ldexp(points, -self._fraction_bits) * _ROUNDING)
 
     def reach(self, adjacency: Adjacency) -> float:
-        """2X/s for replace-one and X/s for zero-out, X as the grid has it."""
-        return adjacency.distance(self._clipped) * _ROUNDING
+        """2X/s for replace-one and X/s for zero-out, or a grid point in place of X."""
+        return adjacency.distance(self._farthest) * _ROUNDING
 
     @property
     def variation(self) -> float:
@@ -288,7 +289,7 @@ class RoundedGaussian(Mechanism):
     @property
     def _cut(self) -> float:
         """A bound on the probability that noise leaves the window, for the coordinate that is nearest to an end."""
-        room = (0.5 * self.window - self._clipped) * (1.0 - 1e-12)
+        room = (0.5 * self.window - math.ldexp(self.grid.limit, -self._fraction_bits)) * (1.0 - 1e-12)
         return cut_off(room / self.noise_deviation)
 
     @property
