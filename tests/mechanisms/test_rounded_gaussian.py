@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from functools import lru_cache
@@ -19,6 +20,7 @@ from cpsgd.codec.rounding import CELL_BITS, UNIFORMS
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import RoundedGaussian, fine_gaussian
 from cpsgd.mechanisms.rounded_gaussian import uniformity
+from cpsgd.participation import Participation
 from cpsgd.privacy.gaussian import gdp_delta
 from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.randomness import Keystream
@@ -46,8 +48,9 @@ def uniform_law() -> Array:
 def client_law(sent: RoundedGaussian, point: int) -> Array:
     """The masses of a client's integers at a grid point, from the kernel's own table."""
     table = fine_gaussian.table(sent._ratio, sent._cells)
-    below = [0.0, *((int(h) << 64 | int(w)) / 2.0**128 for h, w in zip(table.high, table.low, strict=True)), 1.0]
-    cells = np.diff(below)
+    # Differences of integers: those of floats next to 1 would lose the upper tail.
+    below = [0, *(int(h) << 64 | int(w) for h, w in zip(table.high, table.low, strict=True)), 1 << 128]
+    cells = [(end - start) / 2.0**128 for start, end in itertools.pairwise(below)]
     uniforms = uniform_law()
     noise = np.zeros((len(cells) - 1 << CELL_BITS) + len(uniforms))
     for start, mass in enumerate(cells):
@@ -193,6 +196,53 @@ def test_the_guarantee_holds_and_is_nearly_exact(others: list[int]) -> None:
         assert exact <= delta
         # The rounding hides a little more than the Gaussian does.
         assert exact >= 0.3 * delta
+
+
+def sum_law(example: RoundedGaussian, points: list[int]) -> Array:
+    found = np.ones(1)
+    for point in points:
+        found = np.convolve(found, client_law(example, point))
+    return found
+
+
+def divergence(ours: Array, theirs: Array, epsilon: float) -> float:
+    """The smallest δ at this ε."""
+    pairs = ((ours, theirs), (theirs, ours))
+    return max(float(np.maximum(a - math.exp(epsilon) * b, 0.0).sum()) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("sigma", "window"), [(0.8, 12), (1.2, 14)])
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_two_rounds_of_narrow_windows_keep_the_guarantee(clients: int, sigma: float, window: int) -> None:
+    # What is cut off, what rounding tells and the noise all count here.
+    example = mechanism(noise_deviation=sigma, step=1.0, window=window, coordinate_range=0.7)
+    protocol = Protocol(clients=clients, dim=1, clip_norm=0.7, mechanism=example, rotate=False)
+    end = int(example.grid.limit)
+    for adjacency, other in ((Adjacency.REPLACE_ONE, -end), (Adjacency.ZERO_OUT, 0)):
+        proved = guarantee_over_rounds(protocol, 0.05, rounds=2, adjacency=adjacency)
+        worst = 0.0
+        for rest in (0, end // 2, end):
+            near, far = (sum_law(example, [point] + [rest] * (clients - 1)) for point in (end, other))
+            exact = divergence(np.multiply.outer(near, near), np.multiply.outer(far, far), proved.epsilon)
+            worst = max(worst, exact)
+        assert 0.5 * 0.05 < worst <= 0.05
+
+
+def test_sampled_sums_keep_the_guarantee() -> None:
+    example = mechanism(noise_deviation=0.8, step=1.0, window=14)
+    protocol = Protocol(clients=2, dim=1, clip_norm=1.0, mechanism=example, rotate=False)
+    drawn = guarantee_over_rounds(protocol, 1e-2, participation="poisson:0.3", adjacency="zero-out")
+    chosen = guarantee_over_rounds(protocol, 1e-2, participation=Participation.fixed_size(cohort=2, population=3))
+    end = int(example.grid.limit)
+    for other in (0, end // 2, end, -end):
+        # A client is drawn with probability 0.3, or sends noise alone; so is the other one.
+        without = 0.7 * sum_law(example, [0, 0]) + 0.3 * sum_law(example, [0, other])
+        present = 0.7 * sum_law(example, [end, 0]) + 0.3 * sum_law(example, [end, other])
+        assert divergence(0.7 * without + 0.3 * present, without, drawn.epsilon) <= 1e-2
+        # Two clients out of three.
+        absent = sum_law(example, [other, other]) / 3.0
+        laws = [absent + 2.0 / 3.0 * sum_law(example, [point, other]) for point in (end, -end)]
+        assert divergence(laws[0], laws[1], chosen.epsilon) <= 1e-2
 
 
 def test_less_noise_than_claimed_breaks_the_guarantee() -> None:
