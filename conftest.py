@@ -22,9 +22,9 @@ MAY_NEED = {
     "flwr": ("engines/flower", "docs/flower.md"),
     "matplotlib": ("reports", "reproduction"),
     "nvflare": ("engines/nvflare", "docs/nvflare.md"),
-    "pandas": ("statistics",),
-    "polars": ("statistics",),
-    "pyarrow": ("cli/test_statistics_commands.py", "statistics"),
+    "pandas": ("learning/datasets/test_frames.py", "statistics"),
+    "polars": ("learning/datasets/test_frames.py", "statistics"),
+    "pyarrow": ("cli/test_statistics_commands.py", "learning/datasets/test_frames.py", "statistics"),
     "sklearn": (
         "cli/test_train_command.py",
         "compatibility",
@@ -39,6 +39,7 @@ MAY_NEED = {
         *(
             "simulation/device",
             "simulation/device.py",
+            "simulation/device_cuda.py",
             "simulation/device_plain.py",
             "simulation/device_fused.py",
             "docs",

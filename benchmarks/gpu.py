@@ -1,6 +1,8 @@
 """A round on a GPU, stage by stage beside its floor, by mechanism, and how it grows with clients and dimension.
 
-Floors are the bytes a stage must move over the copy bandwidth measured here. Run on a machine with an NVIDIA GPU.
+Floors are the bytes a stage must move over the copy bandwidth measured here. Where vectors are made, rotated, rounded
+and added up without being written, the floor is the time of the additions of their transforms, two of 2^15 points each.
+Run on a machine with an NVIDIA GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from cpsgd.codec import rotate
 from cpsgd.learning.cohorts import permuted
 from cpsgd.learning.datasets import load
 from cpsgd.learning.datasets.device import fused_kernels, on_device
-from cpsgd.learning.gradients import dense_layers, write_dense_gradients
+from cpsgd.learning.gradients import ClientUpdates, dense_layers, write_dense_gradients
 from cpsgd.learning.models import mlp
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, SampledCoins
 from cpsgd.simulation.device import DeviceRound, kernels_for
@@ -38,6 +40,8 @@ MECHANISMS: dict[str, Mechanism] = {
 }
 """About what the planner picks for ε = 2."""
 GIGA = 1e9
+# Of NVIDIA's GPUs from capability 8.6 on: additions of a multiprocessor in a cycle; and cycles in a millisecond.
+LANES, CLOCK = 128, 1.98e6
 
 
 def milliseconds(work: Callable[[], object], repeats: int = 11) -> float:
@@ -97,8 +101,21 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
         description = mechanism.device_rounding()
         return milliseconds(lambda: kernels.round_and_sum(columns, sums, key=3, first=0, rounding=description))
 
+    updates = ClientUpdates(model, torch.nn.functional.cross_entropy)
+    products = updates.products(*batch)
+    assert products is not None
+    lanes = LANES * torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    additions = bandwidth * COHORT * 2 * 15 * 2**15 / (lanes * CLOCK)
+
+    def whole(mechanism: Mechanism) -> float:
+        protocol = Protocol(clients=COHORT, dim=dim, clip_norm=1.0, mechanism=mechanism)
+        round_ = DeviceRound(protocol, 0, seed=1, device=DEVICE)
+        return milliseconds(lambda: round_.add(products)) if round_.takes_products else math.nan
+
     found = [
         ("samples", milliseconds(lambda: source.batch(clients)), COHORT * 784 * (1 + 4 + 4 + 4)),
+        ("factors of gradients", milliseconds(lambda: updates.products(*batch)), COHORT * (2 * 784 + 250) * 4),
+        *((f"all: {name}", whole(mechanism), additions) for name, mechanism in MECHANISMS.items()),
         ("gradients", milliseconds(gradients), matrix),
         ("clip and rotate", milliseconds(lambda: kernels.scale_and_rotate(rows, signs, 1.0, unit)), 2 * matrix),
         *((f"sum: {name}", rounding(mechanism), matrix) for name, mechanism in MECHANISMS.items()),
@@ -179,7 +196,8 @@ def main() -> None:
         print(json.dumps(report, indent=2))
         return
     print(f"{report['device']}, PyTorch {report['torch']}; a copy moves {report['copy GB/s']:,.0f} GB/s")
-    print(f"\nA round of {COHORT:,} clients and {DIM:,} coordinates (k = {LEVELS}, m = {TRIALS}):")
+    print(f"\nA round of {COHORT:,} clients and {DIM:,} coordinates (k = {LEVELS}, m = {TRIALS}).")
+    print("All: from factors of gradients to sums, in one kernel; the stages after it do the same one by one:")
     for row in report["stages"]:
         print(f"  {row['stage']:<22} {row['milliseconds']:7.3f} ms   floor {row['floor']:7.4f}   {row['ratio']:6.1f}×")
     print("\nThe same round without samples and gradients, by mechanism:")

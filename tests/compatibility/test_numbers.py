@@ -86,7 +86,12 @@ def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int | str) -> None:
 @pytest.mark.slow
 @IN_CHUNKS
 def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int | str) -> None:
-    for row in rows_of("plans.json", chunk):
+    rows = rows_of("plans.json", chunk)
+    if chunk == "kinds":
+        # Each frontier of secure sums takes seconds: the other kinds of them are in the other chunks only.
+        secure = [row for row in rows if row["arguments"].get("secure")]
+        rows = [row for row in rows if row not in secure[1:]]
+    for row in rows:
         make = PLAN[row["call"]]
         if row.get("error") == "InfeasibleError":
             # There was none then; if there is one now, it keeps what was asked for.

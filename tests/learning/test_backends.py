@@ -299,9 +299,12 @@ def test_cohorts_are_drawn_ahead(gpu: None) -> None:
     backend, cohorts = found._backend, found._cohorts
     assert isinstance(backend, GpuBackend)
     np.testing.assert_array_equal(backend.clients(cohorts, 0, 4), cohorts.clients(0))
-    assert list(backend._ahead) == [1]
+    assert list(backend._ahead) == [0]
     np.testing.assert_array_equal(backend.clients(cohorts, 1, 4), cohorts.clients(1))
     np.testing.assert_array_equal(backend.clients(cohorts, 3, 4), cohorts.clients(3))
+    # Blocks of 16 rounds; of those that are past none is kept.
+    np.testing.assert_array_equal(backend.clients(cohorts, 17, 60), cohorts.clients(17))
+    assert list(backend._ahead) == [1, 2, 3]
 
 
 def test_a_ledger_does_not_pay_for_noise_that_protects_nobody(gpu: None, tmp_path: Path) -> None:

@@ -178,5 +178,5 @@ def test_another_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
 
 def test_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    write_lines(path, [{"round": 0}, {"round": 1}])
+    write_lines(path, ['{"round": 0}', '{"round": 1}'])
     assert path.read_text() == '{"round": 0}\n{"round": 1}\n'

@@ -21,6 +21,10 @@ fused = pytest.importorskip("cpsgd.learning.fused", reason="Triton is for Linux"
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
+# On a machine with a GPU these are tests of that GPU, and `-m gpu` runs them, too.
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shift", [0, 1])
 def test_samples(shift: int) -> None:
@@ -34,6 +38,21 @@ def test_samples(shift: int) -> None:
     assert torch.equal(found.features, plain.features)
     assert torch.equal(found.labels, plain.labels)
     np.testing.assert_array_equal(plain.features.cpu().numpy(), data.batch(clients).features)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shift", [0, 1])
+def test_many_samples_many_times(shift: int) -> None:
+    data = replace(infinite_digits(), shift=shift)
+    source = DeviceInfinite(data, DEVICE)
+    clients = np.arange(0, 24_999_999, 997)
+    expected = data.batch(clients)
+    for kernels in (fused, None):
+        source._fused = kernels
+        for _ in range(20):
+            found = source.batch(clients)
+            np.testing.assert_array_equal(found.features.cpu().numpy(), expected.features)
+            np.testing.assert_array_equal(found.labels.cpu().numpy(), expected.labels)
 
 
 @pytest.mark.gpu

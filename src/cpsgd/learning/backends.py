@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,19 @@ from cpsgd.learning.architecture import Loss
 from cpsgd.learning.clipping import Clipping
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
-from cpsgd.learning.datasets.device import on_device
+from cpsgd.learning.datasets.device import DeviceInfinite, on_device
 from cpsgd.learning.devices import enough_memory, own_code
 from cpsgd.learning.gradients import ClientUpdates, ExampleSums
 from cpsgd.learning.mechanisms import Mechanism, Simulator
 from cpsgd.learning.options import ClientOptions, RunOptions
+from cpsgd.learning.recorded import RecordedRound
+from cpsgd.simulation.device import DeviceRound
 
 _EXAMPLES_BYTES = 1 << 26
 # MiB that the clients computed together may take.
 _CPU_MEMORY, _GPU_MEMORY = 1024, 4096
+# A GPU's rounds are shorter than the time it takes to draw their clients: several blocks of rounds are drawn at once.
+_BLOCKS, _BLOCK_ROUNDS, _BLOCK_CLIENTS = 4, 16, 1 << 18
 
 
 def start(
@@ -93,16 +98,13 @@ class CpuBackend:
         """The clients of one of `rounds` rounds."""
         return cohorts.clients(number)
 
-    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator:
+    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator | RecordedRound:
         """The round with the messages of these clients, and of `zeros` more who send the zero vector."""
         on = self.device if self.asynchronous else None
-        with enough_memory(
-            f"{self.updates.memory_limit / 2**20:,.0f} MiB of clients at a time",
-            "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
-        ):
+        with self._enough_memory():
             simulator = mechanisms.start_round(self._mechanism, self.dim, number, self._seed, on)
             for start in range(0, len(clients), self._slice):
-                chunks = self._chunks(clients[start : start + self._slice])
+                chunks = self._chunks(clients[start : start + self._slice], simulator)
                 while True:
                     with own_code("The model, the loss or the data set"):
                         chunk = next(chunks, None)
@@ -117,7 +119,13 @@ class CpuBackend:
         test = self._dataset.test_set()
         return torch.from_numpy(test.features), torch.from_numpy(test.labels)
 
-    def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
+    def _enough_memory(self) -> AbstractContextManager[None]:
+        return enough_memory(
+            f"{self.updates.memory_limit / 2**20:,.0f} MiB of clients at a time",
+            "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
+        )
+
+    def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterator[Any]:
         yield from self._rows.chunks(self._dataset.batch(clients))
 
 
@@ -131,19 +139,40 @@ class GpuBackend(CpuBackend):
         super().__init__(dataset, *arguments)
         with enough_memory("the data set", "use a smaller one."):
             self._data = on_device(dataset, self.device)
-        self._ahead: dict[int, Future[NDArray[np.int64]]] = {}
-        self._drawing = ThreadPoolExecutor(1)
+        self._recorded: RecordedRound | None = None
+        self._ahead: dict[int, Future[list[NDArray[np.int64]]]] = {}
+        self._drawing = ThreadPoolExecutor(_BLOCKS)
 
     def clients(self, cohorts: Cohorts, number: int, rounds: int) -> NDArray[np.int64]:
-        """The clients of one of `rounds` rounds; the next round's are drawn meanwhile."""
-        found = self._ahead.pop(number, None)
-        if number + 1 < rounds:
-            self._ahead = {number + 1: self._drawing.submit(cohorts.clients, number + 1)}
-        return cohorts.clients(number) if found is None else found.result()
+        """The clients of one of `rounds` rounds; those of the next ones are drawn meanwhile, in blocks of rounds."""
+        size = max(1, min(_BLOCK_ROUNDS, _BLOCK_CLIENTS // cohorts.cohort))
+        own = number // size
+        self._ahead = {block: drawn for block, drawn in self._ahead.items() if block >= own}
+        for block in range(own, own + _BLOCKS):
+            wanted = range(block * size, min((block + 1) * size, rounds))
+            if block not in self._ahead and wanted:
+                self._ahead[block] = self._drawing.submit(cohorts.several, wanted)
+        return self._ahead[own].result()[number % size]
+
+    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator | RecordedRound:
+        """As on the CPU. Rounds as large as the one before are replayed, so that their many launches cost one."""
+        recorded = self._recorded
+        if zeros == 0 and recorded is not None and recorded.size == len(clients):
+            recorded.start(number, clients)
+            return recorded
+        simulator = super().summed(number, clients, zeros)
+        plain = zeros == 0 and self.clipping.size == 0
+        if plain and isinstance(self._data, DeviceInfinite) and isinstance(simulator, DeviceRound):
+            with self._enough_memory():
+                self._recorded = RecordedRound.of(simulator, self._data, self.updates, self._seed)
+        return simulator
 
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Features and labels of the test set."""
         return self._data.test.features, self._data.test.labels
 
-    def _chunks(self, clients: NDArray[np.int64]) -> Iterator[Any]:
-        yield from self.updates.tensors(*self._data.batch(clients))
+    def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterator[Any]:
+        batch, products = self._data.batch(clients), None
+        if isinstance(simulator, DeviceRound) and simulator.takes_products and self.clipping.size == 0:
+            products = self.updates.products(*batch)
+        yield from self.updates.tensors(*batch) if products is None else [products]

@@ -20,7 +20,7 @@ import weakref
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +171,9 @@ class ChargeLog:
         self.survivors[round] = survivors
 
 
-def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """A JSON object per line, replacing the file as a whole."""
-    write_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Lines, replacing the file as a whole."""
+    write_file(path, "".join(line + "\n" for line in lines).encode())
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -235,7 +235,7 @@ class RoundMetrics:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return asdict(self)
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -264,6 +264,7 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         self._path, self._metrics = folder / CHECKPOINT, folder / METRICS
         self._config = config
+        self._lines: list[str] = []
         # Kept apart from the settings, which may be shown: it follows from everybody's data without noise.
         self._data = getattr(dataset, "fingerprint", None)
         # From here on no other process can open the run.
@@ -290,7 +291,7 @@ class RunFolder:
             self._check(state)
             progress = Progress(
                 round=int(state["round"]),
-                history=[RoundMetrics(**row) for row in state["history"]],
+                history=[RoundMetrics(**row) for row in _rows(state["history"])],
                 cohorts=Cohorts(**state["cohorts"]),
                 run=state["run"],
             )
@@ -298,7 +299,7 @@ class RunFolder:
                 model.load_state_dict(state["model"])
                 for name, part in parts.items():
                     part.load_state_dict(state[name])
-        except (KeyError, TypeError, AttributeError, RuntimeError):
+        except (KeyError, TypeError, json.JSONDecodeError, AttributeError, RuntimeError):
             raise CheckpointError(f"{self._path} does not hold the state of a run of this kind.") from None
         return progress
 
@@ -316,7 +317,8 @@ class RunFolder:
 
     def save(self, progress: Progress, model: torch.nn.Module, parts: Mapping[str, Any]) -> None:
         """Writes a checkpoint, and the metrics for people and plots."""
-        rows = [metrics.to_dict() for metrics in progress.history]
+        # Rounds are many and checkpoints may be, too: what does not change any more is written down once.
+        self._lines += [json.dumps(metrics.to_dict()) for metrics in progress.history[len(self._lines) :]]
         save(
             self._path,
             {
@@ -324,14 +326,14 @@ class RunFolder:
                 "data": self._data,
                 "run": progress.run,
                 "round": progress.round,
-                "history": rows,
+                "history": "\n".join(self._lines),
                 "model": model.state_dict(),
                 **{name: part.state_dict() for name, part in parts.items()},
                 "cohorts": vars(progress.cohorts),
-                "charged": {number: size for number, size in self.charged.items() if number < progress.round},
+                "charged": torch.tensor([pair for pair in self.charged.items() if pair[0] < progress.round]),
             },
         )
-        write_lines(self._metrics, rows)
+        write_lines(self._metrics, self._lines)
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """Refuses the checkpoint of another run, and one that has spent what the log does not know of."""
@@ -343,7 +345,18 @@ class RunFolder:
             raise CheckpointError(
                 f"The run was started with another {', '.join(different)}; resume it with the same settings."
             )
-        if any(self.charged.get(number) != survivors for number, survivors in state["charged"].items()):
+        if any(self.charged.get(number) != survivors for number, survivors in _pairs(state["charged"])):
             raise CheckpointError(
                 "The log of charges does not hold all that the checkpoint has spent: restore it from a copy."
             )
+
+
+# PyTorch takes long to write many small values, so that these are one each. Version 0.1 wrote lists and dictionaries.
+
+
+def _rows(history: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in history.splitlines()] if isinstance(history, str) else history
+
+
+def _pairs(charged: torch.Tensor | dict[int, int]) -> Iterable[tuple[int, int]]:
+    return charged.items() if isinstance(charged, dict) else charged.tolist()

@@ -32,6 +32,7 @@ from cpsgd.learning.datasets.device import fused_kernels
 from cpsgd.learning.options import ClientOptions
 from cpsgd.privacy.examples import example_norm
 from cpsgd.simulation.device import current
+from cpsgd.simulation.device_cuda import Layout, Products
 
 # On a CPU: past this many bytes of updates a larger chunk is no faster, and leaves the processor's caches.
 _CHUNK_BYTES = 1 << 24
@@ -125,6 +126,19 @@ class ClientUpdates:
                         index = torch.from_numpy(examples).to(features.device)
                         self._write(features[index], labels[index], chunk)
                 yield chunk
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether updates of clients with one example each are `products`; no layer of such a model draws anything."""
+        return self._layers is not None
+
+    def products(self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]) -> Products | None:
+        """All updates at once as products that are not written out; None where they are no such products."""
+        if self._layers is None or len(counts) == 0 or not (counts == 1).all():
+            return None
+        layout = Layout(tuple((layer.out_features, layer.in_features) for layer in self._layers))
+        parts = [part for back, incoming in dense_factors(self._layers, features, labels) for part in (incoming, back)]
+        return Products(layout, torch.cat([*parts, torch.ones_like(parts[0][:, :1])], dim=1))
 
     def _write(self, features: torch.Tensor, labels: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the updates of clients with equally many examples, [clients, examples, ...], to the rows of `out`."""
@@ -251,22 +265,30 @@ def write_dense_gradients(
     layer's output and what came in. `torch.func` computes the same but stores it several times on the way. `layers`
     are what `dense_layers` found, and `kernels` is `cpsgd.learning.fused` where it runs.
     """
-    inputs = [features.flatten(1)]
-    for layer in layers[:-1]:
-        inputs.append(torch.addmm(layer.bias, inputs[-1], layer.weight.t()).relu_())
-    outputs = torch.addmm(layers[-1].bias, inputs[-1], layers[-1].weight.t())
-    # The gradient of cross-entropy: probabilities less 1 at the label.
-    back = torch.softmax(outputs, dim=1)
-    back.scatter_add_(1, labels[:, None], torch.full_like(back[:, :1], -1.0))
-    end = out.shape[1]
-    for layer, incoming in zip(reversed(layers), reversed(inputs), strict=True):
-        width, depth = layer.weight.shape
-        own = out[:, end - width * depth - width : end]
+    start = 0
+    for back, incoming in dense_factors(layers, features, labels):
+        width, depth = back.shape[1], incoming.shape[1]
+        own = out[:, start : start + width * depth + width]
         if kernels is not None:
             kernels.layer_gradients(back, incoming, own)
         else:
             torch.mul(back[:, :, None], incoming[:, None, :], out=own[:, :-width].view(-1, width, depth))
             own[:, -width:] = back
-        end -= width + width * depth
-        if layer is not layers[0]:
-            back = (back @ layer.weight) * (incoming > 0)
+        start += width * depth + width
+
+
+@torch.no_grad()
+def dense_factors(
+    layers: list[torch.nn.Linear], features: torch.Tensor, labels: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For each layer what flows back into its output and what came in, one row per example."""
+    inputs = [features.flatten(1)]
+    for layer in layers[:-1]:
+        inputs.append(torch.addmm(layer.bias, inputs[-1], layer.weight.t()).relu_())
+    outputs = torch.addmm(layers[-1].bias, inputs[-1], layers[-1].weight.t())
+    # The gradient of cross-entropy: probabilities less 1 at the label.
+    backs = [torch.softmax(outputs, dim=1)]
+    backs[0].scatter_add_(1, labels[:, None], torch.full_like(backs[0][:, :1], -1.0))
+    for layer, incoming in zip(reversed(layers[1:]), reversed(inputs[1:]), strict=True):
+        backs.append((backs[-1] @ layer.weight) * (incoming > 0))
+    return list(zip(reversed(backs), inputs, strict=True))

@@ -15,6 +15,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,9 @@ class Trainer:
         number = self.round
         clients = self._backend.clients(self._cohorts, number, self.rounds)
         messages = max(self._cohorts.messages, len(clients))
-        arrived = self._cohorts.generator("dropout", number).random(messages) >= self._dropout
+        arrived = np.ones(messages, dtype=bool)
+        if self._dropout > 0.0:
+            arrived = self._cohorts.generator("dropout", number).random(messages) >= self._dropout
         survivors = int(arrived.sum())
         signal_ratio, clip_norm = None, self._backend.clipping.norm
         last = number + 1 == self.rounds
@@ -331,7 +334,9 @@ class Trainer:
     def _mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[torch.Tensor, float]:
         """The round's mean, charged before it is known, and the norm of its noise."""
         self.model.train()
-        draws = fixed_draws(int(self._cohorts.generator("torch", number).integers(2**63)), self._backend.device)
+        draws: AbstractContextManager[None] = nullcontext()
+        if not self._backend.updates.is_dense:
+            draws = fixed_draws(int(self._cohorts.generator("torch", number).integers(2**63)), self._backend.device)
         with draws, one_thread():
             summed = self._backend.summed(number, clients, survivors - len(clients))
         if self._ledger is not None:

@@ -58,8 +58,9 @@ _STYLES = {
     "binomial": ("#0072b2", "s"),
     "skellam": ("#009e73", "^"),
     "discrete-gaussian": ("#cc79a7", "v"),
+    "rounded-gaussian": ("#56b4e9", "P"),
 }
-_OTHER = ("#56b4e9", "P")
+_OTHER = ("#999999", "*")
 _OUR_NAMES = {
     "coins": "coins (the rounding is the noise)",
     "sampled-coins": "sampled coins (not for secure sums)",
@@ -67,6 +68,7 @@ _OUR_NAMES = {
     "binomial": "rounding + Binomial noise (cpSGD)",
     "skellam": "rounding + Skellam noise",
     "discrete-gaussian": "rounding + discrete Gaussian noise",
+    "rounded-gaussian": "Gaussian noise before rounding",
 }
 _PUBLISHED_NAMES = {
     "coins": "Poisson binomial (ICML 2022)",

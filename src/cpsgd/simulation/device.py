@@ -1,7 +1,8 @@
 """A round whose clients, sums and mean stay on a PyTorch device: `cpsgd.simulation.cpu` for GPUs.
 
-Its kernels are written twice: in plain PyTorch (`device_plain.py`), for any device, and in Triton
-(`device_fused.py`), for GPUs. The two give the same integers, bit for bit.
+Its kernels are written in plain PyTorch (`device_plain.py`), for any device, and in Triton (`device_fused.py`), for
+GPUs. The two give the same integers, bit for bit. So does one kernel in CUDA (`device_cuda.py`), where it is made for
+what it is asked.
 
 The law of the mean is that of `RoundSimulator`, and so of single messages: every client's vector is really clipped,
 rotated and rounded, the noise of the sum is drawn once, where rounding is not itself the noise. Three things differ.
@@ -24,6 +25,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
@@ -34,8 +36,10 @@ from cpsgd.mechanisms.base import FairCoins, Rounding, SumRounding
 from cpsgd.mechanisms.law import Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
+from cpsgd.simulation import device_cuda
 from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.cpu import noise_norm
+from cpsgd.simulation.device_cuda import Products
 
 # Triton's kernels number coordinates with 32 bits.
 _MAX_DIM = 1 << 30
@@ -70,6 +74,13 @@ def kernels_for(device: torch.device) -> ModuleType:
 
 class DeviceRound:
     """The sum of one round's messages and its mean, on a device.
+
+    Attributes:
+        protocol: The parameters of the round.
+        round: Its number.
+        count: How many clients' messages were added.
+        device: Where everything is computed.
+        takes_products: Whether `add` takes `Products`, too.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=4, clip_norm=1.0, levels=256, trials=16)
@@ -117,10 +128,36 @@ class DeviceRound:
         self.device = self._sums.device
         self._kernels = kernels or kernels_for(self.device)
         self._mean: torch.Tensor | None = None
-        if protocol.rotate:
-            self._signs = carried(rotate.signs(protocol.dim, protocol.rotation_seed, round), self.device)
+        rounding = self._rounding if protocol.rotate and kernels is None else None
+        self.takes_products = rounding is not None and device_cuda.supports(self.device, protocol.dim, rounding)
+        # The keys of rounding and coins, and the rotation's signs.
+        self._inputs = carried(self.inputs(self.round, self._seed), self.device)
+        self._signs = self._inputs[16:]
 
-    def add(self, vectors: torch.Tensor) -> None:
+    def inputs(self, round: int, seed: int) -> NDArray[np.uint8]:
+        """What tells the device which of a run's rounds is computed."""
+        keys = b"".join(_key(purpose, round, seed).to_bytes(8, "little") for purpose in ("rounding", "coins"))
+        found = np.frombuffer(keys, dtype=np.uint8)
+        if not self.protocol.rotate:
+            return found
+        signs = rotate.signs(self.protocol.dim, self.protocol.rotation_seed, round)
+        return np.concatenate([found, signs, np.zeros(-len(signs) % 8, dtype=np.uint8)])
+
+    @property
+    def inputs_size(self) -> int:
+        """Bytes of `inputs`, a multiple of 8."""
+        return len(self._inputs)
+
+    def take_inputs(self, inputs: torch.Tensor) -> None:
+        """Makes this the round that these `inputs` on the device tell, whenever they are read."""
+        self._inputs, self._signs = inputs, inputs[16:]
+
+    def restart(self) -> None:
+        """Forgets all messages."""
+        self._sums.zero_()
+        self.count, self._mean = 0, None
+
+    def add(self, vectors: torch.Tensor | Products) -> None:
         """Adds the messages of some clients, one row per client. The rows are overwritten.
 
         Raises:
@@ -129,6 +166,9 @@ class DeviceRound:
         if self._mean is not None:
             raise ParameterError("The round's mean was released: it takes no more messages.")
         protocol = self.protocol
+        if isinstance(vectors, Products):
+            self._add_products(vectors)
+            return
         vectors = _rows(vectors, protocol.dim, self.device)
         if self._grid is None or self._rounding is None:
             self._sums += _clipped_sum(vectors, protocol.clip_norm)
@@ -161,15 +201,34 @@ class DeviceRound:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
         return noise_norm(self.protocol, self.count)
 
+    def _add_products(self, products: Products) -> None:
+        if not self.takes_products or products.layout.dim != self.protocol.dim or self._grid is None:
+            raise VectorError(f"The round takes no products of {products.layout.dim} coordinates here: write them out.")
+        assert self._rounding is not None
+        bound = self.protocol.clip_norm * (1.0 - clip.MARGIN)
+        options: dict[str, Any] = {
+            "bound": bound,
+            "unit": self._grid.unit,
+            "first": self.count,
+            "rounding": self._rounding,
+        }
+        with current(self.device):
+            device_cuda.add_products(products, self._sums, self._signs, keys=self._inputs[:8], **options)
+        self.count += len(products.factors)
+
     def _add_rounded(self, vectors: torch.Tensor, unit: float, rounding: Rounding) -> None:
         protocol = self.protocol
         bound = protocol.clip_norm * (1.0 - clip.MARGIN)
+        if self.takes_products:
+            options: dict[str, Any] = {"bound": bound, "unit": unit, "first": self.count, "rounding": rounding}
+            device_cuda.add_rows(vectors, self._sums, self._signs, keys=self._inputs[:8], **options)
+            return
         columns: plain.Columns = [(0, vectors)]
         if protocol.rotate:
             columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, unit)
         else:
             plain.scale(vectors, bound, unit)
-        key = self._key("rounding")
+        key = _key("rounding", self.round, self._seed)
         self._kernels.round_and_sum(columns, self._sums, key=key, first=self.count, rounding=rounding)
 
     def _noisy_mean(self) -> torch.Tensor:
@@ -182,7 +241,9 @@ class DeviceRound:
             sums = torch.remainder(sums - lowest, protocol.modulus)
             middle -= lowest
         mean = ((sums.to(torch.float64) - middle) * (mechanism.scale / self.count)).to(torch.float32)
-        if protocol.rotate:
+        if self.takes_products:
+            device_cuda.rotate_back(mean, self._signs)
+        elif protocol.rotate:
             self._kernels.rotate_back(mean, self._signs)
         return mean
 
@@ -190,24 +251,26 @@ class DeviceRound:
         """Adds the noise of `count` clients to the sums: drawn here if the device can, else by the exact sampler."""
         noise = self.protocol.mechanism.device_noise(self.count)
         if isinstance(noise, FairCoins):
-            if noise.trials:
-                self._kernels.add_coins(self._sums, key=self._key("coins"), trials=noise.trials)
+            if noise.trials and self.takes_products:
+                device_cuda.add_coins(self._sums, keys=self._inputs[8:16], trials=noise.trials)
+            elif noise.trials:
+                self._kernels.add_coins(self._sums, key=_key("coins", self.round, self._seed), trials=noise.trials)
         elif isinstance(noise, Normal):
             generator = torch.Generator(self.device)
-            generator.manual_seed(self._key("normal"))
+            generator.manual_seed(_key("normal", self.round, self._seed))
             normal = torch.randn(self.protocol.dim, generator=generator, device=self.device, dtype=torch.float64)
             self._sums += noise.deviation * normal
         elif isinstance(noise, SumRounding):
             self._round_sums(noise)
         else:
-            keystream = Keystream(hashlib.sha256(self._text("noise")).digest()[:16])
+            keystream = Keystream(hashlib.sha256(_text("noise", self.round, self._seed)).digest()[:16])
             drawn = self.protocol.mechanism.sum_noise(self.count, self.protocol.dim, keystream)
             self._sums += torch.from_numpy(drawn).to(self.device)
 
     def _round_sums(self, noise: SumRounding) -> None:
         """From sums of grid points to those of integers that were rounded, each after its noise."""
         generator = torch.Generator(self.device)
-        generator.manual_seed(self._key("rounding of sums"))
+        generator.manual_seed(_key("rounding of sums", self.round, self._seed))
         drawn: dict[str, Any] = {"generator": generator, "device": self.device, "dtype": torch.float64}
         level = float(1 << noise.fraction_bits)
         points = (self._sums - noise.clients * noise.offset).to(torch.float64)
@@ -221,13 +284,6 @@ class DeviceRound:
         # Means of integers differ from the middle by a half where their number is even; the rest is the grid's.
         middle = noise.clients * noise.centre
         self._sums = torch.floor(levels + middle + 0.5).to(torch.int64)
-
-    def _text(self, purpose: str) -> bytes:
-        return f"cpsgd device {purpose} v1".encode() + struct.pack("<QQ", self._seed, self.round)
-
-    def _key(self, purpose: str) -> int:
-        """63 bits that random numbers for one purpose in this round follow from."""
-        return int.from_bytes(hashlib.sha256(self._text(purpose)).digest()[:8], "little") >> 1
 
 
 class DeviceFloatMean:
@@ -263,6 +319,15 @@ class DeviceFloatMean:
     def noise_norm(self) -> float:
         """Zero: there is no noise."""
         return 0.0
+
+
+def _text(purpose: str, round: int, seed: int) -> bytes:
+    return f"cpsgd device {purpose} v1".encode() + struct.pack("<QQ", seed, round)
+
+
+def _key(purpose: str, round: int, seed: int) -> int:
+    """63 bits that random numbers for one purpose in a round follow from."""
+    return int.from_bytes(hashlib.sha256(_text(purpose, round, seed)).digest()[:8], "little") >> 1
 
 
 def _rows(vectors: torch.Tensor, dim: int, device: torch.device) -> torch.Tensor:

@@ -36,6 +36,7 @@ _EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 _ROUNDING = tl.constexpr(plain.ROUNDING)
 _COINS = tl.constexpr(plain.COINS)
 _TOSSES = tl.constexpr(plain.TOSSES)
+_SLAB = tl.constexpr(plain.SLAB)
 
 
 @triton.jit
@@ -142,16 +143,32 @@ def _points(x, LIMIT: tl.constexpr, OFFSET: tl.constexpr):
 
 @triton.jit
 def _words(key, counters, client, purpose, SIZE: tl.constexpr):
-    """The four words of each counter, one after the other."""
+    """The first words of all counters, then the second ones, the third and the fourth."""
     zeros = tl.zeros_like(counters)
     a, b, c, d = tl.philox(key, counters, zeros + client, zeros + purpose, 0)
-    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [SIZE]).to(tl.uint32)
+    words = tl.permute(tl.join(tl.join(a, c), tl.join(b, d)), (1, 2, 0))
+    return tl.reshape(words, [SIZE]).to(tl.uint32)
+
+
+@triton.jit
+def _places(start, steps, SIZE: tl.constexpr, SLABS: tl.constexpr):
+    """A program's coordinates and counters, as `plain._slabs` has them; those that take lower halves, with 8 SLABS.
+
+    The program has SIZE // 4 places of a group, and `steps` programs have those that any coordinate takes. `start` is
+    the number of the first coordinate of all: those found are relative to it, and some may be negative.
+    """
+    PLACES: tl.constexpr = SIZE // 4
+    group = start // (_SLAB * SLABS) + tl.program_id(0) // steps
+    place = tl.program_id(0) % steps * PLACES
+    offsets = tl.arange(0, SIZE)
+    columns = group * (_SLAB * SLABS) + offsets // PLACES * _SLAB + place + offsets % PLACES - start
+    return columns, (group * _SLAB + place + tl.arange(0, PLACES)).to(tl.uint32)
 
 
 # Triton's interpreter wants loops of constant length: in the three kernels below clients past the last are masked.
 
 
-@triton.jit(do_not_specialize=["count", "key", "first", "counter"])
+@triton.jit(do_not_specialize=["count", "key", "first", "begin", "steps"])
 def _round_and_sum(
     rows,
     stride,
@@ -160,7 +177,8 @@ def _round_and_sum(
     count,
     key,
     first,
-    counter,
+    begin,
+    steps,
     LIMIT: tl.constexpr,
     OFFSET: tl.constexpr,
     FRACTION: tl.constexpr,
@@ -169,9 +187,8 @@ def _round_and_sum(
     CLIENTS: tl.constexpr,
 ):
     """See `plain._levels`; RATE is 0 where there is none."""
-    columns = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    counters = (counter + tl.program_id(0) * (SIZE // 4) + tl.arange(0, SIZE // 4)).to(tl.uint32)
-    inside = columns < dim
+    columns, counters = _places(begin, steps, SIZE, 4)
+    inside = (columns >= 0) & (columns < dim)
     total = tl.zeros([SIZE], tl.int32)
     start = tl.program_id(1) * CLIENTS
     for i in range(CLIENTS):
@@ -185,7 +202,7 @@ def _round_and_sum(
     tl.atomic_add(sums + columns, total.to(tl.int64), mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "key", "first", "counter"])
+@triton.jit(do_not_specialize=["count", "key", "first", "begin", "steps"])
 def _toss_and_sum(
     rows,
     stride,
@@ -194,18 +211,18 @@ def _toss_and_sum(
     count,
     key,
     first,
-    counter,
+    begin,
+    steps,
     LIMIT: tl.constexpr,
     OFFSET: tl.constexpr,
     COINS: tl.constexpr,
     SIZE: tl.constexpr,
     CLIENTS: tl.constexpr,
 ):
-    """See `plain._heads`: SIZE words for the left and the right halves of SIZE // 32 groups of 64 coordinates."""
-    offsets = tl.arange(0, SIZE)
-    left = tl.program_id(0) * (2 * SIZE) + offsets // 32 * 64 + offsets % 32
-    right = left + 32
-    counters = (counter + tl.program_id(0) * (SIZE // 4) + tl.arange(0, SIZE // 4)).to(tl.uint32)
+    """See `plain._heads`: lower halves of SIZE words for coordinates on the left, upper halves for others."""
+    left, counters = _places(begin, steps, SIZE, 8)
+    right = left + 4 * _SLAB
+    left_inside, right_inside = (left >= 0) & (left < dim), (right >= 0) & (right < dim)
     left_total = tl.zeros([SIZE], tl.uint32)
     right_total = tl.zeros([SIZE], tl.uint32)
     start = tl.program_id(1) * CLIENTS
@@ -213,15 +230,15 @@ def _toss_and_sum(
         row = start + i
         base = rows + row.to(tl.int64) * stride
         one = (row < count).to(tl.uint32)
-        x = tl.load(base + left, mask=(left < dim) & (row < count), other=0.0)
-        y = tl.load(base + right, mask=(right < dim) & (row < count), other=0.0)
+        x = tl.load(base + left, mask=left_inside & (row < count), other=0.0)
+        y = tl.load(base + right, mask=right_inside & (row < count), other=0.0)
         left_points, right_points = _points(x, LIMIT, OFFSET), _points(y, LIMIT, OFFSET)
         for coin in range(COINS):
             word = _words(key, counters, (first + row).to(tl.uint32), _TOSSES + coin, SIZE)
             left_total += ((left_points + (word & 0xFFFF)) >> 16) * one
             right_total += ((right_points + (word >> 16)) >> 16) * one
-    tl.atomic_add(sums + left, left_total.to(tl.int64), mask=left < dim)
-    tl.atomic_add(sums + right, right_total.to(tl.int64), mask=right < dim)
+    tl.atomic_add(sums + left, left_total.to(tl.int64), mask=left_inside)
+    tl.atomic_add(sums + right, right_total.to(tl.int64), mask=right_inside)
 
 
 @triton.jit
@@ -239,7 +256,7 @@ def _kept(words, left):
     return tl.where(left >= 32, words, words & few)
 
 
-@triton.jit(do_not_specialize=["count", "key", "first", "counter"])
+@triton.jit(do_not_specialize=["count", "key", "first", "begin", "steps"])
 def _toss_many_and_sum(
     rows,
     stride,
@@ -248,7 +265,8 @@ def _toss_many_and_sum(
     count,
     key,
     first,
-    counter,
+    begin,
+    steps,
     LIMIT: tl.constexpr,
     OFFSET: tl.constexpr,
     COINS: tl.constexpr,
@@ -256,9 +274,8 @@ def _toss_many_and_sum(
     CLIENTS: tl.constexpr,
 ):
     """See `plain._many_heads`."""
-    columns = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    counters = (counter + tl.program_id(0) * (SIZE // 4) + tl.arange(0, SIZE // 4)).to(tl.uint32)
-    inside = columns < dim
+    columns, counters = _places(begin, steps, SIZE, 4)
+    inside = (columns >= 0) & (columns < dim)
     total = tl.zeros([SIZE], tl.int32)
     start = tl.program_id(1) * CLIENTS
     for i in range(CLIENTS):
@@ -373,15 +390,18 @@ def _round_part(rows: torch.Tensor, sums: torch.Tensor, start: int, key: int, fi
     count, dim = rows.shape
     # What a program adds up fits in 31 bits.
     clients = min(_CLIENTS, (2**31 - 1) // rounding.largest)
-    coins, per_counter = rounding.coins, 4
+    coins, slabs = rounding.coins, 4
     parameters: tuple[int, ...] = (coins or 0,)
     if coins is None:
         kernel, parameters = _round_and_sum, (rounding.fraction_bits, rounding.rate or 0)
     elif coins <= plain.FEW_COINS:
-        kernel, per_counter = _toss_and_sum, 8
+        kernel, slabs = _toss_and_sum, 8
     else:
         kernel = _toss_many_and_sum
-    grid = triton.cdiv(dim, _WORDS * per_counter // 4), triton.cdiv(count, clients)
+    group = plain.SLAB * slabs
+    groups = triton.cdiv(start + dim, group) - start // group
+    steps = triton.cdiv(min(start + dim, plain.SLAB), _WORDS // 4)
+    grid = groups * steps, triton.cdiv(count, clients)
     kernel[grid](
         rows,
         rows.stride(0),
@@ -390,7 +410,8 @@ def _round_part(rows: torch.Tensor, sums: torch.Tensor, start: int, key: int, fi
         count,
         key,
         first,
-        start // per_counter,
+        start,
+        steps,
         rounding.limit,
         rounding.offset,
         *parameters,

@@ -30,6 +30,9 @@ LONGEST = 1e18
 ROUNDING, COINS, TOSSES = 0, 1, 2
 """What random words are for: the third word of a counter. There are several kinds of tosses, numbered upwards."""
 
+SLAB = 1024
+"""So many neighbouring coordinates take the same word of neighbouring counters."""
+
 FEW_COINS = 64
 """More coins than these are not tossed one by one."""
 
@@ -161,10 +164,22 @@ def round_and_sum(columns: Columns, sums: torch.Tensor, *, key: int, first: int,
             sums[start : start + dim] += draw(points, key, clients, start, rounding).sum(dim=0)
 
 
+def _slabs(key: int, clients: torch.Tensor, start: int, dim: int, purpose: int, slabs: int) -> torch.Tensor:
+    """The words that coordinates take, [clients, groups, 4, 1024]: a counter's four words belong to four slabs.
+
+    Coordinates are in slabs of 1024, and `slabs` of these in a group: place p of group b has counter (1024·b + p,
+    client). Coordinate c is in group c div (1024·slabs), and its place is c mod 1024.
+    """
+    groups = torch.arange(start // (SLAB * slabs), -(-(start + dim) // (SLAB * slabs)), device=clients.device)
+    counters = (groups[:, None] * SLAB + torch.arange(SLAB, device=clients.device)).flatten()
+    words = torch.stack(philox(key, counters, clients, purpose), dim=1)
+    return words.view(len(clients), 4, len(groups), SLAB).transpose(1, 2)
+
+
 def _words(key: int, clients: torch.Tensor, start: int, dim: int, purpose: int) -> torch.Tensor:
-    """A random word for each client and coordinate: coordinate c has number c mod 4 of counter (c div 4, client)."""
-    counters = torch.arange(start // 4, start // 4 - (-dim // 4), device=clients.device)
-    return torch.stack(philox(key, counters, clients, purpose), dim=-1).flatten(1)[:, :dim]
+    """A random word for each client and coordinate; see `_slabs`, in groups of four."""
+    begin = start % (4 * SLAB)
+    return _slabs(key, clients, start, dim, purpose, 4).flatten(1)[:, begin : begin + dim]
 
 
 def _levels(points: torch.Tensor, key: int, clients: torch.Tensor, start: int, rounding: Rounding) -> torch.Tensor:
@@ -176,16 +191,15 @@ def _levels(points: torch.Tensor, key: int, clients: torch.Tensor, start: int, r
 
 
 def _heads(points: torch.Tensor, key: int, clients: torch.Tensor, start: int, rounding: Rounding) -> torch.Tensor:
-    """Coins one by one. Of 64 coordinates the first 32 take the lower halves of 32 words, the others the upper ones.
+    """Coins one by one. Of eight slabs the first four take the lower halves of the words, the others the upper ones.
 
-    These are the words of eight counters (c div 8, client); each coin has a third word of its own.
+    See `_slabs`; each coin has a third word of its own.
     """
-    dim = points.shape[1]
-    counters = torch.arange(start // 8, start // 8 - (-dim // 64) * 8, device=points.device)
+    dim, begin = points.shape[1], start % (8 * SLAB)
     heads = torch.zeros_like(points)
     for coin in range(rounding.coins or 0):
-        words = torch.stack(philox(key, counters, clients, TOSSES + coin), dim=-1).view(len(points), -1, 1, 32)
-        halves = torch.cat([words & 0xFFFF, words >> 16], dim=2).flatten(1)[:, :dim]
+        words = _slabs(key, clients, start, dim, TOSSES + coin, 8)
+        halves = torch.cat([words & 0xFFFF, words >> 16], dim=2).flatten(1)[:, begin : begin + dim]
         heads += (points + halves) >> 16
     return heads
 

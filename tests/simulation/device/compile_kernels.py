@@ -32,7 +32,7 @@ def kernels() -> Iterator[Kernel]:
         yield fused._rotate_back, back, size, fused._warps(stages)
     yield fused._pass, ROWS, {"FIRST": 0, "STAGES": 13, "COLUMNS": 0}, fused._warps(13)
     yield fused._pass, ROWS, {"FIRST": 13, "STAGES": 10, "COLUMNS": 5}, fused._warps(15)
-    numbers = {"dim": "i32", "count": "i32", "key": "i64", "first": "i64", "counter": "i32"}
+    numbers = {"dim": "i32", "count": "i32", "key": "i64", "first": "i64", "begin": "i32", "steps": "i32"}
     summed = {**ROWS, "sums": "*i64", **numbers}
     size = {"SIZE": fused._WORDS, "CLIENTS": fused._CLIENTS}
     for levels in ({"LIMIT": 1 << 16, "FRACTION": 16}, {"LIMIT": 1 << 30, "FRACTION": 8}):

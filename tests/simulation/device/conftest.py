@@ -12,6 +12,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """On a machine with a GPU these are tests of that GPU, and `-m gpu` runs them, too."""
+    if torch.cuda.is_available():
+        item.add_marker("gpu")
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Threads that wait for each other in so small tensors only cost time, a great deal on a busy machine."""

@@ -88,8 +88,9 @@ def test_rounding_is_the_same_in_any_pieces(rounding: Rounding) -> None:
     assert torch.equal(whole, parts)
 
 
-def test_levels_are_rounded_as_they_always_were() -> None:
-    # What the kernels gave before there were coins: runs on a GPU repeat themselves from release to release.
+def test_levels_are_rounded_as_before() -> None:
+    # What the kernels give since random words are dealt out by slabs (0.2.0): a change that makes runs with a seed
+    # differ from those of an earlier release should be meant.
     rows = torch.linspace(-70_000.0, 70_000.0, 9).repeat(5, 1)
     found = {}
     for levels in (2, 3, 2**24):
@@ -97,9 +98,9 @@ def test_levels_are_rounded_as_they_always_were() -> None:
         plain.round_and_sum([(0, rows)], sums, key=2**62 + 12345, first=7, rounding=rounding_to(levels))
         found[levels] = sums.tolist()
     assert found == {
-        2: [0, 0, 0, 2, 3, 4, 5, 5, 5],
-        3: [0, 1, 4, 4, 5, 6, 8, 9, 10],
-        16777216: [41941670, 41942011, 41942354, 41942697, 41943038, 41943380, 41943722, 41944064, 41944404],
+        2: [0, 0, 0, 1, 1, 5, 5, 5, 5],
+        3: [0, 1, 3, 2, 5, 7, 8, 8, 10],
+        16777216: [41941670, 41942013, 41942354, 41942696, 41943036, 41943380, 41943722, 41944063, 41944405],
     }
 
 

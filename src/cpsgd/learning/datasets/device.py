@@ -59,12 +59,17 @@ class DeviceInfinite(DeviceData):
         # Central differences are halved in the fields, as `InfiniteDataset` does.
         self._fields = fields if dataset.tangents is not None else fields * 0.5
         self._tangents = None if dataset.tangents is None else torch.tensor(dataset.tangents, device=device)
+        self._white = torch.tensor(255.0, device=device)
         self._moves = torch.tensor(MOVES * dataset.shift, device=device)
         self._fused = fused_kernels(device) if dataset.tangents is None else None
 
     def batch(self, clients: NDArray[np.int64]) -> DeviceBatch:
         """The samples of these clients, shades divided by 255."""
-        numbers = carried(clients, self._device) + self._first
+        return self.made(carried(clients, self._device))
+
+    def made(self, clients: torch.Tensor) -> DeviceBatch:
+        """As `batch`, for clients whose numbers are on the device."""
+        numbers = clients + self._first
         counts = np.ones(len(clients), dtype=np.int64)
         if self._fused is not None:
             with current(self._device):
@@ -77,7 +82,8 @@ class DeviceInfinite(DeviceData):
         k1 = ((numbers * 131071) & 0xFFFFFFFF) % 1521
         k2 = (k1 + 1 + 2 * numbers) % FIELD_COUNT
         down, right = self._moves[k1 % len(self._moves)].unbind(1)
-        features = self._moved(self._deformed(base, k1, k2), down, right).flatten(1) / 255.0
+        # By a tensor: a GPU divides by a number by multiplying with its rounded inverse, which is not the same.
+        features = self._moved(self._deformed(base, k1, k2), down, right).flatten(1) / self._white
         return DeviceBatch(features, self._train_labels[base], counts)
 
     def _deformed(self, base: torch.Tensor, k1: torch.Tensor, k2: torch.Tensor) -> torch.Tensor:

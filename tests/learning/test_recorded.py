@@ -1,0 +1,65 @@
+"""Rounds replayed from CUDA graphs against rounds that are launched, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cpsgd.learning import AccountOptions, CohortOptions, RunOptions, ServerOptions, Trainer, mlp
+from cpsgd.learning.backends import GpuBackend
+from cpsgd.learning.datasets import ImageDataset
+from cpsgd.learning.datasets.infinite import FIELD_COUNT, InfiniteDataset, smooth_fields
+from cpsgd.learning.recorded import RecordedRound
+from cpsgd.protocol import Protocol
+
+
+def data_set() -> InfiniteDataset:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (500, 28, 28), dtype=np.uint8)
+    labels = rng.integers(0, 10, 500, dtype=np.uint8)
+    base = ImageDataset("noise", "random numbers", images, labels, images[:10], labels[:10])
+    return InfiniteDataset(base, smooth_fields(FIELD_COUNT, 28, smoothing=4.0, displacement=1.0), size=100_000)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("levels", [3, None], ids=["binomial", "coins"])
+def test_recorded_rounds(levels: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cpsgd.mechanisms import Binomial, Coins
+
+    reach = 3.6 / 51_370**0.5
+    mechanism = Coins(coins=1, theta=0.12, coordinate_range=reach)
+    protocol = Protocol(
+        clients=400,
+        dim=51_370,
+        clip_norm=1.0,
+        mechanism=mechanism if levels is None else Binomial(levels=levels, trials=13, coordinate_range=0.02),
+    )
+
+    def trained(record: bool) -> tuple[list[torch.Tensor], type]:
+        with monkeypatch.context() as patch:
+            if not record:
+                patch.setattr(RecordedRound, "of", lambda *arguments: None)
+            model = mlp(784, 10, seed=0)
+            options = {"cohorts": CohortOptions(cohort=400, rounds=6, participation="once")}
+            run = RunOptions(seed=3, device="cuda", evaluate_every=3)
+            loss = torch.nn.functional.cross_entropy
+            trainer = Trainer(
+                model,
+                loss,
+                data_set(),
+                protocol,
+                server=ServerOptions(lr=1.0),
+                run=run,
+                account=AccountOptions(delta=1e-6),
+                **options,
+            )
+            for _ in trainer.run():
+                pass
+            assert isinstance(trainer._backend, GpuBackend)
+            return [p.detach().cpu() for p in model.parameters()], type(trainer._backend._recorded)
+
+    (found, kind), (expected, none) = trained(True), trained(False)
+    assert (kind, none) == (RecordedRound, type(None))
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
