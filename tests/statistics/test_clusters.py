@@ -43,7 +43,7 @@ def test_inertia_is_close_to_scikit_learns() -> None:
     assert sum(heard) == 4 * 100_000
 
     assert 1.9 < found.guarantee.epsilon <= 2.0
-    assert (found.guarantee.delta, found.guarantee.method) == (1e-6, "gaussian-certificate")
+    assert (found.guarantee.delta, found.guarantee.method) == (1e-6, "rounded-gaussian")
     assert found.guarantee.citation
     again = guarantee_over_rounds(found.plan.protocol, 1e-6, rounds=4, participation="every")
     assert found.guarantee.epsilon == again.epsilon
