@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpsgd import plan
+from cpsgd.errors import ParameterError
 from cpsgd.privacy import guarantee_over_rounds
 
 pytest.importorskip("torch", reason="the workers need PyTorch")
@@ -253,6 +255,18 @@ def test_what_cannot_be_promised_is_refused_at_the_start(run: Run) -> None:
         words = {"statistics": "statistics", "buffers": "broadcast", "unused": "find_unused", "static": "static_graph"}
         for name, word in words.items():
             assert word in worker[name][1]
+
+
+def test_without_workers_it_says_what_to_do() -> None:
+    from cpsgd import PrivateMean
+
+    best = plan(clients=4, dim=3, epsilon=8.0, delta=1e-5, rounds=5, colluding=1, bits=8, mechanism="binomial")
+    limits: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "rounds": 5}
+    with pytest.raises(ParameterError, match="init_process_group"):
+        PrivateMean(best.protocol, **limits)
+    given: Any = best
+    with pytest.raises(ParameterError, match="its `protocol`"):
+        PrivateMean(given, **limits)
 
 
 def test_a_round_ends_when_the_transport_has_let_go(run: Run) -> None:

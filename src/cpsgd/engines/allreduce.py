@@ -108,8 +108,15 @@ class PrivateMean:
         Raises:
             InfeasibleError: The budget is too small for the rounds.
             ConditionError: Nothing is proved about them.
-            ParameterError: The group does not fit the protocol.
+            ParameterError: The group does not fit the protocol, or there is none.
         """
+        if not isinstance(protocol, Protocol):
+            raise ParameterError(f"Expected a protocol (of a plan, its `protocol`), got {type(protocol).__name__}.")
+        if not torch.distributed.is_initialized():
+            raise ParameterError(
+                "There are no workers yet: call torch.distributed.init_process_group first, in every process. Where "
+                "one machine plays all clients, use RoundSimulator."
+            )
         self.protocol = protocol
         self.workers = torch.distributed.get_world_size(group)
         self.rounds = _validate.integer("rounds", rounds, low=1, high=wire.MAX_ROUND)
