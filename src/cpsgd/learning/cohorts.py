@@ -63,7 +63,8 @@ class Cohorts:
         if scheme == "once" and cohort * rounds > population:
             raise InfeasibleError(
                 f"Each of {population:,} clients takes part once: that is enough for {population // cohort:,} disjoint "
-                f"cohorts of {cohort:,}, not for {rounds:,} rounds. Use smaller cohorts, fewer rounds, or fixed-size."
+                f"cohorts of {cohort:,}, not for {rounds:,} rounds. Use smaller cohorts, fewer rounds, or "
+                "participation fixed-size or every."
             )
         if scheme == "every" and cohort != population:
             raise ParameterError(
