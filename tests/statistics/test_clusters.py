@@ -16,9 +16,11 @@ from cpsgd.ledger import Budget, Ledger
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.protocol import Protocol
-from cpsgd.statistics import clusters as module
-from cpsgd.statistics.clusters import Blocks, inertia, kmeans, lloyd_round
-from cpsgd.statistics.points import in_unit_ball, people_in_ball
+from cpsgd.statistics import questions
+from cpsgd.statistics.blocks import Around, Blocks
+from cpsgd.statistics.centres import nearest_centre
+from cpsgd.statistics.clusters import Clusters, inertia, kmeans
+from cpsgd.statistics.points import in_unit_ball, people_in_ball, private_mean
 
 CLUSTERS, DIM = 6, 4
 
@@ -43,7 +45,7 @@ def test_inertia_is_close_to_scikit_learns() -> None:
     assert sum(heard) == 4 * 100_000
 
     assert 1.9 < found.guarantee.epsilon <= 2.0
-    assert (found.guarantee.delta, found.guarantee.method) == (1e-6, "gaussian-certificate")
+    assert (found.guarantee.delta, found.guarantee.method) == (1e-6, "rounded-gaussian")
     assert found.guarantee.citation
     again = guarantee_over_rounds(found.plan.protocol, 1e-6, rounds=4, participation="every")
     assert found.guarantee.epsilon == again.epsilon
@@ -52,7 +54,7 @@ def test_inertia_is_close_to_scikit_learns() -> None:
 
     # Each centre within six of its deviations of the mean of the points nearest to it, and sizes likewise: sums of
     # Gaussian squares exceed that with probability below 1e-6.
-    nearest = module.nearest_centre(points, found.centres)
+    nearest = nearest_centre(points, found.centres)
     means = np.array([points[nearest == j].mean(axis=0) for j in range(CLUSTERS)])
     assert (np.linalg.norm(found.centres - means, axis=1) < 6 * found.deviations + 0.005).all()
     np.testing.assert_allclose(found.sizes, np.bincount(nearest), rtol=0.05)
@@ -68,8 +70,11 @@ def noiseless(blocks: Blocks, clients: int) -> Protocol:
 def test_without_noise_a_round_is_lloyds() -> None:
     points = in_unit_ball(blobs(2000, seed=2), 1.0)
     centres = np.random.default_rng(0).uniform(-0.5, 0.5, size=(CLUSTERS, DIM))
-    blocks = Blocks(CLUSTERS + 2, DIM)
-    sums, sizes = lloyd_round(noiseless(blocks, 2000), 0, points, centres, blocks)
+    question = Clusters(DIM, CLUSTERS, radius=1.0)
+    around = Around(question.ball, question.blocks, centres)
+    mean = private_mean(noiseless(around.blocks, 2000), 0, points, around.write)
+    assert len(mean) == 2 * CLUSTERS * (DIM + 1)
+    sums, sizes = (found[:CLUSTERS] for found in around.blocks.read(mean, 2000))
     nearest = np.argmin(((points[:, None] - centres) ** 2).sum(axis=2), axis=1)
     np.testing.assert_allclose(sizes, np.bincount(nearest, minlength=CLUSTERS), atol=0.02)
     for j in range(CLUSTERS):
@@ -86,7 +91,7 @@ def test_without_noise_the_algorithm_is_lloyds(monkeypatch: pytest.MonkeyPatch) 
         planned = plan(*arguments, **options)
         return dataclasses.replace(planned, protocol=noiseless(Blocks(CLUSTERS, DIM), 1500))
 
-    monkeypatch.setattr(module, "plan", quiet)
+    monkeypatch.setattr(questions, "plan", quiet)
     found = kmeans(points, CLUSTERS, 8.0, 1e-6, radius=1.0, rounds=5, bits=8, initial=initial)
     centres = initial
     for _ in range(5):

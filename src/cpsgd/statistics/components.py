@@ -189,7 +189,7 @@ class Components(Question[PCAResult]):
 
     def vector(self, value: object) -> Points:
         """One client's vector; see `Ball.point` for what a value may be."""
-        return self.layout.write(self.ball.point(value))[0]
+        return self.layout.write(self.ball.point(value)).reshape(-1)
 
     def plan(self, clients: int, epsilon: float, delta: float, **wishes: Any) -> Planned[PCAResult]:
         """See `Question.plan`.
