@@ -136,8 +136,8 @@ class Clusters:
             )
         # Any centres will do: the plan does not depend on them.
         anywhere = Around(self.ball, self.blocks, np.zeros((1, self.ball.dim)))
-        wishes = {**wishes, "rounds": self.rounds, "participation": "every"}
-        planned = anywhere.plan(clients, epsilon, delta, **wishes).plan
+        rounds = {"rounds": self.rounds, "participation": "every"}
+        planned = anywhere.plan(clients, epsilon, delta, **rounds, **wishes).plan
         _check_budget(planned, self.blocks, clients, self.clusters)
         return PlannedClusters(self, planned)
 
