@@ -244,14 +244,14 @@ class Lloyd:
         return self.centres
 
     def result(self) -> KMeansResult:
-        """The clusters, after the last round.
+        """The clusters, after the last round; or as they are before it, where rounds were withheld. The cost is the same.
 
         Raises:
-            ParameterError: Some rounds are still to come.
+            ParameterError: There was no round yet, or none after the search.
         """
-        rounds = self.asked.question.rounds
-        if self.round < rounds or self._guarantee is None:
-            raise ParameterError(f"{self.round} of {rounds} rounds are over: run the others first.")
+        question = self.asked.question
+        if self.round <= question.search or self._guarantee is None:
+            raise ParameterError(f"{self.round} of {question.rounds} rounds are over: run the others first.")
         with np.errstate(divide="ignore"):
             deviations = self.asked.question.ball.radius / np.sqrt(self._state.precisions)
         return KMeansResult(self.centres, self._state.sizes, deviations, self.asked.plan, self._guarantee)

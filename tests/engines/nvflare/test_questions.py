@@ -123,7 +123,7 @@ def test_rounds_of_kmeans(tmp_path: Path) -> None:
 
     stated = asked.around(lloyd.centres).question.geometry.stated()
     del stated["dim"]
-    patient = {"nodes": 10.0, "stage": 30.0, "grace": 10.0}
+    patient = {**PACE, "stage": 30.0}
     server = CpsgdController(12, 2, 450.0, 1e-5, plan={**wishes, **stated}, apply=apply, pace=patient)
     assert server.make_plan(asked.protocol.dim).protocol == asked.protocol
     run_job(server, tmp_path, {"answer": packed()}, [train(point) for point in points], 12)
