@@ -244,7 +244,7 @@ class Lloyd:
         return self.centres
 
     def result(self) -> KMeansResult:
-        """The clusters, after the last round; or as they are before it, where rounds were withheld. The cost is the same.
+        """The clusters, after the last round; or what is known of them, where the last ones were withheld.
 
         Raises:
             ParameterError: There was no round yet, or none after the search.
