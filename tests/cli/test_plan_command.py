@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 WISHES = "--clients 1000 --dim 4096 --epsilon 3 --delta 1e-6"
@@ -62,9 +63,15 @@ def test_secure_aggregation_names_modulus_and_overflow(plan: Run) -> None:
 @pytest.mark.slow
 def test_the_protocol_of_a_plan_encodes(plan: Run, cpsgd: Any) -> None:
     Path("protocol.json").write_text(json.dumps(json.loads(plan("--bits 3 --json"))["protocol"]))
-    Path("table.csv").write_text("\n".join(",".join(["0.01"] * 4096) for _ in range(3)))
-    result = cpsgd("mean", "table.csv", "--protocol", "protocol.json", "--json")
+    np.save("vector.npy", np.full(4096, 0.01))
+    result = cpsgd(
+        *["encode", "vector.npy", "--protocol", "protocol.json", "--round", "1", "--out", "message", "--json"]
+    )
     assert json.loads(result.stdout)["bits_per_coordinate"] == 3.0
+    # One message is not what was promised.
+    result = cpsgd(*["aggregate", "message", "--protocol", "protocol.json", "--round", "1", "--out", "mean.npy"])
+    assert result.exit_code != 0
+    assert "promise" in result.stderr
 
 
 @pytest.mark.slow

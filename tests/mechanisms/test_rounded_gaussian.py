@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from functools import lru_cache
@@ -14,10 +15,13 @@ from scipy import stats
 
 from cpsgd import Aggregator, Protocol, guarantee
 from cpsgd.adjacency import Adjacency
+from cpsgd.codec.pipeline import to_grid
 from cpsgd.codec.rounding import CELL_BITS, UNIFORMS
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import RoundedGaussian, fine_gaussian
 from cpsgd.mechanisms.rounded_gaussian import uniformity
+from cpsgd.participation import Participation
+from cpsgd.privacy.gaussian import gdp_delta
 from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.randomness import Keystream
 
@@ -44,8 +48,9 @@ def uniform_law() -> Array:
 def client_law(sent: RoundedGaussian, point: int) -> Array:
     """The masses of a client's integers at a grid point, from the kernel's own table."""
     table = fine_gaussian.table(sent._ratio, sent._cells)
-    below = [0.0, *((int(h) << 64 | int(w)) / 2.0**128 for h, w in zip(table.high, table.low, strict=True)), 1.0]
-    cells = np.diff(below)
+    # Differences of integers: those of floats next to 1 would lose the upper tail.
+    below = [0, *(int(h) << 64 | int(w) for h, w in zip(table.high, table.low, strict=True)), 1 << 128]
+    cells = [(end - start) / 2.0**128 for start, end in itertools.pairwise(below)]
     uniforms = uniform_law()
     noise = np.zeros((len(cells) - 1 << CELL_BITS) + len(uniforms))
     for start, mass in enumerate(cells):
@@ -193,6 +198,53 @@ def test_the_guarantee_holds_and_is_nearly_exact(others: list[int]) -> None:
         assert exact >= 0.3 * delta
 
 
+def sum_law(example: RoundedGaussian, points: list[int]) -> Array:
+    found = np.ones(1)
+    for point in points:
+        found = np.convolve(found, client_law(example, point))
+    return found
+
+
+def divergence(ours: Array, theirs: Array, epsilon: float) -> float:
+    """The smallest δ at this ε."""
+    pairs = ((ours, theirs), (theirs, ours))
+    return max(float(np.maximum(a - math.exp(epsilon) * b, 0.0).sum()) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("sigma", "window"), [(0.8, 12), (1.2, 14)])
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_two_rounds_of_narrow_windows_keep_the_guarantee(clients: int, sigma: float, window: int) -> None:
+    # What is cut off, what rounding tells and the noise all count here.
+    example = mechanism(noise_deviation=sigma, step=1.0, window=window, coordinate_range=0.7)
+    protocol = Protocol(clients=clients, dim=1, clip_norm=0.7, mechanism=example, rotate=False)
+    end = int(example.grid.limit)
+    for adjacency, other in ((Adjacency.REPLACE_ONE, -end), (Adjacency.ZERO_OUT, 0)):
+        proved = guarantee_over_rounds(protocol, 0.05, rounds=2, adjacency=adjacency)
+        worst = 0.0
+        for rest in (0, end // 2, end):
+            near, far = (sum_law(example, [point] + [rest] * (clients - 1)) for point in (end, other))
+            exact = divergence(np.multiply.outer(near, near), np.multiply.outer(far, far), proved.epsilon)
+            worst = max(worst, exact)
+        assert 0.5 * 0.05 < worst <= 0.05
+
+
+def test_sampled_sums_keep_the_guarantee() -> None:
+    example = mechanism(noise_deviation=0.8, step=1.0, window=14)
+    protocol = Protocol(clients=2, dim=1, clip_norm=1.0, mechanism=example, rotate=False)
+    drawn = guarantee_over_rounds(protocol, 1e-2, participation="poisson:0.3", adjacency="zero-out")
+    chosen = guarantee_over_rounds(protocol, 1e-2, participation=Participation.fixed_size(cohort=2, population=3))
+    end = int(example.grid.limit)
+    for other in (0, end // 2, end, -end):
+        # A client is drawn with probability 0.3, or sends noise alone; so is the other one.
+        without = 0.7 * sum_law(example, [0, 0]) + 0.3 * sum_law(example, [0, other])
+        present = 0.7 * sum_law(example, [end, 0]) + 0.3 * sum_law(example, [end, other])
+        assert divergence(0.7 * without + 0.3 * present, without, drawn.epsilon) <= 1e-2
+        # Two clients out of three.
+        absent = sum_law(example, [other, other]) / 3.0
+        laws = [absent + 2.0 / 3.0 * sum_law(example, [point, other]) for point in (end, -end)]
+        assert divergence(laws[0], laws[1], chosen.epsilon) <= 1e-2
+
+
 def test_less_noise_than_claimed_breaks_the_guarantee() -> None:
     example = mechanism(window=48)
     protocol = Protocol(clients=2, dim=1, clip_norm=0.5, mechanism=example, rotate=False)
@@ -268,6 +320,39 @@ def test_sensitivity_is_the_norms_or_the_ranges() -> None:
     assert example.reach(Adjacency.REPLACE_ONE) == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize("reach", [1e-6, 0.4 / 2048, 0.9 / 2048, 1.9 / 2048, 0.3], ids=str)
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_neighbours_on_the_grid_are_no_further_apart_than_the_sensitivity(reach: float, adjacency: Adjacency) -> None:
+    # A range below the grid's resolution is one point of it, which is what coordinates are clipped to.
+    example = mechanism(noise_deviation=1.0, step=1.0, coordinate_range=reach)
+    protocol = Protocol(clients=1, dim=400, clip_norm=8.0, mechanism=example, rotate=False)
+    grid = example.grid
+    points = np.clip(np.rint(to_grid(protocol, np.full(400, 0.39), 0)), -grid.limit, grid.limit)
+    apart = adjacency.distance(float(np.linalg.norm(points))) / 2.0**grid.fraction_bits
+    assert apart > 0.0
+    assert protocol.sensitivity(adjacency) >= apart
+    assert protocol.reach(adjacency) >= adjacency.distance(float(points.max())) / 2.0**grid.fraction_bits
+
+
+def test_a_range_below_a_grid_point_keeps_its_guarantee() -> None:
+    example = mechanism(noise_deviation=0.8, step=1.0, coordinate_range=1e-6)
+    protocol = Protocol(clients=1, dim=100_000, clip_norm=1.0, mechanism=example, rotate=False)
+    proved = guarantee(protocol, 1e-3)
+    # All coordinates at one grid point or its opposite: the sum of 100,000 likelihoods is Gaussian.
+    mu = 2.0 * math.sqrt(100_000) * 2.0**-example.grid.fraction_bits / math.sqrt(0.8**2 + 1.0 / 12.0)
+    assert gdp_delta(mu, proved.epsilon) <= 1e-3
+
+
+@pytest.mark.parametrize(("clients", "dim"), [(10**6, 1), (2, 10**6)])
+def test_rounding_that_tells_too_much_is_refused(clients: int, dim: int) -> None:
+    loud = mechanism(noise_deviation=0.8, step=1.0, window=64)
+    protocol = Protocol(clients=clients, dim=dim, clip_norm=1.0, mechanism=loud, rotate=False)
+    with pytest.raises(ConditionError, match="more noise per client"):
+        guarantee(protocol, 1e-5)
+    with pytest.raises(ConditionError, match="add noise"):
+        guarantee_over_rounds(protocol, 1e-5, rounds=3)
+
+
 # ------------------------------------------------------------------ use
 
 
@@ -314,3 +399,12 @@ def test_every_sigma_has_a_table_and_a_grid() -> None:
         assert example._ratio * 256 == sigma * 2**example.grid.fraction_bits
         assert len(fine_gaussian.table(example._ratio, example._cells).high) < 500
         example.kernel()
+
+
+def test_a_smaller_step_takes_of_the_range_what_window_and_grid_hold() -> None:
+    small = mechanism().with_scale(1e-3)
+    assert (small.step, small.noise_deviation, small.window) == (1e-3, 1.5, 32)
+    assert small.coordinate_range == pytest.approx(0.49 * 32 * 1e-3)
+    wide = mechanism(window=2**17).with_scale(1e-5)
+    assert wide.grid.limit <= 2**24
+    assert mechanism().with_scale(7.0).coordinate_range == 1.0

@@ -58,6 +58,22 @@ def test_few_clients_with_noise_before_rounding(clients: int, bits: int, ratio: 
     assert found.protocol.bits_per_coordinate <= bits
 
 
+@pytest.mark.parametrize(("clients", "epsilon", "bits"), [(3, 1.0, 5), (8, 50.0, 8)])
+def test_one_coordinate_with_noise_before_rounding(clients: int, epsilon: float, bits: int) -> None:
+    # The range is the norm, so that the cube of coordinates and the ball are the same.
+    found = plan(clients, dim=1, epsilon=epsilon, delta=1e-5, bits=bits, rotate=False, mechanism="rounded-gaussian")
+    assert 0.99 * epsilon < found.guarantee.epsilon <= epsilon
+
+
+@pytest.mark.parametrize("dim", [1_000, 2**20])
+def test_a_step_so_wide_that_the_range_is_below_a_grid_point(dim: int) -> None:
+    found = plan(1, dim=dim, epsilon=0.01, delta=1e-6, bits=6, mechanism="rounded-gaussian")
+    mechanism = found.protocol.mechanism
+    assert mechanism.grid is not None
+    assert mechanism.grid.limit == 1.0
+    assert found.guarantee.epsilon <= 0.01
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("clients", "options"), [(10, {}), (5, {}), (10, {"participation": "fixed-size:0.5"})])
 def test_noise_before_rounding_is_chosen_where_it_is_best(clients: int, options: dict[str, Any]) -> None:

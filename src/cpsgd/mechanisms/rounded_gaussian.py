@@ -133,6 +133,11 @@ class RoundedGaussian(Mechanism):
         return Grid(math.ldexp(1.0, bits) / self.step, limit, bits)
 
     @property
+    def _farthest(self) -> float:
+        """What no coordinate on the grid is beyond, in steps: X, or a point where X is less than that."""
+        return max(self._steps, math.ldexp(1.0, -self._fraction_bits))
+
+    @property
     def keystream_bytes(self) -> int:
         """Those of the noise: rounding to the nearest integer needs none."""
         return fine_gaussian.DRAW_BYTES
@@ -258,17 +263,17 @@ class RoundedGaussian(Mechanism):
     def sensitivity(
         self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
     ) -> float:
-        """2D/s for replace-one and D/s for zero-out, and never more than the cube of coordinates allows, in steps."""
+        """2D/s for replace-one and D/s for zero-out, and never more than the cube of grid points allows, in steps."""
         ball = adjacency.distance(clip_norm) / self.step
-        found = min(ball, math.sqrt(dim) * adjacency.distance(self._steps)) * _ROUNDING
+        found = min(ball, math.sqrt(dim) * adjacency.distance(self._farthest)) * _ROUNDING
         if replace_one_distance is None or adjacency is not Adjacency.REPLACE_ONE:
             return found
         points = clip.apart(replace_one_distance, dim=dim, clip_norm=clip_norm, unit=self.grid.unit)
         return min(found, math.ldexp(points, -self._fraction_bits) * _ROUNDING)
 
     def reach(self, adjacency: Adjacency) -> float:
-        """2X/s for replace-one and X/s for zero-out."""
-        return adjacency.distance(self._steps) * _ROUNDING
+        """2X/s for replace-one and X/s for zero-out, or a grid point in place of X."""
+        return adjacency.distance(self._farthest) * _ROUNDING
 
     @property
     def variation(self) -> float:
@@ -342,11 +347,11 @@ class RoundedGaussian(Mechanism):
         return found
 
     def with_scale(self, scale: float) -> Self:
-        """The same with another step; X shrinks where it would leave the window."""
+        """The same with another step; X shrinks where it would leave the window, or the grid."""
         if scale == self.step:
             return self
-        widest = _MOST_OF_WINDOW * self.window * scale
-        return replace(self, step=scale, coordinate_range=min(self.coordinate_range, widest))
+        widest = min(_MOST_OF_WINDOW * self.window, math.ldexp(_MAX_POINTS, -self._fraction_bits))
+        return replace(self, step=scale, coordinate_range=min(self.coordinate_range, widest * scale))
 
     def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
         """From where the window holds a few standard deviations of a rotated coordinate; or all of it, unrotated."""

@@ -229,6 +229,8 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
         slack = dim * mechanism.likelihood_slack(honest)
 
         def classical(delta: float) -> tuple[float, float]:
+            if slack > 1.0:  # and e^-λ δ may be zero
+                raise ConditionError(f"rounding may add more than 1 to ε; {mechanism.sampler_remedy}")
             return classical_epsilon(**gaussian, delta=delta * math.exp(-slack)) + 2.0 * slack, 0.0
 
         found = {

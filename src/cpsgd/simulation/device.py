@@ -281,9 +281,8 @@ class DeviceRound:
                 levels += torch.rand(self.protocol.dim, **drawn) - 0.5
         else:  # the sum of so many is a Gaussian, too
             levels += math.sqrt((noise.clients - 1) / 12.0) * torch.randn(self.protocol.dim, **drawn)
-        # Means of integers differ from the middle by a half where their number is even; the rest is the grid's.
-        middle = noise.clients * noise.centre
-        self._sums = torch.floor(levels + middle + 0.5).to(torch.int64)
+        levels += noise.clients * noise.centre
+        self._sums.copy_(torch.floor(levels + 0.5))
 
 
 class DeviceFloatMean:

@@ -103,6 +103,12 @@ def check_rounding(rounding: Rounding, dim: int, count: int, device: torch.devic
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("limit", [1, 37, 2**24])
+@pytest.mark.parametrize(("dim", "count"), [(5, 3), (600, 2)])
+def test_grid_points_that_are_left_as_they_are(limit: int, dim: int, count: int, device: torch.device) -> None:
+    check_rounding(Rounding(limit, limit, 0), dim, count, device)
+
+
 @pytest.mark.parametrize("rounding", COIN.values(), ids=COIN)
 @pytest.mark.parametrize(("dim", "count"), [(5, 3), (600, 3), pytest.param(51_370, 1000, marks=pytest.mark.gpu)])
 def test_coins_of_clients(rounding: Rounding, dim: int, count: int, device: torch.device) -> None:

@@ -145,10 +145,14 @@ def test_zeros_fill_a_round_up(device: torch.device) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("count", [1, 3, 15, 255])
 def test_a_large_round_of_coins(count: int, device: torch.device) -> None:
-    """The paper's size: errors have the mean and the variance of the law, and plain kernels give the same sums."""
+    """The paper's size: errors have the mean and the variance of the law, and plain kernels give the same sums.
+
+    All but 4 to 15 coins, which CUDA draws by inversion where plain kernels toss each.
+    """
     dim, clients = 51_370, 2_000
     mechanism = Coins(coins=count, theta=0.12 / math.sqrt(count), coordinate_range=3.6 / math.sqrt(dim))
-    check_large_round(Protocol(clients=clients, dim=dim, clip_norm=1.0, mechanism=mechanism), device)
+    of = Protocol(clients=clients, dim=dim, clip_norm=1.0, mechanism=mechanism)
+    check_large_round(of, device, same=count != 15)
 
 
 @pytest.mark.gpu
@@ -159,7 +163,7 @@ def test_a_large_round_of_sampled_coins(rate: float, device: torch.device) -> No
     check_large_round(Protocol(clients=clients, dim=dim, clip_norm=1.0, mechanism=mechanism), device)
 
 
-def check_large_round(of: Protocol, device: torch.device) -> None:
+def check_large_round(of: Protocol, device: torch.device, *, same: bool = True) -> None:
     rows = torch.randn(of.clients, of.dim, generator=torch.Generator(device).manual_seed(1), device=device)
     rows *= 0.9 / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     truth = rows.double().mean(dim=0)
@@ -170,13 +174,15 @@ def check_large_round(of: Protocol, device: torch.device) -> None:
         means.append(round_.mean())
     # Scaling may differ in the last digit, which moves a point of the grid here and there, and a coin in 2^16 with it.
     noise = of.scale**2 * of.mechanism.noise_variance / of.clients
-    assert float((means[0] - means[1]).double().square().mean()) < 1e-3 * noise
+    if same:
+        assert float((means[0] - means[1]).double().square().mean()) < 1e-3 * noise
     expected = of.expected_squared_error(list(rows[:200].cpu().numpy()), 2)
     sigma = math.sqrt((expected.noise + expected.rounding) * 200 / of.clients / of.dim)
-    error = means[0].double() - truth
-    assert abs(float(error.mean())) < 6 * sigma / math.sqrt(of.dim)
-    # The variance of a sample variance; clipping at 3.6 deviations is a bias far below it.
-    assert abs(float((error**2).mean()) / sigma**2 - 1.0) < 6 * math.sqrt(2.0 / of.dim) + 1e-3
+    for mean in means:
+        error = mean.double() - truth
+        assert abs(float(error.mean())) < 6 * sigma / math.sqrt(of.dim)
+        # The variance of a sample variance; clipping at 3.6 deviations is a bias far below it.
+        assert abs(float((error**2).mean()) / sigma**2 - 1.0) < 6 * math.sqrt(2.0 / of.dim) + 1e-3
 
 
 def test_bad_input_is_refused(device: torch.device) -> None:
