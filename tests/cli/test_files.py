@@ -12,6 +12,7 @@ from typing import IO
 import pytest
 
 from cpsgd.cli import _files
+from cpsgd.errors import ParameterError
 
 
 def test_a_failure_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
@@ -85,3 +86,11 @@ def test_a_full_disk_is_told_of_by_the_name_of_the_file(tmp_path: Path) -> None:
     assert full.value.filename == str(tmp_path / "mean.npy")
     assert full.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_takes_no_file_is_told_of_before_the_work(tmp_path: Path) -> None:
+    # Where there is no /proc the folder does not exist, and is refused as well.
+    with pytest.raises(ParameterError, match=r"Cannot write /proc/mean\.npy"):
+        _files.check_output(Path("/proc/mean.npy"))
+    _files.check_output(tmp_path / "mean.npy")
+    assert not list(tmp_path.iterdir())

@@ -61,6 +61,39 @@ def test_other_statistics(cpsgd: Any, people: Path) -> None:
         assert ("group" in rows[0]) == (name == "sum")
 
 
+def test_edges_may_begin_below_zero(cpsgd: Any, people: Path) -> None:
+    result = cpsgd("histogram", people, "--columns", "age", "--edges", "-10,0,100", *COST, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert [entry["name"] for entry in json.loads(result.stdout)["values"]] == ["[-10, 0)", "[0, 100]"]
+
+
+def test_a_list_that_is_given_twice_is_refused(cpsgd: Any, people: Path) -> None:
+    for name, given in {"--columns": ("age", "smokes"), "--bounds": ("age=0:9", "smokes=0:1")}.items():
+        result = cpsgd("mean", people, name, given[0], name, given[1], *COST)
+        assert result.exit_code != 0
+        assert f"Parameter {name} specified multiple times" in result.stderr
+        assert result.stdout == ""
+
+
+def test_values_that_are_paid_for_are_shown_on_a_full_disk(
+    cpsgd: Any, people: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("cpsgd.cli._files.write_bytes", full)
+    command = ("mean", people, "--columns", "age", "--bounds", "age=0:100", *COST, "--out", "mean.csv")
+    result = cpsgd(*command, "--json")
+    assert result.exit_code == 2
+    assert "mean.csv: No space left on device" in result.stderr
+    found = json.loads(result.stdout)
+    assert found["out"] is None
+    assert len(found["values"]) == 1
+    text = cpsgd(*command).stdout
+    assert "2,000 rows" in text
+    assert "mean.csv" not in text
+
+
 def test_histogram_of_categories_by_user(cpsgd: Any, people: Path) -> None:
     options = ("--columns", "sex", "--categories", "f,m", "--user", "id", "--rows-per-user", 2)
     result = cpsgd("histogram", people, *options, *COST, "--out", "h.json")
@@ -128,6 +161,7 @@ def test_much_clipping_is_said(cpsgd: Any, people: Path) -> None:
         ("mean", ("--columns", "age", "--bounds", "age=0:1,age=0:2"), "each column once"),
         ("mean", ("--columns", "age", "--bounds", "age=a:b"), "Expected numbers"),
         ("mean", ("--columns", "age,"), "separated by commas"),
+        ("mean", ("--columns", "age", "--bounds", "age=0:inf"), "finite bound of 'age'"),
         ("mean", ("--columns", "age", "--clip-norm", "1"), "--clip-norm"),
         ("mean", ("--columns", "age", "--bounds", "age=0:100", "--out", "mean.npy"), ".json or .csv"),
         ("mean", ("--columns", "age", "--bounds", "age=0:100", "--round", "3"), "--round"),

@@ -111,6 +111,52 @@ def test_batch_normalisation_is_refused_and_the_replacement_named(layer: nn.Modu
         check_model(nn.Sequential(nn.Conv2d(1, 8, 3), layer))
 
 
+class _Keeps(nn.Module):
+    """Remembers the mean of what it saw: in place of a buffer, in a buffer, in a frozen parameter."""
+
+    seen: torch.Tensor
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.out, self.how = Recurrent(), how
+        if how == "frozen":
+            self.seen = nn.Parameter(torch.zeros(8, 8), requires_grad=False)
+        else:
+            self.register_buffer("seen", torch.zeros(8, 8), persistent=how != "hidden")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "anew":
+            self.seen = self.seen + x.detach().mean(0)
+        else:
+            self.seen.add_(x.detach().mean(0))
+        found: torch.Tensor = self.out(x)
+        return found
+
+
+@pytest.mark.parametrize("how", ["anew", "inside", "frozen", "hidden"])
+def test_a_layer_that_keeps_something_of_its_input_is_refused(how: str) -> None:
+    with pytest.raises(ParameterError, match=r"The model's seen changes whenever examples pass"):
+        rehearse(_Keeps(how), LOSS, torch.from_numpy(ROWS[:1]), torch.from_numpy(CLASSES[:1]))
+
+
+def test_what_is_made_once_may_stay() -> None:
+    class Makes(nn.Module):
+        waves: torch.Tensor | None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(64, 10)
+            self.register_buffer("waves", None)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.waves is None:
+                self.waves = torch.arange(64).sin()
+            found: torch.Tensor = self.out(x + self.waves)
+            return found
+
+    assert rehearse(Makes(), LOSS, torch.zeros(1, 64), torch.zeros(1, dtype=torch.int64)).together
+
+
 _BIG = """
 import resource
 import numpy as np, torch

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from cpsgd import Aggregator, Protocol
-from cpsgd.errors import EmptyError, ParameterError, VectorError
+from cpsgd import Aggregator, Protocol, plan
+from cpsgd.errors import EmptyError, GuaranteeError, ParameterError, VectorError
 from cpsgd.mechanisms import Coins, binomial
 from cpsgd.randomness import Keystream
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator, clipped_sum, noise_norm
@@ -204,6 +204,20 @@ def test_a_mean_is_released_once() -> None:
     assert simulator.mean() is first
     with pytest.raises(ParameterError, match="no more messages"):
         simulator.add(np.zeros((2, 3), dtype=np.float32))
+
+
+def test_too_few_rows_are_held_to_the_promise() -> None:
+    best = plan(clients=200, dim=4, epsilon=2.0, delta=1e-6, bits=8, mechanism="binomial")
+    simulator = RoundSimulator(best.protocol, round=0)
+    simulator.add(np.zeros((100, 4), dtype=np.float32))
+    with pytest.raises(GuaranteeError, match=r"100 messages .* at least 200\. The ε that is true with so few is 2\.\d"):
+        simulator.mean()
+    with pytest.raises(GuaranteeError):
+        simulator.mean(accept_epsilon=2.0)
+    assert simulator.mean(accept_epsilon=4.0).shape == (4,)
+    simulator = RoundSimulator(best.protocol, round=0)
+    simulator.add(np.zeros((200, 4), dtype=np.float32))
+    assert simulator.mean().shape == (4,)
 
 
 def test_bad_input() -> None:

@@ -468,6 +468,21 @@ def test_ids_are_told_apart_exactly() -> None:
             assert found.users == 300
 
 
+def test_columns_of_an_array_may_be_counted() -> None:
+    asked: dict[str, Any] = {"columns": [1], "bounds": {1: (0.0, 1.0)}, **QUICK}
+    found = statistics.mean(np.ones((100, 2)), **asked)
+    assert found.names == ("1",)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_largest_bounds_give_numbers() -> None:
+    bounds = {"x": (-(2.0**1000), 2.0**1000)}
+    ways: list[Any] = [statistics.mean, statistics.sum]
+    for ask in ways:
+        found = ask({"x": np.full(1000, 1e300)}, bounds=bounds, **QUICK)
+        assert np.isfinite([found.low, found.values, found.high]).all()
+
+
 def test_what_it_may_cost_is_needed(table: dict[str, np.ndarray]) -> None:
     with pytest.raises(ParameterError, match="Missing delta"):
         statistics.mean(table, bounds={"age": (0, 100)}, epsilon=1.0)  # type: ignore[call-arg]

@@ -234,11 +234,29 @@ def test_values_in_many_forms() -> None:
         lambda: Quantiles({"x": (0, 1)}, bins=1),
         lambda: Mean({"x": (0, 1)}, group_by={"g": range(11)}).plan(10, 1.0, 1e-6),
         lambda: Mean({"x": (0, 1)}).plan(1, 1.0, 1e-6),
+        lambda: Mean({"x": (-8e307, 8e307)}),
     ],
 )
 def test_bad_questions_are_refused(make: Any) -> None:
     with pytest.raises(ParameterError):
         make()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_question_is_planned_at_once(secure: bool) -> None:
+    # All mechanisms at all bits are looked through only if that is asked for: it takes most of a minute.
+    asked = Mean({"x": (0, 1)}).plan(10_000, 1.0, 1e-6, secure=secure)
+    assert asked.protocol.mechanism.name == "rounded-gaussian"
+    assert asked.plan.guarantee.epsilon <= 1.0
+    assert asked.plan.ratio <= 1.1
+    assert Mean({"x": (0, 1)}).plan(1000, 1.0, 1e-6, bits=8, mechanism="binomial").protocol.mechanism.name == "binomial"
+
+
+def test_a_mean_that_is_not_the_question_s_is_refused() -> None:
+    asked = Mean({"x": (0, 1)}).plan(200, 1.0, 1e-6)
+    for mean in ([0.1, 0.2, 0.3], [float("nan")], 0.1):
+        with pytest.raises(VectorError, match="mean of 1 finite numbers"):
+            asked.result(mean, 200)
 
 
 def test_one_user_is_refused() -> None:

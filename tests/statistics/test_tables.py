@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ def test_bad_numbers_are_refused(column: Any) -> None:
         np.array([1.0 + 1j]),
         np.array(["2026-01-01", "NaT"], dtype="datetime64[D]"),
         np.array([float("nan"), 1], dtype=object),
+        [Decimal(1), Decimal("NaN")],
     ],
 )
 def test_bad_labels_are_refused(column: Any) -> None:
@@ -160,6 +162,18 @@ def test_blanks_around_cells_do_not_count(tmp_path: Path) -> None:
     (chunk,) = open_table(path).chunks(["id", "sex"])
     assert labels("id", chunk["id"])[0] == ["7"]
     assert labels("sex", chunk["sex"])[0] == ["f", "m"]
+
+
+def test_blanks_in_frames_do_not_make_two_users_of_one(tmp_path: Path) -> None:
+    import pandas
+
+    frame = pandas.DataFrame({"id": ["a", "b", "a ", " a"]})
+    frame.to_parquet(tmp_path / "t.parquet")
+    for source in (frame, tmp_path / "t.parquet", {"id": [b"a", b"b", b"a ", b" a"]}):
+        (chunk,) = open_table(source).chunks(["id"])
+        texts, number = labels("id", chunk["id"])
+        assert [texts[i] for i in number] == ["a", "b", "a", "a"]
+    assert len(labels("id", np.array([b"\xff", b"\xfe"]))[0]) == 2
 
 
 def test_categories_are_texts() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +76,13 @@ def check_output(path: Path, *inputs: Path) -> None:
         raise ParameterError(f"Cannot write {path}: the folder does not exist.")
     if path.is_dir():
         raise ParameterError(f"Cannot write {path}: it is a folder.")
+    if not path.exists() or path.is_file():
+        try:
+            # Files are replaced, so it is the folder that has to allow it.
+            with tempfile.TemporaryFile(dir=path.resolve().parent):
+                pass
+        except OSError as error:
+            raise ParameterError(f"Cannot write {path}: {error.strerror}.") from None
     for other in inputs:
         if path.exists() and other.exists() and path.samefile(other):
             raise ParameterError(f"Writing {path} would overwrite the input of the same name; choose another --out.")

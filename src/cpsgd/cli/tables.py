@@ -7,7 +7,7 @@ import io
 import json as json_module
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +59,10 @@ class BudgetOptions:
     population: str | None = None
 
 
+# Given twice, the second would not add to the first but replace it.
+_List = Annotated[str | None, Parameter(allow_repeating=False)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions:
     """Which columns of a table, and whose rows.
@@ -71,10 +75,10 @@ class ColumnOptions:
         group_by: A column and its groups, as sex=f,m; rows of no group are left out.
     """
 
-    columns: str | None = None
-    bounds: str | None = None
+    columns: _List = None
+    bounds: _List = None
     user: str | None = None
-    group_by: str | None = None
+    group_by: _List = None
 
     @property
     def given(self) -> bool:
@@ -200,7 +204,10 @@ def histogram(
     *,
     cost: Costs,
     columns: Columns = NO_COLUMNS,
-    edges: Annotated[str | None, Parameter(help="Edges of the bins, separated by commas.")] = None,
+    edges: Annotated[
+        # The first one may be below zero.
+        str | None, Parameter(help="Edges of the bins, separated by commas.", allow_leading_hyphen=True)
+    ] = None,
     categories: Annotated[str | None, Parameter(help="Instead of --edges: values to count, by commas.")] = None,
     rows_per_user: RowsPerUser = None,
     mechanism: MechanismName = BEST,
@@ -292,16 +299,27 @@ def release(
         found = ask(table, **wishes, advance=advance)
     for warning in heard:
         output.complain(f"Warning: {warning.message}", style="bold yellow")
+    failure: OSError | None = None
+    try:
+        _save(found, result)
+    except OSError as error:
+        # The values are paid for: they are shown, whatever became of the files.
+        failure, result = error, replace(result, out=None, plot=None)
+    if json:
+        output.show_json({"file": file, "out": result.out, "plot": result.plot, **found.to_dict()})
+    else:
+        output.show(_facts(found, result))
+    if failure is not None:
+        raise failure
+
+
+def _save(found: Statistic, result: ResultOptions) -> None:
     if result.out is not None:
         _files.write_bytes(result.out, _written(found, result.out))
     if result.plot is not None:
         from cpsgd.reports.pictures import draw_values
 
         draw_values(found, result.plot)
-    if json:
-        output.show_json({"file": file, "out": result.out, "plot": result.plot, **found.to_dict()})
-        return
-    output.show(_facts(found, result))
 
 
 def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:

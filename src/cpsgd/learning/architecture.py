@@ -77,7 +77,7 @@ def gradient_of(model: torch.nn.Module, loss: Loss) -> Gradient:
 def rehearse(model: torch.nn.Module, loss: Loss, features: torch.Tensor, labels: torch.Tensor) -> ModelTraits:
     """Looks at a model with zeros of the shape of these examples. It and PyTorch's generators stay as they were.
 
-    Raises whatever the model or the loss raise.
+    Raises whatever the model or the loss raise, and `ParameterError` where a layer keeps something of its input.
     """
     # A layer might remember its input. Layers such as dropout count as they are when clients train.
     model = copy.deepcopy(model).train()
@@ -85,6 +85,7 @@ def rehearse(model: torch.nn.Module, loss: Loss, features: torch.Tensor, labels:
     on_gpu = [zero.device] if zero.device.type == "cuda" else []
     with torch.random.fork_rng(devices=on_gpu), one_formula_for_attention():
         activations = _activations(model, zero)
+        _check_memory(model, zero)
         parameters = {name: p.detach() for name, p in trainable(model).items()}
         gradient = gradient_of(model, loss)
         gradient(parameters, zero, label)
@@ -98,6 +99,26 @@ def rehearse(model: torch.nn.Module, loss: Loss, features: torch.Tensor, labels:
         except Exception:  # PyTorch has many ways to say that it cannot; one client alone could be computed
             together = False
     return ModelTraits(activations, together)
+
+
+def _check_memory(model: torch.nn.Module, example: torch.Tensor) -> None:
+    """Raises `ParameterError` where a forward pass, which is not the first, writes to a buffer or a parameter."""
+
+    def state() -> dict[str, tuple[torch.Tensor, int]]:
+        # In-place operations count up a tensor's version, also where they leave its values as they are.
+        return {name: (t, t._version) for name, t in (*model.named_parameters(), *model.named_buffers())}
+
+    before = state()
+    with torch.no_grad():
+        model(example)
+    after = state()
+    for name in sorted(before.keys() | after.keys()):
+        (old, then), (new, now) = before.get(name, (None, 0)), after.get(name, (None, 0))
+        if old is not new or then != now:
+            raise ParameterError(
+                f"The model's {name} changes whenever examples pass: it would hold, and carry from client to client, "
+                "what no privacy guarantee covers. Compute it from each example alone, or leave it out."
+            )
 
 
 def one_formula_for_attention() -> Any:

@@ -173,10 +173,11 @@ def message_bytes(mechanism: Mechanism, dim: int) -> int:
 def start_round(mechanism: Mechanism, dim: int, round: int, seed: int | None, device: torch.device | None) -> Simulator:
     """What takes a round's updates and yields their mean: on a device, or without one by the CPU's own kernels."""
     protocol, norm = protocol_of(mechanism), clip_norm(mechanism)
-    if device is None:
-        return FloatMean(dim, norm) if protocol is None else RoundSimulator(protocol, round, seed=seed)
     if protocol is None:
-        return DeviceFloatMean(dim, norm, device)
+        return FloatMean(dim, norm) if device is None else DeviceFloatMean(dim, norm, device)
+    if device is None:
+        # Without the promise: a run's own account knows how many messages each of its rounds had.
+        return RoundSimulator(replace(protocol, promise=None), round, seed=seed)
     return DeviceRound(protocol, round, seed=seed, device=device)
 
 

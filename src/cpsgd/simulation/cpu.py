@@ -99,15 +99,23 @@ class RoundSimulator:
         for start in range(0, count, _ROWS):
             self.add(zero[: count - start])
 
-    def mean(self) -> NDArray[np.float32]:
+    def mean(self, *, accept_epsilon: float | None = None) -> NDArray[np.float32]:
         """The estimate of the mean of the vectors, noise included. The first call draws the noise and ends the round.
+
+        As from an `Aggregator`: a protocol made by `plan` promises an ε for a number of messages, and with fewer the
+        mean is refused.
+
+        Args:
+            accept_epsilon: Release it all the same if the ε that is true is at most this.
 
         Raises:
             EmptyError: No vector was added.
+            GuaranteeError: So few messages keep neither what was promised nor `accept_epsilon`.
         """
         if self.count == 0:
             raise EmptyError("There is no mean: no vector was added.")
         if self._mean is None:
+            self.protocol.release(self.count, accept_epsilon=accept_epsilon)
             noise = self.protocol.mechanism.sum_noise(self.count, self.protocol.dim, self._keystream(_NOISE))
             total = self._sums + noise.astype(self._sums.dtype)
             self._mean = pipeline.decode(self.protocol, total, self.count, self.round)

@@ -97,6 +97,8 @@ def numbers(name: str, column: Column, title: str = "The table") -> NDArray[np.f
 def labels(name: str, column: Column, title: str = "The table") -> tuple[list[str], NDArray[np.int64]]:
     """A column as the different texts in it and the number of each row's: 1, 1.0, "1" and True are written alike.
 
+    "a" and "a " are, too, wherever they come from: as two users, one person would count twice.
+
     Raises:
         ColumnError: It has missing values, or text among numbers.
     """
@@ -113,17 +115,20 @@ def labels(name: str, column: Column, title: str = "The table") -> tuple[list[st
             raise ColumnError(f"{title}: column {name!r} mixes text and other values; make it one of them.")
     try:
         different, number = np.unique(column, return_inverse=True)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, ArithmeticError):
         raise ColumnError(f"{title}: column {name!r} is not of single values of one type.") from None
-    return [text_of(entry) for entry in different], number.reshape(-1).astype(np.int64)
+    written = [text_of(entry) for entry in different]
+    texts = {text: i for i, text in enumerate(dict.fromkeys(written))}
+    place = np.array([texts[text] for text in written], dtype=np.int64)
+    return list(texts), place[number.reshape(-1)]
 
 
 def text_of(value: object) -> str:
-    """A category as text; whole numbers without a point, truth as 1 and 0."""
+    """A category as text without blanks around it; whole numbers without a point, truth as 1 and 0."""
     if isinstance(value, bool | np.bool_):
         return str(int(value))
     if isinstance(value, bytes):
-        return value.decode(errors="replace")
+        return value.decode(errors="backslashreplace").strip()  # two ids stay two
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
-    return str(value)
+    return str(value).strip()

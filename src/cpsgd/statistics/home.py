@@ -135,6 +135,7 @@ def _ask(
         columns = tuple(stated)
     if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
         raise ParameterError("Expected columns to be a list of different names.")
+    columns = tuple(map(str, columns))  # an array's columns are counted
     if strange := [name for name in stated if name not in columns]:
         raise ParameterError(f"There are bounds for {', '.join(map(repr, strange))}, which columns does not name.")
     if all(name in stated for name in columns):

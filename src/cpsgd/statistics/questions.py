@@ -15,7 +15,6 @@ transports (secure aggregation, Flower, NVFlare) carry `vector`, with the protoc
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from scipy.special import ndtri
 from cpsgd import _validate
 from cpsgd.aggregator import Aggregator
 from cpsgd.errors import ParameterError, VectorError
+from cpsgd.mechanisms import RoundedGaussian
 from cpsgd.planner import Plan, plan
 from cpsgd.privacy import Guarantee
 from cpsgd.protocol import Protocol
@@ -45,6 +45,10 @@ Found = TypeVar("Found")
 _ROUNDING = 1.0 + 2.0**-20
 MOST_COORDINATES = 1 << 24
 """Coordinates that a question may have."""
+# Sums of what is larger may be no floats.
+_LARGEST = 2.0**1000
+# Unless something else is asked for.
+_MECHANISM = RoundedGaussian.name
 # Coordinates of a client's rows that are held at a time, 16 MiB.
 _BLOCK = 1 << 21
 
@@ -107,13 +111,17 @@ class Question(ABC, Generic[Found]):
             clients: How many clients there are.
             epsilon: ε, for replacing all rows of one client.
             delta: δ.
-            wishes: What else `cpsgd.plan` takes: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, ...
+            wishes: What else `cpsgd.plan` takes: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, ... Without
+                bits and mechanism it is noise before rounding, with the fewest bits within 10 % of the Gaussian
+                mechanism: planned at once, where the best of all may take a minute to find.
 
         Raises:
             ParameterError: A parameter is out of range.
             InfeasibleError: No protocol keeps (ε, δ).
         """
         clients = _validate.integer("clients", clients, low=2)
+        if not wishes.keys() & {"bits", "max_error", "mechanism"}:
+            wishes["mechanism"] = _MECHANISM
         geometry = self.geometry
         if geometry.dim > MOST_COORDINATES:
             raise ParameterError(
@@ -341,7 +349,12 @@ class Planned(Generic[Found]):
         if count < self.plan.surviving or accept_epsilon is not None:
             found = self.protocol.release(count, accept_epsilon=accept_epsilon)
         assert found is not None  # a plan's protocol promises something
-        return self.question.found(self, np.asarray(mean, dtype=np.float64), count, found, confidence)
+        values = np.asarray(mean, dtype=np.float64)
+        if values.shape != (self.protocol.dim,) or not np.isfinite(values).all():
+            raise VectorError(
+                f"Expected a mean of {self.protocol.dim:,} finite numbers, got a shape of {values.shape}."
+            )
+        return self.question.found(self, values, count, found, confidence)
 
     def variance(self, count: int) -> float:
         """Of a coordinate of the mean of `count` messages, rounding at its largest and clipping included.
@@ -364,8 +377,10 @@ def check_bounds(bounds: Bounds) -> dict[str, tuple[float, float]]:
             low, high = pair
         except (TypeError, ValueError):
             raise ParameterError(f"Expected (low, high) as the bounds of {name!r}.") from None
-        low, high = _validate.finite(f"the low bound of {name!r}", low), _validate.finite("the high bound", high)
-        if not low < high or not math.isfinite(high - low):
+        low, high = (_validate.finite(f"bound of {name!r}", end) for end in (low, high))
+        if max(-low, high) > _LARGEST:
+            raise ParameterError(f"Expected bounds of {name!r} within ±{_LARGEST:.3g}, got ({low:g}, {high:g}).")
+        if not low < high:
             raise ParameterError(f"Expected bounds of {name!r} with low < high, got ({low:g}, {high:g}).")
         if high - low < 2.0**-40 * max(abs(low), abs(high)):
             raise ParameterError(f"Expected bounds of {name!r} that floats can tell apart, got ({low!r}, {high!r}).")

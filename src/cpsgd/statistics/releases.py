@@ -204,7 +204,8 @@ def _added_up(
 ) -> Callable[[], NDArray[np.float32]]:
     """Has every user's vector added up; what it returns ends the round and gives the mean."""
     threads = 2 if protocol.dim >= _THREADED_DIM else 1
-    simulator = RoundSimulator(protocol, 0, threads=threads)
+    # Without the promise: it was made just now, for as many users as are counted below.
+    simulator = RoundSimulator(replace(protocol, promise=None), 0, threads=threads)
 
     def write(chunk: Chunk) -> Rows:
         points = question.points(chunk)
