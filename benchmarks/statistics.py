@@ -30,7 +30,7 @@ from cpsgd.privacy.gaussian import analytic_sigma
 from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.statistics import Histogram, Mean
 from cpsgd.statistics import mean as mean_of_table
-from cpsgd.statistics.questions import Question
+from cpsgd.statistics.questions import RowQuestion
 
 Table = NDArray[np.float64]
 # Bits per coordinate and mechanism: few, as few as come within 10 % of the Gaussian mechanism, and those at home.
@@ -55,7 +55,7 @@ def data_sets() -> dict[str, tuple[Table, dict[str, tuple[float, float]]]]:
 
 
 def ours(
-    question: Question, data: Table, message: tuple[float | None, str], wishes: dict[str, float], rounds: int
+    question: RowQuestion, data: Table, message: tuple[float | None, str], wishes: dict[str, float], rounds: int
 ) -> dict[str, Any]:
     """The error of a coordinate of the mean of the vectors, repeated; nothing is moved into bounds afterwards."""
     bits, mechanism = message

@@ -11,14 +11,24 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
-from cpsgd.errors import BudgetExceededError, ColumnError, InfeasibleError, ParameterError, VectorError
+from cpsgd.errors import (
+    BudgetExceededError,
+    ColumnError,
+    GuaranteeError,
+    InfeasibleError,
+    ParameterError,
+    VectorError,
+    WireError,
+)
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.protocol import Protocol
-from cpsgd.statistics import clusters as module
-from cpsgd.statistics.clusters import Blocks, inertia, kmeans, lloyd_round
-from cpsgd.statistics.points import in_unit_ball, people_in_ball
+from cpsgd.statistics import questions
+from cpsgd.statistics.blocks import Around, Blocks
+from cpsgd.statistics.centres import nearest_centre
+from cpsgd.statistics.clusters import Clusters, PlannedClusters, inertia, kmeans
+from cpsgd.statistics.points import in_unit_ball, people_in_ball, private_mean
 
 CLUSTERS, DIM = 6, 4
 
@@ -52,7 +62,7 @@ def test_inertia_is_close_to_scikit_learns() -> None:
 
     # Each centre within six of its deviations of the mean of the points nearest to it, and sizes likewise: sums of
     # Gaussian squares exceed that with probability below 1e-6.
-    nearest = module.nearest_centre(points, found.centres)
+    nearest = nearest_centre(points, found.centres)
     means = np.array([points[nearest == j].mean(axis=0) for j in range(CLUSTERS)])
     assert (np.linalg.norm(found.centres - means, axis=1) < 6 * found.deviations + 0.005).all()
     np.testing.assert_allclose(found.sizes, np.bincount(nearest), rtol=0.05)
@@ -68,8 +78,11 @@ def noiseless(blocks: Blocks, clients: int) -> Protocol:
 def test_without_noise_a_round_is_lloyds() -> None:
     points = in_unit_ball(blobs(2000, seed=2), 1.0)
     centres = np.random.default_rng(0).uniform(-0.5, 0.5, size=(CLUSTERS, DIM))
-    blocks = Blocks(CLUSTERS + 2, DIM)
-    sums, sizes = lloyd_round(noiseless(blocks, 2000), 0, points, centres, blocks)
+    question = Clusters(DIM, CLUSTERS, radius=1.0)
+    around = Around(question.ball, question.blocks, centres)
+    mean = private_mean(noiseless(around.blocks, 2000), 0, points, around.write)
+    assert len(mean) == 2 * CLUSTERS * (DIM + 1)
+    sums, sizes = (found[:CLUSTERS] for found in around.blocks.read(mean, 2000))
     nearest = np.argmin(((points[:, None] - centres) ** 2).sum(axis=2), axis=1)
     np.testing.assert_allclose(sizes, np.bincount(nearest, minlength=CLUSTERS), atol=0.02)
     for j in range(CLUSTERS):
@@ -86,7 +99,7 @@ def test_without_noise_the_algorithm_is_lloyds(monkeypatch: pytest.MonkeyPatch) 
         planned = plan(*arguments, **options)
         return dataclasses.replace(planned, protocol=noiseless(Blocks(CLUSTERS, DIM), 1500))
 
-    monkeypatch.setattr(module, "plan", quiet)
+    monkeypatch.setattr(questions, "plan", quiet)
     found = kmeans(points, CLUSTERS, 8.0, 1e-6, radius=1.0, rounds=5, bits=8, initial=initial)
     centres = initial
     for _ in range(5):
@@ -272,3 +285,158 @@ def test_clusters_of_people(fixed_seed: None, tmp_path: Path) -> None:
         with pytest.raises(error):
             kmeans(table, 2, 8.0, 1e-6, **{**wishes, "ledger": ledger, "population": "people", **changes})
     assert ledger.total("people").rounds == 2
+
+
+PLACES = np.array([[0.5, 0.5], [-0.5, 0.5]])
+
+
+@pytest.fixture(scope="module")
+def asked() -> PlannedClusters:
+    """Four rounds, the first two of which search."""
+    return Clusters(["x", "y"], 2, radius=1.0, rounds=4).plan(200, 16.0, 1e-6, bits=8)
+
+
+def two_places(clients: int) -> NDArray[np.float64]:
+    return PLACES[np.arange(clients) % 2] + np.random.default_rng(2).normal(scale=0.05, size=(clients, 2))
+
+
+def test_rounds_between_clients_and_server(fixed_seed: None, asked: PlannedClusters) -> None:
+    points = two_places(200)
+    server = asked.start()
+    for number in range(4):
+        centres = server.centres
+        assert len(centres) == (4 if number < 2 else 2)
+        messages = [asked.encode({"x": x, "y": y}, centres.tolist(), number) for x, y in points]
+        following = server.aggregate(messages)
+        np.testing.assert_array_equal(following, server.centres)
+    found = server.result()
+    away = np.linalg.norm(found.centres[:, None] - PLACES, axis=2)
+    assert sorted(away.argmin(axis=1)) == [0, 1]
+    assert away.min(axis=1).max() < 0.2
+    np.testing.assert_allclose(found.sizes, 100, atol=50)
+    # The promise covers all rounds.
+    assert found.guarantee is asked.plan.guarantee
+    assert found.guarantee.epsilon <= 16.0
+    assert asked.protocol.promise is not None
+    assert asked.protocol.promise.rounds == 4
+    assert found.bits_per_client == 4 * 8 * len(messages[0])
+    # At home the protocol is the same.
+    home = kmeans(points, 2, 16.0, 1e-6, radius=1.0, rounds=4, bits=8)
+    assert home.plan.protocol == asked.protocol
+    assert asked.protocol.replace_one_distance == Blocks(4, 2).distance
+    for number in (-1, 4):
+        with pytest.raises(ParameterError, match="round"):
+            asked.encode(points[0], server.centres, number)
+    with pytest.raises(ParameterError, match="All 4 rounds are over"):
+        server.aggregate(messages)
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_both_forms_have_one_meaning(asked: PlannedClusters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise, to what rounding leaves: search, merging and all."""
+    points = 10.0 * two_places(200)
+    silent = dataclasses.replace(asked.plan, protocol=noiseless(Blocks(4, 2), 200))
+    monkeypatch.setattr(questions, "plan", lambda *arguments, **options: silent)
+    home = kmeans(points, 2, 16.0, 1e-6, radius=10.0, rounds=4)
+    between = Clusters(2, 2, radius=10.0, rounds=4).plan(200, 16.0, 1e-6)
+    server = between.start()
+    for number in range(4):
+        centres = server.centres
+        server.aggregate([between.encode(point, centres, number) for point in points])
+    np.testing.assert_allclose(server.result().centres, home.centres, atol=1e-2)
+    np.testing.assert_allclose(server.result().sizes, home.sizes, atol=0.1)
+
+
+def test_rounds_with_too_few_messages(fixed_seed: None, asked: PlannedClusters) -> None:
+    points, server = two_places(200), asked.start()
+    epsilons = []
+    for number in range(4):
+        messages = [asked.encode(point, server.centres, number) for point in points]
+        if number != 1:
+            server.aggregate(messages)
+            if number == 2:
+                # The search is over: had the last round been withheld, this were the result.
+                assert server.result().centres.shape == (2, 2)
+            continue
+        with pytest.raises(ParameterError, match="1 of 4 rounds are over"):
+            server.result()
+        with pytest.raises(GuaranteeError) as refused:
+            server.aggregate(messages[:100])
+        assert refused.value.epsilon is not None
+        epsilons.append(refused.value.epsilon)
+        # Nothing has happened.
+        assert server.round == 1
+        with pytest.raises(WireError):
+            server.aggregate([b"?", *messages])
+        server.aggregate(messages[:100], accept_epsilon=1.01 * epsilons[0])
+    found = server.result()
+    assert found.guarantee.epsilon == pytest.approx(epsilons[0])
+    assert found.guarantee.epsilon > asked.plan.guarantee.epsilon
+
+
+def test_integers_that_are_added_up_elsewhere(fixed_seed: None) -> None:
+    """As in secure aggregation, whose server sees the sum alone."""
+    initial = [[0.2, 0.0], [-0.2, 0.0]]
+    secure = Clusters(2, 2, radius=1.0, rounds=2, initial=initial).plan(
+        60, 60.0, 1e-6, secure=True, colluding=1, bits=12
+    )
+    protocol, server = secure.protocol, secure.start()
+    assert protocol.modulus is not None
+    for number in range(2):
+        around = secure.around(server.centres)
+        sums = np.zeros(protocol.dim, dtype=np.uint64)
+        for point in two_places(60):
+            own = protocol.encode_integers(around.vector(point), round=number)
+            sums = (sums + own) % np.uint64(protocol.modulus)
+        server.update(around.result(protocol.decode_sum(sums, 60, round=number), 60))
+    np.testing.assert_allclose(server.result().centres, PLACES, atol=0.25)
+
+
+def test_how_far_apart_does_not_depend_on_the_centres() -> None:
+    question = Clusters(2, 3, radius=2.0, rounds=1)
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        around = Around(
+            question.ball, question.blocks, 10.0 ** generator.uniform(-9, 9) * generator.normal(size=(3, 2))
+        )
+        vectors = np.array([around.vector(2.0 * x) for x in generator.normal(size=(20, 2))], dtype=np.float64)
+        assert (
+            np.linalg.norm(vectors[:, None] - vectors, axis=2).max() <= around.geometry.stated()["replace_one_distance"]
+        )
+        assert np.linalg.norm(vectors, axis=1).max() <= question.blocks.clip_norm * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "centres",
+    [
+        np.zeros(2),
+        np.zeros((0, 2)),
+        np.zeros((5, 2)),
+        np.zeros((2, 3)),
+        [[0.0, np.nan]],
+        [[0.0, 1e300]],
+        [["a", "b"]],
+        [[0.0, 1.0], [2.0]],
+        None,
+    ],
+)
+def test_centres_that_are_none(asked: PlannedClusters, centres: Any) -> None:
+    with pytest.raises(VectorError, match="centres"):
+        asked.encode([0.1, 0.2], centres, 0)
+
+
+def test_bad_questions(asked: PlannedClusters) -> None:
+    for changes in ({"clusters": 0}, {"rounds": 0}, {"radius": -1.0}, {"seed": -1}, {"columns": ["x", "x"]}):
+        with pytest.raises(ParameterError):
+            Clusters(**{"columns": 2, "clusters": 2, "radius": 1.0, **changes})  # type: ignore[arg-type]
+    for initial in (np.zeros((1, 2)), np.zeros((3, 2)), [[0.0, 0.0], [0.0, np.inf]]):
+        with pytest.raises(VectorError, match="initial centres"):
+            Clusters(2, 2, radius=1.0, initial=initial)
+    with pytest.raises(ParameterError, match="9 for 8 clients"):
+        Clusters(2, 9, radius=1.0).plan(8, 1.0, 1e-6)
+    with pytest.raises(InfeasibleError, match="would do"):
+        Clusters(2, 2, radius=1.0).plan(20, 0.5, 1e-6, bits=16, mechanism="binomial")
+    with pytest.raises(VectorError):
+        asked.encode([0.1, np.nan], np.zeros((1, 2)), 0)
+    with pytest.raises(ColumnError):
+        asked.encode({"x": 0.1}, np.zeros((1, 2)), 0)

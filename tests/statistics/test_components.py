@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from sklearn.decomposition import PCA
 
-from cpsgd.errors import InfeasibleError, ParameterError, VectorError
+from cpsgd.errors import ColumnError, CpsgdError, GuaranteeError, InfeasibleError, ParameterError, VectorError
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee
 from cpsgd.protocol import Protocol
-from cpsgd.statistics import components as module
-from cpsgd.statistics.components import MomentVector, exact_components, pca, subspace_angle
-from cpsgd.statistics.points import in_unit_ball
+from cpsgd.statistics import questions
+from cpsgd.statistics.components import Components, MomentVector, exact_components, pca, subspace_angle
+from cpsgd.statistics.points import in_unit_ball, people_in_ball
 
 DEVIATIONS = np.array([0.25, 0.18, 0.14, 0.06, 0.05, 0.04, 0.03, 0.03])
 DIM = len(DEVIATIONS)
@@ -67,7 +67,7 @@ def test_the_estimated_angle_is_about_the_measured_one(monkeypatch: pytest.Monke
     layout = MomentVector.of(DIM, with_mean=True)
     stated = {"replace_one_distance": layout.distance, "distance_reason": "of their products"}
     planned = plan(1000, layout.length, 60.0, 1e-6, layout.clip_norm, bits=8, **stated)
-    monkeypatch.setattr(module, "plan", lambda *arguments, **options: planned)
+    monkeypatch.setattr(questions, "plan", lambda *arguments, **options: planned)
     exact = exact_components(points, 1)
     squares, estimates = [], []
     for _ in range(30):
@@ -92,7 +92,7 @@ def test_without_noise_it_is_exact(monkeypatch: pytest.MonkeyPatch, centred: boo
     def quiet(*arguments: object, **options: object) -> object:
         return dataclasses.replace(plan(*arguments, **options), protocol=silent)
 
-    monkeypatch.setattr(module, "plan", quiet)
+    monkeypatch.setattr(questions, "plan", quiet)
     mean = points.mean(axis=0) if centred else None
     found = pca(points, 3, 8.0, 1e-6, radius=3.0, mean=mean, bits=8)
     exact = PCA(3).fit(points)
@@ -264,3 +264,114 @@ def test_components_of_peoples_columns(fixed_seed: None, tmp_path: Path) -> None
     assert ledger.total("people").rounds == 1
     with pytest.raises(ParameterError, match="Name the columns"):
         pca(path, 1, 8.0, 1e-6, radius=1.0)
+
+
+def small_cloud(clients: int) -> NDArray[np.float64]:
+    return 0.1 + np.random.default_rng(7).normal(size=(clients, 2)) * [0.4, 0.1]
+
+
+def test_a_round_between_clients_and_server(fixed_seed: None) -> None:
+    points = small_cloud(500)
+    asked = Components(["x", "y"], 1, radius=1.0).plan(500, 8.0, 1e-6, bits=8)
+    messages = [asked.encode({"x": x, "y": y}) for x, y in points]
+    assert len(messages[0]) == asked.protocol.message_bytes
+    found = asked.aggregate(messages)
+    assert found.components.shape == (1, 2)
+    assert subspace_angle(found.components, exact_components(points, 1)) < 6 * found.expected_angle < 0.6
+    np.testing.assert_allclose(found.mean, points.mean(axis=0), atol=0.1)
+    assert found.guarantee is asked.plan.guarantee
+    # The other form has one meaning with this one: the same protocol.
+    home = pca(points, 1, 8.0, 1e-6, radius=1.0, bits=8)
+    assert home.plan.protocol == asked.protocol
+    assert asked.protocol.replace_one_distance == MomentVector.of(2, with_mean=True).distance
+
+    with pytest.raises(GuaranteeError) as refused:
+        asked.aggregate(messages[:250])
+    true = refused.value.epsilon
+    assert true is not None
+    accepted = asked.aggregate(messages[:250], accept_epsilon=1.01 * true)
+    assert accepted.guarantee.epsilon == pytest.approx(true)
+    assert accepted.guarantee.epsilon > found.guarantee.epsilon
+    # The noise of fewer messages turns the components further.
+    assert accepted.expected_angle > found.expected_angle
+
+
+def test_integers_that_are_added_up_elsewhere(fixed_seed: None) -> None:
+    """As in secure aggregation, whose server sees the sum alone."""
+    points = small_cloud(60)
+    asked = Components(2, 2, radius=1.0, mean=[0.1, 0.1]).plan(60, 40.0, 1e-6, secure=True, colluding=1, bits=12)
+    protocol = asked.protocol
+    assert protocol.modulus is not None
+    sums = np.zeros(protocol.dim, dtype=np.uint64)
+    for point in points:
+        sums = (sums + protocol.encode_integers(asked.vector(point), round=3)) % np.uint64(protocol.modulus)
+    found = asked.result(protocol.decode_sum(sums, 60, round=3), 60)
+    centred = points - 0.1
+    np.testing.assert_allclose(found.variances, np.linalg.eigvalsh(centred.T @ centred / 60)[::-1], atol=0.1)
+    np.testing.assert_array_equal(found.mean, [0.1, 0.1])
+
+
+def test_a_clients_rows_become_its_point() -> None:
+    question = Components(["x", "y"], 1, radius=2.0, mean=[1.0, 0.0])
+    rows: dict[str, list[float]] = {"x": [1.2, 9e9], "y": [0.3, 0.0], "id": [7, 7]}
+    expected = question.layout.write(np.array([[0.55, 0.075]], dtype=np.float32))[0]
+    np.testing.assert_allclose(question.vector(rows), expected, atol=1e-6)
+    np.testing.assert_allclose(question.vector([[1.2, 0.3], [9e9, 0.0]]), expected, atol=1e-6)
+    # As at home, to the bit.
+    table = {name: np.array([*column, 0.0, 0.1]) for name, column in rows.items()}
+    home = people_in_ball(table, ["x", "y"], "id", 2.0, [1.0, 0.0])
+    np.testing.assert_array_equal(question.layout.write(home)[-1], question.vector(rows))
+    alone = question.vector({"x": 1.2, "y": 0.3})
+    np.testing.assert_array_equal(alone, question.vector([1.2, 0.3]))
+    np.testing.assert_array_equal(alone, question.vector(np.array([1.2, 0.3])))
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ([1.0, np.nan], VectorError),
+        ([1.0, 2.0, 3.0], VectorError),
+        ([], VectorError),
+        (np.zeros((0, 2)), VectorError),
+        (np.zeros((1, 1, 2)), VectorError),
+        (["a", "b"], VectorError),
+        ([[1.0, 2.0], [3.0]], VectorError),
+        (np.ma.masked_array([1.0, 2.0], [True, False]), VectorError),
+        ({"x": 1.0}, ColumnError),
+        ({"x": 1.0, "y": "b"}, ColumnError),
+        ({"x": 1.0, "y": np.inf}, ColumnError),
+        ({"x": [], "y": []}, VectorError),
+        (3.0, CpsgdError),
+    ],
+)
+def test_values_that_are_no_point(value: object, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Components(["x", "y"], 1, radius=1.0).vector(value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "changes", "error"),
+    [
+        (0, {}, ParameterError),
+        ("xy", {}, ParameterError),
+        (["x", "x"], {}, ParameterError),
+        ([], {}, ParameterError),
+        (True, {}, ParameterError),
+        (2, {"components": 3}, ParameterError),
+        (2, {"radius": 0.0}, ParameterError),
+        (2, {"mean": [0.0]}, VectorError),
+        (2, {"mean": [0.0, np.inf]}, VectorError),
+    ],
+)
+def test_bad_questions(columns: Any, changes: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Components(columns, **{"components": 1, "radius": 1.0, **changes})
+
+
+def test_bad_plans() -> None:
+    with pytest.raises(InfeasibleError, match="clients are needed"):
+        Components(2, 1, radius=1.0).plan(10, 0.05, 1e-6, bits=16, mechanism="binomial")
+    with pytest.raises(ParameterError, match="clients"):
+        Components(2, 1, radius=1.0).plan(1, 1.0, 1e-6)
+    with pytest.raises(ParameterError, match="at most"):
+        Components(6000, 1, radius=1.0).plan(1000, 1.0, 1e-6)

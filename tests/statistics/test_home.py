@@ -24,7 +24,7 @@ from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.statistics import ClippingWarning, Count, Histogram, Mean, Quantiles, Sum, columns
 from cpsgd.statistics.bounds import Ranges, beyond
 from cpsgd.statistics.contributions import People
-from cpsgd.statistics.questions import Question
+from cpsgd.statistics.questions import RowQuestion
 from cpsgd.statistics.tables import open_table
 
 QUICK: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
@@ -123,7 +123,7 @@ def test_values_are_near_the_truth(table: dict[str, np.ndarray], fixed_seed: Non
     ],
     ids=["mean", "mean by group", "sum by group", "count by group", "histogram", "quantiles"],
 )
-def test_intervals_cover(table: dict[str, np.ndarray], question: Question, truth: Any) -> None:
+def test_intervals_cover(table: dict[str, np.ndarray], question: RowQuestion, truth: Any) -> None:
     few = {name: column[:300] for name, column in table.items()}
     asked = question.plan(300, 1.0, 1e-6, bits=8, mechanism="binomial")
     vectors = np.concatenate([question.points(chunk) for chunk in open_table(few).chunks(question.needed)])
@@ -176,7 +176,7 @@ def test_bounds_leave_out_what_they_say(shape: str) -> None:
     assert share < 0.15
     missed = wide = 0
     for _ in range(400):
-        found = asked.reading(exact + generator.normal(0.0, deviation, len(exact)), n)
+        found = asked.result(exact + generator.normal(0.0, deviation, len(exact)), n).reading
         low, high = found.low[0, 0], found.high[0, 0]
         missed += np.mean(values < low) > share or np.mean(values > high) > share
         wide += high > 4 * np.abs(values).max() or low < -4 * np.abs(values).max()
@@ -360,7 +360,7 @@ def replaced(table: dict[str, np.ndarray], generator: np.random.Generator) -> di
     ],
     ids=lambda question: f"{question.statistic} {question.rows} {question.group_by}",
 )
-def test_replacing_one_user_moves_one_vector_no_further_than_is_accounted_for(question: Question) -> None:
+def test_replacing_one_user_moves_one_vector_no_further_than_is_accounted_for(question: RowQuestion) -> None:
     generator = np.random.default_rng(5)
     few = {name: column[:60] for name, column in people(3000).items()}
     form = (question.points, question.geometry.dim, question.combine, question.rows)

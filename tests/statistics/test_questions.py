@@ -14,14 +14,14 @@ from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, gr
 from cpsgd.statistics import Count, Histogram, Mean, Quantiles, Sum
 from cpsgd.statistics.bounds import Ranges
 from cpsgd.statistics.contributions import People, combined
-from cpsgd.statistics.questions import Question
+from cpsgd.statistics.questions import RowQuestion
 from cpsgd.statistics.ranks import root
 from cpsgd.statistics.tables import open_table
 
 QUICK: dict[str, Any] = {"bits": 8, "mechanism": "binomial"}
 BOX = {"x": (-1.0, 3.0), "y": (2.0, 5.0)}
 GROUPS = {"g": ["a", "b"]}
-QUESTIONS: dict[str, Question] = {
+QUESTIONS: dict[str, RowQuestion] = {
     "mean": Mean(BOX),
     "mean by group": Mean(BOX, group_by=GROUPS),
     "sum": Sum(BOX),
@@ -41,7 +41,7 @@ QUESTIONS: dict[str, Question] = {
 }
 
 
-def corners(question: Question) -> dict[str, np.ndarray]:
+def corners(question: RowQuestion) -> dict[str, np.ndarray]:
     """Rows of all kinds: bounds, beyond them, between them, each group and none."""
     x, y, t, g = [-9.0, -1.0, 0.3, 1.5, 3.0], [0.0, 2.0, 2.9, 5.0], [0, 1], ["a", "b", "other"]
     rows = list(itertools.product(x, y, t, g))
@@ -109,7 +109,7 @@ def test_users_are_combined_as_by_hand() -> None:
         "x": generator.uniform(-2, 4, 40),
         "g": generator.choice(["a", "b"], 40),
     }
-    question: Question
+    question: RowQuestion
     for question in (
         Mean({"x": (-1, 3)}, group_by=GROUPS),
         Sum({"x": (-1, 3)}, rows=3),

@@ -4,7 +4,9 @@ In two forms with one meaning: `mean(table, ...)` over a table on this machine, 
 `encode` runs on each client and whose `aggregate` runs on the server. docs/statistics.md has the whole story.
 """
 
+from cpsgd.statistics.clusters import Clusters as Clusters
 from cpsgd.statistics.clusters import kmeans as kmeans
+from cpsgd.statistics.components import Components as Components
 from cpsgd.statistics.components import pca as pca
 from cpsgd.statistics.histograms import Histogram as Histogram
 from cpsgd.statistics.home import count as count

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from cpsgd.errors import InfeasibleError
 from cpsgd.statistics.columns import Chunk, numbers
 from cpsgd.statistics.contributions import Rows
-from cpsgd.statistics.questions import Geometry, Planned, Question
+from cpsgd.statistics.questions import Geometry, Planned, RowQuestion
 from cpsgd.statistics.ranks import rank_points, root, root_geometry
-from cpsgd.statistics.results import Reading
+from cpsgd.statistics.results import Reading, Statistic
 
 SHARE = 0.1
 """Share of the budget, in squares of Gaussian shifts, that is spent on the bounds."""
@@ -36,7 +36,7 @@ _SIZES = 2.0 ** np.concatenate([0.5 * np.arange(-40, 81), np.arange(60.0, 1001.0
 _EDGES: NDArray[np.float64] = np.concatenate([-_SIZES[::-1], [0.0], _SIZES])
 
 
-class Ranges(Question):
+class Ranges(RowQuestion):
     """Between which powers of √2 most values of each column are.
 
     *Distance.* As of `Quantiles`: columns of R, one per column of the table.
@@ -86,7 +86,7 @@ def _deviation(variance: float) -> float:
     return math.sqrt(variance * float(last @ last))
 
 
-def beyond(asked: Planned) -> float:
+def beyond(asked: Planned[Statistic]) -> float:
     """The share of the values that may be beyond bounds found by this plan, on either side.
 
     What seems to be the tail is that but for two standard deviations.

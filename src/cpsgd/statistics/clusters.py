@@ -2,60 +2,38 @@
 
 Every client holds one point x in a public ball. In each round the server sends its centres, and each client answers
 with a vector that is zero but for the block of the centre nearest to it. There it writes its point and a one: the sums
-of the blocks are the sums and the sizes of the clusters, which is all that Lloyd's algorithm asks of the data.
+of the blocks are the sums and the sizes of the clusters, which is all that Lloyd's algorithm asks of the data
+(`cpsgd.statistics.blocks`).
 
-**Point against count.** In units of the radius, the block is (x, b) and its norm at most D = √(1 + b²). The new centre,
-sum / size, is off by (up to the size) the noise of the sum and c times the noise of the size, c the centre itself: in
-squares V(d + ‖c‖²/b²), V the variance in a coordinate. Where messages are of few bits V is proportional to D², the
-square of what they must hold. At ‖c‖ = 1, the worst, the error is then smallest at b = d^(-1/4), where it is (√d + 1)².
-Where privacy decides, V is proportional to the square of the largest distance of two vectors. That is 2 for every
-b <= 1 (`Blocks.distance`), so that b = 1 would be best, and b = d^(-1/4) is at most 21 % above it. We take the latter.
-
-**Where it begins.** No starting centre comes from the data. They are random points of the public ball, far from each
-other, and such a start is often a bad one. So the first half of the rounds runs with twice as many centres as were
-asked for; those that nobody is near (their noisy size does not stand out of the noise) are put beside one that has
-many. Then the server merges the centres by weights to as many as were asked for, and the other half of the rounds
-improves those. All rounds are paid for alike, as rounds that every client takes part in. What the server does
-between rounds is post-processing and costs nothing.
-
-**Where it ends.** A centre that moved no further than its noise explains stands still, and the server averages what
-the rounds say about it. Without noise no move is explained by noise and this is Lloyd's algorithm to the letter.
+**Rounds.** All of them are planned at once, as rounds that every client takes part in, each around centres that may
+depend on what the rounds before released. What the server does in between (`cpsgd.statistics.centres`) is
+post-processing and costs nothing. How far apart two clients' vectors are does not depend on the centres.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
-from cpsgd.errors import InfeasibleError, ParameterError, VectorError
-from cpsgd.planner import Plan, plan
+from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.planner import Plan
 from cpsgd.privacy import Guarantee
 from cpsgd.protocol import Protocol
-from cpsgd.simulation.cpu import noise_norm
+from cpsgd.statistics.blocks import Around, Blocks, ClusterSums, places_in
+from cpsgd.statistics.centres import SEEDS_PER_CLUSTER, STANDS_OUT, Centres, merge, nearest_centre, scattered
 from cpsgd.statistics.charges import Charge
-from cpsgd.statistics.points import Matrix, Points, people_in_ball, private_mean
+from cpsgd.statistics.points import Ball, Matrix, people_in_ball, private_mean
+from cpsgd.statistics.questions import Planned
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
-
-# Centres the first half of the rounds works with, for each that is asked for.
-_SEEDS_PER_CLUSTER = 2
-# A size counts as more than noise from this many standard deviations on.
-_STANDS_OUT = 4.0
-# A centre stands still if it moved by at most this many times the mean square that noise alone would move it by.
-_EXPLAINED = 2.0
-# A centre that nobody is near is put this share of the way from another to the next one.
-_SPLIT = 0.25
-_REASON = "each vector is made here from a point x of the unit ball, one block (x, b) with b <= 1 and zeros"
-# Server-side work on a handful of weighted points, where being thorough costs nothing.
-_RESTARTS, _ITERATIONS, _CANDIDATES = 20, 20, 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,18 +45,15 @@ class KMeansResult:
         sizes: The clusters' sizes as the last round saw them, noise included; 0 where a size was all noise.
         deviations: √E‖error‖² of each centre's estimate, from the noise of the rounds it rests on; infinite where it
             rests on none.
-        plan: The protocol of every round, with the guarantee of all of them together and a round's expected error.
+        plan: The protocol of every round, with what all of them together promised and a round's expected error.
+        guarantee: The proved (ε, δ) of all rounds together, for replacing one client's point.
     """
 
     centres: Matrix
     sizes: Matrix
     deviations: Matrix
     plan: Plan
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The proved (ε, δ) of all rounds together, for replacing one client's point."""
-        return self.plan.guarantee
+    guarantee: Guarantee
 
     @property
     def bits_per_client(self) -> int:
@@ -86,59 +61,205 @@ class KMeansResult:
         return self.plan.rounds * self.plan.protocol.bits_per_client
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """How a client's vector holds its point and its cluster, in units of the radius.
+class Clusters:
+    """The centres of clusters of the clients' points, by a fixed number of rounds.
 
-    Attributes:
-        clusters: Blocks of the vector.
-        dim: d, coordinates of a point.
+    Each client holds a point of a public ball; a client with several rows has their mean. What is sent, and how far
+    apart two clients' vectors are, is `Blocks`'s.
+
+    Args:
+        columns: The points' coordinates: names of columns, or how many there are.
+        clusters: K.
+        radius: Public bound on a point's norm; points beyond are moved to the ball's surface. Choose it without
+            looking at the data.
+        rounds: Rounds of Lloyd's algorithm. More find better clusters, with more noise in each round.
+        initial: Public centres to begin with, which must not come from the data. Then all rounds improve them, and
+            messages are half as long. None for random ones and a search (see `cpsgd.statistics.centres`).
+        seed: Public seed of the random centres and of the search. The noise that protects has none.
+
+    Raises:
+        ParameterError: A parameter is out of range.
+        VectorError: The initial centres are not K times a finite number per coordinate.
+
+    Example:
+        >>> asked = Clusters(2, 2, radius=1.0, rounds=2, initial=[[0.1, 0], [-0.1, 0]]).plan(
+        ...     clients=300, epsilon=16.0, delta=1e-6, bits=8
+        ... )
+        >>> points = np.repeat([[0.5, 0.5], [-0.5, 0.5]], 150, axis=0)
+        >>> server = asked.start()
+        >>> for number in range(2):
+        ...     centres = server.centres  # announced to all clients
+        ...     messages = [asked.encode(point, centres, number) for point in points]
+        ...     centres = server.aggregate(messages)
+        >>> found = server.result()
+        >>> found.guarantee.epsilon <= 16.0, bool(np.abs(found.centres - [[0.5, 0.5], [-0.5, 0.5]]).max() < 0.2)
+        (True, True)
     """
 
-    clusters: int
-    dim: int
+    def __init__(
+        self,
+        columns: int | Sequence[str],
+        clusters: int,
+        *,
+        radius: float,
+        rounds: int = 8,
+        initial: ArrayLike | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.ball = Ball.of(columns, radius)
+        self.clusters = _validate.integer("clusters", clusters, low=1)
+        self.rounds = _validate.integer("rounds", rounds, low=1)
+        self.seed = _validate.integer("seed", seed, low=0)
+        # Rounds of the search.
+        self.search = self.rounds // 2 if initial is None else 0
+        self.blocks = Blocks(self.clusters * SEEDS_PER_CLUSTER if self.search else self.clusters, self.ball.dim)
+        exactly = range(self.clusters, self.clusters + 1)
+        self.initial = None if initial is None else places_in("initial centres", initial, exactly, self.ball)
 
-    @property
-    def one(self) -> float:
-        """What is written for a count of one: b = d^(-1/4)."""
-        return float(self.dim**-0.25)
+    def plan(self, clients: int, epsilon: float, delta: float, **wishes: Any) -> PlannedClusters:
+        """Plans all rounds, in each of which every client answers.
 
-    @property
-    def length(self) -> int:
-        """Coordinates of a vector."""
-        return self.clusters * (self.dim + 1)
+        Args:
+            clients: How many clients there are.
+            epsilon: ε of all rounds together, for replacing all rows of one client.
+            delta: δ.
+            wishes: What else `cpsgd.plan` takes: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, ...
 
-    @property
-    def clip_norm(self) -> float:
-        """D = √(1 + b²), which no client in the ball exceeds."""
-        return float(np.hypot(1.0, self.one))
-
-    @property
-    def distance(self) -> float:
-        """The largest distance of two clients' vectors: 2, and what float32 adds to it.
-
-        In one block the counts are equal, and two points of the ball are at most 2 apart. In two blocks the squared
-        distance is ‖x‖² + ‖x'‖² + 2b² <= 2 + 2b² <= 4. Points and b are each off by 2^-24 of themselves.
+        Raises:
+            ParameterError: More clusters than clients, or a parameter out of range.
+            InfeasibleError: The budget is so small that sizes of clusters would drown in noise.
         """
-        return 2.0 * (1.0 + 2.0**-22)
+        clients = _validate.integer("clients", clients, low=2)
+        if self.clusters > clients:
+            raise ParameterError(
+                f"Expected at most as many clusters as clients, got {self.clusters} for {clients} clients."
+            )
+        # Any centres will do: the plan does not depend on them.
+        anywhere = Around(self.ball, self.blocks, np.zeros((1, self.ball.dim)))
+        rounds = {"rounds": self.rounds, "participation": "every"}
+        planned = anywhere.plan(clients, epsilon, delta, **rounds, **wishes).plan
+        _check_budget(planned, self.blocks, clients, self.clusters)
+        return PlannedClusters(self, planned)
 
-    def write(self, points: Points, centres: Matrix) -> Points:
-        """The clients' vectors: each point and a one in the block of the nearest centre."""
-        blocks = np.zeros((len(points), self.clusters, self.dim + 1), dtype=np.float32)
-        rows, nearest = np.arange(len(points)), nearest_centre(points, centres)
-        blocks[rows, nearest, :-1] = points
-        blocks[rows, nearest, -1] = self.one
-        return blocks.reshape(len(points), self.length)
 
-    def read(self, mean: Matrix, clients: int) -> tuple[Matrix, Matrix]:
-        """The clusters' sums and sizes from the mean of the clients' vectors."""
-        blocks = clients * mean.reshape(self.clusters, self.dim + 1)
-        return blocks[:, :-1], blocks[:, -1] / self.one
+@dataclass(frozen=True, eq=False)
+class PlannedClusters:
+    """k-means with the protocol of its rounds.
 
-    def deviations(self, protocol: Protocol, clients: int) -> tuple[float, float]:
-        """Standard deviations of a coordinate of a sum, and of a size (rounding counted at its largest)."""
-        coordinate = clients * noise_norm(protocol, clients) / float(np.sqrt(protocol.dim))
-        return coordinate, coordinate / self.one
+    Attributes:
+        question: What is asked.
+        plan: The protocol of every round, with the guarantee of all of them together.
+    """
+
+    question: Clusters
+    plan: Plan
+
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol of each round."""
+        return self.plan.protocol
+
+    def around(self, centres: ArrayLike) -> Planned[ClusterSums]:
+        """A round around announced centres, for transports that encode vectors themselves."""
+        return Planned(Around(self.question.ball, self.question.blocks, centres), self.plan)
+
+    def encode(self, value: object, centres: ArrayLike, round: int) -> bytes:
+        """One client's message; see `Ball.point` for what a value may be.
+
+        Args:
+            value: The client's point or rows.
+            centres: What the server has announced for this round.
+            round: Its number, from 0 on. Answer each round once: the guarantee counts no more.
+
+        Raises:
+            ParameterError: There is no such round.
+            VectorError: The value or the centres cannot be used.
+        """
+        round = _validate.integer("round", round, low=0, high=self.question.rounds - 1)
+        return self.around(centres).encode(value, round)
+
+    def start(self) -> Lloyd:
+        """The server's side, before the first round."""
+        return Lloyd(self)
+
+
+class Lloyd:
+    """The server's side of k-means, from round to round.
+
+    Attributes:
+        asked: What is asked, with its plan.
+        round: The number of the next round, from 0 on.
+    """
+
+    def __init__(self, asked: PlannedClusters) -> None:
+        """Begins at the public centres, or at random ones."""
+        question = asked.question
+        self.asked, self.round = asked, 0
+        self._generator = np.random.default_rng(question.seed)
+        start = question.initial
+        if start is None:
+            start = scattered(question.blocks.clusters, question.ball.dim, self._generator)
+        self._state = Centres.at(start)
+        self._guarantee: Guarantee | None = None
+
+    @property
+    def centres(self) -> Matrix:
+        """What to announce for the next round; after the last one, the centres that were found."""
+        return self.asked.question.ball.radius * self._state.places
+
+    def aggregate(self, messages: Iterable[bytes], *, accept_epsilon: float | None = None) -> Matrix:
+        """Ends the round with the clients' messages, and returns the next centres.
+
+        Args:
+            messages: One per client, of this round.
+            accept_epsilon: See `Planned.aggregate`; ε is of all rounds, as if each had so few messages.
+
+        Raises:
+            GuaranteeError: There are fewer messages than the guarantee was planned for. The round is not over.
+            WireError: A message is refused.
+            ParameterError: All rounds are over.
+        """
+        self._check_open()
+        asked = self.asked.around(self.centres)
+        return self.update(asked.aggregate(messages, self.round, accept_epsilon=accept_epsilon))
+
+    def update(self, found: ClusterSums) -> Matrix:
+        """Ends the round with what it says, `around(centres).result(mean, count)`; returns the next centres.
+
+        Raises:
+            ParameterError: All rounds are over.
+        """
+        self._check_open()
+        question, protocol = self.asked.question, self.asked.protocol
+        deviations = question.blocks.deviations(protocol, found.count)
+        self._state = self._state.updated(found.sums, found.sizes, deviations)
+        # That of the round with the fewest clients, whose noise is the least, holds for all.
+        if self._guarantee is None or found.guarantee.epsilon > self._guarantee.epsilon:
+            self._guarantee = found.guarantee
+        self.round += 1
+        if self.round == question.search:
+            self._state = Centres.at(merge(self._state, question.clusters, self._generator))
+        elif self.round < question.rounds:
+            self._state = self._state.revived(self._generator)
+        return self.centres
+
+    def result(self) -> KMeansResult:
+        """The clusters, after the last round; or what is known of them, where the last ones were withheld.
+
+        Raises:
+            ParameterError: There was no round yet, or none after the search.
+        """
+        question = self.asked.question
+        if self.round <= question.search or self._guarantee is None:
+            raise ParameterError(f"{self.round} of {question.rounds} rounds are over: run the others first.")
+        with np.errstate(divide="ignore"):
+            deviations = self.asked.question.ball.radius / np.sqrt(self._state.precisions)
+        return KMeansResult(self.centres, self._state.sizes, deviations, self.asked.plan, self._guarantee)
+
+    def _check_open(self) -> None:
+        rounds = self.asked.question.rounds
+        if self.round >= rounds:
+            raise ParameterError(f"All {rounds} rounds are over: the guarantee covers no more.")
 
 
 def kmeans(
@@ -200,62 +321,15 @@ def kmeans(
     Charge.check(ledger, population)
     ball = people_in_ball(points, columns, user, radius)
     clients, dim = ball.shape
-    clusters = _validate.integer("clusters", clusters, low=1)
-    if clusters > clients:
-        raise ParameterError(f"Expected at most as many clusters as clients, got {clusters} for {clients} clients.")
-    rounds = _validate.integer("rounds", rounds, low=1)
-    generator = np.random.default_rng(_validate.integer("seed", seed, low=0))
-    search = rounds // 2 if initial is None else 0
-    blocks = Blocks(clusters * _SEEDS_PER_CLUSTER if search else clusters, dim)
-    start = _scattered(blocks.clusters, dim, generator) if initial is None else _public(initial, radius, clusters, dim)
-    planned = plan(
-        clients,
-        blocks.length,
-        epsilon,
-        delta,
-        blocks.clip_norm,
-        bits=bits,
-        rounds=rounds,
-        participation="every",
-        replace_one_distance=blocks.distance,
-        distance_reason=_REASON,
-    )
-    _check_budget(planned, blocks, clients, clusters)
-    Charge.of(ledger, population, [planned.protocol] * rounds, "kmeans").pay()
-    state = _Centres.at(start)
-    for number in range(rounds):
-        if search and number == search:
-            state = _Centres.at(_merge(state, clusters, generator))
-        elif number > 0:
-            state = state.revived(generator)
-        sums, sizes = lloyd_round(planned.protocol, number, ball, state.places, blocks, advance)
-        state = state.updated(sums, sizes, blocks.deviations(planned.protocol, clients))
-    with np.errstate(divide="ignore"):
-        deviations = radius / np.sqrt(state.precisions)
-    return KMeansResult(radius * state.places, state.sizes, deviations, planned)
-
-
-def lloyd_round(
-    protocol: Protocol,
-    round: int,
-    points: Points,
-    centres: Matrix,
-    blocks: Blocks,
-    advance: Callable[[int], object] | None = None,
-) -> tuple[Matrix, Matrix]:
-    """One round: the sums and sizes of the clusters around these centres, noise included, in units of the radius.
-
-    Args:
-        protocol: The round's parameters, made for `blocks`.
-        round: Its number.
-        points: One row per client, of norm at most 1.
-        centres: At most `blocks.clusters` of them.
-        blocks: How a client's vector is laid out; blocks without a centre stay zero.
-        advance: Called with the number of clients that were just heard.
-    """
-    mean = private_mean(protocol, round, points, lambda block: blocks.write(block, centres), advance)
-    sums, sizes = blocks.read(mean, len(points))
-    return sums[: len(centres)], sizes[: len(centres)]
+    question = Clusters(columns or dim, clusters, radius=radius, rounds=rounds, initial=initial, seed=seed)
+    asked = question.plan(clients, epsilon, delta, bits=bits)
+    Charge.of(ledger, population, [asked.protocol] * question.rounds, "kmeans").pay()
+    server = asked.start()
+    for number in range(question.rounds):
+        around = Around(question.ball, question.blocks, server.centres)
+        mean = private_mean(asked.protocol, number, ball, around.write, advance)
+        server.update(Planned(around, asked.plan).result(mean, clients))
+    return server.result()
 
 
 def inertia(points: ArrayLike, centres: ArrayLike) -> float:
@@ -267,128 +341,6 @@ def inertia(points: ArrayLike, centres: ArrayLike) -> float:
     return float(np.sum((table - places[nearest_centre(table, places)]) ** 2))
 
 
-def nearest_centre(points: Points | Matrix, centres: Matrix) -> NDArray[np.intp]:
-    """The index of the centre nearest to each point."""
-    # ‖x - c‖² less ‖x‖², which is the same for all centres.
-    return np.asarray(np.argmin(np.sum(centres**2, axis=1) - 2.0 * (points @ centres.T), axis=1))
-
-
-@dataclass(frozen=True, eq=False)
-class _Centres:
-    """What the server knows, in units of the radius.
-
-    Attributes:
-        places: Where the centres are.
-        precisions: 1/E‖error‖² of each; 0 where a place says nothing about the data.
-        sizes: Sizes of their clusters; 0 where nobody seems to be near.
-    """
-
-    places: Matrix
-    precisions: Matrix
-    sizes: Matrix
-
-    @classmethod
-    def at(cls, places: Matrix) -> _Centres:
-        nothing = np.zeros(len(places))
-        return cls(places, nothing, nothing)
-
-    def updated(self, sums: Matrix, sizes: Matrix, deviations: tuple[float, float]) -> _Centres:
-        """After a round. The deviations are those of a coordinate of a sum and of a size."""
-        of_sum, of_size = deviations
-        # Half a client is fewer than any, where there is no noise.
-        alive = sizes > max(_STANDS_OUT * of_size, 0.5)
-        seen = self.places.copy()
-        seen[alive] = _into_ball(sums[alive] / sizes[alive, None])
-        variance = sums.shape[1] * of_sum**2 + np.sum(seen**2, axis=1) * of_size**2
-        precision = np.where(alive, sizes**2, 0.0) / variance
-        total = precision + self.precisions
-        moved = np.sum((seen - self.places) ** 2, axis=1)
-        # moved <= _EXPLAINED (1/precision + 1/precisions), without dividing by zero.
-        still = alive & (self.precisions > 0.0)
-        still &= moved * precision * self.precisions <= _EXPLAINED * total
-        weight = np.where(still, self.precisions / np.where(total > 0.0, total, 1.0), 0.0)[:, None]
-        places = weight * self.places + (1.0 - weight) * seen
-        return _Centres(places, np.where(still, total, precision), np.where(alive, sizes, 0.0))
-
-    def revived(self, generator: np.random.Generator) -> _Centres:
-        """With the centres nobody is near put beside others, the larger the likelier."""
-        alive = self.sizes > 0.0
-        if alive.all() or not alive.any():
-            return self
-        places, precisions = self.places.copy(), self.precisions.copy()
-        living = places[alive]
-        apart = np.sum((living[:, None] - living) ** 2, axis=2)
-        np.fill_diagonal(apart, np.inf)
-        # A lone centre is as far from the next as the ball is wide.
-        step = _SPLIT * np.minimum(np.sqrt(apart.min(axis=1)), 1.0)
-        dead = np.flatnonzero(~alive)
-        chosen = generator.choice(len(living), size=len(dead), p=self.sizes[alive] / self.sizes[alive].sum())
-        places[dead] = _into_ball(
-            living[chosen] + step[chosen, None] * _directions(len(dead), places.shape[1], generator)
-        )
-        precisions[dead] = 0.0
-        return _Centres(places, precisions, self.sizes)
-
-
-def _directions(count: int, dim: int, generator: np.random.Generator) -> Matrix:
-    """Random unit vectors."""
-    normal = generator.standard_normal((count, dim))
-    return np.asarray(normal / np.linalg.norm(normal, axis=1, keepdims=True))
-
-
-def _into_ball(places: Matrix) -> Matrix:
-    """The clusters' centres lie in the ball as the points do: whatever is outside is noise."""
-    return np.asarray(places / np.maximum(1.0, np.linalg.norm(places, axis=1, keepdims=True)))
-
-
-def _scattered(count: int, dim: int, generator: np.random.Generator) -> Matrix:
-    """Random points of the unit ball, each far from those before it."""
-    candidates = _directions(_CANDIDATES * count, dim, generator)
-    candidates *= generator.random((len(candidates), 1)) ** (1.0 / dim)
-    chosen = [candidates[0]]
-    nearest = np.full(len(candidates), np.inf)
-    while len(chosen) < count:
-        nearest = np.minimum(nearest, np.sum((candidates - chosen[-1]) ** 2, axis=1))
-        chosen.append(candidates[np.argmax(nearest)])
-    return np.array(chosen)
-
-
-def _public(initial: ArrayLike, radius: float, clusters: int, dim: int) -> Matrix:
-    centres = np.asarray(initial, dtype=np.float64)
-    if centres.shape != (clusters, dim) or not np.isfinite(centres).all():
-        raise VectorError(f"Expected {clusters} finite initial centres of {dim} coordinates, got {centres.shape}.")
-    return centres / radius
-
-
-def _merge(state: _Centres, clusters: int, generator: np.random.Generator) -> Matrix:
-    """The best centres of the centres, weighted by their sizes: k-means++ and Lloyd, the best of several attempts."""
-    alive = state.sizes > 0.0
-    if np.count_nonzero(alive) <= clusters:
-        # The living, and as many of the others: what they lack is found in the rounds to come.
-        return state.revived(generator).places[np.argsort(~alive, kind="stable")[:clusters]]
-    points, weights = state.places[alive], state.sizes[alive]
-    attempts = [_weighted_kmeans(points, weights, clusters, generator) for _ in range(_RESTARTS)]
-    return min(attempts, key=lambda found: found[0])[1]
-
-
-def _weighted_kmeans(
-    points: Matrix, weights: Matrix, clusters: int, generator: np.random.Generator
-) -> tuple[float, Matrix]:
-    """The weighted inertia and the centres of one attempt, on the server's few points."""
-    centres = points[generator.choice(len(points), size=1, p=weights / weights.sum())]
-    while len(centres) < clusters:
-        cost = weights * np.sum((points[:, None] - centres) ** 2, axis=2).min(axis=1)
-        # Where all points are centres already, any will do.
-        odds = cost / cost.sum() if cost.sum() > 0.0 else weights / weights.sum()
-        centres = np.vstack([centres, points[generator.choice(len(points), p=odds)]])
-    for _ in range(_ITERATIONS):
-        member = (nearest_centre(points, centres)[:, None] == np.arange(clusters)) * weights[:, None]
-        total = member.sum(axis=0)[:, None]
-        centres = np.where(total > 0.0, member.T @ points / np.where(total > 0.0, total, 1.0), centres)
-    cost = weights * np.sum((points - centres[nearest_centre(points, centres)]) ** 2, axis=1)
-    return float(cost.sum()), centres
-
-
 def _check_budget(planned: Plan, blocks: Blocks, clients: int, clusters: int) -> None:
     """Refuses before the first round what would be clustering of noise.
 
@@ -396,7 +348,7 @@ def _check_budget(planned: Plan, blocks: Blocks, clients: int, clusters: int) ->
         InfeasibleError: A cluster of average size would not stand out of the noise.
     """
     _, of_size = blocks.deviations(planned.protocol, clients)
-    average, needed = clients / clusters, _STANDS_OUT * of_size
+    average, needed = clients / clusters, STANDS_OUT * of_size
     if needed < average:
         return
     # Noise grows with the root of the number of rounds.

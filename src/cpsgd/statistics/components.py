@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,12 +36,13 @@ from numpy.typing import ArrayLike, NDArray
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import InfeasibleError
-from cpsgd.planner import Plan, plan
+from cpsgd.planner import Plan
 from cpsgd.privacy import Guarantee
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import noise_norm
 from cpsgd.statistics.charges import Charge
-from cpsgd.statistics.points import Matrix, Points, people_in_ball, private_mean
+from cpsgd.statistics.points import Ball, Matrix, Points, people_in_ball, private_mean
+from cpsgd.statistics.questions import Geometry, Planned, Question
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
@@ -63,7 +64,8 @@ class PCAResult:
         mean: The points' mean, noise included; the given one where it is public.
         expected_angle: An estimate of the largest angle, in radians, between the components' span and that of the
             exact ones; see `estimated_angle`.
-        plan: The protocol of the round, with its guarantee and expected error.
+        plan: The protocol of the round, with what it promised and its expected error.
+        guarantee: The proved (ε, δ) of the release, for replacing one client's point.
     """
 
     components: Matrix
@@ -72,11 +74,7 @@ class PCAResult:
     mean: Matrix
     expected_angle: float
     plan: Plan
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The proved (ε, δ) for replacing one client's point."""
-        return self.plan.guarantee
+    guarantee: Guarantee
 
     @property
     def bits_per_client(self) -> int:
@@ -151,6 +149,81 @@ class MomentVector:
         return moments, mean[len(rows) :] / self.weight if self.weight else np.zeros(self.dim)
 
 
+class Components(Question[PCAResult]):
+    """The directions of largest variance of the clients' points.
+
+    One round, for clients that each hold a point x of a public ball; a client with several rows has their mean. What is
+    sent, and how far apart two clients' vectors are, is `MomentVector`'s.
+
+    Args:
+        columns: The points' coordinates: names of columns, or how many there are.
+        components: How many directions, at most the points' coordinates.
+        radius: Public bound on a point's distance from `mean`, or from zero; points beyond are moved to the ball's
+            surface. Choose it without looking at the data.
+        mean: The points' mean where it is public. None to find it from the points, privately, in the same round.
+
+    Raises:
+        ParameterError: More components than coordinates, or a parameter out of range.
+        VectorError: The mean is not a finite number for each coordinate.
+
+    Example:
+        >>> asked = Components(2, 1, radius=1.0).plan(clients=400, epsilon=8.0, delta=1e-6, bits=8)
+        >>> points = 0.1 + np.random.default_rng(0).normal(size=(400, 2)) * [0.4, 0.1]
+        >>> found = asked.aggregate([asked.encode(point) for point in points])
+        >>> found.guarantee.epsilon <= 8.0, bool(found.components[0, 0] > 0.9)
+        (True, True)
+    """
+
+    def __init__(
+        self, columns: int | Sequence[str], components: int, *, radius: float, mean: ArrayLike | None = None
+    ) -> None:
+        self.ball = Ball.of(columns, radius, mean)
+        self.components = _validate.integer("components", components, low=1, high=self.ball.dim)
+        self.layout = MomentVector.of(self.ball.dim, with_mean=mean is None)
+
+    @property
+    def geometry(self) -> Geometry:
+        """See `MomentVector`."""
+        layout = self.layout
+        return Geometry(layout.length, layout.clip_norm, layout.distance, _REASON, rounding=1.0)
+
+    def vector(self, value: object) -> Points:
+        """One client's vector; see `Ball.point` for what a value may be."""
+        return self.layout.write(self.ball.point(value)).reshape(-1)
+
+    def plan(self, clients: int, epsilon: float, delta: float, **wishes: Any) -> Planned[PCAResult]:
+        """See `Question.plan`.
+
+        Raises:
+            ParameterError: A parameter is out of range.
+            InfeasibleError: The budget is so small that no variance could stand out of the noise.
+        """
+        planned = super().plan(clients, epsilon, delta, **wishes)
+        _check_budget(planned.plan, self.ball.dim)
+        return planned
+
+    def found(
+        self, planned: Planned[PCAResult], mean: Matrix, count: int, guarantee: Guarantee, confidence: float
+    ) -> PCAResult:
+        """The eigenvectors of the covariance."""
+        moments, centre = self.layout.read(mean)
+        covariance = moments - np.outer(centre, centre)
+        variances, directions = _eigen(covariance)
+        deviation = _deviation(planned.protocol, count)
+        angle = estimated_angle(variances, directions, self.components, deviation, centre, self.layout.weight)
+        ball, radius = self.ball, self.ball.radius
+        origin = np.zeros(ball.dim) if ball.origin is None else np.asarray(ball.origin, dtype=np.float64)
+        return PCAResult(
+            components=directions[: self.components],
+            variances=radius**2 * variances[: self.components],
+            total_variance=radius**2 * float(np.trace(covariance)),
+            mean=origin + radius * centre,
+            expected_angle=angle,
+            plan=planned.plan,
+            guarantee=guarantee,
+        )
+
+
 def pca(
     points: object,
     components: int,
@@ -201,33 +274,10 @@ def pca(
     Charge.check(ledger, population)
     ball = people_in_ball(points, columns, user, radius, mean)
     clients, dim = ball.shape
-    components = _validate.integer("components", components, low=1, high=dim)
-    layout = MomentVector.of(dim, with_mean=mean is None)
-    planned = plan(
-        clients,
-        layout.length,
-        epsilon,
-        delta,
-        layout.clip_norm,
-        bits=bits,
-        replace_one_distance=layout.distance,
-        distance_reason=_REASON,
-    )
-    _check_budget(planned, dim)
-    Charge.of(ledger, population, [planned.protocol], "pca").pay()
-    moments, centre = layout.read(private_mean(planned.protocol, 0, ball, layout.write, advance))
-    covariance = moments - np.outer(centre, centre)
-    variances, directions = _eigen(covariance)
-    angle = estimated_angle(variances, directions, components, _deviation(planned.protocol), centre, layout.weight)
-    origin = np.zeros(dim) if mean is None else np.asarray(mean, dtype=np.float64)
-    return PCAResult(
-        components=directions[:components],
-        variances=radius**2 * variances[:components],
-        total_variance=radius**2 * float(np.trace(covariance)),
-        mean=origin + radius * centre,
-        expected_angle=angle,
-        plan=planned,
-    )
+    question = Components(columns or dim, components, radius=radius, mean=mean)
+    asked = question.plan(clients, epsilon, delta, bits=bits)
+    Charge.of(ledger, population, [asked.protocol], "pca").pay()
+    return asked.result(private_mean(asked.protocol, 0, ball, question.layout.write, advance), clients)
 
 
 def subspace_angle(first: ArrayLike, second: ArrayLike) -> float:
@@ -291,9 +341,9 @@ def _isometry(rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Matrix:
     return np.where(rows == columns, 1.0, math.sqrt(2.0))
 
 
-def _deviation(protocol: Protocol) -> float:
-    """σ, the standard deviation of one coordinate of the mean, rounding counted at its largest."""
-    return noise_norm(protocol, protocol.clients) / math.sqrt(protocol.dim)
+def _deviation(protocol: Protocol, count: int) -> float:
+    """σ, the standard deviation of one coordinate of the mean of `count` messages, rounding counted at its largest."""
+    return noise_norm(protocol, count) / math.sqrt(protocol.dim)
 
 
 def _check_budget(planned: Plan, dim: int) -> None:
@@ -303,10 +353,10 @@ def _check_budget(planned: Plan, dim: int) -> None:
         InfeasibleError: The noise matrix's norm, about σ√(2d), is above the largest variance that points in the ball
             can have.
     """
-    norm = _deviation(planned.protocol) * math.sqrt(2.0 * dim)
+    clients = planned.protocol.clients
+    norm = _deviation(planned.protocol, clients) * math.sqrt(2.0 * dim)
     if norm < 1.0:
         return
-    clients = planned.protocol.clients
     raise InfeasibleError(
         f"ε={rounded_up(planned.wished_epsilon)} is too little for {clients:,} clients with points of {dim} "
         f"coordinates: the noise would be {norm:.3g} times the largest variance possible. At least "

@@ -14,11 +14,11 @@ from cpsgd.errors import ParameterError
 from cpsgd.protocol import MAX_CLIENTS
 from cpsgd.statistics.columns import Chunk, numbers
 from cpsgd.statistics.contributions import Rows
-from cpsgd.statistics.questions import Geometry, Groups, Question, categories, codes
+from cpsgd.statistics.questions import Geometry, Groups, RowQuestion, categories, codes
 from cpsgd.statistics.results import Reading
 
 
-class Histogram(Question):
+class Histogram(RowQuestion):
     """How many rows, at most `rows` of each user, have a value in each bin or of each category.
 
     *Distance.* A row is one-hot: norm 1. Two of them in different bins are √2 apart, and one is 1 from zero, which

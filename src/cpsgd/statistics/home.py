@@ -15,7 +15,7 @@ from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.statistics.bounds import Ranges
 from cpsgd.statistics.histograms import Histogram
-from cpsgd.statistics.questions import Bounds, Question, check_bounds
+from cpsgd.statistics.questions import Bounds, RowQuestion, check_bounds
 from cpsgd.statistics.ranks import Quantiles
 from cpsgd.statistics.releases import BoundsSearch, Wishes, release
 from cpsgd.statistics.results import Statistic
@@ -124,7 +124,7 @@ def _ask(
     table: object,
     columns: Sequence[str] | None,
     bounds: Bounds | None,
-    make: Callable[[Bounds], Question],
+    make: Callable[[Bounds], RowQuestion],
     wishes: Wishes,
 ) -> Statistic:
     """Asks about columns, of which some may have no bounds yet."""
@@ -143,7 +143,7 @@ def _ask(
     # The geometry does not depend on the bounds, so the plan can be made before they are known.
     missing = [name for name in columns if name not in stated]
 
-    def known(found: Mapping[str, tuple[float, float]]) -> Question:
+    def known(found: Mapping[str, tuple[float, float]]) -> RowQuestion:
         return make({name: stated.get(name) or found[name] for name in columns})
 
     return release(table, known(dict.fromkeys(missing, (0.0, 1.0))), BoundsSearch(Ranges(missing), known), wishes)

@@ -1,8 +1,13 @@
-"""What k-means and principal components share: people's points in a public ball, and a round over all of them."""
+"""What k-means and principal components share: people's points in a public ball, and a round over all of them.
+
+A client's point is the mean of its rows, each moved into the ball before. So it is in the ball, however many rows there
+are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +17,8 @@ from cpsgd.errors import ParameterError, TableError, VectorError
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.statistics.columns import Chunk, numbers
-from cpsgd.statistics.contributions import People
+from cpsgd.statistics.contributions import People, combined
+from cpsgd.statistics.questions import own_rows
 from cpsgd.statistics.tables import open_table
 
 Points = NDArray[np.float32]
@@ -67,6 +73,72 @@ def in_unit_ball(points: ArrayLike, radius: float, origin: ArrayLike | None = No
     return result
 
 
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """The public ball that clients' points are in.
+
+    Attributes:
+        columns: The names of the points' coordinates.
+        radius: The bound on a point's distance from `origin`.
+        origin: The ball's centre, zero if None.
+    """
+
+    columns: tuple[str, ...]
+    radius: float
+    origin: ArrayLike | None = None
+
+    def __post_init__(self) -> None:
+        in_unit_ball(np.zeros((1, self.dim)), self.radius, self.origin)  # refuses what is no ball
+
+    @classmethod
+    def of(cls, columns: int | Sequence[str], radius: float, origin: ArrayLike | None = None) -> Ball:
+        """With columns of these names, or so many, whose names are "0", "1", ... as an array's are.
+
+        Raises:
+            ParameterError: There is no column, two have one name, or the radius is not positive.
+            VectorError: The origin is not a finite number for each.
+        """
+        if isinstance(columns, int) and not isinstance(columns, bool):
+            columns = tuple(map(str, range(_validate.integer("columns", columns, low=1))))
+        return cls(_names(columns), radius, origin)
+
+    @property
+    def dim(self) -> int:
+        """d, coordinates of a point."""
+        return len(self.columns)
+
+    def point(self, value: object) -> Points:
+        """One client's point in units of the radius, as a table of one row.
+
+        Args:
+            value: The point, a list or an array of numbers in the order of the columns, or a mapping of columns to
+                numbers; or the client's rows: an array with one per row, or any table with these columns.
+
+        Raises:
+            VectorError: The value is not of finite numbers, or not of so many; or there is no row.
+            ColumnError: A column is missing, or not of finite numbers.
+        """
+        if isinstance(value, list | tuple | np.ndarray):
+            return combined([self._of_array(value)], "mean", None)[None]
+        table = own_rows(value)
+        blocks = (
+            _in_ball(chunk, self.columns, table.title, self.radius, self.origin) for chunk in table.chunks(self.columns)
+        )
+        return combined(blocks, "mean", None)[None]
+
+    def _of_array(self, value: ArrayLike) -> Matrix:
+        try:
+            rows = np.asarray(value)
+        except ValueError:
+            raise VectorError("Expected a point of single numbers, or rows of equal length.") from None
+        rows = rows[None] if rows.ndim == 1 else rows
+        if rows.ndim != 2 or rows.shape[1] != self.dim:
+            raise VectorError(f"Expected a point of {self.dim} coordinates, got an array of shape {np.shape(value)}.")
+        if np.ma.is_masked(value):
+            raise VectorError("Expected a point of numbers, got masked values; fill them in or drop their rows.")
+        return in_unit_ball(rows, self.radius, self.origin).astype(np.float64)
+
+
 def people_in_ball(
     table: object,
     columns: Sequence[str] | None,
@@ -79,8 +151,7 @@ def people_in_ball(
     Args:
         table: An array of points, one row per client; with `columns` anything `open_table` takes.
         columns: The named columns that are the points' coordinates; None if the array's are.
-        user: The column that says whose a row is: a client's point is then the mean of their rows, each moved into the
-            ball before. So it is in the ball, however many rows there are.
+        user: The column that says whose a row is.
         radius: See `in_unit_ball`.
         origin: See `in_unit_ball`.
 
@@ -92,20 +163,30 @@ def people_in_ball(
         if user is not None or not isinstance(table, np.ndarray | list | tuple):
             raise ParameterError("Name the columns that are coordinates: an id would be one, too.")
         return in_unit_ball(table, radius, origin)
-    names = tuple(columns)
-    if isinstance(columns, str) or not names or len(set(names)) < len(names):
-        raise ParameterError("Expected columns to be a list of different names.")
+    names = _names(columns)
     source = open_table(table)
 
     def write(chunk: Chunk) -> Matrix:
-        rows = np.column_stack([numbers(name, chunk[name], source.title) for name in names])
-        return in_unit_ball(rows, radius, origin).astype(np.float64)
+        return _in_ball(chunk, names, source.title, radius, origin)
 
     people = People(source, user, names)
     found = np.concatenate(list(people.vectors(names, write, len(names), "mean", None)))
     if len(found) != people.count:
         raise TableError(f"{source.title} changed while it was read. Nothing was released; try again.")
     return found
+
+
+def _names(columns: object) -> tuple[str, ...]:
+    names = () if isinstance(columns, str) or not isinstance(columns, Iterable) else tuple(columns)
+    if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
+        raise ParameterError("Expected columns to be a list of different names.")
+    return names
+
+
+def _in_ball(chunk: Chunk, names: Sequence[str], title: str, radius: float, origin: ArrayLike | None) -> Matrix:
+    """Points of the unit ball for rows of a table."""
+    rows = np.column_stack([numbers(name, chunk[name], title) for name in names])
+    return in_unit_ball(rows, radius, origin).astype(np.float64)
 
 
 def private_mean(

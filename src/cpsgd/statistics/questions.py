@@ -1,9 +1,12 @@
 """A question to many people: what a client's rows become, and what the server reads off the mean of it.
 
-Each row becomes a point of a public set V that a question describes (`Geometry`). A client sends a convex combination
-of such points and zero (`cpsgd.statistics.contributions`), the server gets the private mean of the clients' vectors.
-Clients' vectors are at most as far apart as two points of V and zero; each question derives that distance, and the
-planner is told (`replace_one_distance`).
+A client sends a vector of a public set that a question describes (`Geometry`), the server gets the private mean of the
+clients' vectors. Each question derives how far apart two such vectors are, and the planner is told
+(`replace_one_distance`).
+
+Of most questions (`RowQuestion`) each row becomes a point of a public set V, and a client sends a convex combination of
+such points and zero (`cpsgd.statistics.contributions`). Clients' vectors are at most as far apart as two points of V
+and zero.
 
 A question that is planned (`Planned`) is the whole protocol: `encode` on the clients, `aggregate` on the server. Other
 transports (secure aggregation, Flower, NVFlare) carry `vector`, with the protocol of `plan`, and give the mean to
@@ -15,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,13 +31,15 @@ from cpsgd.mechanisms import RoundedGaussian
 from cpsgd.planner import Plan, plan
 from cpsgd.privacy import Guarantee
 from cpsgd.protocol import Protocol
-from cpsgd.statistics.columns import Chunk, labels, text_of
+from cpsgd.statistics.columns import Chunk, DataTable, labels, text_of
 from cpsgd.statistics.contributions import Combine, Rows, Vectors, combined, parts
 from cpsgd.statistics.results import Reading, Statistic
 from cpsgd.statistics.tables import open_table
 
 Bounds = Mapping[str, tuple[float, float]]
 Groups = Mapping[str, Sequence[object]]
+Found = TypeVar("Found")
+"""What a question's answer is."""
 
 # What float64 on the way and float32 at its end can add to a distance or a norm, relative to it.
 _ROUNDING = 1.0 + 2.0**-20
@@ -50,31 +55,84 @@ _BLOCK = 1 << 21
 
 @dataclass(frozen=True)
 class Geometry:
-    """The set V of a question.
+    """The set of a question's vectors.
 
     Attributes:
-        dim: Coordinates of a point.
+        dim: Coordinates of a vector.
         norm: The largest norm.
-        distance: The largest distance of two points of V and zero.
+        distance: The largest distance of two vectors and zero.
         reason: Why, for whoever reads the guarantee.
+        rounding: What floating point can add to both, relative to them; 1 where they count it already.
     """
 
     dim: int
     norm: float
     distance: float
     reason: str
+    rounding: float = _ROUNDING
 
     def stated(self) -> dict[str, Any]:
         """The planner's arguments."""
-        norm = self.norm * _ROUNDING
-        distance = max(norm, self.distance * _ROUNDING)
+        norm = self.norm * self.rounding
+        distance = max(norm, self.distance * self.rounding)
         if distance >= 2.0 * norm:
             return {"dim": self.dim, "clip_norm": norm}
         return {"dim": self.dim, "clip_norm": norm, "replace_one_distance": distance, "distance_reason": self.reason}
 
 
-class Question(ABC):
-    """What is asked of everybody.
+class Question(ABC, Generic[Found]):
+    """What is asked of everybody in one round."""
+
+    @property
+    @abstractmethod
+    def geometry(self) -> Geometry:
+        """The set that clients' vectors are of."""
+
+    @abstractmethod
+    def vector(self, value: object) -> Vectors:
+        """One client's vector."""
+
+    @abstractmethod
+    def found(self, planned: Planned[Found], mean: Rows, count: int, guarantee: Guarantee, confidence: float) -> Found:
+        """The answer behind a private mean.
+
+        Args:
+            planned: The question with its plan.
+            mean: The mean of the clients' vectors.
+            count: How many there were.
+            guarantee: What is proved of this release.
+            confidence: Of the intervals, where the answer has some.
+        """
+
+    def plan(self, clients: int, epsilon: float, delta: float, **wishes: Any) -> Planned[Found]:
+        """Plans a round in which every client answers.
+
+        Args:
+            clients: How many clients there are.
+            epsilon: ε, for replacing all rows of one client.
+            delta: δ.
+            wishes: What else `cpsgd.plan` takes: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, ... Without
+                bits and mechanism it is noise before rounding, with the fewest bits within 10 % of the Gaussian
+                mechanism: planned at once, where the best of all may take a minute to find.
+
+        Raises:
+            ParameterError: A parameter is out of range.
+            InfeasibleError: No protocol keeps (ε, δ).
+        """
+        clients = _validate.integer("clients", clients, low=2)
+        if not wishes.keys() & {"bits", "max_error", "mechanism"}:
+            wishes["mechanism"] = _MECHANISM
+        geometry = self.geometry
+        if geometry.dim > MOST_COORDINATES:
+            raise ParameterError(
+                f"Expected at most {MOST_COORDINATES:,} values, got {geometry.dim:,}: ask for fewer columns, bins, "
+                "clusters or groups."
+            )
+        return Planned(self, plan(clients, epsilon=epsilon, delta=delta, **geometry.stated(), **wishes))
+
+
+class RowQuestion(Question[Statistic]):
+    """What is asked of everybody's rows.
 
     Attributes:
         statistic: Its name.
@@ -114,11 +172,6 @@ class Question(ABC):
         """How many groups there are, 1 without."""
         return 1 if self.groups is None else len(self.groups)
 
-    @property
-    @abstractmethod
-    def geometry(self) -> Geometry:
-        """The set that rows become points of."""
-
     @abstractmethod
     def _points(self, chunk: Chunk) -> Rows:
         """Points of one block for these rows."""
@@ -151,16 +204,8 @@ class Question(ABC):
             return True
         return bool((codes(self.group_by, chunk[self.group_by], self.groups) >= 0).any())
 
-    def plan(self, clients: int, epsilon: float, delta: float, **wishes: Any) -> Planned:
-        """Plans a round in which every client answers.
-
-        Args:
-            clients: How many clients there are.
-            epsilon: ε, for replacing all rows of one client.
-            delta: δ.
-            wishes: What else `cpsgd.plan` takes: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, ... Without
-                bits and mechanism it is noise before rounding, with the fewest bits within 10 % of the Gaussian
-                mechanism: planned at once, where the best of all may take a minute to find.
+    def plan(self, clients: int, epsilon: float, delta: float, **wishes: Any) -> Planned[Statistic]:
+        """See `Question.plan`.
 
         Raises:
             ParameterError: There are more groups than clients, or a parameter is out of range.
@@ -172,15 +217,7 @@ class Question(ABC):
                 f"Expected at most as many groups as clients, got {self.blocks:,} groups and {clients:,} clients: ask "
                 "for fewer groups."
             )
-        if not wishes.keys() & {"bits", "max_error", "mechanism"}:
-            wishes["mechanism"] = _MECHANISM
-        geometry = self.geometry
-        if geometry.dim > MOST_COORDINATES:
-            raise ParameterError(
-                f"Expected at most {MOST_COORDINATES:,} values, got {geometry.dim:,}: ask for fewer columns, bins or "
-                "groups."
-            )
-        return Planned(self, plan(clients, epsilon=epsilon, delta=delta, **geometry.stated(), **wishes))
+        return super().plan(clients, epsilon, delta, **wishes)
 
     def vector(self, value: object) -> Vectors:
         """One client's vector.
@@ -195,14 +232,49 @@ class Question(ABC):
         """
         if not isinstance(value, Mapping) and len(self.needed) == 1 and not hasattr(value, "columns"):
             value = {self.needed[0]: value}
-        if isinstance(value, Mapping):
-            value = {name: entry if _many(entry) else [entry] for name, entry in value.items()}
-        table = open_table(value)
-        if table.rows == 0:
-            raise VectorError("A client without a row has nothing to send.")
+        table = own_rows(value)
         some = max(1, _BLOCK // self.geometry.dim)
         rows = (part for chunk in table.chunks(self.needed or table.names[:1]) for part in parts(chunk, some))
         return combined(map(self.points, rows), self.combine, self.rows)
+
+    def found(
+        self, planned: Planned[Statistic], mean: Rows, count: int, guarantee: Guarantee, confidence: float
+    ) -> Statistic:
+        """The values with their intervals."""
+        confidence = _validate.probability("confidence", confidence)
+        width = float(-ndtri(0.5 * (1.0 - confidence)))
+        protocol = planned.protocol
+        return Statistic(
+            statistic=self.statistic,
+            reading=self.read(mean.reshape(self.blocks, -1), planned.variance(count), count, width),
+            confidence=confidence,
+            users=count,
+            epsilon=guarantee.epsilon,
+            delta=guarantee.delta,
+            unit="user",
+            adjacency=guarantee.adjacency,
+            method=guarantee.method,
+            citation=guarantee.citation,
+            assumption=guarantee.assumption,
+            bits=protocol.bits_per_coordinate,
+            dim=protocol.dim,
+            bounds=dict(self.bounds),
+        )
+
+
+def own_rows(value: object) -> DataTable:
+    """The table of a client's rows, or of its one row as a mapping of columns to values.
+
+    Raises:
+        TableError: It is no table.
+        VectorError: There is no row.
+    """
+    if isinstance(value, Mapping):
+        value = {name: entry if _many(entry) else [entry] for name, entry in value.items()}
+    table = open_table(value)
+    if table.rows == 0:
+        raise VectorError("A client without a row has nothing to send.")
+    return table
 
 
 def _many(entry: object) -> bool:
@@ -210,7 +282,7 @@ def _many(entry: object) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Planned:
+class Planned(Generic[Found]):
     """A question with the protocol that answers it.
 
     Attributes:
@@ -226,7 +298,7 @@ class Planned:
         (('age',), True, True)
     """
 
-    question: Question
+    question: Question[Found]
     plan: Plan
 
     @property
@@ -249,15 +321,15 @@ class Planned:
         *,
         confidence: float = 0.95,
         accept_epsilon: float | None = None,
-    ) -> Statistic:
-        """The statistic from the clients' messages.
+    ) -> Found:
+        """The answer from the clients' messages.
 
         Args:
             messages: One per client.
             round: Which round they were encoded for.
-            confidence: Of the intervals.
+            confidence: Of the intervals, where the answer has some.
             accept_epsilon: Releases fewer messages than were planned for if the ε that is true is at most this; the
-                statistic says which.
+                answer says which.
 
         Raises:
             GuaranteeError: There are fewer messages than the guarantee was planned for. Nothing is released.
@@ -271,38 +343,18 @@ class Planned:
 
     def result(
         self, mean: ArrayLike, count: int, *, confidence: float = 0.95, accept_epsilon: float | None = None
-    ) -> Statistic:
-        """The statistic from the private mean of `count` clients' vectors; see `aggregate`."""
+    ) -> Found:
+        """The answer from the private mean of `count` clients' vectors; see `aggregate`."""
         found: Guarantee | None = self.plan.guarantee
         if count < self.plan.surviving or accept_epsilon is not None:
             found = self.protocol.release(count, accept_epsilon=accept_epsilon)
         assert found is not None  # a plan's protocol promises something
-        return Statistic(
-            statistic=self.question.statistic,
-            reading=self.reading(mean, count, confidence),
-            confidence=confidence,
-            users=count,
-            epsilon=found.epsilon,
-            delta=found.delta,
-            unit="user",
-            adjacency=found.adjacency,
-            method=found.method,
-            citation=found.citation,
-            assumption=found.assumption,
-            bits=self.protocol.bits_per_coordinate,
-            dim=self.protocol.dim,
-            bounds=dict(self.question.bounds),
-        )
-
-    def reading(self, mean: ArrayLike, count: int, confidence: float = 0.95) -> Reading:
-        """The values alone."""
-        confidence = _validate.probability("confidence", confidence)
-        width = float(-ndtri(0.5 * (1.0 - confidence)))
-        found = np.asarray(mean, dtype=np.float64)
-        if found.shape != (self.protocol.dim,) or not np.isfinite(found).all():
-            raise VectorError(f"Expected a mean of {self.protocol.dim:,} finite numbers, got a shape of {found.shape}.")
-        blocks = found.reshape(self.question.blocks, -1)
-        return self.question.read(blocks, self.variance(count), count, width)
+        values = np.asarray(mean, dtype=np.float64)
+        if values.shape != (self.protocol.dim,) or not np.isfinite(values).all():
+            raise VectorError(
+                f"Expected a mean of {self.protocol.dim:,} finite numbers, got a shape of {values.shape}."
+            )
+        return self.question.found(self, values, count, found, confidence)
 
     def variance(self, count: int) -> float:
         """Of a coordinate of the mean of `count` messages, rounding at its largest and clipping included.

@@ -27,7 +27,7 @@ from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.statistics.columns import Chunk, numbers
 from cpsgd.statistics.contributions import Rows
-from cpsgd.statistics.questions import Bounds, Geometry, Groups, Question, check_bounds
+from cpsgd.statistics.questions import Bounds, Geometry, Groups, RowQuestion, check_bounds
 from cpsgd.statistics.results import Reading
 
 _MOST_BINS = 1 << 12
@@ -67,7 +67,7 @@ def rank_points(edges: NDArray[np.float64], values: NDArray[np.float64]) -> Rows
     return np.ascontiguousarray(root(bins).T)[code]
 
 
-class Quantiles(Question):
+class Quantiles(RowQuestion):
     """Quantiles of each column, over the users: each counts once, their rows in equal shares.
 
     A quantile is found up to the width of a bin, and to the noise of its rank. The interval holds the quantile of the

@@ -20,13 +20,14 @@ from cpsgd import _validate
 from cpsgd.errors import ColumnError, ParameterError, TableError
 from cpsgd.planner.problem import BEST
 from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
+from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.statistics.bounds import MUCH, SHARE, Ranges, beyond
 from cpsgd.statistics.charges import Charge, events_of
 from cpsgd.statistics.columns import Chunk, DataTable, numbers
 from cpsgd.statistics.contributions import People, Rows, size_of
 from cpsgd.statistics.histograms import Histogram
-from cpsgd.statistics.questions import Groups, Planned, Question
+from cpsgd.statistics.questions import Groups, Planned, RowQuestion
 from cpsgd.statistics.results import Statistic
 from cpsgd.statistics.tables import open_table
 
@@ -82,10 +83,10 @@ class BoundsSearch:
     """Bounds are to be found first."""
 
     ranges: Ranges
-    known: Callable[[Mapping[str, tuple[float, float]]], Question]
+    known: Callable[[Mapping[str, tuple[float, float]]], RowQuestion]
 
 
-def release(table: object, question: Question, search: BoundsSearch | None, wishes: Wishes) -> Statistic:
+def release(table: object, question: RowQuestion, search: BoundsSearch | None, wishes: Wishes) -> Statistic:
     """The statistic, or nothing: charged to the ledger, where there is one, before its noise is drawn.
 
     Args:
@@ -107,25 +108,26 @@ def release(table: object, question: Question, search: BoundsSearch | None, wish
     charge = Charge.of(ledger, population, [each.protocol for each in rounds], question.statistic)
     watch = _Watch(source, frozenset() if search is None else frozenset(search.ranges.columns), tail)
     if search is None or first is None:
-        end = _added_up(people, asked, source, watch, advance)
+        end = _added_up(people, question, asked.protocol, source, watch, advance)
         watch.complain(quiet=ledger is not None)
         charge.pay()
     else:
-        end_first = _added_up(people, first, source, None, advance)
+        end_first = _added_up(people, search.ranges, first.protocol, source, None, advance)
         # Everything else is read as well before anything is paid, and nothing of the caller's runs after that.
         for chunk in people.chunks(question.needed):
             watch.look(question, chunk)
         watch.complain(quiet=ledger is not None)
         charge.pay()
-        found = first.reading(end_first(), people.count)
+        found = first.result(end_first(), people.count).reading
         ends = zip(found.names, found.low[0].tolist(), found.high[0].tolist(), strict=True)
-        asked = replace(asked, question=search.known({name: (low, high) for name, low, high in ends}))
-        end = _added_up(people, asked, source, None, None)
+        question = search.known({name: (low, high) for name, low, high in ends})
+        asked = replace(asked, question=question)
+        end = _added_up(people, question, asked.protocol, source, None, None)
     result = replace(asked.result(end(), people.count, confidence=confidence), unit="row" if user is None else "user")
     return result if first is None else replace(result, **_together(rounds, epsilon, delta))
 
 
-def _check(wishes: Wishes, question: Question) -> None:
+def _check(wishes: Wishes, question: RowQuestion) -> None:
     """Refuses what cannot be meant: a word that is misspelt would be left out silently, `user` among them."""
     known, said = Wishes.__annotations__.keys(), wishes.keys()
     if unknown := ", ".join(sorted(said - known)):
@@ -137,8 +139,8 @@ def _check(wishes: Wishes, question: Question) -> None:
 
 
 def _planned(
-    question: Question, search: BoundsSearch | None, clients: int, epsilon: float, delta: float, wishes: Wishes
-) -> tuple[Planned, Planned | None]:
+    question: RowQuestion, search: BoundsSearch | None, clients: int, epsilon: float, delta: float, wishes: Wishes
+) -> tuple[Planned[Statistic], Planned[Statistic] | None]:
     """The question's plan, and that of the search for bounds: together within (ε, δ)."""
     chosen: dict[str, Any] = {"bits": wishes.get("bits"), "mechanism": wishes.get("mechanism", BEST)}
     if chosen["bits"] is None and chosen["mechanism"] == BEST:
@@ -160,7 +162,7 @@ def _planned(
     )
 
 
-def _total(rounds: Sequence[Planned], epsilon: float, delta: float) -> Total:
+def _total(rounds: Sequence[Planned[Statistic]], epsilon: float, delta: float) -> Total:
     from cpsgd.ledger import Budget
     from cpsgd.ledger.totals import total
 
@@ -169,7 +171,7 @@ def _total(rounds: Sequence[Planned], epsilon: float, delta: float) -> Total:
     )
 
 
-def _together(rounds: Sequence[Planned], epsilon: float, delta: float) -> dict[str, Any]:
+def _together(rounds: Sequence[Planned[Statistic]], epsilon: float, delta: float) -> dict[str, Any]:
     """What both rounds cost: by the accountant, or added up where that is less."""
     found = _total(rounds, epsilon, delta)
     assumption = "; ".join(found.assumptions) or None
@@ -193,13 +195,17 @@ def _together(rounds: Sequence[Planned], epsilon: float, delta: float) -> dict[s
 
 
 def _added_up(
-    people: People, asked: Planned, source: DataTable, watch: _Watch | None, advance: Callable[[int], object] | None
+    people: People,
+    question: RowQuestion,
+    protocol: Protocol,
+    source: DataTable,
+    watch: _Watch | None,
+    advance: Callable[[int], object] | None,
 ) -> Callable[[], NDArray[np.float32]]:
     """Has every user's vector added up; what it returns ends the round and gives the mean."""
-    question = asked.question
-    threads = 2 if asked.protocol.dim >= _THREADED_DIM else 1
+    threads = 2 if protocol.dim >= _THREADED_DIM else 1
     # Without the promise: it was made just now, for as many users as are counted below.
-    simulator = RoundSimulator(replace(asked.protocol, promise=None), 0, threads=threads)
+    simulator = RoundSimulator(replace(protocol, promise=None), 0, threads=threads)
 
     def write(chunk: Chunk) -> Rows:
         points = question.points(chunk)
@@ -207,7 +213,7 @@ def _added_up(
             watch.look(question, chunk, points)
         return points
 
-    for vectors in people.vectors(question.needed, write, asked.protocol.dim, question.combine, question.rows, advance):
+    for vectors in people.vectors(question.needed, write, protocol.dim, question.combine, question.rows, advance):
         simulator.add(vectors)
     # A text file is read twice, and with fewer rows the second time there would be less noise than is accounted for.
     if simulator.count != people.count:
@@ -232,7 +238,7 @@ class _Watch:
     placed: bool = False
     inside: dict[str, int] = field(default_factory=dict)
 
-    def look(self, question: Question, chunk: Chunk, points: Rows | None = None) -> None:
+    def look(self, question: RowQuestion, chunk: Chunk, points: Rows | None = None) -> None:
         """Takes some rows into account. Where no points were made of them, all columns are read that points need."""
         self.seen += size_of(chunk)
         if points is not None and isinstance(question, Histogram):

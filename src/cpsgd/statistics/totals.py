@@ -17,11 +17,11 @@ from cpsgd.errors import ColumnError, ParameterError
 from cpsgd.protocol import MAX_CLIENTS
 from cpsgd.statistics.columns import Chunk, numbers
 from cpsgd.statistics.contributions import Rows
-from cpsgd.statistics.questions import Bounds, Geometry, Groups, Question, check_bounds
+from cpsgd.statistics.questions import Bounds, Geometry, Groups, RowQuestion, check_bounds
 from cpsgd.statistics.results import Reading
 
 
-def _scaled(question: Question, chunk: Chunk, middle: NDArray[np.float64], unit: NDArray[np.float64]) -> Rows:
+def _scaled(question: RowQuestion, chunk: Chunk, middle: NDArray[np.float64], unit: NDArray[np.float64]) -> Rows:
     found = np.empty((len(next(iter(chunk.values()))), len(question.columns)))
     for i, name in enumerate(question.columns):
         low, high = question.bounds[name]
@@ -30,12 +30,12 @@ def _scaled(question: Question, chunk: Chunk, middle: NDArray[np.float64], unit:
     return found
 
 
-def _centred(question: Question, chunk: Chunk, middle: NDArray[np.float64], unit: NDArray[np.float64]) -> Rows:
+def _centred(question: RowQuestion, chunk: Chunk, middle: NDArray[np.float64], unit: NDArray[np.float64]) -> Rows:
     # Clipped once more: of bounds that are close together and far from zero, rounding could leave the cube.
     return np.clip(_scaled(question, chunk, middle, unit), -0.5, 0.5)
 
 
-class Mean(Question):
+class Mean(RowQuestion):
     """The mean of each column over the users, each of whom counts once: the mean of their rows.
 
     *Distance.* A row is v = (x - middle)/width in [-½, ½]^d. Two rows are at most the cube's diagonal apart, √d; its
@@ -105,7 +105,7 @@ class Mean(Question):
         return Reading(self.columns, self.groups, values, low, high)
 
 
-class Sum(Question):
+class Sum(RowQuestion):
     """The sum of each column over all rows, at most `rows` of each user.
 
     *Distance.* Without groups and for rows = 1 every user has one row in it, and the sum is n times the `Mean`.

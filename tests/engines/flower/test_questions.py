@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 
 from cpsgd.engines.flower import CpsgdStrategy, answer_question, ask_question, cpsgd_mod
 from cpsgd.errors import ConditionError
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.statistics import Histogram, Planned
+from cpsgd.statistics import Clusters, Components, Histogram, Planned
 
 from .local import LocalGrid, Node
 
@@ -76,3 +76,58 @@ def test_a_client_that_does_not_know_the_protocol_takes_no_distance_for_granted(
     members = nodes(planned, fingerprint=None, epsilon=planned.plan.guarantee.epsilon)
     with pytest.raises(ConditionError, match="Nothing was released"):
         ask_question(LocalGrid(members), planned, timeout=0.3, node_timeout=0.1, grace=0.0)
+
+
+POINTS = np.array([[0.9, 0.1], [-0.9, 0.1], [0.8, -0.1], [-0.8, -0.1], [0.9, 0.0], [-0.9, 0.0]])
+
+
+def test_principal_components_are_a_question_like_others() -> None:
+    question = Components(["x", "y"], 1, radius=1.0, mean=[0.0, 0.0])
+    asked = question.plan(6, 60.0, 1e-5, **WISHES)
+    agreed = {"epsilon": 60.0, "delta": 1e-5, "rounds": 1, "fingerprint": asked.protocol.fingerprint}
+
+    def train(x: float, y: float) -> Any:
+        return lambda message, context: answer_question(message, question, {"x": x, "y": y})
+
+    members = [Node(100 + i, cpsgd_mod(**agreed), train(*point)) for i, point in enumerate(POINTS)]
+    found = ask_question(LocalGrid(members), asked, timeout=1.0)
+    assert found.components.shape == (1, 2)
+    assert found.guarantee.epsilon <= 60.0
+    assert abs(found.variances[0] - 0.75) < 0.4  # eight standard deviations
+
+
+def test_rounds_of_kmeans() -> None:
+    """As docs/statistics.md has it: the centres travel in the settings, the model stays zero."""
+    initial = [[0.2, 0.0], [-0.2, 0.0]]
+    asked = Clusters(2, 2, radius=1.0, rounds=2, initial=initial).plan(12, 450.0, 1e-5, **WISHES)
+    agreed = {"epsilon": 450.0, "delta": 1e-5, "rounds": 2, "fingerprint": asked.protocol.fingerprint}
+
+    def train(point: Any) -> Any:
+        def answer(message: Message, context: Context) -> Message:
+            centres: Any = np.reshape(message.content["config"]["centres"], (-1, 2))
+            return answer_question(message, asked.around(centres).question, point)
+
+        return answer
+
+    server, means = asked.start(), []
+    config = ConfigRecord({"centres": server.centres.ravel().tolist()})
+
+    def keep(model: Any, mean: Any, round: int) -> Any:
+        means.append(mean)
+        return model
+
+    def update(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if means:
+            found = asked.around(server.centres).result(means.pop(), strategy.reports[-1].survivors)
+            config["centres"] = server.update(found).ravel().tolist()
+        return None
+
+    strategy = CpsgdStrategy(asked.plan, apply=keep)
+    members = [Node(100 + i, cpsgd_mod(**agreed), train(point)) for i, point in enumerate([*POINTS, *POINTS])]
+    zeros = ArrayRecord({"answer": Array(np.zeros(asked.protocol.dim, dtype=np.float32))})
+    strategy.start(LocalGrid(members), zeros, num_rounds=2, timeout=1.0, train_config=config, evaluate_fn=update)
+    assert [report.released for report in strategy.reports] == [True, True]
+    found = server.result()
+    # Eight standard deviations.
+    np.testing.assert_allclose(found.centres, [[0.87, 0.0], [-0.87, 0.0]], atol=0.5)
+    assert found.guarantee.epsilon <= 450.0

@@ -19,8 +19,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from cpsgd.engines.flower import records
 from cpsgd.errors import ConditionError, RoundRefusedError
 from cpsgd.federation.messages import flatten
-from cpsgd.statistics.questions import Planned, Question
-from cpsgd.statistics.results import Statistic
+from cpsgd.statistics.questions import Found, Planned, Question
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
 _NAME = "answer"
 
 
-def answer_question(message: Message, question: Question, value: object) -> Message:
+def answer_question(message: Message, question: Question[Any], value: object) -> Message:
     """A client's reply, for a train function under `cpsgd_mod`.
 
     Args:
         message: The train function's message.
         question: What is asked. It is the client's own: a server could otherwise ask for what it likes.
-        value: The client's rows; see `Question.vector`.
+        value: The client's rows; what the question's `vector` takes.
 
     Raises:
         RoundRefusedError: The server's model is not the zero that a question goes with. What is sent is the difference
@@ -49,13 +48,13 @@ def answer_question(message: Message, question: Question, value: object) -> Mess
     return Message(RecordDict({"arrays": reply}), reply_to=message)
 
 
-def ask_question(grid: Grid, planned: Planned, *, confidence: float = 0.95, **options: Any) -> Statistic:
-    """The statistic from all clients' answers, in one round.
+def ask_question(grid: Grid, planned: Planned[Found], *, confidence: float = 0.95, **options: Any) -> Found:
+    """The answer from all clients' answers, in one round.
 
     Args:
         grid: Flower's grid.
         planned: The question, planned with `secure=True` and `colluding=1`, as for `CpsgdStrategy`.
-        confidence: Of the intervals.
+        confidence: Of the intervals, where the answer has some.
         options: What `CpsgdStrategy` takes, and `timeout` of its `start`.
 
     Raises:

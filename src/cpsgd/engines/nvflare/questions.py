@@ -18,8 +18,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from cpsgd.errors import ConditionError
 from cpsgd.federation.messages import flatten
-from cpsgd.statistics.questions import Planned, Question
-from cpsgd.statistics.results import Statistic
+from cpsgd.statistics.questions import Found, Planned, Question
 
 if TYPE_CHECKING:
     from cpsgd.engines.nvflare.controller import CpsgdController
@@ -27,24 +26,24 @@ if TYPE_CHECKING:
 _NAME = "answer"
 
 
-def answer_question(received: FLModel, question: Question, value: object) -> FLModel:
+def answer_question(received: FLModel, question: Question[Any], value: object) -> FLModel:
     """What a client's train script sends: the vector as a difference, whatever model the server has sent.
 
     Args:
         received: What `flare.receive()` returned.
         question: What is asked. It is the client's own: a server could otherwise ask for what it likes.
-        value: The client's rows; see `Question.vector`.
+        value: The client's rows; what the question's `vector` takes.
     """
     return FLModel(ParamsType.DIFF, {_NAME: question.vector(value)}, current_round=received.current_round)
 
 
-def zero_model(question: Question) -> dict[str, NDArray[np.float32]]:
+def zero_model(question: Question[Any]) -> dict[str, NDArray[np.float32]]:
     """The model that a question's round begins with."""
     return {_NAME: np.zeros(question.geometry.dim, dtype=np.float32)}
 
 
 def question_controller(
-    question: Question,
+    question: Question[Any],
     num_clients: int,
     epsilon: float,
     delta: float,
@@ -69,9 +68,9 @@ def question_controller(
 
 
 def read_answers(
-    question: Question, controller: CpsgdController, model: Mapping[str, Any], *, confidence: float = 0.95
-) -> Statistic:
-    """The statistic from the model that the controller's one round has left.
+    question: Question[Found], controller: CpsgdController, model: Mapping[str, Any], *, confidence: float = 0.95
+) -> Found:
+    """The answer from the model that the controller's one round has left.
 
     Raises:
         ConditionError: Too few clients answered. Nothing was released.

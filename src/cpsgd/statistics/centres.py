@@ -1,0 +1,147 @@
+"""What the server of k-means knows between rounds, and what it makes of it. All of it is post-processing.
+
+**Where it begins.** No starting centre comes from the data. They are random points of the public ball, far from each
+other, and such a start is often a bad one. So the first half of the rounds runs with twice as many centres as were
+asked for; those that nobody is near (their noisy size does not stand out of the noise) are put beside one that has
+many. Then the server merges the centres by weights to as many as were asked for, and the other half of the rounds
+improves those.
+
+**Where it ends.** A centre that moved no further than its noise explains stands still, and the server averages what
+the rounds say about it. Without noise no move is explained by noise and this is Lloyd's algorithm to the letter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.statistics.points import Matrix, Points
+
+# Centres the first half of the rounds works with, for each that is asked for.
+SEEDS_PER_CLUSTER = 2
+# A size counts as more than noise from this many standard deviations on.
+STANDS_OUT = 4.0
+# A centre stands still if it moved by at most this many times the mean square that noise alone would move it by.
+_EXPLAINED = 2.0
+# A centre that nobody is near is put this share of the way from another to the next one.
+_SPLIT = 0.25
+# Server-side work on a handful of weighted points, where being thorough costs nothing.
+_RESTARTS, _ITERATIONS, _CANDIDATES = 20, 20, 50
+
+
+def nearest_centre(points: Points | Matrix, centres: Matrix) -> NDArray[np.intp]:
+    """The index of the centre nearest to each point."""
+    # ‖x - c‖² less ‖x‖², which is the same for all centres.
+    return np.asarray(np.argmin(np.sum(centres**2, axis=1) - 2.0 * (points @ centres.T), axis=1))
+
+
+@dataclass(frozen=True, eq=False)
+class Centres:
+    """What the server knows, in units of the radius.
+
+    Attributes:
+        places: Where the centres are.
+        precisions: 1/E‖error‖² of each; 0 where a place says nothing about the data.
+        sizes: Sizes of their clusters; 0 where nobody seems to be near.
+    """
+
+    places: Matrix
+    precisions: Matrix
+    sizes: Matrix
+
+    @classmethod
+    def at(cls, places: Matrix) -> Centres:
+        """Centres of which nothing is known."""
+        nothing = np.zeros(len(places))
+        return cls(places, nothing, nothing)
+
+    def updated(self, sums: Matrix, sizes: Matrix, deviations: tuple[float, float]) -> Centres:
+        """After a round. The deviations are those of a coordinate of a sum and of a size."""
+        of_sum, of_size = deviations
+        # Half a client is fewer than any, where there is no noise.
+        alive = sizes > max(STANDS_OUT * of_size, 0.5)
+        seen = self.places.copy()
+        seen[alive] = _into_ball(sums[alive] / sizes[alive, None])
+        variance = sums.shape[1] * of_sum**2 + np.sum(seen**2, axis=1) * of_size**2
+        precision = np.where(alive, sizes**2, 0.0) / variance
+        total = precision + self.precisions
+        moved = np.sum((seen - self.places) ** 2, axis=1)
+        # moved <= _EXPLAINED (1/precision + 1/precisions), without dividing by zero.
+        still = alive & (self.precisions > 0.0)
+        still &= moved * precision * self.precisions <= _EXPLAINED * total
+        weight = np.where(still, self.precisions / np.where(total > 0.0, total, 1.0), 0.0)[:, None]
+        places = weight * self.places + (1.0 - weight) * seen
+        return Centres(places, np.where(still, total, precision), np.where(alive, sizes, 0.0))
+
+    def revived(self, generator: np.random.Generator) -> Centres:
+        """With the centres nobody is near put beside others, the larger the likelier."""
+        alive = self.sizes > 0.0
+        if alive.all() or not alive.any():
+            return self
+        places, precisions = self.places.copy(), self.precisions.copy()
+        living = places[alive]
+        apart = np.sum((living[:, None] - living) ** 2, axis=2)
+        np.fill_diagonal(apart, np.inf)
+        # A lone centre is as far from the next as the ball is wide.
+        step = _SPLIT * np.minimum(np.sqrt(apart.min(axis=1)), 1.0)
+        dead = np.flatnonzero(~alive)
+        chosen = generator.choice(len(living), size=len(dead), p=self.sizes[alive] / self.sizes[alive].sum())
+        places[dead] = _into_ball(
+            living[chosen] + step[chosen, None] * _directions(len(dead), places.shape[1], generator)
+        )
+        precisions[dead] = 0.0
+        return Centres(places, precisions, self.sizes)
+
+
+def _directions(count: int, dim: int, generator: np.random.Generator) -> Matrix:
+    """Random unit vectors."""
+    normal = generator.standard_normal((count, dim))
+    return np.asarray(normal / np.linalg.norm(normal, axis=1, keepdims=True))
+
+
+def _into_ball(places: Matrix) -> Matrix:
+    """The clusters' centres lie in the ball as the points do: whatever is outside is noise."""
+    return np.asarray(places / np.maximum(1.0, np.linalg.norm(places, axis=1, keepdims=True)))
+
+
+def scattered(count: int, dim: int, generator: np.random.Generator) -> Matrix:
+    """Random points of the unit ball, each far from those before it."""
+    candidates = _directions(_CANDIDATES * count, dim, generator)
+    candidates *= generator.random((len(candidates), 1)) ** (1.0 / dim)
+    chosen = [candidates[0]]
+    nearest = np.full(len(candidates), np.inf)
+    while len(chosen) < count:
+        nearest = np.minimum(nearest, np.sum((candidates - chosen[-1]) ** 2, axis=1))
+        chosen.append(candidates[np.argmax(nearest)])
+    return np.array(chosen)
+
+
+def merge(state: Centres, clusters: int, generator: np.random.Generator) -> Matrix:
+    """The best centres of the centres, weighted by their sizes: k-means++ and Lloyd, the best of several attempts."""
+    alive = state.sizes > 0.0
+    if np.count_nonzero(alive) <= clusters:
+        # The living, and as many of the others: what they lack is found in the rounds to come.
+        return state.revived(generator).places[np.argsort(~alive, kind="stable")[:clusters]]
+    points, weights = state.places[alive], state.sizes[alive]
+    attempts = [_weighted_kmeans(points, weights, clusters, generator) for _ in range(_RESTARTS)]
+    return min(attempts, key=lambda found: found[0])[1]
+
+
+def _weighted_kmeans(
+    points: Matrix, weights: Matrix, clusters: int, generator: np.random.Generator
+) -> tuple[float, Matrix]:
+    """The weighted inertia and the centres of one attempt, on the server's few points."""
+    centres = points[generator.choice(len(points), size=1, p=weights / weights.sum())]
+    while len(centres) < clusters:
+        cost = weights * np.sum((points[:, None] - centres) ** 2, axis=2).min(axis=1)
+        # Where all points are centres already, any will do.
+        odds = cost / cost.sum() if cost.sum() > 0.0 else weights / weights.sum()
+        centres = np.vstack([centres, points[generator.choice(len(points), p=odds)]])
+    for _ in range(_ITERATIONS):
+        member = (nearest_centre(points, centres)[:, None] == np.arange(clusters)) * weights[:, None]
+        total = member.sum(axis=0)[:, None]
+        centres = np.where(total > 0.0, member.T @ points / np.where(total > 0.0, total, 1.0), centres)
+    cost = weights * np.sum((points - centres[nearest_centre(points, centres)]) ** 2, axis=1)
+    return float(cost.sum()), centres
