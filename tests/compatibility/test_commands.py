@@ -47,7 +47,7 @@ def test_commands_print_the_same_keys_and_end_the_same(
     for case in CASES:
         if case["group"] != group:
             continue
-        named = ["--mechanism", "binomial"] if case["args"][0] == "plan" else []
+        named = ["--mechanism", "binomial"] if case["args"][0] in ("plan", "train") else []
         done = invoke(app, *case["args"], *named)
         assert done.exit_code == case["exit_code"], (case["args"], done.stderr)
         if case["keys"] is not None:

@@ -444,8 +444,8 @@ def test_the_finished_protocols_accounting_has_the_last_word(monkeypatch: pytest
     # Even if the search were wrong by a tenth, no plan would promise what its own accounting does not.
     honest = Target.smallest_scale
 
-    def careless(self: Target, mechanism: Mechanism) -> float:
-        return 0.9 * honest(self, mechanism)
+    def careless(self: Target, mechanism: Mechanism, wanted: float = 0.0) -> float:
+        return 0.9 * honest(self, mechanism, wanted)
 
     monkeypatch.setattr(Target, "smallest_scale", careless)
     for wishes in ({"bits": 4}, {"bits": 6, "rounds": 20, "participation": "every"}, {"bits": 12, "secure": True}):

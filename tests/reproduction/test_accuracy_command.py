@@ -41,7 +41,7 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
     for panel in data["panels"]:
         line, gaussian = panel["lines"]
         assert (line["method"], gaussian["method"], data["baseline"]["method"]) == (
-            "coins",
+            "rounded-gaussian",
             "gaussian",
             "no privacy",
         )

@@ -40,5 +40,5 @@ def test_missing_matplotlib_names_the_remedy(figure: Any, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = figure("--out", "figures")
     assert result.exit_code == 2
-    assert "pip install cpsgd[plot]" in result.stderr
+    assert "pip install matplotlib" in result.stderr
     assert not Path("figures").exists()

@@ -182,7 +182,7 @@ class ProtocolChoice:
             return ", ".join(name for name in said if name not in expected)
 
         if self.file is not None:
-            if others := beside("--protocol"):
+            if others := beside("--protocol", "--adjacency"):
                 raise ParameterError(
                     f"The protocol file already fixes every parameter; leave out {others}, or write a new file with "
                     "`cpsgd protocol`."

@@ -70,7 +70,7 @@ class Result:
             "private": self.private,
             "rounds": len(self.history),
             "accuracy": last.accuracy,
-            "r_squared": last.r_squared,
+            **({} if last.r_squared is None else {"r_squared": last.r_squared}),
             "loss": last.loss,
             "epsilon": None if self.guarantee is None else self.guarantee.epsilon,
             "delta": None if self.guarantee is None else self.guarantee.delta,

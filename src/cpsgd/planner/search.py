@@ -401,9 +401,8 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
             method="bounded",
             options={"xatol": 1e-3},
         )
-        # The bounded search never tries the ends themselves. Where X shrinks with the scale, less may be better still.
-        tried = [low, math.exp(float(found.x)), widest]
-        scale = min([smallest_scale, *tried] if smallest_scale > 0.0 else tried, key=error_at)
+        # The bounded search never tries the ends themselves.
+        scale = min([low, math.exp(float(found.x)), widest], key=error_at)
     if setting.overflow is None:
         return at(scale)
 

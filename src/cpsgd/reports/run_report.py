@@ -58,12 +58,12 @@ def draw(path: Path, results: Sequence[Result]) -> Path:
 
 def score_name(result: Mapping[str, Any]) -> str:
     """What is measured beside the loss."""
-    return "accuracy" if result["r_squared"] is None else "R²"
+    return "accuracy" if result.get("r_squared") is None else "R²"
 
 
 def score_text(result: Mapping[str, Any]) -> str:
     """A run's accuracy, or R²; nothing where the model was no longer finite."""
-    if result["r_squared"] is not None:
+    if result.get("r_squared") is not None:
         return f"{result['r_squared']:.4f}"
     return f"{result['accuracy']:.2%}" if result["accuracy"] is not None else "-"
 

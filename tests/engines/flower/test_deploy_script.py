@@ -63,7 +63,13 @@ def deploy(folder: Path, *, lasting: bool) -> subprocess.Popen[bytes]:
         "STARTED": str(folder.parent / "started"),
         "LASTING": "yes" if lasting else "",
     }
-    return subprocess.Popen(["bash", str(SCRIPT)], env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+    # A shell cannot trap a signal that was ignored when it began, as under nohup.
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        command = ["bash", str(SCRIPT)]
+        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
 
 
 def test_nothing_outlives_a_run_that_fails(folder: Path) -> None:
