@@ -54,7 +54,7 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
         assert first != second
     table = list(csv.DictReader(Path("figures/accuracy.csv").read_text().splitlines()))
     assert len(table) == 5 * 2 * 2
-    assert [row["method"] for row in table[::4]] == ["no privacy", "coins", "gaussian", "coins", "gaussian"]
+    assert [row["method"] for row in table[::4]] == ["no privacy", *("rounded-gaussian", "gaussian") * 2]
     assert (table[0]["k"], table[0]["epsilon"], table[0]["bits_per_coordinate"]) == ("", "", "32.0")
     assert table[-1]["panel_epsilon"] == "2"
     assert [row["round"] for row in table[:4]] == ["1", "2", "1", "2"]
