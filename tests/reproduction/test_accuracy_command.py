@@ -30,7 +30,7 @@ def figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[...
 
 @pytest.mark.slow
 def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = ("--rounds", 2, "--cohort", 300, "--bits", 6, "--epsilon", 4, "--epsilon", 2, "--seed", 0, "--seed", 1)
+    small = ("--rounds", 2, "--cohort", 300, "--bits", 2, "--epsilon", 4, "--epsilon", 2, "--seed", 0, "--seed", 1)
     Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     command = ("--out", "figures", "--config", "run.toml", *small, "--json")
     result = figure(*command)
@@ -41,7 +41,7 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
     for panel in data["panels"]:
         line, gaussian = panel["lines"]
         assert (line["method"], gaussian["method"], data["baseline"]["method"]) == (
-            "rounded-gaussian",
+            "coins",
             "gaussian",
             "no privacy",
         )
@@ -54,7 +54,7 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
         assert first != second
     table = list(csv.DictReader(Path("figures/accuracy.csv").read_text().splitlines()))
     assert len(table) == 5 * 2 * 2
-    assert [row["method"] for row in table[::4]] == ["no privacy", *("rounded-gaussian", "gaussian") * 2]
+    assert [row["method"] for row in table[::4]] == ["no privacy", "coins", "gaussian", "coins", "gaussian"]
     assert (table[0]["k"], table[0]["epsilon"], table[0]["bits_per_coordinate"]) == ("", "", "32.0")
     assert table[-1]["panel_epsilon"] == "2"
     assert [row["round"] for row in table[:4]] == ["1", "2", "1", "2"]
