@@ -49,7 +49,7 @@ def test_json_keys(plan: Run) -> None:
 
 @pytest.mark.slow
 def test_table_reads_well(plan: Run) -> None:
-    text = plan("--bits 4 --dropout 0.1 --rounds 7 --participation once --mechanism binomial")
+    text = plan("--bits 4 --dropout 0.1 --rounds 7 --participation once")
     for words in ("proved by", "× the exact Gaussian", "Frontier", "▸ 4", "fewer than 900", "more than one of them"):
         assert words in text
 
@@ -101,6 +101,7 @@ def test_a_picture_of_unknown_kind_is_refused_at_once(cpsgd: Any) -> None:
     assert ".png" in failed.stderr
 
 
+@pytest.mark.slow
 def test_a_stated_distance(cpsgd: Any, plan: Run) -> None:
     stated = ("--replace-one-distance", 1.4142136, "--distance-reason", "rows are one-hot")
     data = json.loads(cpsgd("plan", *WISHES.split(), "--bits", 4, *stated, "--json").stdout)

@@ -62,13 +62,13 @@ def test_scaling_clips_long_rows_and_silences_broken_ones() -> None:
 def test_rounding_goes_to_neighbouring_levels_with_the_right_probability(levels: int) -> None:
     rounding = rounding_to(levels)
     bits = rounding.fraction_bits
-    clients = 40_000
+    clients, copies = 80, 500
     places = torch.tensor([0.0, 0.25, 0.9, levels - 1.0, levels + 3.0, -2.0, 0.5])
     grid = (places - (levels - 1) / 2) * 2.0**bits
-    rows = grid.repeat(clients, 1)
-    sums = torch.zeros(len(grid), dtype=torch.int64)
+    rows = grid.repeat_interleave(copies).repeat(clients, 1)
+    sums = torch.zeros(copies * len(grid), dtype=torch.int64)
     plain.round_and_sum([(0, rows)], sums, key=9, first=0, rounding=rounding)
-    mean = sums.double() / clients
+    mean = sums.double().view(len(grid), copies).sum(dim=1) / (clients * copies)
     expected = places.clamp(0.0, levels - 1.0).double()
     # Where a level is hit nothing is random; elsewhere a mean of 40,000 has deviation at most 0.0025, and 6 are wide
     # enough for a false alarm in 1e-8. Levels of 2^24 leave 8 bits between them.
