@@ -9,8 +9,9 @@
 namespace cpsgd {
 namespace CPSGD_LEVEL {
 
-// values = floor((v + noise + window/2 levels) / 2^fraction_bits), kept within the window, for up to
-// kTile grid points. The 128-bit numbers of a block come first, `planes` of bytes `stride` apart.
+// values = floor((v + noise + window/2 levels) / 2^fraction_bits), kept within the window, for up
+// to kTile grid points. The 128-bit numbers of a block come first, `planes` of bytes `stride`
+// apart.
 static void blur(const float* __restrict y, const std::uint8_t* draws,
                  const std::uint8_t* __restrict planes, std::size_t stride, const Blur& blur,
                  std::uint32_t* __restrict values, std::size_t n) {

@@ -285,10 +285,13 @@ class GaussianRounder {
             "the window is out of range");
     const std::size_t step = first_step(count);
     blocks_ = arrange_in_blocks(aligned(high), aligned(low), count, step);
-    const std::int64_t mean = 256 * static_cast<std::int64_t>(count / 2) + cpsgd::kUniforms * 255 / 2;
+    const std::int64_t mean =
+        256 * static_cast<std::int64_t>(count / 2) + cpsgd::kUniforms * 255 / 2;
     const std::int64_t half = static_cast<std::int64_t>(window) << (fraction_bits - 1);
-    blur_ = Blur{static_cast<float>(limit), static_cast<std::int32_t>(half - mean),
-                 static_cast<std::int32_t>(window - 1), fraction_bits,
+    blur_ = Blur{static_cast<float>(limit),
+                 static_cast<std::int32_t>(half - mean),
+                 static_cast<std::int32_t>(window - 1),
+                 fraction_bits,
                  {blocks_.data(), count, step, 0}};
   }
   GaussianRounder(const GaussianRounder&) = delete;
@@ -306,7 +309,8 @@ class GaussianRounder {
               std::size_t digits, int bits, int last_bits, Array<std::uint8_t> out) const {
     const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
     require(out.shape(0) == packed_bytes(grid.shape(0), grouping), "out has the wrong length");
-    require(static_cast<std::uint64_t>(blur_.last) < radix, "the radix is too small for the values");
+    require(static_cast<std::uint64_t>(blur_.last) < radix,
+            "the radix is too small for the values");
     check_length(keystream, grid.shape(0));
     unlocked([&] {
       kernels().encode_blurred(aligned(grid), keystream.data(), blur_, grouping, aligned(out),
