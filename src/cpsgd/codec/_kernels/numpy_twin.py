@@ -7,6 +7,7 @@ the time taken may depend on what is drawn.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from functools import lru_cache
 
 import numpy as np
@@ -112,7 +113,30 @@ def rotate_backward(data: NDArray[np.float32], signs: NDArray[np.uint8]) -> None
     data[:size] = hadamard(data[:size]) * normalise * _sign_values(signs, 0, size)
 
 
-class Rounder:
+class _Values(ABC):
+    """What makes integers of grid points; packing them is the same for all."""
+
+    @abstractmethod
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
+        """The integers."""
+
+    def packed(
+        self,
+        grid: NDArray[np.float32],
+        keystream: NDArray[np.uint8],
+        radix: int,
+        digits: int,
+        bits: int,
+        last_bits: int,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """The integers, packed."""
+        values = np.empty(grid.size, dtype=np.uint32)
+        self.values(grid, keystream, values)
+        pack(values, radix, digits, bits, last_bits, out)
+
+
+class Rounder(_Values):
     """Stochastic rounding to k levels, and noise: fair coins, or by inversion where there are thresholds."""
 
     def __init__(
@@ -138,23 +162,8 @@ class Rounder:
         else:
             values += _coins(self._trials, keystream, grid.size)
 
-    def packed(
-        self,
-        grid: NDArray[np.float32],
-        keystream: NDArray[np.uint8],
-        radix: int,
-        digits: int,
-        bits: int,
-        last_bits: int,
-        out: NDArray[np.uint8],
-    ) -> None:
-        """The same, packed."""
-        values = np.empty(grid.size, dtype=np.uint32)
-        self.values(grid, keystream, values)
-        pack(values, radix, digits, bits, last_bits, out)
 
-
-class Flipper:
+class Flipper(_Values):
     """Biased coins: each shows heads with probability 1/2 + g/2^16, g a grid point within ±limit."""
 
     def __init__(self, limit: int, coins: int) -> None:
@@ -169,23 +178,8 @@ class Flipper:
         for plane in planes:
             values += plane < below
 
-    def packed(
-        self,
-        grid: NDArray[np.float32],
-        keystream: NDArray[np.uint8],
-        radix: int,
-        digits: int,
-        bits: int,
-        last_bits: int,
-        out: NDArray[np.uint8],
-    ) -> None:
-        """The same, packed."""
-        values = np.empty(grid.size, dtype=np.uint32)
-        self.values(grid, keystream, values)
-        pack(values, radix, digits, bits, last_bits, out)
 
-
-class GaussianRounder:
+class GaussianRounder(_Values):
     """Fine Gaussian noise, then rounding to the nearest of `window` levels, the outermost of which take what is beyond.
 
     The noise is 2^8 H + U_1 + ... + U_28, less its mean: H by inversion, the U of 8 bits each.
@@ -207,21 +201,6 @@ class GaussianRounder:
         noise += grid_points(grid, float(self._limit)).astype(np.int64)
         noise += self._window << (self._bits - 1)
         values[:] = np.clip(noise >> self._bits, 0, self._window - 1)
-
-    def packed(
-        self,
-        grid: NDArray[np.float32],
-        keystream: NDArray[np.uint8],
-        radix: int,
-        digits: int,
-        bits: int,
-        last_bits: int,
-        out: NDArray[np.uint8],
-    ) -> None:
-        """The same, packed."""
-        values = np.empty(grid.size, dtype=np.uint32)
-        self.values(grid, keystream, values)
-        pack(values, radix, digits, bits, last_bits, out)
 
 
 def _inverted(high: NDArray[np.uint64], low: NDArray[np.uint64], keystream: NDArray[np.uint8]) -> NDArray[np.uint32]:
