@@ -18,39 +18,27 @@ as secure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from contextlib import suppress
 
 from cpsgd.errors import CpsgdError, WireError
 from cpsgd.federation.messages import AHEAD, Pair
 from cpsgd.federation.server import Node, ServerSession
 from cpsgd.federation.sums import MaskedSum
-from cpsgd.federation.terms import Terms
 from cpsgd.secagg import Stage
 
 
 class PipelinedSession(ServerSession[Node]):
     """A `ServerSession` that prepares the next round on the way; engines see no difference.
 
+    The plan's last round prepares none.
+
     Attributes:
         prepared: The next round at the end of this one, to be charged and gone on with; None if it is to begin from the
             beginning.
     """
 
-    def __init__(
-        self,
-        terms: Terms,
-        round: int,
-        nodes: Sequence[Node],
-        *,
-        run: str,
-        charged_to: str | None = None,
-        revealing: Callable[[], None] | None = None,
-        ahead: bool = False,
-    ) -> None:
-        """As a `ServerSession`; the plan's last round prepares none."""
-        super().__init__(terms, round, nodes, run=run, charged_to=charged_to, revealing=revealing, ahead=ahead)
-        self._next: PipelinedSession[Node] | None = None
+    _next: PipelinedSession[Node] | None = None
 
     @property
     def prepared(self) -> PipelinedSession[Node] | None:
