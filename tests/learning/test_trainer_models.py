@@ -27,6 +27,7 @@ from cpsgd.learning.datasets import Dataset, dirichlet, from_arrays, from_frame,
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.mechanisms import Gaussian
 from cpsgd.protocol import Protocol
+from tests.learning.datasets.conftest import folder_with
 from tests.learning.nets import Recurrent, Transformer, cnn, low_rank
 
 LOSS = nn.functional.cross_entropy
@@ -115,10 +116,7 @@ def test_regression_has_its_own_metric() -> None:
 
 
 def test_mnist_as_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Path(__file__).parents[3] / "shared" / "data"
-    if not (folder / "mnist").exists():
-        pytest.skip("MNIST is not in the data folder")
-    mnist = load_mnist(folder)
+    mnist = load_mnist(folder_with("mnist"))
     data = from_arrays(
         mnist.images[:400, None] / 255.0,
         mnist.labels[:400],
