@@ -29,6 +29,8 @@ from cpsgd.simulation.device import DeviceRound, kernels_for
 
 DEVICE = torch.device("cuda", 0)
 COHORT, DIM, LEVELS, TRIALS = 10_000, 51_370, 3, 13
+# Clients times coordinates of rounds that are compared.
+NUMBERS = 100_000 * DIM
 REACH = 3.6 / math.sqrt(DIM)
 MECHANISMS: dict[str, Mechanism] = {
     "4 bits, binomial": Binomial(levels=LEVELS, trials=TRIALS, coordinate_range=0.02),
@@ -144,10 +146,17 @@ def whole_rounds() -> list[dict[str, Any]]:
     return found
 
 
-def scaling() -> list[dict[str, Any]]:
-    """A round of vectors already on the device, in chunks of at most 2 GiB, for several sizes."""
-    sizes = [(clients, 51_370) for clients in (1_000, 3_000, 10_000, 30_000, 100_000)]
-    sizes += [(1_000, dim) for dim in (10_000, 100_000, 1_000_000, 10_000_000)]
+def scaling(bandwidth: float) -> list[dict[str, Any]]:
+    """Rounds from vectors on the device to their mean, of several sizes.
+
+    The same measure for all: vectors are given in chunks of at most 2 GiB, and clipped, rotated, rounded and added up;
+    then the noise of the sum is drawn and the mean is rotated back. Dimensions are compared by rounds of as many
+    numbers, clients times coordinates. Floors are the bytes that must be moved: vectors of less than 2^16 coordinates
+    are read twice, for their norm and for the rest; of longer ones the first 2^j coordinates are read three times and
+    written twice, and the others, if any, read twice and written once.
+    """
+    sizes = [(clients, DIM) for clients in (1_000, 3_000, 10_000, 30_000, 100_000)]
+    sizes += [(NUMBERS // dim, dim) for dim in (10_000, 100_000, 1_000_000, 10_000_000)]
     found = []
     for clients, dim in sizes:
         chunk = max(1, min(clients, (2 << 30) // (4 * dim)))
@@ -164,7 +173,9 @@ def scaling() -> list[dict[str, Any]]:
                 round_.add(rows[: clients - start])
             round_.mean()
 
-        time = milliseconds(whole, repeats=3)
+        time = milliseconds(whole, repeats=5)
+        head = 1 << (dim.bit_length() - 1)
+        moved = 8 * dim if dim < 1 << 16 else 20 * head + 12 * (dim - head) if dim > head else 12 * dim
         found.append(
             {
                 "clients": clients,
@@ -172,6 +183,7 @@ def scaling() -> list[dict[str, Any]]:
                 "chunk": chunk,
                 "milliseconds": time,
                 "nanoseconds per coordinate and client": time * 1e6 / clients / dim,
+                "floor": moved / bandwidth * 1e6 / dim,
                 "peak MiB": torch.cuda.max_memory_allocated() / 2**20,
             }
         )
@@ -190,7 +202,7 @@ def main() -> None:
         "copy GB/s": bandwidth * 1e3 / GIGA,
         "stages": stages(bandwidth),
         "rounds": whole_rounds(),
-        "scaling": scaling(),
+        "scaling": scaling(bandwidth),
     }
     if json_only:
         print(json.dumps(report, indent=2))
@@ -207,7 +219,8 @@ def main() -> None:
     for row in report["scaling"]:
         print(
             f"  {row['clients']:>7,} clients × {row['dim']:>10,}  {row['milliseconds']:9.2f} ms  "
-            f"{row['nanoseconds per coordinate and client']:8.5f} ns per coordinate {row['peak MiB']:8,.0f} MiB"
+            f"{row['nanoseconds per coordinate and client']:8.5f} ns per coordinate, floor {row['floor']:.5f} "
+            f"{row['peak MiB']:8,.0f} MiB"
         )
 
 

@@ -2,7 +2,7 @@
 
 Its kernels are written in plain PyTorch (`device_plain.py`), for any device, and in Triton (`device_fused.py`), for
 GPUs. The two give the same integers, bit for bit. So does one kernel in CUDA (`device_cuda.py`), where it is made for
-what it is asked.
+what it is asked; long vectors have kernels of their own (`device_long.py`).
 
 The law of the mean is that of `RoundSimulator`, and so of single messages: every client's vector is really clipped,
 rotated and rounded, the noise of the sum is drawn once, where rounding is not itself the noise. Three things differ.
@@ -36,7 +36,7 @@ from cpsgd.mechanisms.base import FairCoins, Rounding, SumRounding
 from cpsgd.mechanisms.law import Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
-from cpsgd.simulation import device_cuda
+from cpsgd.simulation import device_cuda, device_long
 from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.cpu import noise_norm
 from cpsgd.simulation.device_cuda import Products
@@ -130,6 +130,7 @@ class DeviceRound:
         self._mean: torch.Tensor | None = None
         rounding = self._rounding if protocol.rotate and kernels is None else None
         self.takes_products = rounding is not None and device_cuda.supports(self.device, protocol.dim, rounding)
+        self._is_long = rounding is not None and device_long.supports(self.device, protocol.dim)
         # The keys of rounding and coins, and the rotation's signs.
         self._inputs = carried(self.inputs(self.round, self._seed), self.device)
         self._signs = self._inputs[16:]
@@ -219,12 +220,15 @@ class DeviceRound:
     def _add_rounded(self, vectors: torch.Tensor, unit: float, rounding: Rounding) -> None:
         protocol = self.protocol
         bound = protocol.clip_norm * (1.0 - clip.MARGIN)
-        if self.takes_products:
+        if self.takes_products or (self._is_long and device_cuda.is_small(rounding)):
             options: dict[str, Any] = {"bound": bound, "unit": unit, "first": self.count, "rounding": rounding}
-            device_cuda.add_rows(vectors, self._sums, self._signs, keys=self._inputs[:8], **options)
+            add_rows = device_long.add_rows if self._is_long else device_cuda.add_rows
+            add_rows(vectors, self._sums, self._signs, keys=self._inputs[:8], **options)
             return
         columns: plain.Columns = [(0, vectors)]
-        if protocol.rotate:
+        if self._is_long:
+            columns = device_long.scale_and_rotate(vectors, self._signs, bound, unit)
+        elif protocol.rotate:
             columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, unit)
         else:
             plain.scale(vectors, bound, unit)
@@ -243,6 +247,8 @@ class DeviceRound:
         mean = ((sums.to(torch.float64) - middle) * (mechanism.scale / self.count)).to(torch.float32)
         if self.takes_products:
             device_cuda.rotate_back(mean, self._signs)
+        elif self._is_long:
+            device_long.rotate_back(mean, self._signs)
         elif protocol.rotate:
             self._kernels.rotate_back(mean, self._signs)
         return mean
@@ -251,7 +257,7 @@ class DeviceRound:
         """Adds the noise of `count` clients to the sums: drawn here if the device can, else by the exact sampler."""
         noise = self.protocol.mechanism.device_noise(self.count)
         if isinstance(noise, FairCoins):
-            if noise.trials and self.takes_products:
+            if noise.trials and (self.takes_products or self._is_long):
                 device_cuda.add_coins(self._sums, keys=self._inputs[8:16], trials=noise.trials)
             elif noise.trials:
                 self._kernels.add_coins(self._sums, key=_key("coins", self.round, self._seed), trials=noise.trials)

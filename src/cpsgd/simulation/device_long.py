@@ -1,8 +1,8 @@
 """Kernels in CUDA C++ for vectors of 2^16 coordinates and more, in three passes over memory (`device_long.cu`).
 
 A transform's stages commute, so that those over distant coordinates of both transforms are one pass, with the exchange
-between the two; the last pass rounds and adds up, and writes sums only. Beside the rows, which are overwritten, it takes
-some bytes per row and tile. Integers too large for the kernel's sums are left to `device_fused.py`, rotated.
+between the two; the last pass rounds and adds up, and writes sums only. Beside the rows, which are overwritten, it
+takes some bytes per row and tile. Integers too large for the kernel's sums are left to `device_fused.py`, rotated.
 
 Stages come in another order than in `device_plain.py`, and clipping comes last: a rotated number may differ in its last
 digits, and a few in a million of the integers by one. `stages` gives the order, for those who want equality. Random
@@ -71,7 +71,7 @@ def add_rows(
 
 
 def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> plain.Columns:
-    """Clips rows to norm `bound`, multiplies them by `unit` and rotates them, in place; see `plain.scale_and_rotate`."""
+    """Clips rows to norm `bound`, multiplies them by `unit` and rotates them; see `plain.scale_and_rotate`."""
     scales = _spread(rows, signs, bound, unit)
     nothing = torch.empty(0, dtype=torch.int64, device=rows.device)
     _last_pass(_writer(rows.device, _log(rows.shape[1])), 4 * _TILE, rows, scales, nothing, 0, nothing, None)
@@ -147,7 +147,7 @@ def _last_pass(
     exact: torch.Tensor | None,
 ) -> None:
     (count, dim), device = rows.shape, rows.device
-    size, rest, _ = plain.split(dim)
+    rest = dim - (1 << _log(dim))
     blocks = _BLOCKS * torch.cuda.get_device_properties(device).multi_processor_count
     tiles = -(-dim // _TILE)
     splits = max(1, min(count // _FEWEST_ROWS, -(-_PIECES * blocks // tiles)))
