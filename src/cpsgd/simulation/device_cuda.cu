@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
 #if QUANTILES
   u32* bounds = (u32*)(factor + FACTORS_END);
   for (u32 entry = t; entry < 2 * (LIMIT + 1); entry += THREADS) {
-    const u32* pair = exact + (entry % (LIMIT + 1) * COINS + entry / (LIMIT + 1) * 2) * 8;
+    const u32* pair = exact + (entry / 2 * COINS + entry % 2 * 2) * 8;
     bounds[entry] = pair[0] | pair[8] << 16;
   }
   draws = {(u32)__cvta_generic_to_shared(bounds), late + (u64)blockIdx.x * LATE};

@@ -13,14 +13,18 @@
 // tiles of few neighbours, 2^COLUMNS each from places 2^FIRST apart, the layouts are
 //     D: 256 r + t                   E: 1024 warp + 256 (lane / 8) + 8 r + lane % 8
 // with bits 8-12 and 3-7 within a thread.
+//
+// Memory is slow to answer: a thread asks for all it needs at the beginning, with room for it in registers or in shared
+// memory. So it is with signs: lane r has those of register r of all lanes of its warp, a bit each.
 
 #define TILE 8192
 #define SIZE (1u << LOG)
 #define TILES (SIZE / TILE)
 
-// A number times ±2^(-LOG/2), as the sign of its coordinate says.
-__device__ __forceinline__ float flipped(float x, const u32* __restrict__ signs, u32 place) {
-  return __fmul_rn(x, __uint_as_float(NORMALISE ^ (__ldg(signs + place / 32) << (31 - place % 32) & 0x80000000u)));
+// Register r times ±2^(-LOG/2), as the bits that lane r has say.
+__device__ __forceinline__ float flipped(float x, u32 bits, int r, u32 lane) {
+  const u32 word = __shfl_sync(0xFFFFFFFFu, bits, r);
+  return __fmul_rn(x, __uint_as_float(NORMALISE ^ (word << (31 - lane) & 0x80000000u)));
 }
 
 // The transform over bits 0-12 of a tile, from layout A to C; bits 8 and 9 are left to C. All of a block must be here
@@ -58,10 +62,10 @@ __device__ __forceinline__ float block_sum(float part, float* parts, u32 t) {
 }
 
 #ifdef LOW
-// One pass over bits 0-12. FORWARD: numbers are divided by the bound that norms are clipped to (multiplied by `inverse`),
-// their squares are added up, and they get signs. Otherwise they get signs afterwards if LAST.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
-    low(float* __restrict__ rows, int stride, const u32* __restrict__ signs, float* squares, double inverse) {
+// One pass over bits 0-12. FORWARD: numbers are divided by the bound that norms are clipped to (multiplied by `inverse`,
+// the bits of a float), their squares are added up, and they get signs. Otherwise they get signs afterwards if LAST.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    low(float* __restrict__ rows, int stride, const u32* __restrict__ signs, float* squares, u32 inverse) {
   __shared__ float buffer[TILE];
   const u32 t = threadIdx.x, warp = t / 32, lane = t % 32, tile = blockIdx.x % TILES, row = blockIdx.x / TILES;
   float* base = rows + (u64)row * stride + tile * TILE;
@@ -69,23 +73,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 #pragma unroll
   for (int r = 0; r < 32; r++) x[r] = base[warp * 1024 + r * 32 + lane];
 #if FORWARD
-  const float factor = (float)inverse;
+  const u32 bits = __ldg(signs + tile * (TILE / 32) + t);
+  const float factor = __uint_as_float(inverse);
   float sum = 0.0f;
 #pragma unroll
   for (int r = 0; r < 32; r++) {
     x[r] = __fmul_rn(x[r], factor);
     sum += x[r] * x[r];
-    x[r] = flipped(x[r], signs, tile * TILE + warp * 1024 + r * 32 + lane);
+    x[r] = flipped(x[r], bits, r, lane);
   }
   sum = block_sum(sum, buffer, t);
   if (t == 0) squares[row * (2 * TILES) + tile] = sum;
   __syncthreads();
+#elif LAST
+  const u32 bits = __ldg(signs + (tile * TILE + PLACE(lane)) / 32 + warp);
 #endif
   transform(x, buffer, warp, lane);
 #pragma unroll
   for (int r = 0; r < 32; r++) {
 #if !FORWARD && LAST
-    x[r] = flipped(x[r], signs, tile * TILE + PLACE(r) + t);
+    x[r] = flipped(x[r], bits, r, lane);
 #endif
     base[PLACE(r) + t] = x[r];
   }
@@ -96,112 +103,101 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 #define COLUMNS (13 - BITS)
 // Where number e of a tile is, beside where the tile begins.
 #define THERE(e) (((e) >> COLUMNS << FIRST) + ((e) & ((1 << COLUMNS) - 1)))
+// Where layout E has its numbers; bits 3 and 4 are permuted in shared memory, so that both layouts lie in 32 banks.
+#define NEAR(r) (((r) * 256 + t) ^ ((r) % 4 * 8))
+#define FAR(r) ((far + (r) * 8) ^ (far / 256 % 4 * 8))
 
-// Butterflies over the numbers that are 2^FIRST and more apart, from layout D to E, or in D where it has all of them.
-__device__ __forceinline__ void there(float (&x)[32], float* buffer, u32 t, u32 far) {
-  butterflies<(COLUMNS > 8 ? COLUMNS - 8 : 0), 5>(x);
-#if COLUMNS < 8
-  // Bits 3 and 4 are permuted, so that both layouts lie in 32 banks.
-#pragma unroll
-  for (int r = 0; r < 32; r++) buffer[(r * 256 + t) ^ (r % 4 * 8)] = x[r];
-  __syncthreads();
-#pragma unroll
-  for (int r = 0; r < 32; r++) x[r] = buffer[(far + r * 8) ^ (far / 256 % 4 * 8)];
-  butterflies<COLUMNS - 3, 5>(x);
-#endif
-}
-
-// And back, over the same bits.
-__device__ __forceinline__ void back_again(float (&x)[32], float* buffer, u32 t, u32 far) {
-#if COLUMNS < 8
-  butterflies<COLUMNS - 3, 5>(x);
-  // Each thread overwrites what it alone has read.
-#pragma unroll
-  for (int r = 0; r < 32; r++) buffer[(far + r * 8) ^ (far / 256 % 4 * 8)] = x[r];
-  __syncthreads();
-#pragma unroll
-  for (int r = 0; r < 32; r++) x[r] = buffer[(r * 256 + t) ^ (r % 4 * 8)];
-#endif
-  butterflies<(COLUMNS > 8 ? COLUMNS - 8 : 0), 5>(x);
+// Begins to bring a number to shared memory, for the same thread.
+__device__ __forceinline__ void fetch(float* target, const float* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(target)), "l"(source));
 }
 
 // One pass over BITS bits of coordinates, from bit FIRST on. EXCHANGE: numbers are exchanged for those beyond the first
 // 2^LOG, with signs before it or (FORWARD) after it, and there is a second transform over the same bits. FORWARD with
 // ALONE: signs come first, as no pass came before. In both the squares of numbers not seen before are added up.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
-    high(float* __restrict__ rows, int stride, int rest, const u32* __restrict__ signs, float* squares, double inverse) {
-  __shared__ float buffer[TILE];
-  const u32 t = threadIdx.x, tile = blockIdx.x % TILES, row = blockIdx.x / TILES;
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    high(float* __restrict__ rows, int stride, int rest, const unsigned char* __restrict__ signs, float* squares, u32 inverse) {
+  extern __shared__ float buffer[];
+  const u32 t = threadIdx.x, warp = t / 32, lane = t % 32, tile = blockIdx.x % TILES, row = blockIdx.x / TILES;
   const u32 below = tile % (1u << (FIRST - COLUMNS)), above = tile >> (FIRST - COLUMNS);
   const u32 begin = (above << (FIRST + BITS)) + (below << COLUMNS);
-  const u32 near = begin + THERE(t), far = t / 32 * 1024 + t % 32 / 8 * 256 + t % 8;
+  const u32 near = begin + THERE(t), far = warp * 1024 + lane / 8 * 256 + lane % 8;
   float* base = rows + (u64)row * stride;
   float x[32];
+#if EXCHANGE || ALONE
+  const u32 signs_begin = (EXCHANGE ? SIZE : 0) + begin + THERE(warp * 32) + THERE(lane * 256);
+  u32 bits = 0;
 #pragma unroll
-  for (int r = 0; r < 32; r++) x[r] = base[near + THERE(r * 256)];
-#if FORWARD
-  const float factor = (float)inverse;
+  for (int part = 0; part < 4; part++) bits |= (u32)__ldg(signs + (signs_begin + THERE(part * 8)) / 8) << (8 * part);
+  const float factor = __uint_as_float(inverse);
   float sum = 0.0f;
 #endif
-#if FORWARD && ALONE
+#if EXCHANGE
+  // What is exchanged, each thread's own.
+  float *other = buffer + TILE + t, *beyond = base + SIZE + near;
+  const int left = rest - (int)near;
+#pragma unroll
+  for (int r = 0; r < 32; r++)
+    if (THERE(r * 256) < left) fetch(other + r * THREADS, beyond + THERE(r * 256));
+#endif
+#if EXCHANGE && COLUMNS < 8
+#pragma unroll
+  for (int r = 0; r < 32; r++) x[r] = (base + begin + THERE(far))[THERE(r * 8)];
+#else
+#pragma unroll
+  for (int r = 0; r < 32; r++) x[r] = (base + near)[THERE(r * 256)];
+#endif
+#if EXCHANGE
+#if COLUMNS < 8
+  butterflies<COLUMNS - 3, 5>(x);
+#pragma unroll
+  for (int r = 0; r < 32; r++) buffer[FAR(r)] = x[r];
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < 32; r++) x[r] = buffer[NEAR(r)];
+#endif
+  butterflies<(COLUMNS > 8 ? COLUMNS - 8 : 0), 5>(x);
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#pragma unroll
+  for (int r = 0; r < 32; r++) {
+#if !FORWARD
+    x[r] = flipped(x[r], bits, r, lane);
+#endif
+    if (THERE(r * 256) < left) {
+      beyond[THERE(r * 256)] = x[r];
+      x[r] = other[r * THREADS];
+#if FORWARD
+      x[r] = __fmul_rn(x[r], factor);
+      sum += x[r] * x[r];
+#endif
+    }
+#if FORWARD
+    x[r] = flipped(x[r], bits, r, lane);
+#endif
+  }
+#elif ALONE
 #pragma unroll
   for (int r = 0; r < 32; r++) {
     x[r] = __fmul_rn(x[r], factor);
     sum += x[r] * x[r];
-    x[r] = flipped(x[r], signs, near + THERE(r * 256));
+    x[r] = flipped(x[r], bits, r, lane);
   }
 #endif
-  there(x, buffer, t, far);
-#if EXCHANGE
+  butterflies<(COLUMNS > 8 ? COLUMNS - 8 : 0), 5>(x);
 #if COLUMNS < 8
-  const u32 start = begin + THERE(far);
-#define STEP 8
-#else
-  const u32 start = near;
-#define STEP 256
-#endif
-  // Eight at a time, loads before stores: there are no registers for more.
+  // Each thread overwrites what it alone has read.
 #pragma unroll
-  for (int part = 0; part < 32; part += 8) {
-    float* own = base + opaque(start);
-    float other[8];
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
-      const u32 there = THERE((part + r) * STEP);
-      other[r] = start + there < rest ? (own + SIZE)[there] : 0.0f;
-    }
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
-      const u32 there = THERE((part + r) * STEP);
-      float& number = x[part + r];
-#if !FORWARD
-      number = flipped(number, signs + SIZE / 32, start + there);
-#endif
-      if (start + there < rest) {
-        (own + SIZE)[there] = number;
-#if FORWARD
-        number = __fmul_rn(other[r], factor);
-        sum += number * number;
-#else
-        number = other[r];
-#endif
-      }
-#if FORWARD
-      number = flipped(number, signs + SIZE / 32, start + there);
-#endif
-    }
-  }
-  back_again(x, buffer, t, far);
-#elif COLUMNS < 8
-  // Only to where it came from.
-#pragma unroll
-  for (int r = 0; r < 32; r++) buffer[(far + r * 8) ^ (far / 256 % 4 * 8)] = x[r];
+  for (int r = 0; r < 32; r++) buffer[NEAR(r)] = x[r];
   __syncthreads();
 #pragma unroll
-  for (int r = 0; r < 32; r++) x[r] = buffer[(r * 256 + t) ^ (r % 4 * 8)];
-#endif
+  for (int r = 0; r < 32; r++) x[r] = buffer[FAR(r)];
+  butterflies<COLUMNS - 3, 5>(x);
+#pragma unroll
+  for (int r = 0; r < 32; r++) (base + begin + THERE(opaque(far)))[THERE(r * 8)] = x[r];
+#else
 #pragma unroll
   for (int r = 0; r < 32; r++) (base + opaque(near))[THERE(r * 256)] = x[r];
+#endif
 #if FORWARD && (EXCHANGE || ALONE)
   __syncthreads();
   sum = block_sum(sum, buffer, t);
@@ -228,7 +224,7 @@ extern "C" __global__ void scales(const float* __restrict__ squares, float* foun
 // The last pass: over bits 0-12 of the first 2^LOG coordinates and none for the others; then numbers are multiplied by
 // their row's scale, and rounded and added to the sums, or (WRITE) written. A block takes pieces of work, each a tile of
 // one in `splits` rows.
-extern "C" __global__ void __launch_bounds__(THREADS, 3) finish(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) finish(
     float* __restrict__ rows, int stride, int rest, const float* __restrict__ scales, int count, int splits,
     u64* __restrict__ sums, int first, const u32* __restrict__ keys, const u32* __restrict__ exact, uint2* late
 ) {
@@ -243,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) finish(
 #if QUANTILES
   u32* bounds = (u32*)(buffer + TILE) + 8 * THREADS;
   for (u32 entry = t; entry < 2 * (LIMIT + 1); entry += THREADS) {
-    const u32* pair = exact + (entry % (LIMIT + 1) * COINS + entry / (LIMIT + 1) * 2) * 8;
+    const u32* pair = exact + (entry / 2 * COINS + entry % 2 * 2) * 8;
     bounds[entry] = pair[0] | pair[8] << 16;
   }
   draws = {(u32)__cvta_generic_to_shared(bounds), late + (u64)blockIdx.x * LATE};
@@ -270,8 +266,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) finish(
         for (int r = 0; r < 32; r++) x[r] = base[warp * 1024 + r * 32 + lane];
         transform(x, buffer, warp, lane);
       } else {
+        if (begin + TILE <= end) {
 #pragma unroll
-        for (int r = 0; r < 32; r++) x[r] = begin + PLACE(r) + t < end ? base[PLACE(r) + t] : 0.0f;
+          for (int r = 0; r < 32; r++) x[r] = base[PLACE(r) + t];
+        } else {
+#pragma unroll
+          for (int r = 0; r < 32; r++) x[r] = begin + PLACE(r) + t < end ? base[PLACE(r) + t] : 0.0f;
+        }
         // As the transform does: everybody has looked at the draws put off before there are more.
         __syncthreads();
       }

@@ -14,6 +14,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from cpsgd._torch import torch
 from cpsgd.mechanisms.base import Rounding
 from cpsgd.simulation import device_cuda as cuda
@@ -23,8 +25,10 @@ _SMALLEST = 16
 # Of the kernels: threads of a block, bits of the numbers in a tile, and bits that one pass over distant ones takes.
 _THREADS, _TILE_BITS, _MOST_BITS = 256, 13, 10
 _TILE = 1 << _TILE_BITS
-# Blocks that share a multiprocessor, pieces of work for each, and the fewest rows of a piece.
-_BLOCKS, _PIECES, _FEWEST_ROWS = 3, 8, 16
+# Blocks that share a multiprocessor: those of the last pass are more, as they need fewer registers.
+_BLOCKS, _LAST_BLOCKS = 2, 3
+# Pieces of work for a block of the last pass, and the fewest rows of a piece.
+_PIECES, _FEWEST_ROWS = 8, 16
 # Draws that a block may put off: a tile's, and some.
 _LATE = _TILE + 1024
 # Where the coordinates of a thread's registers are when they are rounded.
@@ -46,11 +50,11 @@ def stages(dim: int) -> tuple[list[int], list[int]]:
     size, rest, _ = plain.split(dim)
     low = [5, 6, 7, 0, 1, 2, 3, 4, 10, 11, 12, 8, 9]
     far = [_far_stages(first, bits) for first, bits in _passes(size.bit_length() - 1)]
+    *others, last = far
+    after = last[0] + [bit for part in reversed(others) for bit in part[0]] + low
     if not rest:
-        return [bit for part in reversed(far) for bit in part[0]] + low, []
-    return low + [bit for part in far for bit in part[0]], [
-        bit for part in reversed(far) for bit in part[1 if part is far[-1] else 0]
-    ] + low
+        return after, []
+    return low + [bit for part in others for bit in part[0]] + last[1], after
 
 
 def add_rows(
@@ -87,10 +91,10 @@ def rotate_back(vector: torch.Tensor, signs: torch.Tensor) -> None:
 
     def low(**names: int) -> None:
         kernel = _pass(vector.device, log, "low", FORWARD=0, **names)
-        _launch(kernel, rows, [rows, rows.stride(0), signs, nothing, 1.0])
+        _launch(kernel, rows, [rows, rows.stride(0), signs, nothing, 0])
 
     def high(first: int, bits: int, exchange: int) -> None:
-        _high(rows, signs, nothing, 1.0, first, bits, FORWARD=0, ALONE=0, EXCHANGE=exchange)
+        _high(rows, signs, nothing, 0, first, bits, FORWARD=0, ALONE=0, EXCHANGE=exchange)
 
     if twice:
         low(LAST=0)
@@ -107,33 +111,35 @@ def _spread(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) 
     (count, dim), device = rows.shape, rows.device
     log = _log(dim)
     parts = 2 << (log - _TILE_BITS)
+    inverse = int(np.float32(1.0 / bound).view(np.int32))
     squares, scales = torch.zeros((count, parts), device=device), torch.empty(count, device=device)
     *others, last = _passes(log)
     twice = dim > 1 << log
     if twice:
         kernel = _pass(device, log, "low", FORWARD=1, LAST=0)
-        _launch(kernel, rows, [rows, rows.stride(0), signs, squares, 1.0 / bound])
+        _launch(kernel, rows, [rows, rows.stride(0), signs, squares, inverse])
         for first, bits in others:
-            _high(rows, signs, squares, 1.0, first, bits, FORWARD=0, ALONE=0, EXCHANGE=0)
-    _high(rows, signs, squares, 1.0 / bound, *last, FORWARD=1, ALONE=int(not twice), EXCHANGE=int(twice))
+            _high(rows, signs, squares, 0, first, bits, FORWARD=0, ALONE=0, EXCHANGE=0)
+    _high(rows, signs, squares, inverse, *last, FORWARD=1, ALONE=int(not twice), EXCHANGE=int(twice))
     for first, bits in reversed(others):
-        _high(rows, signs, squares, 1.0, first, bits, FORWARD=0, ALONE=0, EXCHANGE=0)
+        _high(rows, signs, squares, 0, first, bits, FORWARD=0, ALONE=0, EXCHANGE=0)
     kernel = _pass(device, log, "scales")
     kernel(grid=(-(-count // 8), 1, 1), block=(256, 1, 1), args=[squares, scales, count, parts, bound * unit])
     return scales
 
 
 def _high(
-    rows: torch.Tensor, signs: torch.Tensor, squares: torch.Tensor, inverse: float, first: int, bits: int, **names: int
+    rows: torch.Tensor, signs: torch.Tensor, squares: torch.Tensor, inverse: int, first: int, bits: int, **names: int
 ) -> None:
     dim, log = rows.shape[1], _log(rows.shape[1])
     kernel = _pass(rows.device, log, "high", FIRST=first, BITS=bits, **names)
-    _launch(kernel, rows, [rows, rows.stride(0), dim - (1 << log), signs, squares, inverse])
+    memory = 4 * _TILE * (1 + names["EXCHANGE"])
+    _launch(kernel, rows, [rows, rows.stride(0), dim - (1 << log), signs, squares, inverse], memory)
 
 
-def _launch(kernel: Any, rows: torch.Tensor, arguments: list[Any]) -> None:
+def _launch(kernel: Any, rows: torch.Tensor, arguments: list[Any], memory: int = 0) -> None:
     tiles = 1 << (_log(rows.shape[1]) - _TILE_BITS)
-    kernel(grid=(len(rows) * tiles, 1, 1), block=(_THREADS, 1, 1), args=arguments)
+    kernel(grid=(len(rows) * tiles, 1, 1), block=(_THREADS, 1, 1), args=arguments, shared_mem=memory)
 
 
 def _last_pass(
@@ -148,7 +154,7 @@ def _last_pass(
 ) -> None:
     (count, dim), device = rows.shape, rows.device
     rest = dim - (1 << _log(dim))
-    blocks = _BLOCKS * torch.cuda.get_device_properties(device).multi_processor_count
+    blocks = _LAST_BLOCKS * torch.cuda.get_device_properties(device).multi_processor_count
     tiles = -(-dim // _TILE)
     splits = max(1, min(count // _FEWEST_ROWS, -(-_PIECES * blocks // tiles)))
     blocks = min(blocks, tiles * splits)
@@ -170,7 +176,7 @@ def _passes(log: int) -> list[tuple[int, int]]:
 
 
 def _far_stages(first: int, bits: int) -> tuple[list[int], list[int]]:
-    """The order of bits within a pass: there, and back again after the exchange."""
+    """The order of bits within a pass: one transform's, and that of a transform before it."""
     columns = _TILE_BITS - bits
     numbers = list(range(max(columns, 8), _TILE_BITS)), list(range(columns, min(8, _TILE_BITS)))
     upper, lower = ([first + number - columns for number in part] for part in numbers)
@@ -179,7 +185,10 @@ def _far_stages(first: int, bits: int) -> tuple[list[int], list[int]]:
 
 @lru_cache(maxsize=64)
 def _pass(device: torch.device, log: int, kernel: str, **names: int) -> Any:
-    return cuda.compiled(device, kernel, "device_long.cu", _definitions(log, Rounding(1, 1, 1)) | names)
+    found = cuda.compiled(device, kernel, "device_long.cu", _definitions(log, Rounding(1, 1, 1), _BLOCKS) | names)
+    with torch.cuda.device(device):
+        found.set_shared_memory_config(8 * _TILE)
+    return found
 
 
 @lru_cache(maxsize=8)
@@ -190,7 +199,7 @@ def _writer(device: torch.device, log: int) -> Any:
 @lru_cache(maxsize=32)
 def _finish(device: torch.device, log: int, rounding: Rounding) -> tuple[Any, int, torch.Tensor | None]:
     """The last pass, the bytes of shared memory it takes, and the table that draws by inversion take."""
-    names = _definitions(log, rounding) | {"WRITE": 0}
+    names = _definitions(log, rounding, _LAST_BLOCKS) | {"WRITE": 0}
     kernel = cuda.compiled(device, "finish", "device_long.cu", names)
     memory, exact = 4 * (_TILE + 8 * _THREADS), None
     if cuda.is_drawn(rounding):
@@ -201,5 +210,7 @@ def _finish(device: torch.device, log: int, rounding: Rounding) -> tuple[Any, in
     return kernel, memory, exact
 
 
-def _definitions(log: int, rounding: Rounding) -> dict[str, Any]:
-    return {"LOG": log} | cuda.definitions(1 << log, rounding, threads=_THREADS, place=_PLACE, late=_LATE)
+def _definitions(log: int, rounding: Rounding, blocks: int) -> dict[str, Any]:
+    return {"LOG": log, "BLOCKS": blocks} | cuda.definitions(
+        1 << log, rounding, threads=_THREADS, place=_PLACE, late=_LATE
+    )

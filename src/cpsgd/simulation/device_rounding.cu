@@ -66,7 +66,7 @@ __device__ __forceinline__ float nearest(float x) {
 // probability of at most k and U is uniform, both as integers of 15 + 7 · 32 bits, in which C is exact. Most often the
 // first 15 bits of U and of the four smallest C decide; the few draws that they do not are put off.
 struct Draws {
-  u32 table;    // where the first 15 bits are in shared memory: of C[0] and C[1] for each |g|, then of C[2] and C[3]
+  u32 table;    // where the first 15 bits are in shared memory, 8 bytes for each |g|
   uint2* late;  // those put off by a block: place, |g| and sign; and the client
 };
 
@@ -81,21 +81,14 @@ __device__ __forceinline__ u32 size_of(float x) {
 // in bytes 1 and 3 are fair coins. Sets a bit of 0x80008000 in `unsure` where more bits of U must be looked at. `origin`
 // is where the table would begin if |g| began with the bits of 0.
 __device__ __forceinline__ u32 draw(float x, u32 word, u32 origin, u32& unsure) {
-  const u32 entry = origin + (size_of(x) << 2);
   u32 low, high;
-  asm("ld.shared.u32 %0, [%1];" : "=r"(low) : "r"(entry));
-  // Both halves are compared at once: bits 15 and 31 are 1 if U is not less. Less by one it is less, so it was equal.
-  const u32 both = __byte_perm(word, 0, 0x2020) | 0x80008000u, some = both - low;
-  u32 forced = some & 0x80008000u;
+  asm("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(origin + (size_of(x) << 3)));
+  // Both halves are compared at once, with C[0] and C[1], and with C[2] and C[3]: bits 15 and 31 are 1 if U is not less.
+  const u32 both = __byte_perm(word, 0, 0x2020) | 0x80008000u, some = both - low, more = both - high;
+  const u32 forced = (some & 0x80008000u) | ((more >> 1) & 0x40004000u);
+  // Less by one it is less, so it was equal. What is not less than C[3] is unsure, too.
   unsure |= some & ~(some - 0x00010001u);
-  // Below C[1] it is below the others, too.
-  if (some & 0x80000000u) {
-    asm volatile("ld.shared.u32 %0, [%1 + %2];" : "=r"(high) : "r"(entry), "n"(4 * (LIMIT + 1)));
-    const u32 more = both - high;
-    forced |= (more >> 1) & 0x40004000u;
-    // What is not less than C[3] is unsure, too.
-    unsure |= more & ~(more - 0x80000001u);
-  }
+  unsure |= more & ~(more - 0x80000001u);
   const u32 turned = (u32)(__float_as_int(x) >> 31);
   return __popc(((word & MASK) | forced) ^ (turned & MASK));
 }
@@ -160,7 +153,7 @@ __device__ __forceinline__ void round_part(
     float (&x)[32], u32* totals, u32 first, u32 local, u32 t, u32 client, Keys key, Draws draws
 ) {
 #if QUANTILES
-  const u32 origin = fresh(draws.table - (0x4B400000u << 2)), here = fresh(local + t);
+  const u32 origin = fresh(draws.table - (0x4B400000u << 3)), here = fresh(local + t);
 #pragma unroll
   for (int r = 0; r < COUNT; r += 4) {
     u32 words[4], total = totals[r / 4 * THREADS], unsure = 0;
