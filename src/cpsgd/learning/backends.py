@@ -46,8 +46,6 @@ def start(
     """
     device = devices.resolve(run.device)
     gpu = devices.is_gpu(device)
-    if gpu and clients.examples is not None:
-        raise ParameterError("Example-level privacy is simulated on the CPU only: use device cpu.")
     memory = run.memory_limit or (_GPU_MEMORY if gpu else _CPU_MEMORY)
     with enough_memory("the model", "use a smaller one."):
         model.to(device)
@@ -161,7 +159,7 @@ class GpuBackend(CpuBackend):
             recorded.start(number, clients)
             return recorded
         simulator = super().summed(number, clients, zeros)
-        plain = zeros == 0 and self.clipping.size == 0
+        plain = zeros == 0 and self._sends_gradients
         if plain and isinstance(self._data, DeviceInfinite) and isinstance(simulator, DeviceRound):
             with self._enough_memory():
                 self._recorded = RecordedRound.of(simulator, self._data, self.updates, self._seed)
@@ -173,6 +171,11 @@ class GpuBackend(CpuBackend):
 
     def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterator[Any]:
         batch, products = self._data.batch(clients), None
-        if isinstance(simulator, DeviceRound) and simulator.takes_products and self.clipping.size == 0:
+        if isinstance(simulator, DeviceRound) and simulator.takes_products and self._sends_gradients:
             products = self.updates.products(*batch)
-        yield from self.updates.tensors(*batch) if products is None else [products]
+        yield from self._rows.tensors(*batch) if products is None else [products]
+
+    @property
+    def _sends_gradients(self) -> bool:
+        """Whether clients' vectors are their updates, and nothing else."""
+        return self.clipping.size == 0 and self._rows is self.updates
