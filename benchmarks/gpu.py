@@ -221,6 +221,7 @@ class Transformer(torch.nn.Module):
         self.out = torch.nn.Linear(128, 10)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Scores of ten classes."""
         found: torch.Tensor = self.out(self.layers(self.tokens(tokens) + self.places).mean(dim=1))
         return found
 
@@ -239,15 +240,15 @@ def models(clients: int = 1_000, rounds: int = 40) -> list[dict[str, Any]]:
     SGD on the same examples, one batch, which clips nobody. All move a round's examples to the GPU.
     """
     rng = np.random.default_rng(0)
-    labels = rng.integers(0, 10, clients + 100)
-    inputs = {
-        "convolutions": (convolutions, rng.random((clients + 100, 1, 28, 28), dtype=np.float32)),
-        "transformer": (Transformer, rng.integers(0, 64, (clients + 100, 64))),
+    everybody = clients * rounds
+    labels = rng.integers(0, 10, everybody)
+    inputs: dict[str, tuple[Callable[[], torch.nn.Module], Any]] = {
+        "convolutions": (convolutions, rng.random((everybody, 1, 28, 28), dtype=np.float32)),
+        "transformer": (Transformer, rng.integers(0, 64, (everybody, 64))),
     }
     found = []
     for name, (make, features) in inputs.items():
-        test = {"test_features": features[clients:], "test_labels": labels[clients:]}
-        data = from_arrays(features[:clients], labels[:clients], **test)
+        data = from_arrays(features, labels, test_features=features[:100], test_labels=labels[:100])
         dim = sum(p.numel() for p in make().parameters())
         reach = 3.6 / math.sqrt(dim)
         ways: dict[str, Protocol | NoPrivacy] = {
@@ -267,12 +268,12 @@ def models(clients: int = 1_000, rounds: int = 40) -> list[dict[str, Any]]:
                 torch.nn.functional.cross_entropy,
                 data,
                 mechanism,
-                cohorts=CohortOptions(cohort=clients, rounds=rounds + 5, participation="every"),
+                cohorts=CohortOptions(cohort=clients, rounds=rounds, participation="once"),
                 account=AccountOptions(delta=1e-6),
-                run=RunOptions(seed=0, device="cuda", evaluate_every=rounds + 5),
+                run=RunOptions(seed=0, device="cuda", evaluate_every=rounds),
             )
-            row[way] = 1e3 / _milliseconds_each(trainer.step, 5, rounds - 1)
-        row["SGD"] = 1e3 / _milliseconds_each(_ordinary_step(make().to(DEVICE), data, clients), 5, rounds - 1)
+            row[way] = 1e3 / _milliseconds_each(trainer.step, 5, rounds - 6)
+        row["SGD"] = 1e3 / _milliseconds_each(_ordinary_step(make().to(DEVICE), data, clients), 5, rounds - 6)
         found.append(row)
     return found
 
@@ -291,10 +292,10 @@ def _milliseconds_each(work: Callable[[], object], before: int, times: int) -> f
 
 def _ordinary_step(model: torch.nn.Module, data: Dataset, clients: int) -> Callable[[], object]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    source = on_device(data, DEVICE)
+    source, chosen = on_device(data, DEVICE), permuted(np.arange(clients), data.size, 1)
 
     def step() -> None:
-        batch = source.batch(np.arange(clients))
+        batch = source.batch(chosen)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(batch.features), batch.labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
