@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -60,7 +59,7 @@ def milliseconds(work: Callable[[], object], repeats: int = 11) -> float:
         torch.cuda.synchronize()
         if number >= 2:
             times.append(start.elapsed_time(end))
-    return statistics.median(times)
+    return float(np.median(times))
 
 
 def copy_bandwidth() -> float:
@@ -170,7 +169,7 @@ def scaling(bandwidth: float) -> list[dict[str, Any]]:
         torch.cuda.reset_peak_memory_stats()
         rows = torch.randn(chunk, -(-dim // 32) * 32, device=DEVICE)[:, :dim]
 
-        milliseconds = statistics.median(_round_time(protocol, rows, clients) for _ in range(5))
+        milliseconds = float(np.median([_round_time(protocol, rows, clients) for _ in range(5)]))
         head = 1 << (dim.bit_length() - 1)
         moved = 8 * dim if dim < 1 << 16 else 20 * head + 12 * (dim - head) if dim > head else 12 * dim
         found.append(

@@ -108,7 +108,7 @@ def test_parameters_that_move() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("limit", [8, 64])
+@pytest.mark.parametrize("limit", [8, 64, 256])
 def test_memory_limit(limit: int) -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(576, 100), nn.ReLU(), nn.Linear(100, 10)
@@ -124,4 +124,5 @@ def test_memory_limit(limit: int) -> None:
         chunks = [len(chunk) for chunk in updates.tensors(x, y, np.ones(2_000, dtype=int))]
         assert len(chunks) > 1
         assert sum(chunks) == 2_000
-    assert torch.cuda.max_memory_allocated() - before < 1.5 * (limit << 20)
+    # Beside it the library of matrices takes 32 MiB for each stream, and recordings have one of their own.
+    assert torch.cuda.max_memory_allocated() - before < (limit + 40) << 20

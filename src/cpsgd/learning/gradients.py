@@ -120,6 +120,8 @@ class ClientUpdates:
             if self._traits is None and len(features):
                 self.rehearse(features, labels)
             size = min(self._chunk_size(features, int(count)), len(members))
+            # Chunks of one size, as far as that is possible.
+            size = -(-len(members) // -(-len(members) // size))
             rows: torch.Tensor | None = None
             for start in range(0, len(members), size):
                 chosen = members[start : start + size]
@@ -232,6 +234,8 @@ class ClientUpdates:
         """How many clients with `count` examples each are computed together."""
         # An update and its copy to a row; with local steps the client's own model, its gradient and the next model.
         vectors = 2 if self.local_steps == 1 else 5
+        # A GPU's library of matrices puts a layer's updates out in another order first.
+        vectors += features.device.type == "cuda" and self._layers is None
         # Layers' outputs, their gradients and one temporary, for each example.
         outputs = 3 * min(count, self._part_size()) * self._activations
         most = self.memory_limit // (4 * (vectors * self.dim + outputs))
