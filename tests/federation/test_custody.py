@@ -33,7 +33,7 @@ def pattern(rng: np.random.Generator, messages: np.ndarray, told: float = 0.0) -
     for round, count in enumerate(messages):
         rng.shuffle(batons)
         kept = [baton for baton in batons if rng.random() < 0.8]
-        following = []
+        following: list[dict[int, int]] = []
         for message in range(count + 2):  # two messages do not arrive: their noise is nowhere but in later rounds
             baton = kept[message] if message < len(kept) else {}
             if rng.random() < told:
