@@ -142,7 +142,11 @@ def open_baton(baton: bytes, private: X25519PrivateKey, place: Place) -> Slots:
     if flags >> (place.bands - 1):
         raise BatonError("The baton announces more seeds than it has slots.")
     seeds = (plain[start + SEED_BYTES * age :][:SEED_BYTES] for age in range(place.bands - 1))
-    return tuple(seed if flags >> age & 1 else None for age, seed in enumerate(seeds))
+    slots = tuple(seed if flags >> age & 1 else None for age, seed in enumerate(seeds))
+    known = [seed for seed in slots if seed is not None]
+    if len(set(known)) < len(known) or any(slots[max(0, place.round - 1) :]):
+        raise BatonError("The baton holds a seed twice, or one of a round before the first: no honest client's does.")
+    return slots
 
 
 def _flag_bytes(bands: int) -> int:

@@ -98,22 +98,15 @@ class Handover:
         return cls(asked, place, body)
 
 
-def answer(request: bytes, run: str, memory: Memory | None, signing: Signing, *, permitted: bool) -> bytes:
-    """A client's answer.
-
-    Args:
-        request: From the server.
-        run: The engine's name of the run.
-        memory: The client's; its lineages are beside it.
-        signing: Whether the client has a roster.
-        permitted: Whether the client has agreed to protocols in which noise passes from client to client.
+def answer(request: bytes, run: str, memory: Memory | None, signing: Signing) -> bytes:
+    """A client's answer, from what it holds beside its memory.
 
     Raises:
-        RoundRefusedError: This client hands nothing on, or has nowhere to keep it.
+        RoundRefusedError: This client has a roster and hands nothing on, or has nowhere to keep it.
         BatonError: The request cannot be met; nothing was changed.
     """
     asked = Handover.from_bytes(request, run)
-    if signing.roster is not None or not permitted:
+    if signing.roster is not None:
         raise RoundRefusedError("This client keeps its noise to itself: it hands no lineage on and takes none over.")
     if memory is None:
         raise RoundRefusedError("This client has no cpsgd-memory, and without one it holds no lineage.")
