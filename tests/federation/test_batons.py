@@ -26,8 +26,8 @@ def test_the_successor_reads_what_was_sealed_for_it() -> None:
 
 @pytest.mark.parametrize("bands", [1, 2, 8, 9, 10, 32])
 def test_the_length_says_nothing_about_the_lineage(bands: int) -> None:
-    place = replace(PLACE, bands=bands)
-    for slots in ((None,) * (bands - 1), (b"x" * 16,) * (bands - 1)):
+    place = replace(PLACE, bands=bands, round=bands)
+    for slots in ((None,) * (bands - 1), tuple(bytes([age]) * 16 for age in range(bands - 1))):
         baton = seal(slots, PUBLIC, place)
         assert len(baton) == place.baton_bytes
         assert open_baton(baton, KEY, place) == slots
@@ -95,6 +95,13 @@ def test_keys_of_low_order_are_refused() -> None:
             open_baton(bytes(baton), KEY, PLACE)
     with pytest.raises(MessageError, match="32 bytes"):
         seal(SLOTS, PUBLIC[:-1], PLACE)
+
+
+def test_no_honest_baton_holds_a_seed_twice_or_one_from_before_the_run() -> None:
+    for slots, round in (((bytes(16), bytes(16), None), 9), ((b"a" * 16, b"b" * 16, None), 2)):
+        place = replace(PLACE, round=round)
+        with pytest.raises(BatonError, match="no honest client's does"):
+            open_baton(seal(slots, PUBLIC, place), KEY, place)
 
 
 def test_seeds_of_another_number_or_length_are_refused() -> None:

@@ -189,7 +189,7 @@ class ClientSession:
         self._save(begun)
         self._count()
         vector, round = _vector(train, protocol), round_of_run(protocol, asked.round)
-        return protocol.encode(vector, round, seeds=self._seeds(protocol, asked.round))
+        return protocol.encode(vector, round, **self._seeds(protocol, asked.round))
 
     def _advertise(self, asked: Request, *, ahead: bool = False) -> bytes:
         """Begins a round of secure aggregation, or prepares the next one."""
@@ -253,8 +253,8 @@ class ClientSession:
             client.check_delivery(asked.payload)
             self._count()
             vector, round = _vector(train, protocol), round_of_run(protocol, asked.round)
-            seeds = self._seeds(protocol, asked.round)
-            reply = client.mask(asked.payload, protocol.encode_integers(vector, round, seeds=seeds))
+            integers = protocol.encode_integers(vector, round, **self._seeds(protocol, asked.round))
+            reply = client.mask(asked.payload, integers)
         else:
             self._once(asked)
             methods = {Stage.SHARE: client.share, Stage.CONFIRM: client.confirm, Stage.UNMASK: client.unmask}
@@ -263,13 +263,13 @@ class ClientSession:
             self._save(replace(self._progress, secrets=client.export_state()))
         return reply
 
-    def _seeds(self, protocol: Protocol, round: int) -> tuple[bytes | None, ...] | None:
-        """Those of the client's lineage, with a fresh one that is on the disk; None where rounds are independent."""
+    def _seeds(self, protocol: Protocol, round: int) -> dict[str, tuple[bytes | None, ...]]:
+        """Those of the client's lineage, with a fresh one that is on the disk; nothing where rounds are independent."""
         mechanism, memory = protocol.mechanism, self._memory
         if mechanism.correlation is None or memory is None:
-            return None
+            return {}
         place = Place(self._progress.run, protocol.fingerprint, mechanism.correlation.bands, round)
-        return memory.lineages.draw(place, handed=handed_on(protocol))
+        return {"seeds": memory.lineages.draw(place, handed=handed_on(protocol))}
 
     # ------------------------------------------------------------------ what is agreed to
 
