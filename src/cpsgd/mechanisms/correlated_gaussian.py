@@ -321,4 +321,3 @@ class CorrelatedGaussian(RoundedGaussian):
     def describe(self) -> str:
         """Noise, window, range and run."""
         return f"{super().describe()}; {self.bands} bands over a run of {self.run_length:,} rounds"
-
