@@ -18,7 +18,7 @@ from cpsgd.errors import BatonError, CpsgdError, ParameterError, RoundRefusedErr
 from cpsgd.federation.batons import Place, open_baton, seal
 from cpsgd.federation.course import Course
 from cpsgd.federation.handover import Handover, Step, read_answer
-from cpsgd.federation.lineages import Lineages
+from cpsgd.federation.lineages import SeedFile
 from cpsgd.federation.messages import Request
 from cpsgd.federation.relay import RelayedSession
 from cpsgd.federation.server import ServerSession
@@ -46,13 +46,13 @@ def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     """Rounds and the seeds that clients use in them, in the order in which they do."""
     found: Drawn = []
-    draw = Lineages.draw
+    draw = SeedFile.draw
 
-    def recorded(self: Lineages, place: Place, *, handed: bool = False) -> tuple[bytes | None, ...]:
+    def recorded(self: SeedFile, place: Place, *, handed: bool = False) -> tuple[bytes | None, ...]:
         found.append((place.round, draw(self, place, handed=handed)))
         return found[-1][1]
 
-    monkeypatch.setattr(Lineages, "draw", recorded)
+    monkeypatch.setattr(SeedFile, "draw", recorded)
     return found
 
 

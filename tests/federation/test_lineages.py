@@ -15,7 +15,7 @@ import pytest
 
 from cpsgd.errors import BatonError, CpsgdError, MessageError, RoundError, RoundRefusedError
 from cpsgd.federation.batons import Place, seal
-from cpsgd.federation.lineages import MOST_FEDERATIONS, Lineages
+from cpsgd.federation.lineages import MOST_FEDERATIONS, SeedFile
 from cpsgd.federation.settings import Memory
 
 PLACE = Place("77", bytes(16), bands=4, round=1)
@@ -32,15 +32,15 @@ def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def silo(tmp_path: Path) -> Lineages:
+def silo(tmp_path: Path) -> SeedFile:
     return Memory(tmp_path / "memory").lineages
 
 
-def another(tmp_path: Path, name: str) -> Lineages:
+def another(tmp_path: Path, name: str) -> SeedFile:
     return Memory(tmp_path / name).lineages
 
 
-def test_a_silo_that_stays_has_its_own_seeds_by_age(silo: Lineages) -> None:
+def test_a_silo_that_stays_has_its_own_seeds_by_age(silo: SeedFile) -> None:
     own = {round: silo.draw(at(round))[0] for round in (1, 2)}
     assert silo.draw(at(3))[1:] == (own[2], own[1], None)
     # It sits two rounds out: what is too old is forgotten.
@@ -50,7 +50,7 @@ def test_a_silo_that_stays_has_its_own_seeds_by_age(silo: Lineages) -> None:
     assert len({*own.values(), sixth[0], sixth[3]}) == 4
 
 
-def test_noise_of_a_round_is_drawn_once(silo: Lineages) -> None:
+def test_noise_of_a_round_is_drawn_once(silo: SeedFile) -> None:
     silo.draw(at(5))
     for round in (5, 4, 1):
         with pytest.raises(RoundError, match="drawn"):
@@ -58,7 +58,7 @@ def test_noise_of_a_round_is_drawn_once(silo: Lineages) -> None:
     silo.draw(at(6))
 
 
-def test_another_run_or_protocol_has_other_seeds(silo: Lineages) -> None:
+def test_another_run_or_protocol_has_other_seeds(silo: SeedFile) -> None:
     silo.draw(PLACE)
     for other in (replace(at(2), run="78"), replace(at(2), fingerprint=b"x" * 16)):
         assert silo.draw(other)[1:] == (None, None, None)
@@ -66,7 +66,7 @@ def test_another_run_or_protocol_has_other_seeds(silo: Lineages) -> None:
 
 
 @pytest.mark.usefixtures("no_disk")
-def test_what_is_held_stays_small_and_private(tmp_path: Path, silo: Lineages) -> None:
+def test_what_is_held_stays_small_and_private(tmp_path: Path, silo: SeedFile) -> None:
     for run, round in itertools.product(range(2 * MOST_FEDERATIONS), (1, 2, 3, 4, 5)):
         silo.draw(replace(at(round), run=str(run)))
     path = tmp_path / "memory.lineages"
@@ -90,7 +90,7 @@ def test_a_lineage_goes_from_hand_to_hand(tmp_path: Path) -> None:
         assert gone.draw(at(3), handed=True)[1:] == (None, None, None)
 
 
-def test_who_handed_its_seeds_on_has_them_no_longer(tmp_path: Path, silo: Lineages) -> None:
+def test_who_handed_its_seeds_on_has_them_no_longer(tmp_path: Path, silo: SeedFile) -> None:
     others = [another(tmp_path, name) for name in "ab"]
     silo.draw(at(1), handed=True)
     silo.give(at(2), others[0].key(at(2)))
@@ -100,7 +100,7 @@ def test_who_handed_its_seeds_on_has_them_no_longer(tmp_path: Path, silo: Lineag
     assert json.loads((tmp_path / "memory.lineages").read_text())["lineages"][PLACE.federation.hex()]["seeds"] == []
 
 
-def test_seeds_are_not_handed_on_for_a_round_they_were_used_in(tmp_path: Path, silo: Lineages) -> None:
+def test_seeds_are_not_handed_on_for_a_round_they_were_used_in(tmp_path: Path, silo: SeedFile) -> None:
     """Two messages of that round would take the same noise away."""
     silo.draw(at(1), handed=True)
     silo.draw(at(2), handed=True)
@@ -111,7 +111,7 @@ def test_seeds_are_not_handed_on_for_a_round_they_were_used_in(tmp_path: Path, s
     assert len(silo.give(at(3), other.key(at(3)))) == PLACE.baton_bytes
 
 
-def test_seeds_are_not_used_before_the_round_they_were_taken_for(tmp_path: Path, silo: Lineages) -> None:
+def test_seeds_are_not_used_before_the_round_they_were_taken_for(tmp_path: Path, silo: SeedFile) -> None:
     silo.draw(at(4), handed=True)
     successor = another(tmp_path, "other")
     successor.take(at(5), silo.give(at(5), successor.key(at(5))))
@@ -120,7 +120,7 @@ def test_seeds_are_not_used_before_the_round_they_were_taken_for(tmp_path: Path,
     assert successor.draw(at(5), handed=True)[1] is not None
 
 
-def test_without_leave_of_the_protocol_seeds_stay(tmp_path: Path, silo: Lineages) -> None:
+def test_without_leave_of_the_protocol_seeds_stay(tmp_path: Path, silo: SeedFile) -> None:
     silo.draw(at(1))
     with pytest.raises(BatonError):
         silo.give(at(2), another(tmp_path, "other").key(at(2)))
@@ -130,7 +130,7 @@ def test_without_leave_of_the_protocol_seeds_stay(tmp_path: Path, silo: Lineages
     assert other.draw(at(2))[1:] == (None, None, None)
 
 
-def test_a_baton_is_taken_once(tmp_path: Path, silo: Lineages) -> None:
+def test_a_baton_is_taken_once(tmp_path: Path, silo: SeedFile) -> None:
     silo.draw(at(1), handed=True)
     successor = another(tmp_path, "other")
     baton = silo.give(at(2), successor.key(at(2)))
@@ -143,7 +143,7 @@ def test_a_baton_is_taken_once(tmp_path: Path, silo: Lineages) -> None:
         successor.take(at(2), baton)
 
 
-def test_a_client_has_one_lineage(tmp_path: Path, silo: Lineages) -> None:
+def test_a_client_has_one_lineage(tmp_path: Path, silo: SeedFile) -> None:
     silo.key(at(1))
     for lineage in (0, 1):
         with pytest.raises(BatonError, match="before"):
@@ -155,7 +155,7 @@ def test_a_client_has_one_lineage(tmp_path: Path, silo: Lineages) -> None:
     silo.key(at(5))  # what it held is out of reach by then
 
 
-def test_what_is_wrong_changes_nothing(tmp_path: Path, silo: Lineages) -> None:
+def test_what_is_wrong_changes_nothing(tmp_path: Path, silo: SeedFile) -> None:
     silo.draw(at(1), handed=True)
     path = tmp_path / "memory.lineages"
     before = path.read_bytes()
@@ -177,7 +177,7 @@ def test_what_is_wrong_changes_nothing(tmp_path: Path, silo: Lineages) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": "cpsgd lineages 1"}', b"\xff", b"[" * 100_000])
-def test_a_damaged_file_refuses(tmp_path: Path, silo: Lineages, content: bytes) -> None:
+def test_a_damaged_file_refuses(tmp_path: Path, silo: SeedFile, content: bytes) -> None:
     (tmp_path / "memory.lineages").write_bytes(content)
     for ask in (silo.draw, silo.key):
         with pytest.raises(RoundRefusedError, match="remove it") as caught:
@@ -187,7 +187,7 @@ def test_a_damaged_file_refuses(tmp_path: Path, silo: Lineages, content: bytes) 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])
 def test_killed_at_any_moment_no_seed_is_used_twice(
-    tmp_path: Path, silo: Lineages, step: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, silo: SeedFile, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Either nothing left the client, and its seeds are as they were; or they are gone from the disk before."""
     silo.draw(at(1), handed=True)
@@ -209,7 +209,7 @@ def test_killed_at_any_moment_no_seed_is_used_twice(
     assert silo.give(at(2), public)
 
 
-def test_seeds_are_on_the_disk_before_they_are_known(silo: Lineages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_are_on_the_disk_before_they_are_known(silo: SeedFile, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     kinds = {True: "folder", False: "file"}
     monkeypatch.setattr(

@@ -25,7 +25,7 @@ from cpsgd.federation import handover
 from cpsgd.federation.batons import Place
 from cpsgd.federation.handover import Handover
 from cpsgd.federation.limits import Limits
-from cpsgd.federation.messages import AHEAD, Pair, Request, handed_on, round_of_run
+from cpsgd.federation.messages import AHEAD, Pair, Request, round_of_run
 from cpsgd.federation.runs import Turn, check_turn, paid_runs
 from cpsgd.federation.settings import MEMORY_KEY, Answered, Memory, Signing
 from cpsgd.federation.spending import History, RoundKind, check_affordable
@@ -269,7 +269,7 @@ class ClientSession:
         if mechanism.correlation is None or memory is None:
             return {}
         place = Place(self._progress.run, protocol.fingerprint, mechanism.correlation.bands, round)
-        return {"seeds": memory.lineages.draw(place, handed=handed_on(protocol))}
+        return {"seeds": memory.lineages.draw(place, handed=mechanism.hands_on)}
 
     # ------------------------------------------------------------------ what is agreed to
 

@@ -36,7 +36,6 @@ from cpsgd.federation import checkpoint
 from cpsgd.federation.checkpoint import Standing
 from cpsgd.federation.conduct import Conduct
 from cpsgd.federation.extras import AdaptiveClip, Extras
-from cpsgd.federation.messages import handed_on
 from cpsgd.federation.pipeline import PipelinedSession
 from cpsgd.federation.relay import Relay, RelayedSession
 from cpsgd.federation.server import Node, RoundReport, ServerSession
@@ -189,7 +188,7 @@ class Course(Generic[Node]):
             course=progress.course,
             revealing=self._reveal,
         )
-        if handed_on(plan.protocol):
+        if plan.protocol.mechanism.hands_on:
             session.relay = self._relay(present, nodes)
         return session
 

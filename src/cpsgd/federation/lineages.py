@@ -54,7 +54,7 @@ class Held:
         return tuple(self.seeds.get(place.round - age) for age in range(1, place.bands))
 
 
-class Lineages:
+class SeedFile:
     """The file. If it cannot be read or written, every round is refused, as a memory does."""
 
     def __init__(self, path: Path, lock: Callable[[], AbstractContextManager[object]]) -> None:

@@ -49,7 +49,6 @@ from cpsgd.errors import (
     VersionError,
     WireError,
 )
-from cpsgd.mechanisms import CorrelatedGaussian
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import Stage
 
@@ -236,11 +235,6 @@ class Pair:
 def round_of_run(protocol: Protocol, round: int) -> int:
     """What the protocol calls a round: a run of correlated noise begins with round 0, and all rounds here with 1."""
     return round if protocol.mechanism.correlation is None else round - 1
-
-
-def handed_on(protocol: Protocol) -> bool:
-    """Whether lineages of correlated noise may pass from client to client, as the accounting then allows for."""
-    return isinstance(protocol.mechanism, CorrelatedGaussian) and protocol.mechanism.untrusted_holders is not None
 
 
 def flatten(arrays: Arrays, dim: int) -> NDArray[np.float32]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from cpsgd.mechanisms import CorrelatedGaussian
 from cpsgd.planner.modulus import window
 from cpsgd.protocol import Protocol
 
@@ -49,8 +48,7 @@ def largest_norm(protocol: Protocol, survivors: int) -> float:
         # A third of its half: a coordinate whose mean is beyond half the modulus is there itself half of the time.
         overflow=FALSE_ALARM / 6.0,
     )
-    noise = mechanism.settled_variance if isinstance(mechanism, CorrelatedGaussian) else mechanism.noise_variance
-    variance = survivors * (noise + mechanism.largest_rounding_variance)
+    variance = survivors * (mechanism.settled_variance + mechanism.largest_rounding_variance)
     nats = math.log(2.0 / FALSE_ALARM)
     linear = nats * farthest**2 / 3.0
     excess = linear + math.sqrt(linear**2 + 2.0 * nats * dim * farthest**2 * variance)

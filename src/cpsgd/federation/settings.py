@@ -30,7 +30,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cpsgd.errors import CpsgdError, IdentityFileError, RoundRefusedError, StageError
-from cpsgd.federation.lineages import Lineages
+from cpsgd.federation.lineages import SeedFile
 from cpsgd.federation.messages import STAGES
 from cpsgd.secagg import Invitation, Stage, read_identity, read_roster
 from cpsgd.secagg.identity import public_bytes
@@ -80,9 +80,9 @@ class Memory:
         return cls(Path(path))
 
     @property
-    def lineages(self) -> Lineages:
+    def lineages(self) -> SeedFile:
         """The seeds of noise that the client holds, in a file beside this one."""
-        return Lineages(self._path.with_name(self._path.name + ".lineages"), self._opened)
+        return SeedFile(self._path.with_name(self._path.name + ".lineages"), self._opened)
 
     def rounds(self) -> list[Answered]:
         """The rounds answered so far."""
