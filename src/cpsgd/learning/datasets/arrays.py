@@ -89,6 +89,7 @@ def from_arrays(
 
     Raises:
         DataError: The arrays do not fit together, or hold NaN or infinity.
+        ParameterError: The partition is none, or of other examples.
 
     >>> x, y = np.eye(6, 4), np.array([0, 1, 2, 0, 1, 2])
     >>> data = from_arrays(x, y, clients=["ann", "bob", "ann", "cem", "bob", "dan"])
@@ -103,6 +104,11 @@ def from_arrays(
         partition = by_client(clients)
     if partition is None:
         partition = one_each(len(train))
+    elif not isinstance(partition, Partition):
+        raise ParameterError(
+            f"Expected partition to be a Partition, got {type(partition).__name__}: make one with iid, dirichlet or "
+            "by_client, or give whose each example is as clients."
+        )
     elif partition.examples != len(train):
         raise ParameterError(f"The partition is of {partition.examples} examples, there are {len(train)}.")
     if (test_features is None) != (test_labels is None):
