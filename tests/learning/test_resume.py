@@ -25,6 +25,7 @@ import torch
 from cpsgd.errors import CheckpointError, InfeasibleError, UserFunctionError
 from cpsgd.learning import NoPrivacy, Trainer, checkpoints, mlp
 from cpsgd.learning.datasets import ArrayDataset, Dataset
+from cpsgd.learning.history import History
 from cpsgd.learning.options import (
     AccountOptions,
     ClientOptions,
@@ -33,7 +34,6 @@ from cpsgd.learning.options import (
     RunOptions,
     ServerOptions,
 )
-from cpsgd.learning.history import History
 from cpsgd.learning.server import Server
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import RoundSimulator
