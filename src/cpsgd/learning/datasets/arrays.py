@@ -52,6 +52,15 @@ class ArrayDataset:
         rows, counts = self.partition.rows(check_indices("clients", clients, self.size))
         return Batch(as_features(self.features[rows]), self.labels[rows], counts)
 
+    def counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many examples these clients have."""
+        return self.partition.counts(clients)
+
+    def part(self, client: int, start: int, stop: int) -> Batch:
+        """Some of a client's examples, by their places."""
+        rows = self.partition.part(client, start, stop)
+        return Batch(as_features(self.features[rows]), self.labels[rows], np.array([len(rows)]))
+
     def test_set(self) -> Batch:
         """The examples held back."""
         counts = np.ones(len(self.test_labels), dtype=np.int64)

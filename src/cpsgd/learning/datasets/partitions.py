@@ -46,9 +46,19 @@ class Partition:
         """Number of examples."""
         return len(self.order)
 
+    def counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many examples these clients have."""
+        found: NDArray[np.int64] = self.starts[clients + 1] - self.starts[clients]
+        return found
+
+    def part(self, client: int, start: int, stop: int) -> NDArray[np.int64]:
+        """The numbers of some of a client's examples, by their places."""
+        first, end = self.starts[client], self.starts[client + 1]
+        return self.order[first + start : min(first + stop, end)]
+
     def rows(self, clients: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The numbers of these clients' examples, client by client, and how many each has."""
-        counts = self.starts[clients + 1] - self.starts[clients]
+        counts = self.counts(clients)
         # Row j of a client is j places behind its start: one count through all rows, restarted at each client.
         skipped = self.starts[clients] - (np.cumsum(counts) - counts)
         return self.order[np.arange(counts.sum()) + np.repeat(skipped, counts)], counts
