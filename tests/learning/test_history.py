@@ -54,6 +54,9 @@ def test_every_change_of_the_past_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(bad)
         with pytest.raises(CheckpointError, match=r"metrics\.jsonl does not hold the rounds"):
             History(path).restore(extent)
+    for size in (-1, "9", None):
+        with pytest.raises(CheckpointError, match="does not say"):
+            History(path).restore({**extent, "bytes": size})
     path.unlink()
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl: No such file or directory.*restore it"):
         History(path).restore(extent)

@@ -255,7 +255,7 @@ class RunFolder:
                 model.load_state_dict(state["model"])
                 for name, part in parts.items():
                     part.load_state_dict(state[name])
-        except (KeyError, TypeError, json.JSONDecodeError, AttributeError, RuntimeError, ParameterError):
+        except (KeyError, TypeError, json.JSONDecodeError, AttributeError, RuntimeError):
             raise CheckpointError(f"{self._path} does not hold the state of a run of this kind.") from None
         return progress
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpsgd import _validate
 from cpsgd.errors import CheckpointError
 from cpsgd.learning.durable import kept, sync_folder
 
@@ -77,7 +76,9 @@ class History:
         Raises:
             CheckpointError: The file is missing, or does not begin with them.
         """
-        size = _validate.integer("bytes", extent["bytes"], low=0)
+        size = extent["bytes"]
+        if not isinstance(size, int) or size < 0:
+            raise CheckpointError(f"The checkpoint does not say how much of {self._path} it is after.")
         with (
             kept(self._path, "Without it the run cannot go on: restore it from a copy."),
             self._path.open("rb") as file,
