@@ -172,9 +172,17 @@ def test_dropout(gpu: None) -> None:
     assert all(metrics.released and 100 <= metrics.survivors < 200 for metrics in history)
 
 
-def test_examples_are_for_the_cpu(gpu: None) -> None:
-    with pytest.raises(ParameterError, match="device cpu"):
-        trainer(replace(private().protocol, promise=None), examples=3)
+@pytest.mark.parametrize("on", ["as on a GPU", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_private_examples_are_charged(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "is_gpu", lambda device: True)
+    protocol = replace(private().protocol, promise=None)
+    found = trainer(protocol, examples=3, rounds=2, delta=1e-6, device="cuda" if on == "gpu" else "cpu")
+    history = list(found.run())
+    assert len(history) == 2
+    assert all(metrics.released for metrics in history)
+    guarantee = found.guarantee()
+    assert guarantee is not None
+    assert 0.0 < guarantee.epsilon < 100.0
 
 
 # How a full GPU is told of: by PyTorch, by CUDA before PyTorch has begun, and by its library for matrices.

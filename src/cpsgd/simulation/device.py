@@ -98,6 +98,7 @@ class DeviceRound:
         seed: int | None,
         device: torch.device | str,
         kernels: ModuleType | None = None,
+        first: int = 0,
     ) -> None:
         """Starts an empty round.
 
@@ -107,6 +108,7 @@ class DeviceRound:
             seed: What the round's random numbers follow from; None takes a seed from the operating system.
             device: Where vectors are, and where everything is computed.
             kernels: `device_plain` or `device_fused`; the fastest that run there by default.
+            first: The number of the first client, where a round's clients are shared: each has numbers of its own.
 
         Raises:
             ParameterError: The protocol has more coordinates than a device computes with.
@@ -119,6 +121,7 @@ class DeviceRound:
             )
         self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
         self.count = 0
+        self._first = first
         chosen = int.from_bytes(os.urandom(7), "little") if seed is None else seed
         self._seed = _validate.integer("seed", chosen, low=0, high=2**64 - 1)
         self._grid, self._rounding = protocol.mechanism.grid, protocol.mechanism.device_rounding()
@@ -198,6 +201,11 @@ class DeviceRound:
                 self._mean = self._noisy_mean()
         return self._mean
 
+    @property
+    def sums(self) -> torch.Tensor:
+        """The sums so far, without noise."""
+        return self._sums
+
     def noise_norm(self) -> float:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
         return noise_norm(self.protocol, self.count)
@@ -210,7 +218,7 @@ class DeviceRound:
         options: dict[str, Any] = {
             "bound": bound,
             "unit": self._grid.unit,
-            "first": self.count,
+            "first": self._first + self.count,
             "rounding": self._rounding,
         }
         with current(self.device):
@@ -221,7 +229,12 @@ class DeviceRound:
         protocol = self.protocol
         bound = protocol.clip_norm * (1.0 - clip.MARGIN)
         if self.takes_products or (self._is_long and device_cuda.is_small(rounding)):
-            options: dict[str, Any] = {"bound": bound, "unit": unit, "first": self.count, "rounding": rounding}
+            options: dict[str, Any] = {
+                "bound": bound,
+                "unit": unit,
+                "first": self._first + self.count,
+                "rounding": rounding,
+            }
             add_rows = device_long.add_rows if self._is_long else device_cuda.add_rows
             add_rows(vectors, self._sums, self._signs, keys=self._inputs[:8], **options)
             return
@@ -233,7 +246,7 @@ class DeviceRound:
         else:
             plain.scale(vectors, bound, unit)
         key = _key("rounding", self.round, self._seed)
-        self._kernels.round_and_sum(columns, self._sums, key=key, first=self.count, rounding=rounding)
+        self._kernels.round_and_sum(columns, self._sums, key=key, first=self._first + self.count, rounding=rounding)
 
     def _noisy_mean(self) -> torch.Tensor:
         protocol, mechanism = self.protocol, self.protocol.mechanism
@@ -320,6 +333,11 @@ class DeviceFloatMean:
         if self.count == 0:
             raise EmptyError("There is no mean: no vector was added.")
         return (self._sums / self.count).to(torch.float32)
+
+    @property
+    def sums(self) -> torch.Tensor:
+        """The sums so far."""
+        return self._sums
 
     def noise_norm(self) -> float:
         """Zero: there is no noise."""
