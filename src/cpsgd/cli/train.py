@@ -79,16 +79,16 @@ def run(
     if config is not None:
         changes = {**read_file(config), **changes}
     # Of several processes that torchrun started the first one shows and keeps everything.
-    alone = os.environ.get("RANK", "0") == "0"
+    leads = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK") == "0"
     if resume:
         folder = _RUNS / _run_name(name) if name is not None else _latest()
         settings = _settings_of(folder, changes)
-        if not alone:
+        if not leads:
             _assist(settings, folder)
             return
     else:
         settings = Settings.of(changes)
-        if not alone:
+        if not leads:
             _assist(settings, None)
             return
         folder = _new_folder(name, _kind(settings))
