@@ -1,4 +1,4 @@
-"""What an installed wheel must do, with nothing beside it: run in an environment that holds the wheel and what it asks for.
+"""What an installed wheel must do, in an environment that holds it and what it asks for, and nothing else.
 
     python packaging/smoke.py [--numpy]
 
