@@ -1,8 +1,8 @@
 """Builds the sdist and the wheels of a release, and tries them: `make dist`.
 
-For every Python found (3.11 to 3.13), or given, the wheel is built twice, from the sdist, in folders of different names:
+For every Python found (3.11 to 3.13), or given, the wheel is built twice, from the sdist, in folders of other names:
 the bytes must be equal. `auditwheel` repairs and names it. Then it is installed into an empty environment in which no
-compiler is found, and `packaging/smoke.py` runs there. Last, the sdist itself is installed where there is no compiler, and must
+compiler is found, and `packaging/smoke.py` runs there. Last, the sdist is installed without a compiler, and must
 work on NumPy.
 
 What is built with is locked, by hashes: `packaging/build.txt`.
