@@ -92,6 +92,8 @@ def main() -> None:
         run(first, "-m", "build", "--sdist", "--no-isolation", "--outdir", DIST, ROOT, **tools)
         (sdist,) = DIST.glob("*.tar.gz")
         for python in pythons():
+            if list(DIST.glob("*-abi3-*.whl")):
+                break  # that of the first Python from 3.12 on is for all later ones
             label = python.strip("/").replace("/", "-")
             interpreter = builder(work / f"build-{label}", python)
             wheels = []
@@ -103,8 +105,7 @@ def main() -> None:
                 wheels.append(built(interpreter, source, place / "out"))
             if digest(wheels[0]) != digest(wheels[1]):
                 raise SystemExit(f"Two builds for {label} differ: {wheels[0]}, {wheels[1]}.")
-            if not (DIST / wheels[0].name).exists():
-                run(interpreter, "-m", "auditwheel", "repair", "--wheel-dir", DIST, wheels[0], **tools)
+            run(interpreter, "-m", "auditwheel", "repair", "--wheel-dir", DIST, wheels[0], **tools)
         bare = without_compilers(work)
         for python in pythons():
             interpreter = make_environment(work / f"try-{python.strip('/').replace('/', '-')}", python)
