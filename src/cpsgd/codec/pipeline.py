@@ -1,8 +1,8 @@
 """All stages in one go: vector to message, and sums of messages back to a mean.
 
-The public path. It needs one scratch vector of float32 and one block of keystream beside its output; the integers
-between rounding and packing never leave the processor's first-level cache. What happens to a coordinate is for the
-protocol's mechanism to say; everything here is the same for all of them.
+The public path. It needs one vector of float32 and one block of keystream beside its output; the integers between
+rounding and packing never leave the processor's first-level cache. What happens to a coordinate is for the protocol's
+mechanism to say; everything here is the same for all of them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
-from cpsgd.codec import clip, rotate, wire
+from cpsgd.codec import clip, rotate, scratch, wire
 from cpsgd.codec._kernels import kernels
 from cpsgd.codec.clip import Vector
-from cpsgd.codec.formats import Chosen, Format, Kernel, Sums
+from cpsgd.codec.formats import Format, Kernel, Sums
+from cpsgd.codec.rounding import Grid
 from cpsgd.errors import VectorError
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
 
-# Keystream is drawn in blocks of a quarter of the (float32) input's bytes, within these bounds: large enough to hide
-# the cost of a call, small enough for the second-level cache and for the memory it takes beside the input's.
-_SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 18
+# Bytes of keystream that are drawn at a time: enough to hide the cost of a call, and few enough for the second-level
+# cache.
+_BLOCK_BYTES = 1 << 18
 # float32 factors outside this interval would lose digits on their own; such vectors take the float64 kernels.
 _FLOAT32_FACTORS = (1e-30, 1e30)
 
@@ -38,6 +39,8 @@ _FLOAT32_FACTORS = (1e-30, 1e30)
 class _Stages:
     """What the stages of a protocol need, worked out once."""
 
+    grid: Grid | None
+    norm_limit: float
     format: Format
     kernel: Kernel
     keystream_bytes: int
@@ -50,14 +53,16 @@ class _Stages:
 
 @lru_cache(maxsize=64)
 def _stages(protocol: Protocol) -> _Stages:
-    mechanism, form = protocol.mechanism, protocol.format
-    block_bytes = min(max(protocol.dim, _SMALLEST_BLOCK), _LARGEST_BLOCK)
+    mechanism, form, grid = protocol.mechanism, protocol.format, protocol.mechanism.grid
 
     def block(width: int) -> int:
-        return max(1, block_bytes // width // form.step) * form.step
+        return max(1, _BLOCK_BYTES // width // form.step) * form.step
 
     packer, packer_bytes = mechanism.packer()
     return _Stages(
+        grid=grid,
+        # Rounded down, so that the norm is within D also for the exact quotient.
+        norm_limit=math.inf if grid is None else protocol.clip_norm * grid.unit * (1.0 - 2.0**-48),
         format=form,
         kernel=mechanism.kernel(),
         keystream_bytes=mechanism.keystream_bytes,
@@ -92,20 +97,26 @@ def as_vector(vector: ArrayLike, dim: int) -> Vector:
 
 def to_grid(protocol: Protocol, vector: Vector, round: int) -> NDArray[np.float32]:
     """Clips and rotates: the vector in grid units, with its norm and coordinates within the protocol's bounds."""
-    grid = protocol.mechanism.grid
+    return _to_grid(protocol, _stages(protocol), vector, round, scratch.floats(protocol.dim))
+
+
+def _to_grid(
+    protocol: Protocol, stages: _Stages, vector: Vector, round: int, points: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """The same, written to `points`."""
+    grid = stages.grid
     factor = clip.factor(vector, protocol.clip_norm) * (1.0 if grid is None else grid.unit)
     low, high = _FLOAT32_FACTORS
     if not low < factor < high:
         vector = vector.astype(np.float64)
-    points = np.empty(protocol.dim, dtype=np.float32)
-    if protocol.rotate:
-        kernels.rotate_forward(vector, factor, rotate.signs(protocol.dim, protocol.rotation_seed, round), points)
+    squared = None
+    if grid is not None and protocol.rotate:
+        signs = rotate.signs(protocol.dim, protocol.rotation_seed, round)
+        squared = kernels.rotate_to_grid(vector, factor, signs, grid.limit, points)
     else:
-        kernels.scale(vector, factor, points)
+        kernels.scale(vector, factor, points)  # floats are never rotated
     if grid is not None:
-        # Rounded down, so that the norm is within D also for the exact quotient.
-        norm_limit = protocol.clip_norm * grid.unit * (1.0 - 2.0**-48)
-        clip.enforce(points, norm_limit=norm_limit, coordinate_limit=grid.limit)
+        clip.enforce(points, norm_limit=stages.norm_limit, coordinate_limit=grid.limit, squared=squared)
     return points
 
 
@@ -119,7 +130,12 @@ def encode(protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystre
     chosen = stages.format.chosen(message_id, protocol.dim)
     held = protocol.dim if chosen is None else chosen.size
     message = np.empty(wire.HEADER_BYTES + stages.format.payload_bytes(held), dtype=np.uint8)
-    _write_payload(protocol, checked, round, stream, chosen, message[wire.HEADER_BYTES :])
+    points = scratch.take(protocol.dim)
+    try:
+        _to_grid(protocol, stages, checked, round, points)
+        _write_payload(stages, points if chosen is None else points[chosen], stream, message[wire.HEADER_BYTES :])
+    finally:
+        scratch.give_back(points)
     wire.write_header(
         message,
         radix=stages.format.radix,
@@ -132,14 +148,8 @@ def encode(protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystre
     return message.tobytes()
 
 
-def _write_payload(
-    protocol: Protocol, vector: Vector, round: int, stream: Keystream, chosen: Chosen, payload: NDArray[np.uint8]
-) -> None:
-    """Block by block. Apart, so that the scratch vector is gone when the message is copied."""
-    points = to_grid(protocol, vector, round)
-    if chosen is not None:
-        points = points[chosen]
-    stages = _stages(protocol)
+def _write_payload(stages: _Stages, points: NDArray[np.float32], stream: Keystream, payload: NDArray[np.uint8]) -> None:
+    """Block by block. Apart, so that the keystream is gone when the message is copied."""
     width, block = stages.packer_bytes, stages.packer_block
     buffer = stream.buffer(min(block, points.size) * width)
     block_bytes = stages.format.payload_bytes(block)
@@ -157,15 +167,20 @@ def integers(
     `keystream` is for tests; the same one yields the integers that `encode` packs.
     """
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
-    points = to_grid(protocol, as_vector(vector, protocol.dim), round)
+    checked = as_vector(vector, protocol.dim)
     stages = _stages(protocol)
     stream = Keystream() if keystream is None else keystream
-    buffer = stream.buffer(min(stages.block, points.size) * stages.keystream_bytes)
+    buffer = stream.buffer(min(stages.block, protocol.dim) * stages.keystream_bytes)
     values = np.empty(protocol.dim, dtype=np.uint32)
-    for start in range(0, points.size, stages.block):
-        part = points[start : start + stages.block]
-        words = stream.fill(buffer, part.size * stages.keystream_bytes)
-        stages.kernel.values(part, words, values[start : start + stages.block])
+    points = scratch.take(protocol.dim)
+    try:
+        _to_grid(protocol, stages, checked, round, points)
+        for start in range(0, points.size, stages.block):
+            part = points[start : start + stages.block]
+            words = stream.fill(buffer, part.size * stages.keystream_bytes)
+            stages.kernel.values(part, words, values[start : start + stages.block])
+    finally:
+        scratch.give_back(points)
     return values
 
 
@@ -178,10 +193,11 @@ def decode(protocol: Protocol, sums: Sums, count: int, round: int) -> NDArray[np
         sums = np.mod(sums.astype(np.int64) - lowest, protocol.modulus).astype(np.uint64)
         middle -= lowest
     if sums.dtype.kind == "f":
-        mean = ((sums - middle) * factor).astype(np.float32)
-    else:
-        mean = np.empty(protocol.dim, dtype=np.float32)
-        kernels.centre(sums, middle, factor, mean)
+        return ((sums - middle) * factor).astype(np.float32)
+    mean = scratch.floats(protocol.dim)
     if protocol.rotate:
-        kernels.rotate_backward(mean, rotate.signs(protocol.dim, protocol.rotation_seed, round))
+        signs = rotate.signs(protocol.dim, protocol.rotation_seed, round)
+        kernels.centre_and_rotate(sums, middle, factor, signs, mean)
+    else:
+        kernels.centre(sums, middle, factor, mean)
     return mean
