@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
-from cpsgd.codec import clip, rotate, scratch, wire
+from cpsgd.codec import clip, scratch, wire
 from cpsgd.codec._kernels import kernels
 from cpsgd.codec.clip import Vector
-from cpsgd.codec.formats import Format, Kernel, Sums
+from cpsgd.codec.formats import Format, Sums
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import VectorError
 from cpsgd.randomness import Keystream
@@ -42,10 +43,10 @@ class _Stages:
     grid: Grid | None
     norm_limit: float
     format: Format
-    kernel: Kernel
+    kernel: Any
     keystream_bytes: int
     block: int
-    packer: Kernel
+    packer: Any
     packer_bytes: int
     packer_block: int
     fingerprint: bytes
@@ -105,14 +106,14 @@ def _to_grid(
 ) -> NDArray[np.float32]:
     """The same, written to `points`."""
     grid = stages.grid
+    protocol.mechanism.rotation_round(round)  # refuses rounds that a run does not have, rotated or not
     factor = clip.factor(vector, protocol.clip_norm) * (1.0 if grid is None else grid.unit)
     low, high = _FLOAT32_FACTORS
     if not low < factor < high:
         vector = vector.astype(np.float64)
     squared = None
     if grid is not None and protocol.rotate:
-        signs = rotate.signs(protocol.dim, protocol.rotation_seed, round)
-        squared = kernels.rotate_to_grid(vector, factor, signs, grid.limit, points)
+        squared = kernels.rotate_to_grid(vector, factor, protocol.rotation_signs(round), grid.limit, points)
     else:
         kernels.scale(vector, factor, points)  # floats are never rotated
     if grid is not None:
@@ -120,10 +121,17 @@ def _to_grid(
     return points
 
 
-def encode(protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystream | None = None) -> bytes:
+Seeds = Sequence[bytes | None] | None
+"""Those of a client's lineage, the newest first, where noise is correlated; None where it begins one."""
+
+
+def encode(
+    protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystream | None = None, seeds: Seeds = None
+) -> bytes:
     """One client's message. `keystream` is for tests; without it, fresh noise from the operating system's generator."""
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
     checked = as_vector(vector, protocol.dim)
+    inherited = None if seeds is None else protocol.mechanism.continued(seeds, round, protocol.dim)
     stages = _stages(protocol)
     stream = Keystream() if keystream is None else keystream
     message_id = os.urandom(16)
@@ -133,7 +141,8 @@ def encode(protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystre
     points = scratch.take(protocol.dim)
     try:
         _to_grid(protocol, stages, checked, round, points)
-        _write_payload(stages, points if chosen is None else points[chosen], stream, message[wire.HEADER_BYTES :])
+        held_points = points if chosen is None else points[chosen]
+        _write_payload(stages, held_points, stream, inherited, message[wire.HEADER_BYTES :])
     finally:
         scratch.give_back(points)
     wire.write_header(
@@ -148,7 +157,13 @@ def encode(protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystre
     return message.tobytes()
 
 
-def _write_payload(stages: _Stages, points: NDArray[np.float32], stream: Keystream, payload: NDArray[np.uint8]) -> None:
+def _write_payload(
+    stages: _Stages,
+    points: NDArray[np.float32],
+    stream: Keystream,
+    inherited: NDArray[np.int64] | None,
+    payload: NDArray[np.uint8],
+) -> None:
     """Block by block. Apart, so that the keystream is gone when the message is copied."""
     width, block = stages.packer_bytes, stages.packer_block
     buffer = stream.buffer(min(block, points.size) * width)
@@ -156,11 +171,12 @@ def _write_payload(stages: _Stages, points: NDArray[np.float32], stream: Keystre
     for number, start in enumerate(range(0, points.size, block)):
         part = points[start : start + block]
         words = stream.fill(buffer, part.size * width)
-        stages.format.write(stages.packer, part, words, payload[number * block_bytes : (number + 1) * block_bytes])
+        packer = stages.packer if inherited is None else stages.packer.after(inherited[start : start + block])
+        stages.format.write(packer, part, words, payload[number * block_bytes : (number + 1) * block_bytes])
 
 
 def integers(
-    protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystream | None = None
+    protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystream | None = None, seeds: Seeds = None
 ) -> NDArray[np.uint32]:
     """One client's integers, unpacked, for transports that add them up themselves.
 
@@ -168,6 +184,7 @@ def integers(
     """
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
     checked = as_vector(vector, protocol.dim)
+    inherited = None if seeds is None else protocol.mechanism.continued(seeds, round, protocol.dim)
     stages = _stages(protocol)
     stream = Keystream() if keystream is None else keystream
     buffer = stream.buffer(min(stages.block, protocol.dim) * stages.keystream_bytes)
@@ -178,7 +195,9 @@ def integers(
         for start in range(0, points.size, stages.block):
             part = points[start : start + stages.block]
             words = stream.fill(buffer, part.size * stages.keystream_bytes)
-            stages.kernel.values(part, words, values[start : start + stages.block])
+            end = start + stages.block
+            kernel = stages.kernel if inherited is None else stages.kernel.after(inherited[start:end])
+            kernel.values(part, words, values[start:end])
     finally:
         scratch.give_back(points)
     return values
@@ -186,6 +205,7 @@ def integers(
 
 def decode(protocol: Protocol, sums: Sums, count: int, round: int) -> NDArray[np.float32]:
     """The mean of `count` clients' vectors from the sums of their messages (modulo the modulus, where there is one)."""
+    protocol.mechanism.check_messages(count, protocol.clients)
     middle, factor = count * protocol.mechanism.centre, protocol.mechanism.scale / count
     if protocol.modulus is not None:
         # The sum is the representative nearest to where it is expected.
@@ -196,8 +216,7 @@ def decode(protocol: Protocol, sums: Sums, count: int, round: int) -> NDArray[np
         return ((sums - middle) * factor).astype(np.float32)
     mean = scratch.floats(protocol.dim)
     if protocol.rotate:
-        signs = rotate.signs(protocol.dim, protocol.rotation_seed, round)
-        kernels.centre_and_rotate(sums, middle, factor, signs, mean)
+        kernels.centre_and_rotate(sums, middle, factor, protocol.rotation_signs(round), mean)
     else:
         kernels.centre(sums, middle, factor, mean)
     return mean
