@@ -170,15 +170,20 @@ def message_bytes(mechanism: Mechanism, dim: int) -> int:
     return 4 * dim if protocol is None else protocol.message_bytes
 
 
-def start_round(mechanism: Mechanism, dim: int, round: int, seed: int | None, device: torch.device | None) -> Simulator:
-    """What takes a round's updates and yields their mean: on a device, or without one by the CPU's own kernels."""
+def start_round(
+    mechanism: Mechanism, dim: int, round: int, seed: int | None, device: torch.device | None, first: int = 0
+) -> Simulator:
+    """What takes a round's updates and yields their mean: on a device, or without one by the CPU's own kernels.
+
+    Clients are numbered from `first` on.
+    """
     protocol, norm = protocol_of(mechanism), clip_norm(mechanism)
     if protocol is None:
         return FloatMean(dim, norm) if device is None else DeviceFloatMean(dim, norm, device)
     if device is None:
         # Without the promise: a run's own account knows how many messages each of its rounds had.
-        return RoundSimulator(replace(protocol, promise=None), round, seed=seed)
-    return DeviceRound(protocol, round, seed=seed, device=device)
+        return RoundSimulator(replace(protocol, promise=None), round, seed=seed, first=first)
+    return DeviceRound(protocol, round, seed=seed, device=device, first=first)
 
 
 def as_data(mechanism: Mechanism) -> dict[str, Any]:

@@ -54,7 +54,9 @@ class RoundSimulator:
         (1000, [0.5, -0.5, 0.10000000149011612, 0.0])
     """
 
-    def __init__(self, protocol: Protocol, round: int, *, seed: int | None = None, threads: int = 2) -> None:
+    def __init__(
+        self, protocol: Protocol, round: int, *, seed: int | None = None, threads: int = 2, first: int = 0
+    ) -> None:
         """Starts an empty round.
 
         Args:
@@ -63,12 +65,14 @@ class RoundSimulator:
             seed: None for randomness from the operating system. A number makes the round repeatable, whatever the
                 chunks and threads: good for experiments, but noise that can be repeated protects nobody.
             threads: Threads that share the rows of a chunk.
+            first: The number of the first client, where a round's clients are shared: each has numbers of its own.
         """
         self.protocol = protocol
         self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
         self.count = 0
         self._seed = None if seed is None else _validate.integer("seed", seed, low=0, high=2**64 - 1)
         self._threads = _validate.integer("threads", threads, low=1)
+        self._first = first
         self._floats = protocol.mechanism.grid is None
         self._sums: Sums = np.zeros(protocol.dim, dtype=np.float64 if self._floats else np.uint64)
         self._rounding = protocol.mechanism if self._floats else protocol.mechanism.rounding_part()
@@ -129,6 +133,11 @@ class RoundSimulator:
             self._mean = pipeline.decode(self.protocol, total, self.count, self.round)
         return self._mean
 
+    @property
+    def sums(self) -> Sums:
+        """The sums so far, without noise."""
+        return self._sums
+
     def noise_norm(self) -> float:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
         return noise_norm(self.protocol, self.count)
@@ -151,7 +160,7 @@ class RoundSimulator:
                     grid = pipeline.to_grid(protocol, vectors[row], self.round)
                 except NonFiniteError:
                     grid = np.zeros(protocol.dim, dtype=np.float32)
-                words = (shared or self._keystream(self.count + row)).fill(buffer, size)
+                words = (shared or self._keystream(self._first + self.count + row)).fill(buffer, size)
                 self._rounder.values(grid, words, values)
                 if held == room:
                     sums += small
@@ -200,6 +209,11 @@ class FloatMean:
         if self.count == 0:
             raise EmptyError("There is no mean: no vector was added.")
         return (self._sums / self.count).astype(np.float32)
+
+    @property
+    def sums(self) -> Sums:
+        """The sums so far."""
+        return self._sums
 
     def noise_norm(self) -> float:
         """Zero: there is no noise."""
