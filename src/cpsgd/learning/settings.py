@@ -51,7 +51,8 @@ class TaskOptions(OptionGroup):
         data: Data of your own, instead: module:function, where the function returns a data set of
             cpsgd.learning.datasets, or one with a model, or with a model and a loss.
         clients: Clients there are; by default as many as the data set has.
-        model: The model: linear, or mlp with the widths of its hidden layers, as mlp-60-60.
+        model: The model: linear, or mlp with the widths of its hidden layers, as mlp-60-60; scaled-mlp-60-60 scales
+            shades first.
         baselines: Run the baselines, too: without privacy, with Gaussian noise, rounded without noise, and as private
             with 4 bits, where there are fewer.
     """

@@ -58,7 +58,7 @@ class Trainer:
     """Trains a model from a population of simulated clients.
 
     Attributes:
-        model: The model, trained in place.
+        model: The model, trained in place; with averaging, the average after the last round.
         round: Number of the next round.
         rounds: Number of rounds in all.
         history: What is known of each round so far.
@@ -265,7 +265,8 @@ class Trainer:
         if self._unfinished:
             raise CheckpointError(f"Round {self.round} was interrupted after its charge: there is no model to export.")
         privacy = export.privacy_facts(self.guarantee(), self.config)
-        return export.write(Path(folder), self.model, self._dataset, privacy, self.config, self.history)
+        with self._server.measured():
+            return export.write(Path(folder), self.model, self._dataset, privacy, self.config, self.history)
 
     def save(self) -> None:
         """Writes a checkpoint after the last complete round, due or not; without a `run_dir` nothing is kept."""
