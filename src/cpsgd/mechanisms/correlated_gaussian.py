@@ -257,6 +257,10 @@ class CorrelatedGaussian(RoundedGaussian):
         )
         return one * self.correlation.sensitivity * _ROUNDING
 
+    def reach(self, adjacency: Adjacency) -> float:
+        """That of a round times the same."""
+        return super().reach(adjacency) * self.correlation.sensitivity * _ROUNDING
+
     @property
     def variation(self) -> float:
         """Over all rounds of the run: what is cut off, and the distances of samplers and grids from their laws."""
@@ -321,4 +325,3 @@ class CorrelatedGaussian(RoundedGaussian):
     def describe(self) -> str:
         """Noise, window, range and run."""
         return f"{super().describe()}; {self.bands} bands over a run of {self.run_length:,} rounds"
-

@@ -21,7 +21,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec._kernels import kernels
+from cpsgd.codec.kernels import kernels
 from cpsgd.codec.rounding import UNIFORMS, GaussianRounder
 from cpsgd.correlation import WEIGHT_BITS, Correlation
 from cpsgd.errors import ParameterError
