@@ -215,6 +215,16 @@ class Mechanism(ABC):
         """
         raise ParameterError(f"The noise of {self.name} follows from no seeds: leave them out.")
 
+    @property
+    def hands_on(self) -> bool:
+        """Whether a client may be handed the seeds of another one's noise, which the accounting then allows for."""
+        return False
+
+    @property
+    def settled_variance(self) -> float:
+        """The noise of a client's message in the later rounds of a run, where `noise_variance` is that of its first."""
+        return self.noise_variance
+
     def rotation_round(self, round: int) -> int:
         """The round whose rotation is used in a round.
 
