@@ -75,11 +75,11 @@ class Group:
         """Standard deviation of z in a round's mean over the clip norm, for neighbours that differ by a replacement."""
         if not self.private:
             return 0.0
-        return 2.0 * Correlation(self.bands, rounds).column_norm / (cohort * gdp_mu(self.epsilon, delta))
+        return 2.0 * Correlation(self.bands, rounds).sensitivity / (cohort * gdp_mu(self.epsilon, delta))
 
     def weights(self, rounds: int) -> tuple[float, ...]:
         """g₀, g₁, …, by which the noise of a round is made of that of the rounds before."""
-        return tuple(map(float, Correlation(self.bands, rounds).weights)) if self.private else (1.0,)
+        return tuple(map(float, Correlation(self.bands, rounds).factors)) if self.private else (1.0,)
 
 
 @dataclass(frozen=True)

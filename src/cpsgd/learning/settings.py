@@ -9,7 +9,7 @@ import json
 import reprlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -191,6 +191,38 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 """Runs that have a name: where they differ from the defaults."""
+
+WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {
+    "digits": {
+        "model": "mlp-60-60",
+    },
+    "paper": {
+        "model": "scaled-mlp-60-60",
+        "optimizer": "adam",
+        "lr": 0.00463,
+        "weight_decay": 1e-4,
+        "schedule": "late",
+        "averaging": 0.9,
+    },
+}
+"""What a preset's run without privacy has instead: selected for it alone, with as many tries as the private settings
+(`reproduction/select_settings.py`), and without clipping. A baseline with the private run's settings would flatter it."""
+
+_TASK = ("dataset", "clients", "model", "cohort", "rounds", "local_steps", "examples")
+
+
+def without_privacy(settings: Settings) -> Settings | None:
+    """The settings of the run without privacy that the private one is compared with.
+
+    None where the task is not the preset's: nothing was selected for it, and the baseline has the private settings.
+    """
+    preset = settings.preset
+    if preset not in WITHOUT_PRIVACY:
+        return None
+    original = Settings.of({"preset": preset})
+    if any(getattr(settings, name) != getattr(original, name) for name in _TASK):
+        return None
+    return replace(settings, **{"weight_decay": 0.0, "averaging": None, **WITHOUT_PRIVACY[preset]})
 
 
 @cache
