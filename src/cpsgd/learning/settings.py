@@ -193,9 +193,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Runs that have a name: where they differ from the defaults."""
 
 WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {
-    "digits": {
-        "model": "mlp-60-60",
-    },
     "paper": {
         "model": "scaled-mlp-60-60",
         "optimizer": "adam",
