@@ -1,8 +1,8 @@
 """The best protocol for a run whose noise is correlated over rounds.
 
-All candidates have the same noise z in the vector's units, σs, which the run's (ε, δ) fixes. What the bits decide is how
-many steps that is: a client's own noise of two steps and the rounding are not taken away again, so that the most steps
-are best that the window holds, or the modulus. A wider range of coordinates takes room in the window, a narrower one
+All candidates have the same noise z in the vector's units, σs, which the run's (ε, δ) fixes. What the bits decide is
+how many steps that is: a client's own noise of two steps and the rounding are not taken away again, so that the most
+steps are best that the window holds, or the modulus. A wider range of coordinates takes room in the window, a narrower one
 clips; a few are tried.
 
 What is judged is the error of the model, not of a round: the mean over rounds of the squared error of what training has
@@ -72,8 +72,8 @@ class PrefixNoise:
 
     def __str__(self) -> str:
         return (
-            f"squared error of the model so far ({self.workload}, rate 1, mean over rounds) {self.squared_error:.4g}, with "
-            f"independent Gaussian noise {self.independent:.4g}: {self.gain:.3g} × less"
+            f"squared error of the model so far ({self.workload}, rate 1, mean over rounds) {self.squared_error:.4g}, "
+            f"with independent Gaussian noise {self.independent:.4g}: {self.gain:.3g} × less"
         )
 
 
@@ -132,7 +132,7 @@ def _check(required: Requirements) -> None:
         )
     if required.mechanism not in (BEST, CorrelatedGaussian.name):
         raise ParameterError(
-            f"mechanism={required.mechanism!r} has independent noise in every round: leave mechanism out, or correlated."
+            f"mechanism={required.mechanism!r} has independent noise in every round: leave it out, or correlated."
         )
 
 
@@ -226,8 +226,8 @@ class _Run:
             remedy = f"bits={more:g} is the fewest whole number that will do; fewer bands take less room"
         return InfeasibleError(
             f"No protocol with {bits:g} bits per coordinate and {self.bands} bands keeps δ={target.delta:g} for "
-            f"{problem.setting.clients:,} clients: a message must have room for the noise of earlier rounds, too, of at "
-            f"least {LEAST_SIGMA:g} steps. The nearest that can be had: {remedy}."
+            f"{problem.setting.clients:,} clients: a message must have room for the noise of earlier rounds, too, of "
+            f"at least {LEAST_SIGMA:g} steps each. The nearest that can be had: {remedy}."
         )
 
     def _designed(self, bits: float) -> CorrelatedGaussian | None:
@@ -289,7 +289,7 @@ class _Run:
         of_z, of_own, of_bias = self._weights
         setting = self.problem.setting
         per_unit = setting.dim * mechanism.step**2 / setting.surviving
-        own = mechanism.noise_variance - mechanism.noise_deviation**2 + mechanism.largest_rounding_variance
+        own = mechanism.own_variance + mechanism.largest_rounding_variance
         clipping = setting.error(mechanism).clipping
         return per_unit * (mechanism.noise_deviation**2 * of_z + own * of_own) + clipping * of_bias
 

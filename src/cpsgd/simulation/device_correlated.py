@@ -1,0 +1,56 @@
+"""`DeviceLineages`: `cpsgd.simulation.correlated` for rounds that stay on a PyTorch device."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from cpsgd._torch import torch
+from cpsgd.mechanisms import Mechanism
+from cpsgd.mechanisms.base import SumRounding
+from cpsgd.mechanisms.lineages import OWN_BITS
+from cpsgd.simulation.correlated import RunSums, Slots
+
+
+class DeviceLineages(RunSums):
+    """The noise of lineages in a run's sums on a PyTorch device, b vectors of it, from a counter."""
+
+    def __init__(self, mechanism: Mechanism, slots: Slots, clients: int, dim: int, device: torch.device) -> None:
+        """Rounds of `clients` messages each."""
+        super().__init__(mechanism, slots, clients, dim)
+        bands = self.mechanism.bands
+        deviation = math.ldexp(self.mechanism.noise_deviation, OWN_BITS) * math.sqrt(clients)
+        ages = (np.arange(bands)[:, None] - np.arange(bands)) % bands
+        weights = torch.from_numpy(deviation * self.mechanism.correlation.factors[ages])
+        # Z of round t, over its deviation, is in row t mod b; what a round weighs them with, in a row of its own.
+        self._rows = torch.zeros(bands, dim, dtype=torch.float64, device=device)
+        self._weights = weights.to(device)
+        self._held: dict[int, int] = {}
+        self._generator = torch.Generator(self._rows.device)
+
+    @property
+    def rest(self) -> SumRounding:
+        """What a round's sum gets beside that: own noise, and rounding."""
+        return self.mechanism.own_noise(self.clients)
+
+    def noise(self, round: int, count: int) -> torch.Tensor:
+        """Σ_k g_k Z_(round-k), in points of the vector's grid.
+
+        Raises:
+            ParameterError: Another number of messages, a round that the run has not, or one whose noise was drawn.
+        """
+        self.check(count)
+        self.mechanism.rotation_round(round)
+        bands, keys = self.mechanism.bands, self._slots.draw(round)
+        for row, number in list(self._held.items()):
+            if number not in keys:
+                del self._held[row]
+                if number + bands != round:  # nobody knows it any more; otherwise it is written over
+                    self._rows[row].zero_()
+        for number, key in keys.items():
+            if self._held.get(number % bands) != number:
+                self._generator.manual_seed(int.from_bytes(key[:8], "little") >> 1)
+                self._rows[number % bands].normal_(generator=self._generator)
+                self._held[number % bands] = number
+        return self._weights[round % bands] @ self._rows
