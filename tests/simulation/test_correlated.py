@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def covariance(protocol: Protocol, rounds: int, count: int) -> Array:
     mechanism = protocol.mechanism
     assert isinstance(mechanism, CorrelatedGaussian)
     factors = mechanism.correlation.factors
-    mixing = sum(np.diag(np.full(rounds - k, factors[k]), -k) for k in range(BANDS))
+    mixing: Any = sum(np.diag(np.full(rounds - k, factors[k]), -k) for k in range(BANDS))
     z = mechanism.noise_deviation**2 * mixing @ mixing.T
     rest = mechanism.own_variance + 1.0 / 12.0
     return np.asarray((z + rest * np.eye(rounds)) / count)

@@ -85,8 +85,8 @@ class ProtocolOptions(MechanismOptions, OptionGroup):  # type: ignore[misc]  # m
         super().__post_init__()
         if self.explicit and self.correlated is not None:
             raise ParameterError(
-                f"correlated={self.correlated} is what the planner is given: leave it out, or the mechanism's parameters "
-                f"{', '.join(parameters_of(self))}."
+                f"correlated={self.correlated} is what the planner is given: leave it out, or the mechanism's "
+                f"parameters {', '.join(parameters_of(self))}."
             )
         if self.explicit:
             given = parameters_of(self)

@@ -2,8 +2,8 @@
 
 All candidates have the same noise z in the vector's units, σs, which the run's (ε, δ) fixes. What the bits decide is
 how many steps that is: a client's own noise of two steps and the rounding are not taken away again, so that the most
-steps are best that the window holds, or the modulus. A wider range of coordinates takes room in the window, a narrower one
-clips; a few are tried.
+steps are best that the window holds, or the modulus. A wider range of coordinates takes room in the window, a narrower
+one clips; a few are tried.
 
 What is judged is the error of the model, not of a round: the mean over rounds of the squared error of what training has
 made of the means so far (`Workload`). Clipping is counted as if it were the same in every round.

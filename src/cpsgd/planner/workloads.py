@@ -76,7 +76,7 @@ class Workload:
                     f"momentum-late, got workload={said!r}."
                 )
             rates = np.array([rate_factor(schedule, round, rounds) for round in range(rounds)])  # type: ignore[arg-type]
-            powers = MOMENTUM ** np.arange(rounds) if name == "momentum" else np.eye(1, rounds)[0]
+            powers: Array = np.power(MOMENTUM, np.arange(float(rounds))) if name == "momentum" else np.eye(1, rounds)[0]
             return cls(rates, powers)
         try:
             response = np.asarray(said, dtype=np.float64)

@@ -141,7 +141,8 @@ class RoundSimulator:
         if self._lineages is not None:
             return self._lineages.rounded(self._sums.astype(np.uint64), self.count, self.round, keystream)
         noise = self.protocol.mechanism.sum_noise(self.count, self.protocol.dim, keystream)
-        return self._sums + noise.astype(self._sums.dtype)
+        total: Sums = self._sums + noise.astype(self._sums.dtype)
+        return total
 
     def _rounded_sum(self, vectors: NDArray[np.float32], starts: range) -> NDArray[np.uint64]:
         protocol = self.protocol
