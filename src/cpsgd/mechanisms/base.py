@@ -215,6 +215,16 @@ class Mechanism(ABC):
         """
         raise ParameterError(f"The noise of {self.name} follows from no seeds: leave them out.")
 
+    @property
+    def hands_on(self) -> bool:
+        """Whether a client may be handed the seeds of another one's noise, which the accounting then allows for."""
+        return False
+
+    @property
+    def settled_variance(self) -> float:
+        """The noise of a client's message in the later rounds of a run, where `noise_variance` is that of its first."""
+        return self.noise_variance
+
     def rotation_round(self, round: int) -> int:
         """The round whose rotation is used in a round.
 
@@ -282,6 +292,17 @@ class Mechanism(ABC):
     @abstractmethod
     def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64] | NDArray[np.float64]:
         """What the noise of `count` clients adds to their sum, drawn in one go."""
+
+    def sum_variation(self, count: int) -> float:
+        """An upper bound on the total variation of a coordinate of `sum_noise` from what `law` says of the sum.
+
+        The accounting counts `count` times `variation`. Where this is more, a release takes `clients_noise`.
+        """
+        return 0.0
+
+    def clients_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64] | NDArray[np.float64]:
+        """What `sum_noise` draws, by the clients' own sampler, once for each of them."""
+        return self.sum_noise(count, dim, keystream)
 
     @abstractmethod
     def device_rounding(self) -> Rounding | None:

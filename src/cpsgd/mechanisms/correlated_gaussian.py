@@ -126,6 +126,11 @@ class CorrelatedGaussian(RoundedGaussian):
         self.rotation_round(round)
         return self.lineages.noise(seeds, round, dim)
 
+    @property
+    def hands_on(self) -> bool:
+        """Whether `untrusted_holders` are allowed for."""
+        return self.untrusted_holders is not None
+
     def rotation_round(self, round: int) -> int:
         """One rotation for the whole run: noise can be taken away only where it was added.
 
