@@ -27,7 +27,7 @@ from cpsgd.codec.rounding import Grid
 from cpsgd.correlation import WEIGHT_BITS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.base import Search, SumRounding
+from cpsgd.mechanisms.base import RunNoise, Search, SumRounding
 from cpsgd.mechanisms.fine_gaussian import CELL
 from cpsgd.mechanisms.law import RoundedNormal
 from cpsgd.mechanisms.lineages import (
@@ -223,15 +223,22 @@ class CorrelatedGaussian(RoundedGaussian):
 
     def device_noise(self, count: int) -> SumRounding:
         """As if all lineages began with the round."""
-        return self._rounded(self.noise_variance, count)
-
-    def own_noise(self, count: int) -> SumRounding:
-        """The part of a sum's noise that later rounds do not take away, and the rounding."""
-        return self._rounded(self.own_variance, count)
-
-    def _rounded(self, variance: float, count: int) -> SumRounding:
-        deviation = math.ldexp(math.sqrt(variance * count), OWN_BITS)
+        deviation = math.ldexp(math.sqrt(self.noise_variance * count), OWN_BITS)
         return SumRounding(deviation, OWN_BITS, count, int(self.grid.limit), self.centre)
+
+    def run_noise(self) -> RunNoise:
+        """Noise of lineages, and of each client's own."""
+        return RunNoise(
+            correlation=self.correlation,
+            deviation=self.noise_deviation,
+            own_variance=self.own_variance,
+            vector_bits=OWN_BITS,
+            noise_bits=self.noise_bits,
+            finest_bits=self.finest_bits,
+            limit=int(self.grid.limit),
+            window=self.window,
+            centre=self.centre,
+        )
 
     @property
     def own_variance(self) -> float:

@@ -22,7 +22,7 @@ import numpy as np
 from cpsgd import _validate
 from cpsgd.correlation import MAX_BANDS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError
+from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
 from cpsgd.mechanisms.correlated_gaussian import LEAST_SIGMA
 from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA
 from cpsgd.participation import Participation
@@ -254,7 +254,7 @@ class _Run:
             except ConditionError:
                 return None
             # Zero where the range itself keeps neighbours close; less noise is not looked for then.
-            unit = max(unit, scale * found.noise_deviation * (1.0 + 1e-9))
+            unit = max(unit, scale * found.run_noise().deviation * (1.0 + 1e-9))
         return self._loudest(unit, coordinate_range, values)
 
     def _loudest(self, unit: float, coordinate_range: float, values: int) -> CorrelatedGaussian | None:
@@ -284,14 +284,15 @@ class _Run:
                 low, best = middle, tried
         return best
 
-    def _error(self, mechanism: CorrelatedGaussian) -> float:
+    def _error(self, mechanism: Mechanism) -> float:
         """The mean over rounds of the squared error of the model so far."""
         of_z, of_own, of_bias = self._weights
-        setting = self.problem.setting
-        per_unit = setting.dim * mechanism.step**2 / setting.surviving
-        own = mechanism.own_variance + mechanism.largest_rounding_variance
+        setting, noise = self.problem.setting, mechanism.run_noise()
+        assert noise is not None  # rounds are correlated
+        per_unit = setting.dim * mechanism.scale**2 / setting.surviving
+        own = noise.own_variance + mechanism.largest_rounding_variance
         clipping = setting.error(mechanism).clipping
-        return per_unit * (mechanism.noise_deviation**2 * of_z + own * of_own) + clipping * of_bias
+        return per_unit * (noise.deviation**2 * of_z + own * of_own) + clipping * of_bias
 
     def _finished(self, bits: float, mechanism: CorrelatedGaussian) -> CorrelatedPlan:
         """As a protocol, whose own accounting has the last word."""
@@ -300,7 +301,6 @@ class _Run:
         except ConditionError as error:
             raise InfeasibleError(f"The best that {bits:.4g} bits hold cannot be accounted for. {error}") from None
         kept = finished.mechanism
-        assert isinstance(kept, CorrelatedGaussian)
         finished = self._settled(finished)
         considered = (Considered(kept.name, finished.error.total, proved=True),)
         independent = self.problem.gaussian_squared_error * self._weights[1]

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.errors import CheckpointError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian, Mechanism
+from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.fine_gaussian import CELL, DRAW_BYTES, LEAST_RATIO
-from cpsgd.mechanisms.lineages import FINER_BITS, OWN_BITS, draw
+from cpsgd.mechanisms.lineages import FINER_BITS, draw
 from cpsgd.randomness import Keystream
 
 Points = NDArray[np.int64]
@@ -45,8 +45,8 @@ class Slots:
 
     def __init__(self, mechanism: Mechanism, seed: int | None) -> None:
         """Begins a run; with a seed, its keys follow from that."""
-        assert isinstance(mechanism, CorrelatedGaussian)
-        self._bands, self._rounds, self._seed = mechanism.bands, mechanism.run_length, seed
+        assert mechanism.correlation is not None
+        self._bands, self._rounds, self._seed = mechanism.correlation.bands, mechanism.correlation.rounds, seed
         self._keys: dict[int, bytes] = {}
         self._next = 0
 
@@ -97,13 +97,16 @@ class RunSums:
 
     def __init__(self, mechanism: Mechanism, slots: Slots, clients: int, dim: int) -> None:
         """Rounds of `clients` messages each."""
-        assert isinstance(mechanism, CorrelatedGaussian)
-        self.mechanism = mechanism
+        noise = mechanism.run_noise()
+        assert noise is not None  # rounds are correlated
+        self.parts = noise
         self.clients = clients
+        self._mechanism = mechanism
         self._slots, self._dim = slots, dim
 
-    def check(self, count: int) -> None:
-        """Refuses a round with another number of messages."""
+    def check(self, round: int, count: int) -> None:
+        """Refuses a round with another number of messages, and one that the run has not."""
+        self._mechanism.rotation_round(round)
         if count != self.clients:
             raise ParameterError(
                 f"Expected {self.clients} messages, as in the run's other rounds, got {count}: lineages that break are "
@@ -122,7 +125,7 @@ class SummedLineages(RunSums):
     @property
     def grid_points(self) -> GridPoints:
         """What each client is simulated by."""
-        return GridPoints(int(self.mechanism.device_rounding().limit))
+        return GridPoints(self.parts.limit)
 
     def rounded(self, sums: NDArray[np.uint64], count: int, round: int, own: Keystream) -> NDArray[np.uint64]:
         """From the sums of `grid_points` to those of a round's integers; all but the lineages' noise comes from `own`.
@@ -130,12 +133,11 @@ class SummedLineages(RunSums):
         Raises:
             ParameterError: Another number of messages, a round that the run has not, or one whose noise was drawn.
         """
-        self.check(count)
-        mechanism, bits = self.mechanism, self.mechanism.finest_bits
-        mechanism.rotation_round(round)
-        total = (sums.astype(np.int64) - count * self.grid_points.limit) << (bits - OWN_BITS)
+        self.check(round, count)
+        parts, bits = self.parts, self.parts.finest_bits
+        total = (sums.astype(np.int64) - count * parts.limit) << (bits - parts.vector_bits)
         total += self._lineages(round)
-        variance = count * mechanism.own_variance
+        variance = count * parts.own_variance
         lost = np.zeros(self._dim, dtype=np.int64)  # twice what is rounded off, all but one of the clients
         if count > FEW_CLIENTS:
             variance += (count - 1) / 12.0
@@ -144,17 +146,17 @@ class SummedLineages(RunSums):
             for _ in range(count - 1):
                 lost += 2 * (own.take(8 * self._dim).view(np.uint64) >> np.uint64(64 - bits)).astype(np.int64)
         total += wide_draw(math.ldexp(math.sqrt(variance), bits), own, self._dim)
-        total += count * (mechanism.window << (bits - 1))
+        total += count * (parts.window << (bits - 1))
         return ((2 * total - lost) >> (bits + 1)).astype(np.uint64)
 
     def _lineages(self, round: int) -> Points:
         keys = self._slots.draw(round)
-        deviation = math.ldexp(self.mechanism.noise_deviation, self.mechanism.noise_bits) * math.sqrt(self.clients)
+        deviation = math.ldexp(self.parts.deviation, self.parts.noise_bits) * math.sqrt(self.clients)
         self._drawn = {
             number: self._drawn[number] if number in self._drawn else wide_draw(deviation, Keystream(key), self._dim)
             for number, key in keys.items()
         }
-        weights = self.mechanism.correlation.weights
+        weights = self.parts.correlation.weights
         total = np.zeros(self._dim, dtype=np.int64)
         for number, points in self._drawn.items():
             total += weights[round - number] * points

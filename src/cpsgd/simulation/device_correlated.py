@@ -9,7 +9,6 @@ import numpy as np
 from cpsgd._torch import torch
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.base import SumRounding
-from cpsgd.mechanisms.lineages import OWN_BITS
 from cpsgd.simulation.correlated import RunSums, Slots
 
 
@@ -19,10 +18,10 @@ class DeviceLineages(RunSums):
     def __init__(self, mechanism: Mechanism, slots: Slots, clients: int, dim: int, device: torch.device) -> None:
         """Rounds of `clients` messages each."""
         super().__init__(mechanism, slots, clients, dim)
-        bands = self.mechanism.bands
-        deviation = math.ldexp(self.mechanism.noise_deviation, OWN_BITS) * math.sqrt(clients)
+        bands = self.parts.correlation.bands
+        deviation = math.ldexp(self.parts.deviation, self.parts.vector_bits) * math.sqrt(clients)
         ages = (np.arange(bands)[:, None] - np.arange(bands)) % bands
-        weights = torch.from_numpy(deviation * self.mechanism.correlation.factors[ages])
+        weights = torch.from_numpy(deviation * self.parts.correlation.factors[ages])
         # Z of round t, over its deviation, is in row t mod b; what a round weighs them with, in a row of its own.
         self._rows = torch.zeros(bands, dim, dtype=torch.float64, device=device)
         self._weights = weights.to(device)
@@ -32,7 +31,7 @@ class DeviceLineages(RunSums):
     @property
     def rest(self) -> SumRounding:
         """What a round's sum gets beside that: own noise, and rounding."""
-        return self.mechanism.own_noise(self.clients)
+        return self.parts.rest(self.clients)
 
     def noise(self, round: int, count: int) -> torch.Tensor:
         """Σ_k g_k Z_(round-k), in points of the vector's grid.
@@ -40,9 +39,8 @@ class DeviceLineages(RunSums):
         Raises:
             ParameterError: Another number of messages, a round that the run has not, or one whose noise was drawn.
         """
-        self.check(count)
-        self.mechanism.rotation_round(round)
-        bands, keys = self.mechanism.bands, self._slots.draw(round)
+        self.check(round, count)
+        bands, keys = self.parts.correlation.bands, self._slots.draw(round)
         for row, number in list(self._held.items()):
             if number not in keys:
                 del self._held[row]
