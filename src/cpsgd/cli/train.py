@@ -78,13 +78,31 @@ def run(
         changes["seed"] = _seed(changes["seed"])
     if config is not None:
         changes = {**read_file(config), **changes}
+    # Of several processes that torchrun started the first one shows and keeps everything.
+    leads = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK") == "0"
     if resume:
         folder = _RUNS / _run_name(name) if name is not None else _latest()
         settings = _settings_of(folder, changes)
+        if not leads:
+            _assist(settings, folder)
+            return
     else:
         settings = Settings.of(changes)
+        if not leads:
+            _assist(settings, None)
+            return
         folder = _new_folder(name, _kind(settings))
     _train(settings, folder, resume=resume, json=json)
+
+
+def _assist(settings: Settings, begun: Path | None) -> None:
+    """What a process does that computes a share of another one's clients."""
+    from cpsgd.learning.experiment import Experiment
+
+    experiment = Experiment(settings, begun=begun)
+    for trainer in [experiment.trainer(name, None, resume=False) for name in experiment.mechanisms]:
+        for _ in trainer.run():
+            pass
 
 
 def _seed(text: str) -> int | str:
