@@ -52,7 +52,7 @@ def trained(data: Dataset, row: dict[str, Any], seed: int, options: argparse.Nam
             row["epsilon"],
             DELTA[options.dataset],
             clip_norm,
-            bits=options.bits,
+            bits=options.bits if row["bands"] > 1 else options.independent_bits,
             rounds=rounds,
             participation="once",
             **wanted,
@@ -152,7 +152,8 @@ def main() -> None:
     arguments.add_argument("--device", default="cuda")
     arguments.add_argument("--cohort", type=int, default=10_000)
     arguments.add_argument("--rounds", type=int)
-    arguments.add_argument("--bits", type=float, default=6.0)
+    arguments.add_argument("--bits", type=float, default=12.0, help="of messages with correlated noise")
+    arguments.add_argument("--independent-bits", type=float, default=4.0, help="of messages with independent noise")
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--no-draw", action="store_true", help="numbers only, without matplotlib")
     options = arguments.parse_args()
@@ -162,8 +163,9 @@ def main() -> None:
     runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     known = {(run["epsilon"], run["bands"], run["seed"]) for run in runs}
     data = load(options.dataset)
-    for row in json.loads(options.chosen.read_text()) if options.chosen else []:
-        for seed in range(options.seeds):
+    rows = json.loads(options.chosen.read_text()) if options.chosen else []
+    for seed in range(options.seeds):
+        for row in rows:
             if (row["epsilon"], row["bands"], seed) in known:
                 continue
             run = trained(data, row, seed, options)

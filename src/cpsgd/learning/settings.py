@@ -214,7 +214,7 @@ WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {
     },
 }
 """What a preset's run without privacy has instead: selected for it alone, with as many tries as the private settings
-(`reproduction/select_settings.py`), and without clipping. A baseline with the private run's settings would flatter it."""
+(`reproduction/select_settings.py`), and without clipping. With the private run's settings it would flatter that run."""
 
 _TASK = ("dataset", "clients", "model", "cohort", "rounds", "local_steps", "examples")
 
