@@ -268,8 +268,9 @@ class ClientUpdates:
         """How many clients with `count` examples each are computed together."""
         # An update and its copy to a row; with local steps the client's own model, its gradient and the next model.
         vectors = 2 if self.local_steps == 1 else 5
-        # A GPU's library of matrices puts a layer's updates out in another order first.
-        vectors += features.device.type == "cuda" and self._layers is None
+        if features.device.type == "cuda" and self._layers is None:
+            # A GPU's library of matrices puts a layer's updates out in another order first, and a recording keeps one.
+            vectors += 2
         # Layers' outputs, their gradients and one temporary, for each example.
         outputs = 3 * min(count, self._part_size()) * self._activations
         most = self.memory_limit // (4 * (vectors * self.dim + outputs))

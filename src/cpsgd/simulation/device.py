@@ -158,10 +158,6 @@ class DeviceRound:
         """Makes this the round that these `inputs` on the device tell, whenever they are read."""
         self._inputs, self._signs = inputs, inputs[16:]
 
-    def renumber(self, round: int, seed: int) -> None:
-        """Makes this that round for all noise that is drawn from now on."""
-        self.round, self._seed, self._mean = round, seed, None
-
     def restart(self) -> None:
         """Forgets all messages."""
         self._sums.zero_()
