@@ -28,7 +28,9 @@ from cpsgd.learning.mechanisms import Mechanism, Simulator
 from cpsgd.learning.options import ClientOptions, RunOptions
 from cpsgd.learning.parallel import Processes, SharedRound, own_device
 from cpsgd.learning.recorded import RecordedRound
+from cpsgd.simulation.correlated import SummedLineages
 from cpsgd.simulation.device import DeviceRound
+from cpsgd.simulation.device_correlated import DeviceLineages
 
 _EXAMPLES_BYTES = 1 << 26
 # MiB that the clients computed together may take.
@@ -95,6 +97,8 @@ class CpuBackend:
             )
         self._mechanism = mechanism
         self._seed = seed
+        self.slots = mechanisms.slots_of(mechanism, seed)
+        self._lineages: SummedLineages | DeviceLineages | None = None
         self._processes = processes
         self._slice = max(1, min(_EXAMPLES_BYTES, updates.memory_limit // 8) // (4 * dataset.feature_dim))
 
@@ -112,7 +116,12 @@ class CpuBackend:
         on, others = self.device if self.asynchronous else None, self._processes
         own = range(len(clients)) if others is None else others.share(len(clients))
         with self._enough_memory():
-            simulator = mechanisms.start_round(self._mechanism, self.dim, number, self._seed, on, own.start)
+            if self.slots is not None and self._lineages is None:
+                count = len(clients) + zeros
+                self._lineages = mechanisms.lineages_of(self._mechanism, self.slots, count, self.dim, on)
+            simulator = mechanisms.start_round(
+                self._mechanism, self.dim, number, self._seed, on, self._lineages, own.start
+            )
             for some, examples in self._groups(clients[own.start : own.stop]):
                 chunks = self._chunks(some, simulator)
                 if examples > self._slice and isinstance(self._dataset, PartedDataset):

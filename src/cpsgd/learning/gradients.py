@@ -29,6 +29,7 @@ from cpsgd.learning.architecture import (
 )
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.datasets.device import fused_kernels
+from cpsgd.learning.models import Scaled
 from cpsgd.learning.options import ClientOptions
 from cpsgd.learning.recorded_updates import RecordedUpdates, places
 from cpsgd.privacy.examples import example_norm
@@ -91,6 +92,7 @@ class ClientUpdates:
         # On a GPU the general way writes gradients several times; it is kept for all other models, and on the CPU.
         on_gpu = next(iter(self._parameters.values())).device.type == "cuda"
         self._layers = dense_layers(model, loss) if on_gpu and self.local_steps == 1 else None
+        self._scaling = scaling(model)
         self._recorded: RecordedUpdates | None = None
         self._recorded_at: tuple[int, ...] = ()
         self._recordable = True
@@ -209,6 +211,8 @@ class ClientUpdates:
         """All updates at once as products that are not written out; None where they are no such products."""
         if self._layers is None or len(counts) == 0 or not (counts == 1).all():
             return None
+        if self._scaling is not None:
+            features = self._scaling(features)
         layout = Layout(tuple((layer.out_features, layer.in_features) for layer in self._layers))
         parts = [part for back, incoming in dense_factors(self._layers, features, labels) for part in (incoming, back)]
         return Products(layout, torch.cat([*parts, torch.ones_like(parts[0][:, :1])], dim=1))
@@ -216,8 +220,9 @@ class ClientUpdates:
     def _write(self, features: torch.Tensor, labels: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the updates of clients with equally many examples, [clients, examples, ...], to the rows of `out`."""
         if self._layers is not None and features.shape[1] == 1:
+            examples = features[:, 0] if self._scaling is None else self._scaling(features[:, 0])
             with current(out.device):
-                write_dense_gradients(self._layers, features[:, 0], labels[:, 0], out, fused_kernels(out.device))
+                write_dense_gradients(self._layers, examples, labels[:, 0], out, fused_kernels(out.device))
             return
         most = self._part_size()
 
@@ -263,8 +268,9 @@ class ClientUpdates:
         """How many clients with `count` examples each are computed together."""
         # An update and its copy to a row; with local steps the client's own model, its gradient and the next model.
         vectors = 2 if self.local_steps == 1 else 5
-        # A GPU's library of matrices puts a layer's updates out in another order first.
-        vectors += features.device.type == "cuda" and self._layers is None
+        if features.device.type == "cuda" and self._layers is None:
+            # A GPU's library of matrices puts a layer's updates out in another order first, and a recording keeps one.
+            vectors += 2
         # Layers' outputs, their gradients and one temporary, for each example.
         outputs = 3 * min(count, self._part_size()) * self._activations
         most = self.memory_limit // (4 * (vectors * self.dim + outputs))
@@ -360,10 +366,13 @@ class ExampleSums:
 
 
 def dense_layers(model: torch.nn.Module, loss: Loss) -> list[torch.nn.Linear] | None:
-    """The layers of a model of linear layers with ReLUs between them and cross-entropy for a loss; None for others."""
+    """The layers of a model of linear layers with ReLUs between them and cross-entropy for a loss; None for others.
+
+    `Scaled` may come first, which `scaling` finds.
+    """
     if type(model) is not torch.nn.Sequential or loss is not torch.nn.functional.cross_entropy:
         return None
-    modules = list(model)
+    modules = list(model)[scaling(model) is not None :]
     layers = [module for module in modules[::2] if type(module) is torch.nn.Linear]
     between = [module for module in modules[1::2] if type(module) is torch.nn.ReLU]
     if len(modules) % 2 == 0 or len(layers) + len(between) < len(modules) or any(m.inplace for m in between):
@@ -371,8 +380,14 @@ def dense_layers(model: torch.nn.Module, loss: Loss) -> list[torch.nn.Linear] | 
     parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
     if any(p is None or not p.requires_grad for p in parameters) or len(set(map(id, parameters))) < len(parameters):
         return None
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (model, *modules))
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
     return None if hooked else layers
+
+
+def scaling(model: torch.nn.Module) -> Scaled | None:
+    """The layer without parameters that a model of dense layers may begin with."""
+    first = next(model.children(), None)
+    return first if type(first) is Scaled else None
 
 
 @torch.no_grad()

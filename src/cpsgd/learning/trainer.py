@@ -60,7 +60,7 @@ class Trainer:
     """Trains a model from a population of simulated clients.
 
     Attributes:
-        model: The model, trained in place.
+        model: The model, trained in place; with averaging, the average after the last round.
         round: Number of the next round.
         rounds: Number of rounds in all.
         history: What is known of each round so far.
@@ -143,6 +143,7 @@ class Trainer:
         )
         assert cohorts.rounds is not None
         self.rounds = cohorts.rounds
+        mechanisms.check_run(mechanism, self.rounds, cohorts.dropout)
         self._backend = backends.start(model, loss, dataset, mechanism, clients, run, self._processes)
         self._server = Server(model, loss, server, self.rounds)
         self._score = "accuracy" if dataset.classes is not None else "r_squared"
@@ -286,7 +287,8 @@ class Trainer:
                 f"Round {self._unfinished} was interrupted after its charge: there is no model to export."
             )
         privacy = export.privacy_facts(self.guarantee(), self.config)
-        return export.write(Path(folder), self.model, self._dataset, privacy, self.config, self.history)
+        with self._server.measured():
+            return export.write(Path(folder), self.model, self._dataset, privacy, self.config, self.history)
 
     def save(self) -> None:
         """Writes a checkpoint after the last complete round, due or not; without a `run_dir` nothing is kept.
@@ -453,7 +455,9 @@ class Trainer:
     def _parts(self) -> dict[str, Any]:
         """What a checkpoint holds beside the model."""
         clipping = self._backend.clipping
-        return self._server.parts | ({} if clipping.norm is None else {"clip": clipping})
+        slots = self._backend.slots
+        found = self._server.parts | ({} if clipping.norm is None else {"clip": clipping})
+        return found | ({} if slots is None else {"lineages": slots})
 
     def _save(self) -> None:
         if self._folder is not None:
