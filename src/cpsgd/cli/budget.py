@@ -91,7 +91,7 @@ def show(
     for total in totals:
         console.print(output.facts(_rows(total), title=escape(total.population)))
         if population is not None:
-            _show_entries(book, population)
+            _show_entries(book, population, total.rounds)
     if plot is not None:
         console.print(output.facts([("written", escape(str(plot)))]))
     _show_head(str(book.head))
@@ -107,9 +107,9 @@ def verify(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Check every hash of the chain, and compute all totals anew.
+    """Read all records, check every hash of the chain, every snapshot and the index, and compute all totals anew.
 
-    Finds records that were changed, removed or inserted. That the end was cut off, or the whole file written anew or
+    Other commands read a long ledger from its last snapshot on. Finds records that were changed, removed or inserted. That the end was cut off, or the whole file written anew or
     replaced by an older copy, is found with --head only. The exit code is 1 if something is wrong.
     """
     try:
@@ -176,6 +176,20 @@ def export(
     _show_head(data["head"])
 
 
+@app.command
+def repair(ledger: LedgerFile, /, *, json: options.Json = False) -> None:
+    """Check every hash of the chain, and make the index and the snapshot beside the records anew.
+
+    Records are not changed; a new snapshot is added to them.
+    """
+    head = str(Ledger(ledger).repair())
+    if json:
+        output.show_json({"ledger": ledger, "head": head})
+        return
+    output.console().print(output.facts([("repaired", escape(str(ledger)))]))
+    _show_head(head)
+
+
 def _show_head(head: str) -> None:
     """In one piece, however narrow the terminal: a head with a line break in it would not be found again."""
     output.show([("head", head)])
@@ -196,8 +210,7 @@ def _rows(total: Total) -> list[tuple[str, str]]:
     ]
 
 
-def _show_entries(book: Ledger, population: str) -> None:
-    entries = book.events(population)
+def _show_entries(book: Ledger, population: str, count: int) -> None:
     rows = [
         (
             str(entry.number),
@@ -209,9 +222,9 @@ def _show_entries(book: Ledger, population: str) -> None:
             "yes" if entry.released else "no",
             rounded_up(entry.spent),
         )
-        for entry in entries[-_SHOWN:]
+        for entry in book.events(population, last=_SHOWN)
     ]
     columns = ("entry", "reserved (UTC)", "run", "round", "messages", "who", "released", "ε then")
-    title = f"the last {_SHOWN} of {len(entries):,} rounds" if len(entries) > _SHOWN else None
+    title = f"the last {_SHOWN} of {count:,} rounds" if count > _SHOWN else None
     whole = set(columns) - {"run", "who"}
     output.console().print(output.grid(columns, rows, title=title, whole=whole))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Self
 
 from cpsgd import _validate
-from cpsgd.errors import BudgetExceededError, EntryError, LedgerChainError, LedgerError, PopulationError
-from cpsgd.ledger import chain, storage, totals
-from cpsgd.ledger.chain import Head, State, check_event
+from cpsgd.errors import BudgetExceededError, EntryError, LedgerChainError, LedgerFormatError, PopulationError
+from cpsgd.ledger import chain, snapshots, storage, totals
+from cpsgd.ledger.chain import Head, Remembered, State, check_event
+from cpsgd.ledger.drafts import Draft
 from cpsgd.ledger.events import Budget, Entry, RoundEvent
-from cpsgd.ledger.totals import Total
+from cpsgd.ledger.storage import Index
+from cpsgd.ledger.totals import Price, Total
 from cpsgd.protocol import MAX_CLIENTS
 
 
@@ -48,8 +49,9 @@ class Ledger:
     An entry is on the disk when the call that makes it returns. An entry that was reserved counts as spent for ever,
     whether it is released or not: a process that dies between the two may have shown something to somebody.
 
-    The records are a chain of hashes, checked whenever they are read. A ledger object also remembers how the chain
-    ended when it last looked, and notices if that end is gone.
+    The records are a chain of hashes, checked whenever they are read. Opening a long ledger reads those since its last
+    snapshot; `verify` reads all. A ledger object also remembers how the chain ended when it last looked, and notices if
+    that end is gone.
 
     Example:
         >>> import tempfile
@@ -82,6 +84,8 @@ class Ledger:
         self.path = Path(path)
         self._store = storage.Store(self.path, _validate.non_negative("timeout", timeout))
         self._state = State()
+        # Entries, where the file has no index, or none that fits its records.
+        self._memory: Remembered | None = None
         self._lock = threading.RLock()
         if self.path.exists() and self.path.stat().st_size > 0:
             with self._latest():
@@ -101,15 +105,15 @@ class Ledger:
         Raises:
             PopulationError: The population has a budget; budgets are never changed.
         """
-        with self._appending(create=True) as records:
+        with self._appending(create=True) as draft:
             if budget.population in self._state.budgets:
                 raise PopulationError(
                     f"{budget.population!r} has a budget already, and budgets are never changed: what was promised "
                     "stays promised. Use it, or name another population."
                 )
             if self._state.head.number < 0:
-                records.append({"kind": "ledger", "format": chain.VERSION, "id": secrets.token_hex(16)})
-            records.append({"kind": "budget", "budget": budget.to_dict()})
+                draft.records.append({"kind": "ledger", "format": chain.VERSION, "id": secrets.token_hex(16)})
+            draft.records.append({"kind": "budget", "budget": budget.to_dict()})
         return budget
 
     def reserve(self, population: str, event: RoundEvent) -> Entry:
@@ -127,19 +131,20 @@ class Ledger:
         """
         # Priced before the lock is taken, so that others wait for the disk only. If somebody else spends meanwhile, it
         # is priced again under the lock.
-        self.quote(population, [event])
-        with self._lock:
-            with self._appending() as records:
-                budget = self._budget(population)
-                if event.run and (known := self._state.find(population, event.run, event.round)) is not None:
-                    raise EntryError(
-                        f"Round {event.round} of run {event.run!r} was reserved before, as entry {known.number}. A "
-                        "second release would need a second charge: use another run or round."
-                    )
-                found = self._affordable(budget, event)
-                record = {"kind": "reserve", "population": population, "event": event.to_dict()}
-                records.append({**record, "spent": found.epsilon, "method": found.method})
-            return self._state.entries[self._state.head.number]
+        with self._latest():
+            self._price(self._budget(population), event)
+        with self._appending() as draft:
+            budget = self._budget(population)
+            if event.run and (known := draft.entries.find(population, event.run, event.round)) is not None:
+                raise EntryError(
+                    f"Round {event.round} of run {event.run!r} was reserved before, as entry {known.number}. A "
+                    "second release would need a second charge: use another run or round."
+                )
+            price = self._price(budget, event)
+            record = {"kind": "reserve", "population": population, "event": event.to_dict()}
+            covers = {"covers": price.covers} if price.covers else {}
+            draft.records.append({**record, "spent": price.epsilon, "method": price.method, **covers})
+        return draft.changed[-1]
 
     def release(self, entry: Entry | int, survivors: int) -> Entry:
         """Records that a round's result is about to be handed out; do so only when this has returned.
@@ -154,21 +159,20 @@ class Ledger:
         """
         number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
         survivors = _validate.integer("survivors", survivors, low=1, high=MAX_CLIENTS)
-        with self._lock:
-            with self._appending() as records:
-                known = self._state.entries.get(number)
-                if known is None or (isinstance(entry, Entry) and known.event != entry.event):
-                    raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
-                if known.released:
-                    raise EntryError(f"Entry {number} was released before. A second result needs an entry of its own.")
-                if survivors < known.event.survivors:
-                    raise EntryError(
-                        f"Entry {number} was reserved for at least {known.event.survivors} survivors and has "
-                        f"{survivors}: there is less noise than was paid for. Do not release the result; the entry "
-                        "stays spent."
-                    )
-                records.append({"kind": "release", "entry": number, "survivors": survivors})
-            return self._state.entries[number]
+        with self._appending() as draft:
+            known = draft.known(number)
+            if known is None or (isinstance(entry, Entry) and known.event != entry.event):
+                raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
+            if known.released:
+                raise EntryError(f"Entry {number} was released before. A second result needs an entry of its own.")
+            if survivors < known.event.survivors:
+                raise EntryError(
+                    f"Entry {number} was reserved for at least {known.event.survivors} survivors and has "
+                    f"{survivors}: there is less noise than was paid for. Do not release the result; the entry "
+                    "stays spent."
+                )
+            draft.records.append({"kind": "release", "entry": number, "survivors": survivors})
+        return draft.changed[-1]
 
     # ------------------------------------------------------------------ asking
 
@@ -179,13 +183,19 @@ class Ledger:
             BudgetExceededError: It does not.
             ConditionError: Nothing is proved about such rounds.
         """
-        with self._latest():
-            return self._affordable(self._budget(population), *events)
+        with self._latest() as state:
+            budget = self._budget(population)
+            for event in events:
+                check_event(budget, event)
+            found = totals.priced(budget, state.accounts[population], events)
+            if found.epsilon > budget.epsilon:
+                raise self._exceeded(budget, events)
+            return found
 
     def total(self, population: str) -> Total:
         """What all rounds so far cost, by the accountant; entries reserved and not released count."""
         with self._latest() as state:
-            return totals.total(self._budget(population), state.entries_of(population))
+            return totals.spent(self._budget(population), state.accounts[population])
 
     def budget(self, population: str) -> Budget:
         """A population's budget."""
@@ -197,11 +207,11 @@ class Ledger:
         with self._latest() as state:
             return tuple(state.budgets.values())
 
-    def events(self, population: str) -> tuple[Entry, ...]:
-        """The population's entries, oldest first."""
-        with self._latest() as state:
+    def events(self, population: str, last: int | None = None) -> tuple[Entry, ...]:
+        """The population's entries, oldest first; only the last so many, if that is given."""
+        with self._looking() as entries:
             self._budget(population)
-            return tuple(state.entries_of(population))
+            return tuple(entries.all(population, last))
 
     def find(self, population: str, *, run: str, round: int) -> Entry | None:
         """The entry of a run's round, for a run that is taken up after a crash; None if it was never reserved.
@@ -209,9 +219,15 @@ class Ledger:
         The entry pays for one result. Who finds it may go on with it only if no result was shown before, or if the
         round will have the very same result again (because its noise follows from a seed).
         """
-        with self._latest() as state:
+        with self._looking() as entries:
             self._budget(population)
-            return state.find(population, run, round)
+            return entries.find(population, run, round)
+
+    def rounds(self, population: str, run: str) -> frozenset[int]:
+        """The rounds of a run that were reserved."""
+        with self._looking() as entries:
+            self._budget(population)
+            return entries.of_run(population, run)
 
     @property
     def head(self) -> Head:
@@ -220,7 +236,7 @@ class Ledger:
             return state.head
 
     def verify(self, head: str | Head | None = None) -> Verification:
-        """Reads all records from the file again and checks every hash.
+        """Reads all records from the file again and checks every hash, every snapshot and the index.
 
         Args:
             head: A head printed earlier, as "number:hash" or the hash alone. The chain must contain it.
@@ -228,35 +244,63 @@ class Ledger:
         Raises:
             LedgerChainError: A record was changed, removed or inserted, or the chain does not contain `head`: it was
                 cut off, replaced by an older copy, or rewritten.
-            LedgerFormatError: It is not a ledger.
+            LedgerFormatError: It is not a ledger, or what is kept beside its records does not follow from them.
         """
-        fresh = State()
-        with self._store.reading() as connection:
+        wanted = None if head is None else str(head).strip().lower().rpartition(":")[2]
+        entries = Remembered(forgets=True)
+        fresh = State(entries=entries)
+        contained = False
+        with self._lock, self._store.reading() as connection:
             storage.check_pages(connection)
+            last, found = self._state.head, Head()
             for row in storage.rows_after(connection, 0):
                 fresh.apply(*row)
-        with self._lock:
-            last = self._state.head.number
-            if last >= 0:
-                self._check_continues(fresh.hashes[last : last + 1])
-        if head is not None and (wanted := str(head).strip().lower().rpartition(":")[2]) not in fresh.hashes:
+                contained |= row[2] == wanted
+                if fresh.head.number == last.number:
+                    found = fresh.head
+            if found != last:
+                raise self._went_back()
+            if storage.has_cache(connection) and not snapshots.fits(connection, fresh, entries):
+                raise LedgerFormatError(
+                    f"Every record of {self.path} holds, but what is kept beside them, its index or snapshot, is "
+                    "damaged. Make that anew with `cpsgd budget repair`."
+                )
+        if wanted is not None and not contained:
             raise LedgerChainError(
                 f"The chain of {self.path} holds by itself, but does not contain the head {wanted[:16]}…: its end was "
                 "cut off, it was replaced by another copy, or it was written anew."
             )
-        found = [totals.total(budget, fresh.entries_of(name)) for name, budget in fresh.budgets.items()]
-        return Verification(fresh.head, len(fresh.hashes), tuple(found))
+        spent = [totals.spent(budget, fresh.accounts[name]) for name, budget in fresh.budgets.items()]
+        return Verification(fresh.head, fresh.head.number + 1, tuple(spent))
+
+    def repair(self) -> Head:
+        """Reads all records, checks every hash, and makes the index and the snapshot beside them anew.
+
+        Returns:
+            The last record, which is a new snapshot.
+
+        Raises:
+            LedgerChainError: The records themselves do not hold, or the last of them are missing.
+        """
+        with self._lock:
+            if self._state.head.number >= 0:
+                _ = self.head  # refuses a file that went back in time
+            self._state = State()
+            with self._appending(whole=True):
+                pass
+            return self._state.head
 
     def export(self) -> dict[str, Any]:
         """Everything as plain JSON values: the records with their hashes, and what follows from them."""
         with self._lock, self._store.reading() as connection:
             self._read(connection)
+            entries = self._entries(connection)
             rows = list(storage.rows_after(connection, 0))
             populations = [
                 {
                     **budget.to_dict(),
-                    "total": totals.total(budget, self._state.entries_of(name)).to_dict(),
-                    "entries": [entry.to_dict() for entry in self._state.entries_of(name)],
+                    "total": totals.spent(budget, self._state.accounts[name]).to_dict(),
+                    "entries": [entry.to_dict() for entry in entries.all(name)],
                 }
                 for name, budget in self._state.budgets.items()
             ]
@@ -278,20 +322,22 @@ class Ledger:
                 f"The ledger {self.path} has no budget for {population!r}; it has {known}. Create one first."
             ) from None
 
-    def _affordable(self, budget: Budget, *further: RoundEvent) -> Total:
-        for event in further:
-            check_event(budget, event)
-        entries = self._state.entries_of(budget.population)
-        found = totals.total(budget, entries, further)
-        if found.epsilon > budget.epsilon:
-            raise BudgetExceededError(
-                budget.population,
-                limit=budget.epsilon,
-                spent=totals.total(budget, entries).epsilon,
-                total=found.epsilon,
-                delta=budget.delta,
-            )
+    def _price(self, budget: Budget, event: RoundEvent) -> Price:
+        check_event(budget, event)
+        found = totals.affordable(budget, self._state.accounts[budget.population], event)
+        if found is None:
+            raise self._exceeded(budget, [event])
         return found
+
+    def _exceeded(self, budget: Budget, further: Sequence[RoundEvent]) -> BudgetExceededError:
+        account = self._state.accounts[budget.population]
+        return BudgetExceededError(
+            budget.population,
+            limit=budget.epsilon,
+            spent=totals.spent(budget, account).epsilon,
+            total=totals.priced(budget, account, further).epsilon,
+            delta=budget.delta,
+        )
 
     @contextmanager
     def _latest(self) -> Iterator[State]:
@@ -302,48 +348,42 @@ class Ledger:
             yield self._state
 
     @contextmanager
-    def _appending(self, *, create: bool = False) -> Iterator[list[Mapping[str, Any]]]:
-        """A list for new records: on the disk, and only then known, when the block ends; forgotten if it raises."""
-        records: list[Mapping[str, Any]] = []
+    def _looking(self) -> Iterator[Index | Remembered]:
+        """The entries of the latest state."""
+        with self._lock, self._store.reading() as connection:
+            self._read(connection)
+            yield self._entries(connection)
+
+    @contextmanager
+    def _appending(self, *, create: bool = False, whole: bool = False) -> Iterator[Draft]:
+        """What to write: on the disk, and only then known, when the block ends; forgotten if it raises."""
         with self._lock:
             with self._store.writing(create=create) as connection:
-                self._read(connection)
-                yield records
-                rows = _append(connection, self._state.head, records)
-            self._learn(rows)
+                self._read(connection, whole=whole)
+                draft = Draft(self._entries(connection))
+                yield draft
+                rows = draft.write(connection, self._state, self._memory)
+            self._memory = None
+            for row in rows:
+                self._state.apply(*row, entries=draft.looked_up)
 
-    def _read(self, connection: Connection) -> None:
-        last = self._state.head.number
-        if last < 0:
-            storage.check_pages(connection)
-        rows = storage.rows_after(connection, max(last, 0))
-        if last >= 0:
-            self._check_continues([row[2] for row in islice(rows, 1)])
-        self._learn(rows)
+    def _entries(self, connection: Connection) -> Index | Remembered:
+        """Those of the file's index, where it has one that fits."""
+        return Index(connection) if self._memory is None else self._memory
 
-    def _learn(self, rows: Iterable[storage.Row]) -> None:
-        """Takes records that follow those known and are on the disk."""
+    def _read(self, connection: Connection, *, whole: bool = False) -> None:
+        last = self._state.head
+        if last.number < 0:
+            self._state, self._memory = snapshots.read(connection, whole=whole)
+            return
+        rows = storage.rows_after(connection, last.number)
+        if [row[2] for row in islice(rows, 1)] != [last.hash]:
+            raise self._went_back()
+        entries = self._entries(connection)
         for row in rows:
-            self._state.apply(*row)
+            self._state.apply(*row, entries=entries)
 
-    def _check_continues(self, found: list[Any]) -> None:
-        """Refuses a file in which these hashes stand where the last record was."""
-        if found != [self._state.head.hash]:
-            raise LedgerChainError(
-                f"{self.path} no longer continues what was read from it before: records that were there are gone."
-            )
-
-
-def _append(connection: Connection, head: Head, records: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str]]:
-    """Writes records in the open transaction, after the head; returns the rows."""
-    rows = []
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    for record in records:
-        number = head.number + 1
-        text = chain.canonical({**record, "number": number, "time": now})
-        if len(text) > chain.LONGEST_RECORD:
-            raise LedgerError("The record is too long for a ledger.")
-        head = Head(number, chain.link(head.hash, text))
-        rows.append((number, text, head.hash))
-        storage.append(connection, *rows[-1])
-    return rows
+    def _went_back(self) -> LedgerChainError:
+        return LedgerChainError(
+            f"{self.path} no longer continues what was read from it before: records that were there are gone."
+        )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from typing import Any, Literal, Self, get_args
 
 from cpsgd import _validate
@@ -53,7 +55,7 @@ class Budget:
     @classmethod
     def from_dict(cls, data: object) -> Self:
         """What `to_dict` gave; anything else is refused with `ParameterError`."""
-        return cls(**_exactly(cls, data))
+        return cls(**exactly(cls, data))
 
 
 @dataclass(frozen=True)
@@ -145,12 +147,12 @@ class RoundEvent:
     @classmethod
     def from_dict(cls, data: object) -> Self:
         """What `to_dict` gave; anything else is refused with `ParameterError`."""
-        values = _exactly(cls, data, "fingerprint")
+        values = exactly(cls, data, "fingerprint")
         fingerprint = values.pop("fingerprint")
-        protocol = Protocol.from_dict(values["protocol"])
-        if protocol.fingerprint.hex() != fingerprint:
+        protocol, found = read_protocol(values["protocol"])
+        if found != fingerprint:
             raise ParameterError("The event's protocol does not have the event's fingerprint.")
-        participation = Participation(**_exactly(Participation, values["participation"]))
+        participation = Participation(**exactly(Participation, values["participation"]))
         return cls(**{**values, "protocol": protocol, "participation": participation})
 
 
@@ -204,7 +206,23 @@ def name(field: str, value: object, *, empty: bool) -> str:
     return value
 
 
-def _exactly(kind: type[Any], data: object, *others: str) -> dict[str, Any]:
+def read_protocol(data: object) -> tuple[Protocol, str]:
+    """A protocol's plain JSON values as the protocol, and its fingerprint in hexadecimal."""
+    try:
+        text = json.dumps(data, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        raise ParameterError("Expected a protocol as plain JSON values.") from None
+    return _parsed_protocol(text)
+
+
+# Most records of a ledger have the protocol of the one before.
+@lru_cache(maxsize=64)
+def _parsed_protocol(text: str) -> tuple[Protocol, str]:
+    protocol = Protocol.from_dict(json.loads(text))
+    return protocol, protocol.fingerprint.hex()
+
+
+def exactly(kind: type[Any], data: object, *others: str) -> dict[str, Any]:
     """The values by name if they are all there and no others are."""
     wanted = {field.name for field in fields(kind)} | set(others)
     if not isinstance(data, Mapping) or set(data) != wanted:

@@ -1,0 +1,305 @@
+"""Rounds sorted by kind: all that the cost of rounds depends on, kept up to date one round at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property, lru_cache
+from typing import Any, Self
+
+from cpsgd import _validate
+from cpsgd.errors import ParameterError
+from cpsgd.ledger.events import RoundEvent, exactly, name, read_protocol
+from cpsgd.participation import Participation
+from cpsgd.privacy.examples import example_protocol
+from cpsgd.protocol import MAX_CLIENTS, Protocol
+
+_EVERY = Participation.every()
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """All that the cost of a round depends on. Made by `kind_of`, so that equal kinds are one object.
+
+    Attributes:
+        base: The protocol, without what privacy does not depend on.
+        examples: As in `RoundEvent`.
+        honest: Messages whose noise counts.
+        participation: Who takes part; "every" wherever nobody is sampled.
+        overflow: As in `RoundEvent`.
+    """
+
+    base: Protocol
+    examples: int | None
+    honest: int
+    participation: Participation
+    overflow: float
+
+    @cached_property
+    def protocol(self) -> Protocol:
+        """The protocol the accounting is about."""
+        if self.examples is None:
+            return self.base
+        return replace(example_protocol(self.base, self.examples), rotation_seed=0, modulus=None, promise=None)
+
+    @cached_property
+    def order(self) -> tuple[bytes, int, str, float, float]:
+        """For sorting, the same in every process."""
+        participation = self.participation
+        return self.protocol.fingerprint, self.honest, participation.scheme, participation.rate, self.overflow
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "protocol": self.base.to_dict(),
+            "examples": self.examples,
+            "honest": self.honest,
+            "participation": asdict(self.participation),
+            "overflow": self.overflow,
+        }
+
+    @classmethod
+    def from_dict(cls, data: object) -> Kind:
+        """What `to_dict` gave; anything else is refused with `ParameterError`."""
+        names = {"protocol", "examples", "honest", "participation", "overflow"}
+        if not isinstance(data, Mapping) or set(data) != names:
+            raise ParameterError(f"Expected an object with the fields {sorted(names)} for a kind of round.")
+        examples = data["examples"]
+        if examples is not None:
+            _validate.integer("examples", examples, low=1, high=MAX_CLIENTS)
+        return _interned(
+            _normal(read_protocol(data["protocol"])[0]),
+            examples,
+            _validate.integer("honest", data["honest"], low=1, high=MAX_CLIENTS),
+            Participation(**exactly(Participation, data["participation"])),
+            _validate.fraction("overflow", data["overflow"]),
+        )
+
+
+Groups = frozenset[tuple[frozenset[Kind], int]]
+"""Sets of kinds of which a client meets at most one, and how many such sets there are."""
+
+
+def kind_of(event: RoundEvent, survivors: int) -> Kind:
+    """The kind of a round with this many messages in its sum."""
+    honest = survivors - event.colluding
+    taking_part = event.taking_part
+    sampled = taking_part.sampled and taking_part.rate < 1.0
+    # Each size is a certificate of its own, and with sampling a distribution, too. So sizes keep a few binary digits,
+    # rounded down; but not below what was reserved, or a release could raise the total.
+    step = 1 << max(0, honest.bit_length() - (6 if sampled else 10))
+    honest = max(honest // step * step, event.survivors - event.colluding)
+    participation = taking_part if sampled else _EVERY
+    return _interned(_normal(event.protocol), event.examples, honest, participation, event.overflow)
+
+
+@lru_cache(maxsize=256)
+def _normal(protocol: Protocol) -> Protocol:
+    # Privacy depends on neither the rotation's seed nor a modulus (sums modulo something are post-processing).
+    return replace(protocol, rotation_seed=0, modulus=None, promise=None)
+
+
+# Never emptied: a kind that were made a second time would not be the first, and totals would count it apart.
+@cache
+def _interned(base: Protocol, examples: int | None, honest: int, participation: Participation, overflow: float) -> Kind:
+    return Kind(base, examples, honest, participation, overflow)
+
+
+def _worst(kinds: Iterable[Kind]) -> frozenset[Kind]:
+    """Of the kinds that differ in the number of messages only, the one with the fewest."""
+    fewest: dict[tuple[object, ...], Kind] = {}
+    for kind in kinds:
+        rest = (kind.base, kind.examples, kind.participation, kind.overflow)
+        if (known := fewest.get(rest)) is None or kind.honest < known.honest:
+            fewest[rest] = kind
+    return frozenset(fewest.values())
+
+
+class Tally:
+    """How many rounds of which kind. Adding a round, or taking one away, costs the same however many there are."""
+
+    def __init__(self) -> None:
+        """Without rounds."""
+        self._rounds: dict[str, Counter[Kind]] = {}
+        self._groups: Counter[frozenset[Kind]] = Counter()
+
+    @classmethod
+    def of(cls, rounds: Iterable[tuple[RoundEvent, int]]) -> Self:
+        """Of these events with these numbers of messages."""
+        tally = cls()
+        for event, survivors in rounds:
+            tally.add(kind_of(event, survivors), event.partition)
+        return tally
+
+    def add(self, kind: Kind, partition: str, count: int = 1) -> None:
+        """Adds rounds, or takes them away where `count` is negative.
+
+        Raises:
+            ParameterError: There are not so many to take away. Nothing was changed.
+        """
+        rounds = self._rounds.get(partition, Counter())
+        left = rounds[kind] + count
+        if left < 0:
+            raise ParameterError("there is no such round to take away")
+        before = _worst(rounds) if partition else frozenset([kind])
+        self._rounds[partition] = rounds
+        if left:
+            rounds[kind] = left
+        else:
+            del rounds[kind]
+            if not rounds:
+                del self._rounds[partition]
+        if partition:
+            self._count(before, -1 if before else 0)
+            after = _worst(rounds)
+            self._count(after, 1 if after else 0)
+        else:
+            self._count(before, count)
+
+    def _count(self, group: frozenset[Kind], change: int) -> None:
+        if not change:
+            return
+        self._groups[group] += change
+        if not self._groups[group]:
+            del self._groups[group]
+
+    def groups(self, further: Iterable[RoundEvent] = ()) -> Groups:
+        """The rounds in sets of which a client meets at most one, together with further rounds."""
+        groups = self._groups.copy()
+        partitions: dict[str, set[Kind]] = {}
+        for event in further:
+            kind = kind_of(event, event.survivors)
+            if event.partition:
+                partitions.setdefault(event.partition, set()).add(kind)
+            else:
+                groups[frozenset([kind])] += 1
+        for partition, kinds in partitions.items():
+            known = self._rounds.get(partition, Counter())
+            if known:
+                groups[_worst(known)] -= 1
+            groups[_worst({*known, *kinds})] += 1
+        return frozenset((group, count) for group, count in groups.items() if count)
+
+    def with_more(self, kind: Kind, count: int, further: Iterable[RoundEvent] = ()) -> Groups:
+        """The same with so many more rounds of a kind, which is in no partition."""
+        groups = self.groups(further)
+        if not count:
+            return groups
+        more = Counter(dict(groups))
+        more[frozenset([kind])] += count
+        return frozenset(more.items())
+
+    def copy(self) -> Tally:
+        """Another with the same rounds."""
+        other = Tally()
+        other._rounds = {partition: rounds.copy() for partition, rounds in self._rounds.items()}
+        other._groups = self._groups.copy()
+        return other
+
+    def items(self) -> list[tuple[str, Kind, int]]:
+        """Partition, kind and how many rounds, in an order that is the same in every process."""
+        found = [
+            (partition, kind, count) for partition, rounds in self._rounds.items() for kind, count in rounds.items()
+        ]
+        return sorted(found, key=lambda item: (item[0], item[1].order, item[1].examples or 0))
+
+    def kinds(self) -> set[Kind]:
+        """All kinds that there are."""
+        return {kind for rounds in self._rounds.values() for kind in rounds}
+
+
+@dataclass(frozen=True)
+class Room:
+    """A proof about more rounds than there are: with so many more of a kind, ε is at most this."""
+
+    kind: Kind
+    rounds: int
+    epsilon: float
+    method: str
+
+
+class Account:
+    """What is known of a population's rounds.
+
+    Attributes:
+        tally: The rounds as they are accounted now.
+        rounds: How many there are.
+        unreleased: How many of them were reserved and not (yet) released.
+        room: What the last reservation was allowed with; None where that was nothing more.
+    """
+
+    def __init__(self) -> None:
+        """Without rounds."""
+        self.tally = Tally()
+        self.rounds = 0
+        self.unreleased = 0
+        self.room: Room | None = None
+        # What releases since the last reservation changed, with the opposite sign.
+        self._since: Counter[tuple[str, Kind]] = Counter()
+
+    def reserve(self, event: RoundEvent, room: Room | None = None) -> None:
+        """One more round, and what it was allowed with."""
+        self.tally.add(kind_of(event, event.survivors), event.partition)
+        self.room = room
+        self.rounds += 1
+        self.unreleased += 1
+        self._since.clear()
+
+    def release(self, event: RoundEvent, survivors: int) -> None:
+        """A round that was reserved has this many messages.
+
+        Raises:
+            ParameterError: There is no such round. Nothing was changed.
+        """
+        before, after = kind_of(event, event.survivors), kind_of(event, survivors)
+        if self.unreleased < 1:
+            raise ParameterError("there is no such round to release")
+        self.tally.add(before, event.partition, -1)
+        self.tally.add(after, event.partition)
+        self.unreleased -= 1
+        if before is not after:
+            for kind, change in ((before, 1), (after, -1)):
+                key = (event.partition, kind)
+                self._since[key] += change
+                if not self._since[key]:
+                    del self._since[key]
+
+    def at_the_last_reservation(self) -> Tally:
+        """The rounds as they were accounted when the last of them was reserved."""
+        if not self._since:
+            return self.tally
+        tally = self.tally.copy()
+        for (partition, kind), change in sorted(self._since.items(), key=lambda item: -item[1]):
+            tally.add(kind, partition, change)
+        return tally
+
+    def to_dict(self, places: Mapping[Kind, int]) -> dict[str, Any]:
+        """Plain JSON values, with kinds by their places."""
+        since = sorted([partition, places[kind], change] for (partition, kind), change in self._since.items())
+        room = None if self.room is None else {**vars(self.room), "kind": places[self.room.kind]}
+        return {
+            "room": room,
+            "rounds": self.rounds,
+            "unreleased": self.unreleased,
+            "tally": sorted([partition, places[kind], count] for partition, kind, count in self.tally.items()),
+            "since": since,
+        }
+
+    def kinds(self) -> set[Kind]:
+        """All kinds that `to_dict` refers to."""
+        room = set() if self.room is None else {self.room.kind}
+        return self.tally.kinds() | {kind for _, kind in self._since} | room
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], kinds: list[Kind]) -> Self:
+        """What `to_dict` gave."""
+        account = cls()
+        account.rounds = _validate.integer("rounds", data["rounds"], low=0)
+        account.unreleased = _validate.integer("unreleased", data["unreleased"], low=0)
+        if data["room"] is not None:
+            account.room = Room(**{**data["room"], "kind": kinds[data["room"]["kind"]]})
+        for partition, place, count in data["tally"]:
+            account.tally.add(kinds[place], name("partition", partition, empty=True), count)
+        account._since = Counter({(partition, kinds[place]): change for partition, place, change in data["since"]})
+        return account
