@@ -109,8 +109,9 @@ def verify(
 ) -> None:
     """Read all records, check every hash of the chain, every snapshot and the index, and compute all totals anew.
 
-    Other commands read a long ledger from its last snapshot on. Finds records that were changed, removed or inserted. That the end was cut off, or the whole file written anew or
-    replaced by an older copy, is found with --head only. The exit code is 1 if something is wrong.
+    Other commands read a long ledger from its last snapshot on. Finds records that were changed, removed or inserted.
+    That the end was cut off, or the whole file written anew or replaced by an older copy, is found with --head only.
+    The exit code is 1 if something is wrong.
     """
     try:
         found = Ledger(ledger).verify(head)

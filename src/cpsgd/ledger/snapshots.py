@@ -75,7 +75,7 @@ def fits(connection: Connection, state: State, entries: Remembered) -> bool:
         if storage.read_head(connection) != (state.head.number, state.head.hash, state.snapshot):
             return False
         if state.snapshot >= 0:
-            _snapshot(connection, state.snapshot)
+            _text(connection, state.snapshot)
         return storage.index_digest(connection) == entries.digest
     except _UNUSABLE:
         return False
@@ -96,22 +96,28 @@ def _read_from_snapshot(connection: Connection) -> State:
 
 def _snapshot(connection: Connection, number: int) -> State:
     """The state after the record of this number, which is a snapshot."""
+    text, version, digest = _text(connection, number)
+    if version != STATE_VERSION:
+        raise _NotUsableError
+    try:
+        return State.from_text(text, Head(number, digest))
+    except ParameterError:
+        raise _NotUsableError from None
+
+
+def _text(connection: Connection, number: int) -> tuple[str, object, str]:
+    """The text that the record of this number speaks of, its version, and the hash of the record."""
     rows = list(storage.rows_between(connection, number - 1, number))
-    if len(rows) != 2 or not isinstance(rows[0][2], str):
+    text = storage.read_snapshot(connection)
+    if len(rows) != 2 or not isinstance(rows[0][2], str) or not text.isascii():
         raise _NotUsableError
     try:
         body = read_record(number, rows[0][2], *rows[1])
     except ValueError:
         raise _NotUsableError from None
-    text = storage.read_snapshot(connection)
-    if body.get("kind") != "snapshot" or body.get("version") != STATE_VERSION or not text.isascii():
+    if body.get("kind") != "snapshot" or body.get("digest") != digest_of(text):
         raise _NotUsableError
-    if body.get("digest") != digest_of(text):
-        raise _NotUsableError
-    try:
-        return State.from_text(text, Head(number, str(rows[1][2])))
-    except ParameterError:
-        raise _NotUsableError from None
+    return text, body.get("version"), str(rows[1][2])
 
 
 def _check_end(connection: Connection, state: State) -> None:
