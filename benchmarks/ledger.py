@@ -19,7 +19,7 @@ from contextlib import closing
 from pathlib import Path
 
 from cpsgd.ledger import Budget, Entry, Ledger, RoundEvent, chain, storage
-from cpsgd.ledger.chain import Head, State
+from cpsgd.ledger.chain import Head
 from cpsgd.ledger.kinds import kind_of
 from cpsgd.protocol import Protocol
 
@@ -35,7 +35,7 @@ def build(path: Path, entries: int) -> None:
     head = ledger.head
     reserve = {"kind": "reserve", "population": "people", "event": EVENT.to_dict(), "spent": 1.0, "method": "some"}
     before, middle, after = _template(reserve, "round")
-    state = State(Head(), {"people": ledger.budget("people")})
+    state = ledger._state
 
     def link(text: str) -> tuple[int, str, str]:
         nonlocal head
@@ -50,11 +50,12 @@ def build(path: Path, entries: int) -> None:
 
     first = head.number + 1
     index = ((first + 2 * i, "people", "benchmark", i, first + 2 * i + 1) for i in range(entries))
-    account = state.accounts["people"] = ledger._state.accounts["people"]
+    account = state.accounts["people", 0]
     account.reserve(EVENT)
     account.release(EVENT, 9_500)
     account.tally.add(kind_of(EVENT, 9_500), "", entries - 1)
-    account.rounds = entries
+    account.rounds = account.reserved = entries
+    state.time = NOW
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute("BEGIN")

@@ -237,6 +237,10 @@ class BudgetExceededError(LedgerError):
         self.total = total
 
 
+class BudgetExpiredError(LedgerError):
+    """The budget's time is over, whatever is left of it."""
+
+
 class PopulationError(LedgerError):
     """The ledger has no budget for a population, or has one already."""
 

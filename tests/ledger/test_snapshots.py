@@ -8,6 +8,7 @@ import signal
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,7 @@ def test_a_snapshot_says_what_reading_all_records_says(long: Ledger) -> None:
     assert from_snapshot.head == whole.head
     budget = whole.budgets["people"]
     expected = totals.total(budget, entries.all("people"))
-    assert totals.spent(budget, from_snapshot.accounts["people"]) == expected
+    assert totals.spent(budget, [from_snapshot.accounts["people", 0]]) == expected
     assert tuple(entries.all("people")) == Ledger(long.path).events("people")
     assert Ledger(long.path).events("people", last=3) == tuple(entries.all("people", 3))
 
@@ -150,7 +151,7 @@ def damaged(path: Path, *statements: str) -> Ledger:
         "UPDATE head SET snapshot = 10000",
         "UPDATE head SET snapshot = 'x'",
         "DELETE FROM entries WHERE number = 2",
-        "UPDATE entries SET released = NULL",
+        "UPDATE entries SET closed = NULL",
         "UPDATE entries SET round = round + 1",
     ],
 )
@@ -185,7 +186,7 @@ def test_rows_of_the_index_are_checked_against_the_records(long: Ledger) -> None
     execute(long.path, "UPDATE entries SET round = 77 WHERE number = 2")
     with pytest.raises(LedgerFormatError, match="repair"):
         Ledger(long.path).find("people", run="r", round=77)
-    execute(long.path, "UPDATE entries SET round = 0, released = 5 WHERE number = 2")
+    execute(long.path, "UPDATE entries SET round = 0, closed = 5 WHERE number = 2")
     with pytest.raises(LedgerError):
         Ledger(long.path).events("people")
 
@@ -229,7 +230,7 @@ def test_totals_cannot_be_lowered_through_the_snapshot_without_writing_the_chain
     """A forged text needs a forged record, and every later hash; then a head from before tells."""
     kept, number = long.head, long._state.snapshot
     state = long._state
-    forged = State(head=state.head, budgets=state.budgets, accounts={"people": Account()})
+    forged = replace(state, accounts={("people", 0): Account()})
     text = forged.to_text()
     execute(long.path, "DELETE FROM snapshot", f"INSERT INTO snapshot VALUES (0, '{text}')")
     assert Ledger(long.path).total("people").rounds == 30  # not believed
@@ -325,7 +326,7 @@ def test_many_rounds_are_priced_together(monkeypatch: pytest.MonkeyPatch) -> Non
     account = Account()
     prices = count_prices(monkeypatch)
     for charges in range(1_000):
-        price = totals.affordable(budget, account, event(0))
+        price = totals.affordable(budget, [account], event(0))
         assert price is not None
         if charges < 127:
             assert price.covers == 0
@@ -336,7 +337,7 @@ def test_many_rounds_are_priced_together(monkeypatch: pytest.MonkeyPatch) -> Non
         account.reserve(event(0), room)
         account.release(event(0), 950)
     assert len(prices) < 127 + 350
-    assert totals.spent(budget, account).epsilon <= budget.epsilon
+    assert totals.spent(budget, [account]).epsilon <= budget.epsilon
 
 
 def test_the_last_rounds_of_a_budget_are_all_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,10 +348,10 @@ def test_the_last_rounds_of_a_budget_are_all_allowed(monkeypatch: pytest.MonkeyP
     limit = guarantee_over_rounds(protocol, 1e-6, rounds=203).epsilon
     budget = Budget(population="people", epsilon=limit, delta=1e-6)
     account = Account()
-    while (price := totals.affordable(budget, account, one)) is not None:
+    while (price := totals.affordable(budget, [account], one)) is not None:
         account.reserve(one, Room(kind_of(one, 1_000), price.covers, price.epsilon, price.method))
     assert account.rounds == 203
-    assert totals.spent(budget, account).epsilon <= limit
+    assert totals.spent(budget, [account]).epsilon <= limit
 
 
 def test_another_process_need_not_prove_again_what_a_record_covers(

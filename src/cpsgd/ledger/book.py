@@ -6,18 +6,27 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Self
 
 from cpsgd import _validate
-from cpsgd.errors import BudgetExceededError, EntryError, LedgerChainError, LedgerFormatError, PopulationError
+from cpsgd.errors import (
+    BudgetExceededError,
+    BudgetExpiredError,
+    EntryError,
+    LedgerChainError,
+    LedgerFormatError,
+    PopulationError,
+)
 from cpsgd.ledger import chain, snapshots, storage, totals
-from cpsgd.ledger.chain import Head, Remembered, State, check_event
+from cpsgd.ledger.chain import Head, Remembered, State, check_event, check_group
 from cpsgd.ledger.drafts import Draft
-from cpsgd.ledger.events import Budget, Entry, RoundEvent
+from cpsgd.ledger.events import Budget, Entry, RoundEvent, name
+from cpsgd.ledger.kinds import Account, octave_of
 from cpsgd.ledger.storage import Index
 from cpsgd.ledger.totals import Price, Total
 from cpsgd.protocol import MAX_CLIENTS
@@ -111,6 +120,7 @@ class Ledger:
                     f"{budget.population!r} has a budget already, and budgets are never changed: what was promised "
                     "stays promised. Use it, or name another population."
                 )
+            check_group(budget, self._state.budgets)
             if self._state.head.number < 0:
                 draft.records.append({"kind": "ledger", "format": chain.VERSION, "id": secrets.token_hex(16)})
             draft.records.append({"kind": "budget", "budget": budget.to_dict()})
@@ -131,19 +141,22 @@ class Ledger:
         """
         # Priced before the lock is taken, so that others wait for the disk only. If somebody else spends meanwhile, it
         # is priced again under the lock.
-        with self._latest():
-            self._price(self._budget(population), event)
+        with self._latest() as state:
+            self._price(population, event, _now(state))
         with self._appending() as draft:
-            budget = self._budget(population)
+            price = self._price(population, event, draft.time)
             if event.run and (known := draft.entries.find(population, event.run, event.round)) is not None:
                 raise EntryError(
                     f"Round {event.round} of run {event.run!r} was reserved before, as entry {known.number}. A "
                     "second release would need a second charge: use another run or round."
                 )
-            price = self._price(budget, event)
-            record = {"kind": "reserve", "population": population, "event": event.to_dict()}
-            covers = {"covers": price.covers} if price.covers else {}
-            draft.records.append({**record, "spent": price.epsilon, "method": price.method, **covers})
+            record: dict[str, Any] = {"kind": "reserve", "population": population, "event": event.to_dict()}
+            record |= {"spent": price.epsilon, "method": price.method}
+            if price.covers:
+                record["covers"] = price.covers
+            if self._budget(population).filter is not None:
+                record["octave"] = octave_of(self._state.reserved(population, draft.time))
+            draft.records.append(record)
         return draft.changed[-1]
 
     def release(self, entry: Entry | int, survivors: int) -> Entry:
@@ -163,8 +176,9 @@ class Ledger:
             known = draft.known(number)
             if known is None or (isinstance(entry, Entry) and known.event != entry.event):
                 raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
-            if known.released:
-                raise EntryError(f"Entry {number} was released before. A second result needs an entry of its own.")
+            if known.closed_as is not None:
+                done = "given up" if known.abandoned else "released"
+                raise EntryError(f"Entry {number} was {done} before. A second result needs an entry of its own.")
             if survivors < known.event.survivors:
                 raise EntryError(
                     f"Entry {number} was reserved for at least {known.event.survivors} survivors and has "
@@ -172,6 +186,31 @@ class Ledger:
                     "stays spent."
                 )
             draft.records.append({"kind": "release", "entry": number, "survivors": survivors})
+        return draft.changed[-1]
+
+    def abandon(self, entry: Entry | int, reason: str) -> Entry:
+        """Gives up a round that was reserved, of which nothing was shown to anybody and nothing ever will be.
+
+        It costs nothing any more, and its run may reserve the round again. The ledger takes the caller's word, which is
+        on record: a message that was sent without secure aggregation, a sum or anything computed from it is something.
+
+        Args:
+            entry: What `reserve` returned, or its number.
+            reason: Why nothing was shown, for people.
+
+        Raises:
+            EntryError: There is no such entry, or it was released or given up before.
+        """
+        number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
+        name("reason", reason, empty=False)
+        with self._appending() as draft:
+            known = draft.known(number)
+            if known is None or (isinstance(entry, Entry) and known.event != entry.event):
+                raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
+            if known.closed_as is not None:
+                done = "given up" if known.abandoned else "released, and its result may have been seen,"
+                raise EntryError(f"Entry {number} was {done} before: it cannot be given up.")
+            draft.records.append({"kind": "abandon", "entry": number, "reason": reason})
         return draft.changed[-1]
 
     # ------------------------------------------------------------------ asking
@@ -184,18 +223,31 @@ class Ledger:
             ConditionError: Nothing is proved about such rounds.
         """
         with self._latest() as state:
-            budget = self._budget(population)
-            for event in events:
-                check_event(budget, event)
-            found = totals.priced(budget, state.accounts[population], events)
-            if found.epsilon > budget.epsilon:
-                raise self._exceeded(budget, events)
-            return found
+            self._budget(population)
+            found = []
+            time = _now(state)
+            reserved = state.reserved(population, time)
+            for budget, accounts in state.purses(population, time):
+                _check(budget, events, time)
+                found.append(totals.priced(budget, accounts, events, reserved))
+                if found[-1].epsilon > budget.epsilon:
+                    raise _exceeded(budget, accounts, found[-1])
+            return found[0]
 
     def total(self, population: str) -> Total:
-        """What all rounds so far cost, by the accountant; entries reserved and not released count."""
+        """What all rounds so far cost, by the accountant; entries reserved and not released count.
+
+        For a group that is its own rounds and those of the whole population; for a budget that renews, the rounds of
+        the current period.
+        """
         with self._latest() as state:
-            return totals.spent(self._budget(population), state.accounts[population])
+            self._budget(population)
+            return totals.spent(*state.purses(population, _now(state))[0])
+
+    def lifetime(self, population: str) -> Total:
+        """The same over all periods: what somebody has spent whose data was there all the time."""
+        with self._latest() as state:
+            return totals.spent(self._budget(population), state.accounts_of(population))
 
     def budget(self, population: str) -> Budget:
         """A population's budget."""
@@ -270,7 +322,7 @@ class Ledger:
                 f"The chain of {self.path} holds by itself, but does not contain the head {wanted[:16]}…: its end was "
                 "cut off, it was replaced by another copy, or it was written anew."
             )
-        spent = [totals.spent(budget, fresh.accounts[name]) for name, budget in fresh.budgets.items()]
+        spent = [totals.spent(*purse) for name in fresh.budgets for purse in fresh.purses_over_time(name)]
         return Verification(fresh.head, fresh.head.number + 1, tuple(spent))
 
     def repair(self) -> Head:
@@ -299,7 +351,7 @@ class Ledger:
             populations = [
                 {
                     **budget.to_dict(),
-                    "total": totals.spent(budget, self._state.accounts[name]).to_dict(),
+                    "total": totals.spent(*self._state.purses(name, _now(self._state))[0]).to_dict(),
                     "entries": [entry.to_dict() for entry in entries.all(name)],
                 }
                 for name, budget in self._state.budgets.items()
@@ -322,22 +374,17 @@ class Ledger:
                 f"The ledger {self.path} has no budget for {population!r}; it has {known}. Create one first."
             ) from None
 
-    def _price(self, budget: Budget, event: RoundEvent) -> Price:
-        check_event(budget, event)
-        found = totals.affordable(budget, self._state.accounts[budget.population], event)
-        if found is None:
-            raise self._exceeded(budget, [event])
-        return found
-
-    def _exceeded(self, budget: Budget, further: Sequence[RoundEvent]) -> BudgetExceededError:
-        account = self._state.accounts[budget.population]
-        return BudgetExceededError(
-            budget.population,
-            limit=budget.epsilon,
-            spent=totals.spent(budget, account).epsilon,
-            total=totals.priced(budget, account, further).epsilon,
-            delta=budget.delta,
-        )
+    def _price(self, population: str, event: RoundEvent, time: str) -> Price:
+        self._budget(population)
+        prices = []
+        reserved = self._state.reserved(population, time)
+        for budget, accounts in self._state.purses(population, time):
+            _check(budget, [event], time)
+            price = totals.affordable(budget, accounts, event, reserved)
+            if price is None:
+                raise _exceeded(budget, accounts, totals.priced(budget, accounts, [event], reserved))
+            prices.append(price)
+        return prices[0] if len(prices) == 1 else replace(prices[0], covers=0)
 
     @contextmanager
     def _latest(self) -> Iterator[State]:
@@ -360,7 +407,7 @@ class Ledger:
         with self._lock:
             with self._store.writing(create=create) as connection:
                 self._read(connection, whole=whole)
-                draft = Draft(self._entries(connection))
+                draft = Draft(self._entries(connection), _now(self._state))
                 yield draft
                 rows = draft.write(connection, self._state, self._memory)
             self._memory = None
@@ -387,3 +434,30 @@ class Ledger:
         return LedgerChainError(
             f"{self.path} no longer continues what was read from it before: records that were there are gone."
         )
+
+
+def _now(state: State) -> str:
+    """The time, but never before that of the last record: a period does not come back."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return max(now, state.time) if len(now) == len(state.time) else now
+
+
+def _check(budget: Budget, events: Sequence[RoundEvent], time: str) -> None:
+    """Refuses rounds that the budget is not for."""
+    if budget.expired(time):
+        raise BudgetExpiredError(
+            f"The budget of {budget.population!r} expired on {budget.expires}: nothing more is charged to it. Create "
+            "another one, for data that is not in this one's rounds."
+        )
+    for event in events:
+        check_event(budget, event)
+
+
+def _exceeded(budget: Budget, accounts: Sequence[Account], asked: Total) -> BudgetExceededError:
+    return BudgetExceededError(
+        budget.population,
+        limit=budget.epsilon,
+        spent=totals.spent(budget, accounts).epsilon,
+        total=asked.epsilon,
+        delta=budget.delta,
+    )

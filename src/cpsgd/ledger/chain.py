@@ -27,7 +27,7 @@ from typing import Any, Protocol, Self
 from cpsgd import _validate
 from cpsgd.errors import CpsgdError, LedgerChainError, LedgerFormatError, ParameterError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, name
-from cpsgd.ledger.kinds import Account, Kind, Room, kind_of
+from cpsgd.ledger.kinds import LAST_OCTAVE, Account, Kind, Room, kind_of, octave_of
 from cpsgd.protocol import MAX_CLIENTS
 
 VERSION = 1
@@ -67,24 +67,24 @@ class Entries(Protocol):
         """The entry that was reserved by the record of this number."""
 
     def taken(self, population: str, run: str, round: int, before: int) -> bool:
-        """Whether a run's round was reserved."""
+        """Whether a run's round was reserved, and not given up."""
 
     def put(self, entry: Entry) -> None:
         """Takes an entry that is new or has changed."""
 
 
-def index_hash(number: object, population: object, run: object, round: object, released: object) -> int:
+def index_hash(number: object, population: object, run: object, round: object, closed: object) -> int:
     """A number for a row of the index; their sum tells whether two indexes are the same, but for ill will."""
-    row = repr((number, population, run, round, released)).encode("utf-8", "surrogatepass")
+    row = repr((number, population, run, round, closed)).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(row, digest_size=16).digest())
 
 
 def _index_hash(entry: Entry) -> int:
-    return index_hash(entry.number, entry.population, entry.event.run, entry.event.round, entry.released_as)
+    return index_hash(entry.number, entry.population, entry.event.run, entry.event.round, entry.closed_as)
 
 
 class Remembered:
-    """Entries in memory. A reader that `forgets` does not keep those that are released.
+    """Entries in memory. A reader that `forgets` does not keep those that are released or given up.
 
     Attributes:
         digest: The sum of `index_hash` over all entries, forgotten ones included.
@@ -113,8 +113,12 @@ class Remembered:
             self.digest -= _index_hash(known)
         self.digest += _index_hash(entry)
         if entry.event.run:
-            self._runs[entry.population, entry.event.run][entry.event.round] = entry.number
-        if entry.released and self._forgets:
+            rounds = self._runs[entry.population, entry.event.run]
+            if not entry.abandoned:
+                rounds[entry.event.round] = entry.number
+            elif rounds.get(entry.event.round) == entry.number:
+                del rounds[entry.event.round]
+        if entry.closed_as is not None and self._forgets:
             self._entries.pop(entry.number, None)
         else:
             self._entries[entry.number] = entry
@@ -140,17 +144,54 @@ class State:
 
     Attributes:
         head: The last of them.
+        time: Its time.
         budgets: By population, in the order of their creation.
-        accounts: The rounds of each population.
+        created: When that was.
+        accounts: The rounds of each population, in each of its periods; see `account`.
         entries: Where single entries are looked up.
         snapshot: Number of the last record that is a snapshot; -1 where there is none.
     """
 
     head: Head = field(default_factory=Head)
+    time: str = ""
     budgets: dict[str, Budget] = field(default_factory=dict)
-    accounts: dict[str, Account] = field(default_factory=dict)
+    created: dict[str, str] = field(default_factory=dict)
+    accounts: dict[tuple[str, int], Account] = field(default_factory=dict)
     entries: Entries = field(default_factory=Remembered)
     snapshot: int = -1
+
+    def account(self, population: str, time: str) -> Account:
+        """A population's rounds in the period that this time is in."""
+        period = self.budgets[population].period(self.created[population], time)
+        return self.accounts.get((population, period), Account())
+
+    def accounts_of(self, population: str) -> list[Account]:
+        """A population's rounds in all periods, its own and those of the population that it is a group of."""
+        names = (population, self.budgets[population].group_of)
+        return [account for (name, _), account in self.accounts.items() if name in names]
+
+    def purses(self, population: str, time: str) -> list[tuple[Budget, list[Account]]]:
+        """Budgets that a round of the population is charged to, and whose rounds count towards each of them.
+
+        The first of its accounts is the one that the round is added to.
+        """
+        budget, account = self.budgets[population], self.account(population, time)
+        if budget.group_of:
+            return [(budget, [account, self.account(budget.group_of, time)])]
+        groups = [each for each in self.budgets.values() if each.group_of == population]
+        within = [(each, [account, self.account(each.population, time)]) for each in groups]
+        return [(budget, [account]), *within]
+
+    def purses_over_time(self, population: str) -> list[tuple[Budget, list[Account]]]:
+        """The population's budget in each of its periods, and whose rounds count towards it."""
+        budget = self.budgets[population]
+        if budget.group_of:
+            return [(budget, [self.accounts[population, 0], self.accounts[budget.group_of, 0]])]
+        return [(budget, [account]) for (name, _), account in self.accounts.items() if name == population]
+
+    def reserved(self, population: str, time: str) -> int:
+        """How many rounds were reserved before one that is now, of those that count together with it."""
+        return max(sum(account.reserved for account in accounts) for _, accounts in self.purses(population, time))
 
     def apply(self, number: object, text: object, digest: object, entries: Entries | None = None) -> None:
         """Takes one more record, or raises and changes nothing.
@@ -166,7 +207,7 @@ class State:
         assert isinstance(digest, str)
         with refusing(expected):
             self._read(body, self.entries if entries is None else entries)()
-        self.head = Head(expected, digest)
+        self.head, self.time = Head(expected, digest), body["time"]
 
     def _read(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
         """Checks a record; returns what makes its change."""
@@ -184,6 +225,8 @@ class State:
             return self._read_reserve(body, entries)
         if kind == "release":
             return self._read_release(body, entries)
+        if kind == "abandon":
+            return self._read_abandon(body, entries)
         if kind == "snapshot":
             return self._read_snapshot(body)
         raise ParameterError("its kind is unknown")
@@ -193,10 +236,12 @@ class State:
         budget = Budget.from_dict(body["budget"])
         if budget.population in self.budgets:
             raise ParameterError("the population has a budget already")
+        check_group(budget, self.budgets)
 
         def commit() -> None:
             self.budgets[budget.population] = budget
-            self.accounts[budget.population] = Account()
+            self.created[budget.population] = body["time"]
+            self.accounts[budget.population, 0] = Account()
 
         return commit
 
@@ -211,8 +256,16 @@ class State:
         if event.run and entries.taken(population, event.run, event.round, entry.number):
             raise ParameterError("its round was reserved before")
 
+        budget = self.budgets[population]
+        if budget.expired(entry.reserved_at):
+            raise ParameterError("its budget had expired")
+        octave = None if budget.filter is None else octave_of(self.reserved(population, entry.reserved_at))
+        if entry.octave != octave:
+            raise ParameterError("its share of δ is not the one that is due")
+        key = (population, budget.period(self.created[population], entry.reserved_at))
+
         def commit() -> None:
-            self.accounts[population].reserve(event, room)
+            self.accounts.setdefault(key, Account()).reserve(event, room, entry.octave)
             entries.put(entry)
 
         return commit
@@ -220,12 +273,23 @@ class State:
     def _read_release(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
         number, survivors = read_release(body)
         entry = entries.get(number, body["number"])
-        if entry is None or entry.released or survivors < entry.event.survivors:
+        if entry is None or entry.closed_as is not None or survivors < entry.event.survivors:
             raise ParameterError("it releases what was not reserved")
 
         def commit() -> None:
-            self.accounts[entry.population].release(entry.event, survivors)
-            entries.put(released(entry, body))
+            self.account(entry.population, entry.reserved_at).release(entry.event, survivors, entry.octave)
+            entries.put(closed(entry, body))
+
+        return commit
+
+    def _read_abandon(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
+        entry = entries.get(read_abandon(body), body["number"])
+        if entry is None or entry.closed_as is not None:
+            raise ParameterError("it gives up what was not reserved")
+
+        def commit() -> None:
+            self.account(entry.population, entry.reserved_at).abandon(entry.event, entry.octave)
+            entries.put(closed(entry, body))
 
         return commit
 
@@ -252,8 +316,9 @@ class State:
         return canonical(
             {
                 "version": STATE_VERSION,
-                "budgets": [budget.to_dict() for budget in self.budgets.values()],
-                "accounts": {name: account.to_dict(places) for name, account in self.accounts.items()},
+                "time": self.time,
+                "budgets": [[budget.to_dict(), self.created[name]] for name, budget in self.budgets.items()],
+                "accounts": [[*key, account.to_dict(places)] for key, account in self.accounts.items()],
                 "kinds": [{**kind.to_dict(), "protocol": where[canonical(kind.base.to_dict())]} for kind in places],
                 "protocols": [json.loads(text) for text in protocols],
             }
@@ -272,11 +337,18 @@ class State:
                 raise ParameterError("it was written by another release")
             protocols = data["protocols"]
             kinds = [Kind.from_dict({**kind, "protocol": protocols[kind["protocol"]]}) for kind in data["kinds"]]
-            budgets = {budget.population: budget for budget in map(Budget.from_dict, data["budgets"])}
-            accounts = {name: Account.from_dict(data["accounts"][name], kinds) for name in budgets}
+            budgets = [(Budget.from_dict(budget), time) for budget, time in data["budgets"]]
+            accounts = {(name, period): Account.from_dict(each, kinds) for name, period, each in data["accounts"]}
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ParameterError(f"it is damaged: {type(error).__name__}") from None
-        return cls(head=head, budgets=budgets, accounts=accounts, snapshot=head.number)
+        return cls(
+            head=head,
+            time=data["time"],
+            budgets={budget.population: budget for budget, _ in budgets},
+            created={budget.population: time for budget, time in budgets},
+            accounts=accounts,
+            snapshot=head.number,
+        )
 
 
 def digest_of(text: str) -> str:
@@ -322,14 +394,17 @@ def refusing(number: int) -> Iterator[None]:
 
 def read_reservation(body: dict[str, Any]) -> Entry:
     """The entry that a record makes, by itself."""
-    # A proof that covers nothing more need not say so, and earlier releases did not.
-    _fields(body, "population", "event", "spent", "method", "time", *(["covers"] if "covers" in body else []))
+    # A proof that covers nothing more need not say so, and planned rounds have no octave.
+    optional = [field for field in ("covers", "octave") if field in body]
+    _fields(body, "population", "event", "spent", "method", "time", *optional)
     population = body["population"]
     if body["kind"] != "reserve" or not isinstance(population, str):
         raise ParameterError("it is no reservation of a population")
     event = RoundEvent.from_dict(body["event"])
     spent = _validate.non_negative("spent", body["spent"])
-    return Entry(body["number"], population, event, body["time"], spent, name("method", body["method"], empty=False))
+    method = name("method", body["method"], empty=False)
+    octave = _validate.integer("octave", body["octave"], low=0, high=LAST_OCTAVE) if "octave" in body else None
+    return Entry(body["number"], population, event, body["time"], spent, method, octave=octave)
 
 
 def read_release(body: dict[str, Any]) -> tuple[int, int]:
@@ -341,9 +416,44 @@ def read_release(body: dict[str, Any]) -> tuple[int, int]:
     return _validate.integer("entry", body["entry"], low=0), survivors
 
 
-def released(entry: Entry, body: dict[str, Any]) -> Entry:
-    """An entry after the record of its release."""
-    return replace(entry, released_at=body["time"], released_survivors=body["survivors"], released_as=body["number"])
+def read_abandon(body: dict[str, Any]) -> int:
+    """The entry that a record gives up."""
+    _fields(body, "entry", "reason", "time")
+    if body["kind"] != "abandon":
+        raise ParameterError("it gives up nothing")
+    name("reason", body["reason"], empty=False)
+    return _validate.integer("entry", body["entry"], low=0)
+
+
+def closed(entry: Entry, body: dict[str, Any]) -> Entry:
+    """An entry after the record by which it was released or given up.
+
+    Raises:
+        ParameterError: The record is about another one.
+    """
+    number, time = body["number"], body["time"]
+    if body["kind"] == "abandon":
+        about, after = read_abandon(body), replace(entry, abandoned_as=number)
+    else:
+        about, survivors = read_release(body)
+        after = replace(entry, released_at=time, released_survivors=survivors, released_as=number)
+    if about != entry.number:
+        raise ParameterError("it is about another entry")
+    return after
+
+
+def check_group(budget: Budget, budgets: Mapping[str, Budget]) -> None:
+    """Raises `ParameterError` where a budget is that of a group which cannot be one."""
+    if not budget.group_of:
+        return
+    whole = budgets.get(budget.group_of)
+    if whole is None or whole.group_of or whole.renews:
+        raise ParameterError(
+            f"{budget.group_of!r} has no budget, is a group itself, or renews; a group is one of a whole population."
+        )
+    for what in ("adjacency", "unit", "accounting"):
+        if getattr(budget, what).split(":")[0] != getattr(whole, what).split(":")[0]:
+            raise ParameterError(f"The group's {what} is not that of {budget.group_of!r}; rounds are charged to both.")
 
 
 def check_event(budget: Budget, event: RoundEvent) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from sqlite3 import Connection
 from typing import Any
 
@@ -20,14 +19,16 @@ class Draft:
 
     Attributes:
         entries: Those of the ledger.
+        time: When it is written.
         records: What to write, without number and time.
         looked_up: Entries that the records are about.
         changed: Entries that were made or changed, once it is written.
     """
 
-    def __init__(self, entries: Index | Remembered) -> None:
+    def __init__(self, entries: Index | Remembered, time: str) -> None:
         """Nothing yet."""
         self.entries = entries
+        self.time = time
         self.records: list[Mapping[str, Any]] = []
         self.looked_up = Remembered()
         self.changed: list[Entry] = []
@@ -46,12 +47,11 @@ class Draft:
         """
         rows: list[tuple[int, str, str]] = []
         head, snapshot = state.head, state.snapshot
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
 
         def append(record: Mapping[str, Any]) -> None:
             nonlocal head
             number = head.number + 1
-            text = chain.canonical({**record, "number": number, "time": now})
+            text = chain.canonical({**record, "number": number, "time": self.time})
             if len(text) > chain.LONGEST_RECORD:
                 raise LedgerError("The record is too long for a ledger.")
             head = Head(number, chain.link(head.hash, text))
@@ -80,7 +80,7 @@ class Draft:
     def _note(self, body: dict[str, Any]) -> None:
         if body["kind"] == "reserve":
             self.changed.append(chain.read_reservation(body))
-        elif body["kind"] == "release":
+        elif body["kind"] in ("release", "abandon"):
             entry = self.looked_up.get(body["entry"])
             assert entry is not None
-            self.changed.append(chain.released(entry, body))
+            self.changed.append(chain.closed(entry, body))

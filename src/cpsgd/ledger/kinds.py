@@ -15,6 +15,8 @@ from cpsgd.participation import Participation
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.protocol import MAX_CLIENTS, Protocol
 
+LAST_OCTAVE = 62
+"""Of rounds of a ledger."""
 _EVERY = Participation.every()
 
 
@@ -28,6 +30,7 @@ class Kind:
         honest: Messages whose noise counts.
         participation: Who takes part; "every" wherever nobody is sampled.
         overflow: As in `RoundEvent`.
+        octave: As in `Entry`.
     """
 
     base: Protocol
@@ -35,6 +38,7 @@ class Kind:
     honest: int
     participation: Participation
     overflow: float
+    octave: int | None
 
     @cached_property
     def protocol(self) -> Protocol:
@@ -44,10 +48,11 @@ class Kind:
         return replace(example_protocol(self.base, self.examples), rotation_seed=0, modulus=None, promise=None)
 
     @cached_property
-    def order(self) -> tuple[bytes, int, str, float, float]:
+    def order(self) -> tuple[bytes, int, str, float, float, int]:
         """For sorting, the same in every process."""
-        participation = self.participation
-        return self.protocol.fingerprint, self.honest, participation.scheme, participation.rate, self.overflow
+        octave = -1 if self.octave is None else self.octave
+        who = self.participation
+        return self.protocol.fingerprint, self.honest, who.scheme, who.rate, self.overflow, octave
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -57,12 +62,13 @@ class Kind:
             "honest": self.honest,
             "participation": asdict(self.participation),
             "overflow": self.overflow,
+            "octave": self.octave,
         }
 
     @classmethod
     def from_dict(cls, data: object) -> Kind:
         """What `to_dict` gave; anything else is refused with `ParameterError`."""
-        names = {"protocol", "examples", "honest", "participation", "overflow"}
+        names = {"protocol", "examples", "honest", "participation", "overflow", "octave"}
         if not isinstance(data, Mapping) or set(data) != names:
             raise ParameterError(f"Expected an object with the fields {sorted(names)} for a kind of round.")
         examples = data["examples"]
@@ -74,6 +80,7 @@ class Kind:
             _validate.integer("honest", data["honest"], low=1, high=MAX_CLIENTS),
             Participation(**exactly(Participation, data["participation"])),
             _validate.fraction("overflow", data["overflow"]),
+            None if data["octave"] is None else _validate.integer("octave", data["octave"], low=0, high=LAST_OCTAVE),
         )
 
 
@@ -81,7 +88,7 @@ Groups = frozenset[tuple[frozenset[Kind], int]]
 """Sets of kinds of which a client meets at most one, and how many such sets there are."""
 
 
-def kind_of(event: RoundEvent, survivors: int) -> Kind:
+def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> Kind:
     """The kind of a round with this many messages in its sum."""
     honest = survivors - event.colluding
     taking_part = event.taking_part
@@ -91,7 +98,7 @@ def kind_of(event: RoundEvent, survivors: int) -> Kind:
     step = 1 << max(0, honest.bit_length() - (6 if sampled else 10))
     honest = max(honest // step * step, event.survivors - event.colluding)
     participation = taking_part if sampled else _EVERY
-    return _interned(_normal(event.protocol), event.examples, honest, participation, event.overflow)
+    return _interned(_normal(event.protocol), event.examples, honest, participation, event.overflow, octave)
 
 
 @lru_cache(maxsize=256)
@@ -102,15 +109,33 @@ def _normal(protocol: Protocol) -> Protocol:
 
 # Never emptied: a kind that were made a second time would not be the first, and totals would count it apart.
 @cache
-def _interned(base: Protocol, examples: int | None, honest: int, participation: Participation, overflow: float) -> Kind:
-    return Kind(base, examples, honest, participation, overflow)
+def _interned(
+    base: Protocol,
+    examples: int | None,
+    honest: int,
+    participation: Participation,
+    overflow: float,
+    octave: int | None,
+) -> Kind:
+    return Kind(base, examples, honest, participation, overflow, octave)
+
+
+def merged(parts: Iterable[Groups]) -> Groups:
+    """All of several."""
+    first, *others = parts
+    if not others:
+        return first
+    found = Counter(dict(first))
+    for part in others:
+        found.update(dict(part))
+    return frozenset(found.items())
 
 
 def _worst(kinds: Iterable[Kind]) -> frozenset[Kind]:
     """Of the kinds that differ in the number of messages only, the one with the fewest."""
     fewest: dict[tuple[object, ...], Kind] = {}
     for kind in kinds:
-        rest = (kind.base, kind.examples, kind.participation, kind.overflow)
+        rest = (kind.base, kind.examples, kind.participation, kind.overflow, kind.octave)
         if (known := fewest.get(rest)) is None or kind.honest < known.honest:
             fewest[rest] = kind
     return frozenset(fewest.values())
@@ -123,14 +148,6 @@ class Tally:
         """Without rounds."""
         self._rounds: dict[str, Counter[Kind]] = {}
         self._groups: Counter[frozenset[Kind]] = Counter()
-
-    @classmethod
-    def of(cls, rounds: Iterable[tuple[RoundEvent, int]]) -> Self:
-        """Of these events with these numbers of messages."""
-        tally = cls()
-        for event, survivors in rounds:
-            tally.add(kind_of(event, survivors), event.partition)
-        return tally
 
     def add(self, kind: Kind, partition: str, count: int = 1) -> None:
         """Adds rounds, or takes them away where `count` is negative.
@@ -164,31 +181,21 @@ class Tally:
         if not self._groups[group]:
             del self._groups[group]
 
-    def groups(self, further: Iterable[RoundEvent] = ()) -> Groups:
-        """The rounds in sets of which a client meets at most one, together with further rounds."""
+    def groups(self, further: Iterable[tuple[str, Kind, int]] = ()) -> Groups:
+        """The rounds in sets of which a client meets at most one, with further ones: partition, kind and how many."""
         groups = self._groups.copy()
         partitions: dict[str, set[Kind]] = {}
-        for event in further:
-            kind = kind_of(event, event.survivors)
-            if event.partition:
-                partitions.setdefault(event.partition, set()).add(kind)
+        for partition, kind, count in further:
+            if partition:
+                partitions.setdefault(partition, set()).add(kind)
             else:
-                groups[frozenset([kind])] += 1
+                groups[frozenset([kind])] += count
         for partition, kinds in partitions.items():
             known = self._rounds.get(partition, Counter())
             if known:
                 groups[_worst(known)] -= 1
             groups[_worst({*known, *kinds})] += 1
         return frozenset((group, count) for group, count in groups.items() if count)
-
-    def with_more(self, kind: Kind, count: int, further: Iterable[RoundEvent] = ()) -> Groups:
-        """The same with so many more rounds of a kind, which is in no partition."""
-        groups = self.groups(further)
-        if not count:
-            return groups
-        more = Counter(dict(groups))
-        more[frozenset([kind])] += count
-        return frozenset(more.items())
 
     def copy(self) -> Tally:
         """Another with the same rounds."""
@@ -224,8 +231,9 @@ class Account:
 
     Attributes:
         tally: The rounds as they are accounted now.
-        rounds: How many there are.
+        rounds: How many there are, without those that were given up.
         unreleased: How many of them were reserved and not (yet) released.
+        reserved: How many were ever reserved.
         room: What the last reservation was allowed with; None where that was nothing more.
     """
 
@@ -234,36 +242,52 @@ class Account:
         self.tally = Tally()
         self.rounds = 0
         self.unreleased = 0
+        self.reserved = 0
         self.room: Room | None = None
         # What releases since the last reservation changed, with the opposite sign.
         self._since: Counter[tuple[str, Kind]] = Counter()
 
-    def reserve(self, event: RoundEvent, room: Room | None = None) -> None:
+    def reserve(self, event: RoundEvent, room: Room | None = None, octave: int | None = None) -> None:
         """One more round, and what it was allowed with."""
-        self.tally.add(kind_of(event, event.survivors), event.partition)
+        self.tally.add(kind_of(event, event.survivors, octave), event.partition)
         self.room = room
         self.rounds += 1
         self.unreleased += 1
+        self.reserved += 1
         self._since.clear()
 
-    def release(self, event: RoundEvent, survivors: int) -> None:
+    def release(self, event: RoundEvent, survivors: int, octave: int | None = None) -> None:
         """A round that was reserved has this many messages.
 
         Raises:
             ParameterError: There is no such round. Nothing was changed.
         """
-        before, after = kind_of(event, event.survivors), kind_of(event, survivors)
-        if self.unreleased < 1:
-            raise ParameterError("there is no such round to release")
-        self.tally.add(before, event.partition, -1)
+        self._close(event, octave)
+        after = kind_of(event, survivors, octave)
         self.tally.add(after, event.partition)
+        self._changed(event.partition, after, -1)
+
+    def abandon(self, event: RoundEvent, octave: int | None = None) -> None:
+        """A round that was reserved is given up.
+
+        Raises:
+            ParameterError: There is no such round. Nothing was changed.
+        """
+        self._close(event, octave)
+        self.rounds -= 1
+
+    def _close(self, event: RoundEvent, octave: int | None) -> None:
+        before = kind_of(event, event.survivors, octave)
+        if self.unreleased < 1:
+            raise ParameterError("there is no such round that is open")
+        self.tally.add(before, event.partition, -1)
         self.unreleased -= 1
-        if before is not after:
-            for kind, change in ((before, 1), (after, -1)):
-                key = (event.partition, kind)
-                self._since[key] += change
-                if not self._since[key]:
-                    del self._since[key]
+        self._changed(event.partition, before, 1)
+
+    def _changed(self, partition: str, kind: Kind, change: int) -> None:
+        self._since[partition, kind] += change
+        if not self._since[partition, kind]:
+            del self._since[partition, kind]
 
     def at_the_last_reservation(self) -> Tally:
         """The rounds as they were accounted when the last of them was reserved."""
@@ -282,6 +306,7 @@ class Account:
             "room": room,
             "rounds": self.rounds,
             "unreleased": self.unreleased,
+            "reserved": self.reserved,
             "tally": sorted([partition, places[kind], count] for partition, kind, count in self.tally.items()),
             "since": since,
         }
@@ -297,9 +322,15 @@ class Account:
         account = cls()
         account.rounds = _validate.integer("rounds", data["rounds"], low=0)
         account.unreleased = _validate.integer("unreleased", data["unreleased"], low=0)
+        account.reserved = _validate.integer("reserved", data["reserved"], low=0)
         if data["room"] is not None:
             account.room = Room(**{**data["room"], "kind": kinds[data["room"]["kind"]]})
         for partition, place, count in data["tally"]:
             account.tally.add(kinds[place], name("partition", partition, empty=True), count)
         account._since = Counter({(partition, kinds[place]): change for partition, place, change in data["since"]})
         return account
+
+
+def octave_of(before: int) -> int:
+    """Which share of δ the tails of a round get that comes after so many others; see `Filter.tail`."""
+    return (before + 1).bit_length() - 1

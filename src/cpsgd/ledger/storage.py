@@ -33,12 +33,11 @@ from cpsgd.errors import LedgerAccessError, LedgerBusyError, LedgerError, Ledger
 from cpsgd.ledger.chain import (
     LONGEST_RECORD,
     Head,
+    closed,
     index_hash,
     read_record,
-    read_release,
     read_reservation,
     refusing,
-    released,
 )
 from cpsgd.ledger.events import Entry
 
@@ -56,7 +55,7 @@ _RECORDS = (
 )
 _CACHE = (
     "CREATE TABLE entries (number INTEGER PRIMARY KEY, population TEXT NOT NULL, run TEXT NOT NULL, "
-    "round INTEGER NOT NULL, released INTEGER)",
+    "round INTEGER NOT NULL, closed INTEGER)",
     "CREATE INDEX entries_by_run ON entries (population, run, round)",
     "CREATE TABLE snapshot (part INTEGER PRIMARY KEY, body TEXT NOT NULL)",
     "CREATE TABLE head (id INTEGER PRIMARY KEY CHECK (id = 0), number INTEGER NOT NULL, hash TEXT NOT NULL, "
@@ -261,18 +260,24 @@ class Index:
 
     def taken(self, population: str, run: str, round: int, before: int) -> bool:
         """Whether a run's round was reserved."""
-        asked = "SELECT 1 FROM entries WHERE population = ? AND run = ? AND round = ? AND number < ?"
-        return self._connection.execute(asked, (population, run, round, before)).fetchone() is not None
+        return any(not entry.abandoned for entry in self._of_round(population, run, round, before))
 
     def find(self, population: str, run: str, round: int) -> Entry | None:
         """The entry of a run's round."""
-        found = list(self._entries("e.population = ? AND e.run = ? AND e.round = ?", (population, run, round)))
+        found = [entry for entry in self._of_round(population, run, round) if not entry.abandoned]
         return found[-1] if run and found else None
+
+    def _of_round(self, population: str, run: str, round: int, before: int | None = None) -> Iterator[Entry]:
+        return self._entries("e.population = ? AND e.run = ? AND e.round = ?", (population, run, round), before)
 
     def of_run(self, population: str, run: str) -> frozenset[int]:
         """The rounds of a run."""
-        asked = "SELECT round FROM entries WHERE population = ? AND run = ?"
-        return frozenset(round for (round,) in self._connection.execute(asked, (population, run)))
+        asked = (
+            "SELECT e.round, e.closed, x.body FROM entries e LEFT JOIN records x ON x.number = e.closed "
+            "WHERE e.population = ? AND e.run = ?"
+        )
+        rows = self._connection.execute(asked, (population, run))
+        return frozenset(round for round, by, body in rows if by is None or '"kind":"abandon"' not in str(body))
 
     def all(self, population: str, last: int | None = None) -> list[Entry]:
         """A population's entries, in order; or the last so many."""
@@ -286,10 +291,10 @@ class Index:
 
     def _entries(self, where: str, values: tuple[object, ...], before: int | None = None) -> Iterator[Entry]:
         asked = f"""
-            SELECT e.number, p.hash, r.body, r.hash, e.population, e.run, e.round, e.released, q.hash, x.body, x.hash
+            SELECT e.number, p.hash, r.body, r.hash, e.population, e.run, e.round, e.closed, q.hash, x.body, x.hash
             FROM entries e
             LEFT JOIN records p ON p.number = e.number - 1 LEFT JOIN records r ON r.number = e.number
-            LEFT JOIN records q ON q.number = e.released - 1 LEFT JOIN records x ON x.number = e.released
+            LEFT JOIN records q ON q.number = e.closed - 1 LEFT JOIN records x ON x.number = e.closed
             WHERE {where} ORDER BY e.number"""
         for number, previous, text, digest, *stated, by, before_it, its_text, its_digest in self._connection.execute(
             asked, values
@@ -304,9 +309,7 @@ class Index:
             if by is not None and (before is None or by < before):
                 body = read_record(by, _hash(before_it), by, its_text, its_digest)
                 with refusing(by):
-                    if read_release(body)[0] != number:
-                        raise LedgerFormatError(_REMEDY.format(number=number))
-                entry = released(entry, body)
+                    entry = closed(entry, body)
             yield entry
 
 
@@ -321,11 +324,11 @@ def _hash(value: object) -> str:
 
 def index_entry(connection: sqlite3.Connection, entry: Entry) -> None:
     """Notes an entry, or what became of it."""
-    row = (entry.number, entry.population, entry.event.run, entry.event.round, entry.released_as)
+    row = (entry.number, entry.population, entry.event.run, entry.event.round, entry.closed_as)
     connection.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", row)
 
 
 def index_digest(connection: sqlite3.Connection) -> int:
     """What `Remembered.digest` is for the entries of the index."""
-    rows = connection.execute("SELECT number, population, run, round, released FROM entries")
+    rows = connection.execute("SELECT number, population, run, round, closed FROM entries")
     return sum(index_hash(*row) for row in rows)

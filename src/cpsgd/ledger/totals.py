@@ -25,9 +25,10 @@ from typing import Any
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
-from cpsgd.ledger.kinds import Account, Groups, Kind, kind_of
+from cpsgd.ledger.kinds import Account, Groups, Kind, kind_of, merged, octave_of
 from cpsgd.mechanisms.law import Steps
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
+from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
 from cpsgd.privacy.rounds import (
     SAMPLED_TAIL_SHARE,
     TAIL_SHARES,
@@ -105,37 +106,54 @@ def total(budget: Budget, entries: Sequence[Entry], further: Sequence[RoundEvent
             steps.append((entry.number if entry.released_as is None else entry.released_as, 1, entry))
     for _, released, entry in sorted(steps, key=lambda step: step[:2]):
         if released:
-            account.release(entry.event, entry.survivors)
+            account.release(entry.event, entry.survivors, entry.octave)
         else:
-            account.reserve(entry.event)
-    return priced(budget, account, further) if further else spent(budget, account)
+            account.reserve(entry.event, octave=entry.octave)
+    return priced(budget, [account], further) if further else spent(budget, [account])
 
 
-def spent(budget: Budget, account: Account) -> Total:
-    """What all rounds of an account cost.
+def spent(budget: Budget, accounts: Sequence[Account]) -> Total:
+    """What all rounds of these accounts cost somebody who is in all of them.
 
     Raises:
         ConditionError: Nothing is proved about them.
     """
+    now = merged(account.tally.groups() for account in accounts)
+    if budget.filter is not None:
+        return _total(budget, accounts, _filtered(budget, budget.filter, now))
     # Bounds are not monotone in the number of messages, and rounds of more sizes are harder to compose. But noise may
     # be left out of account: what the last reservation was allowed for holds whatever was released since, so no release
     # brings the total over the limit.
-    allowed = account.at_the_last_reservation()
-    found = _cheapest([account.tally.groups(), allowed.groups()], budget)
-    if found.epsilon > budget.epsilon and account.room is not None:
+    tallies = [account.at_the_last_reservation() for account in accounts]
+    allowed = merged(tally.groups() for tally in tallies)
+    found = _cheapest([now, allowed], budget)
+    room = accounts[0].room
+    if found.epsilon > budget.epsilon and room is not None and len(accounts) == 1:
         # Nor are bounds quite monotone in the number of rounds, and it was allowed together with more of them.
-        found = _cheapest([allowed.groups(), allowed.with_more(account.room.kind, account.room.rounds)], budget)
-    return _total(budget, account, found)
+        found = _cheapest([allowed, tallies[0].groups([("", room.kind, room.rounds)])], budget)
+    return _total(budget, accounts, found)
 
 
-def priced(budget: Budget, account: Account, further: Sequence[RoundEvent]) -> Total:
-    """What the rounds of an account cost together with further ones.
+def priced(
+    budget: Budget, accounts: Sequence[Account], further: Sequence[RoundEvent], reserved: int | None = None
+) -> Total:
+    """What the rounds of these accounts cost together with further ones of the first of them.
+
+    `reserved` is how many rounds came before these, for a filter (`State.reserved`); by default those of the accounts.
 
     Raises:
         ConditionError: Nothing is proved about them.
     """
-    found = _cheapest([account.tally.groups(further)], budget)
-    return _total(budget, account, found, further)
+    first, *others = accounts
+    limits = budget.filter
+    before = sum(account.reserved for account in accounts) if reserved is None else reserved
+    more = [
+        (event.partition, kind_of(event, event.survivors, None if limits is None else octave_of(before + place)), 1)
+        for place, event in enumerate(further)
+    ]
+    groups = merged([first.tally.groups(more), *(account.tally.groups() for account in others)])
+    found = _cheapest([groups], budget) if limits is None else _filtered(budget, limits, groups)
+    return _total(budget, accounts, found, [kind for _, kind, _ in more])
 
 
 @dataclass(frozen=True)
@@ -153,41 +171,54 @@ class Price:
     covers: int
 
 
-def affordable(budget: Budget, account: Account, event: RoundEvent) -> Price | None:
-    """What the rounds cost together with one more, at most; None where that is more than the budget.
+def affordable(
+    budget: Budget, accounts: Sequence[Account], event: RoundEvent, reserved: int | None = None
+) -> Price | None:
+    """What the rounds cost together with one more of the first account; None where that is more than the budget.
 
     A proof about more rounds is one about these. So beyond 128 rounds a few more of the same kind are counted, 1 % at
-    most, where the budget allows it; and then there is nothing to prove for the next ones.
+    most, where the budget allows it; and then there is nothing to prove for the next ones. (A filter has no use for
+    that: it adds up.)
 
     Raises:
         ConditionError: Nothing is proved about them.
     """
-    kind, room = kind_of(event, event.survivors), account.room
-    fits = room is not None and room.kind is kind and room.rounds and room.epsilon <= budget.epsilon
-    if room is not None and fits and not event.partition:
+    if budget.filter is not None:
+        found = priced(budget, accounts, [event], reserved)
+        return Price(found.epsilon, found.method, 0) if found.epsilon <= budget.epsilon else None
+    first, *others = accounts
+    kind, room = kind_of(event, event.survivors), first.room
+    alone = not event.partition and not others
+    if room is not None and alone and room.kind is kind and room.rounds and room.epsilon <= budget.epsilon:
         return Price(room.epsilon, room.method, room.rounds - 1)
-    more = 0 if event.partition else (account.rounds + 1) // _PLENTY
+    more = (first.rounds + 1) // _PLENTY if alone else 0
     while True:
+        rounds = [(event.partition, kind, 1 + more)]
+        groups = merged([first.tally.groups(rounds), *(account.tally.groups() for account in others)])
         try:
-            found = _cheapest([account.tally.with_more(kind, more, further=[event])], budget)
+            proof = _cheapest([groups], budget)
         except ConditionError:
             if not more:
                 raise
         else:
-            if found.epsilon <= budget.epsilon:
-                return Price(found.epsilon, found.method, more)
+            if proof.epsilon <= budget.epsilon:
+                return Price(proof.epsilon, proof.method, more)
             if not more:
                 return None
         more //= 8
 
 
-def _total(budget: Budget, account: Account, found: _Proof, further: Sequence[RoundEvent] = ()) -> Total:
-    kinds = account.tally.kinds() | {kind_of(event, event.survivors) for event in further}
+def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: Sequence[Kind] = ()) -> Total:
+    kinds = {kind for account in accounts for kind in account.tally.kinds()} | set(further)
     return Total(
-        **{**vars(budget), **vars(found)},
+        population=budget.population,
+        delta=budget.delta,
+        adjacency=budget.adjacency,
+        unit=budget.unit,
+        **vars(found),
         limit=budget.epsilon,
-        rounds=account.rounds + len(further),
-        unreleased=account.unreleased,
+        rounds=sum(account.rounds for account in accounts) + len(further),
+        unreleased=sum(account.unreleased for account in accounts),
         assumptions=_assumptions(kinds, budget.adjacency),
     )
 
@@ -221,6 +252,35 @@ class _Proof:
     method: str
     citation: str
     tail: float
+
+
+def _filtered(budget: Budget, limits: Filter, groups: Groups) -> _Proof:
+    """By a filter: the odometer's reading, or where the rounds are too many the ε that a filter for them would have."""
+    each = [(largest(_filter_cost(kind, limits, budget.adjacency) for kind in kinds), count) for kinds, count in groups]
+    cost = summed(each)
+    method = "gaussian-filter" if limits.order is None else "renyi-filter"
+    citation = GAUSSIAN_CITATION if limits.order is None else RENYI_CITATION
+    tail = cost.tail + cost.variation * (1.0 + math.exp(limits.epsilon))
+    if cost.within(limits.limit):
+        return _Proof(limits.reading(cost), method, citation, tail)
+    if math.isinf(needed := limits.enough(cost)):
+        raise ConditionError(
+            "The rounds' tails, or their samplers' resolution, would take more of δ than the filter has for them; add "
+            "noise, or begin with a larger delta."
+        )
+    return _Proof(max(needed, math.nextafter(limits.epsilon, math.inf)), method, citation, tail)
+
+
+@lru_cache(maxsize=1 << 16)
+def _filter_cost(kind: Kind, limits: Filter, adjacency: Adjacency) -> Cost:
+    if kind.octave is None:
+        raise ConditionError("The round was not charged to an adaptive budget.")
+    target = limits.tail(kind.octave)
+    rounds = _cost(kind, target, adjacency)
+    joint = _joint_cost(kind, 1, target, adjacency) if kind.participation.rate == 1.0 else None
+    return limits.cost(
+        joint if joint is not None and joint.mu < rounds.mu else rounds, kind.participation, kind.overflow
+    )
 
 
 @lru_cache(maxsize=256)
