@@ -31,6 +31,7 @@ class Kind:
         participation: Who takes part; "every" wherever nobody is sampled.
         overflow: As in `RoundEvent`.
         octave: As in `Entry`.
+        reserved: For adaptive budgets: the fewest such messages that were reserved for.
     """
 
     base: Protocol
@@ -39,6 +40,7 @@ class Kind:
     participation: Participation
     overflow: float
     octave: int | None
+    reserved: int | None
 
     @cached_property
     def protocol(self) -> Protocol:
@@ -48,11 +50,20 @@ class Kind:
         return replace(example_protocol(self.base, self.examples), rotation_seed=0, modulus=None, promise=None)
 
     @cached_property
-    def order(self) -> tuple[bytes, int, str, float, float, int]:
+    def order(self) -> tuple[bytes, int, str, float, float, int, int]:
         """For sorting, the same in every process."""
         octave = -1 if self.octave is None else self.octave
         who = self.participation
-        return self.protocol.fingerprint, self.honest, who.scheme, who.rate, self.overflow, octave
+        return self.protocol.fingerprint, self.honest, who.scheme, who.rate, self.overflow, octave, self.reserved or 0
+
+    @property
+    def at_least(self) -> Kind:
+        """The same round with the fewest messages that were reserved for."""
+        if self.reserved is None or self.reserved == self.honest:
+            return self
+        return _interned(
+            self.base, self.examples, self.reserved, self.participation, self.overflow, self.octave, self.reserved
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -63,12 +74,13 @@ class Kind:
             "participation": asdict(self.participation),
             "overflow": self.overflow,
             "octave": self.octave,
+            "reserved": self.reserved,
         }
 
     @classmethod
     def from_dict(cls, data: object) -> Kind:
         """What `to_dict` gave; anything else is refused with `ParameterError`."""
-        names = {"protocol", "examples", "honest", "participation", "overflow", "octave"}
+        names = {"protocol", "examples", "honest", "participation", "overflow", "octave", "reserved"}
         if not isinstance(data, Mapping) or set(data) != names:
             raise ParameterError(f"Expected an object with the fields {sorted(names)} for a kind of round.")
         examples = data["examples"]
@@ -81,6 +93,7 @@ class Kind:
             Participation(**exactly(Participation, data["participation"])),
             _validate.fraction("overflow", data["overflow"]),
             None if data["octave"] is None else _validate.integer("octave", data["octave"], low=0, high=LAST_OCTAVE),
+            None if data["reserved"] is None else _validate.integer("reserved", data["reserved"], low=1),
         )
 
 
@@ -98,7 +111,8 @@ def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> Kin
     step = 1 << max(0, honest.bit_length() - (6 if sampled else 10))
     honest = max(honest // step * step, event.survivors - event.colluding)
     participation = taking_part if sampled else _EVERY
-    return _interned(_normal(event.protocol), event.examples, honest, participation, event.overflow, octave)
+    reserved = None if octave is None else event.survivors - event.colluding
+    return _interned(_normal(event.protocol), event.examples, honest, participation, event.overflow, octave, reserved)
 
 
 @lru_cache(maxsize=256)
@@ -116,8 +130,9 @@ def _interned(
     participation: Participation,
     overflow: float,
     octave: int | None,
+    reserved: int | None,
 ) -> Kind:
-    return Kind(base, examples, honest, participation, overflow, octave)
+    return Kind(base, examples, honest, participation, overflow, octave, reserved)
 
 
 def merged(parts: Iterable[Groups]) -> Groups:
@@ -135,7 +150,7 @@ def _worst(kinds: Iterable[Kind]) -> frozenset[Kind]:
     """Of the kinds that differ in the number of messages only, the one with the fewest."""
     fewest: dict[tuple[object, ...], Kind] = {}
     for kind in kinds:
-        rest = (kind.base, kind.examples, kind.participation, kind.overflow, kind.octave)
+        rest = (kind.base, kind.examples, kind.participation, kind.overflow, kind.octave, kind.reserved)
         if (known := fewest.get(rest)) is None or kind.honest < known.honest:
             fewest[rest] = kind
     return frozenset(fewest.values())

@@ -273,14 +273,31 @@ def _filtered(budget: Budget, limits: Filter, groups: Groups) -> _Proof:
 
 @lru_cache(maxsize=1 << 16)
 def _filter_cost(kind: Kind, limits: Filter, adjacency: Adjacency) -> Cost:
+    """What a round takes of a filter: never more than was reserved for it."""
     if kind.octave is None:
         raise ConditionError("The round was not charged to an adaptive budget.")
+    reserved = kind.at_least
+    if reserved is not kind:
+        least = _filter_cost(reserved, limits, adjacency)
+        with contextlib.suppress(ConditionError):
+            found = _single_cost(kind, limits, adjacency)
+            return found if found.within(least) else least
+        return least
+    return _single_cost(kind, limits, adjacency)
+
+
+def _single_cost(kind: Kind, limits: Filter, adjacency: Adjacency) -> Cost:
+    assert kind.octave is not None
     target = limits.tail(kind.octave)
-    rounds = _cost(kind, target, adjacency)
     joint = _joint_cost(kind, 1, target, adjacency) if kind.participation.rate == 1.0 else None
-    return limits.cost(
-        joint if joint is not None and joint.mu < rounds.mu else rounds, kind.participation, kind.overflow
-    )
+    try:
+        rounds = _cost(kind, target, adjacency)
+    except ConditionError:
+        if joint is None:
+            raise
+        rounds = joint
+    best = joint if joint is not None and joint.mu < rounds.mu else rounds
+    return limits.cost(best, kind.participation, kind.overflow)
 
 
 @lru_cache(maxsize=256)
