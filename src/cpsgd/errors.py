@@ -269,6 +269,14 @@ class LedgerChainError(LedgerFormatError):
     """The chain of hashes is broken: a record was changed, removed or inserted."""
 
 
+class WitnessError(LedgerChainError):
+    """A ledger does not contain what a witness has seen of it, or the witness is not one."""
+
+
+class ReportError(CpsgdError):
+    """A report about budgets is not signed by whom it should be, or says something that does not follow from it."""
+
+
 class WorkerError(CpsgdError):
     """Workers of one round do not agree, or one of them has no vector to give. Nothing was added up."""
 

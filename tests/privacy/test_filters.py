@@ -183,7 +183,7 @@ def test_the_odometer_holds_when_the_moment_to_look_is_chosen_by_results() -> No
 
     readings = {budget.reading(summed([(moves[0].cost, count)])) for count in range(5)}
     assert len(readings) >= 3
-    assert 0.0 <= best(payoff, moves, budget.limit, rounds=4) <= 2.0 * budget.delta
+    assert 0.0 <= best(payoff, moves, budget.limit, rounds=4) <= 3.0 * budget.delta
 
 
 # ------------------------------------------------------------------ limits and costs
@@ -215,7 +215,7 @@ def test_rounds_that_could_have_been_planned_are_allowed(epsilon: float, delta: 
     budget = Filter.of(epsilon, delta)
     allowed = math.floor(budget.limit.size / budget.cost(Rounds(mu), EVERY).size)
     fixed = most_rounds(epsilon=epsilon, noise_multiplier=1.0 / mu, delta=delta, participation=EVERY)
-    assert 0.997 * fixed <= allowed <= fixed
+    assert 0.99 * fixed <= allowed <= fixed
 
 
 def test_tails_of_any_number_of_rounds_keep_the_limit() -> None:

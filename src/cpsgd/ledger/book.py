@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from cpsgd import _validate
 from cpsgd.errors import (
     BudgetExceededError,
     BudgetExpiredError,
     EntryError,
+    LedgerAccessError,
     LedgerChainError,
     LedgerFormatError,
     PopulationError,
+    WitnessError,
 )
 from cpsgd.ledger import chain, snapshots, storage, totals
 from cpsgd.ledger.chain import Head, Remembered, State, check_event, check_group
 from cpsgd.ledger.drafts import Draft
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, name
 from cpsgd.ledger.kinds import Account, octave_of
+from cpsgd.ledger.reports import signed_report
 from cpsgd.ledger.storage import Index
 from cpsgd.ledger.totals import Price, Total
+from cpsgd.ledger.witness import Line, Witness
 from cpsgd.protocol import MAX_CLIENTS
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
 @dataclass(frozen=True)
@@ -78,19 +85,23 @@ class Ledger:
         >>> folder.cleanup()
     """
 
-    def __init__(self, path: str | Path, *, timeout: float = 30.0) -> None:
+    def __init__(self, path: str | Path, *, timeout: float = 30.0, witness: str | Path | None = None) -> None:
         """Reads the ledger in a file; where there is none, `create` makes it.
 
         Args:
             path: The file.
             timeout: Seconds to wait for other processes that have it locked.
+            witness: A file elsewhere that gets the head after every record, before a call returns. The ledger must
+                contain the newest head there; a new ledger begins a new file.
 
         Raises:
             LedgerFormatError: The file is not a ledger, is damaged, or is one of a newer release.
             LedgerChainError: Its records were tampered with.
-            LedgerAccessError: It may not be read.
+            WitnessError: It does not contain what the witness has seen.
+            LedgerAccessError: It, or its witness, may not be read.
         """
         self.path = Path(path)
+        self._witness = None if witness is None else Witness(Path(witness))
         self._store = storage.Store(self.path, _validate.non_negative("timeout", timeout))
         self._state = State()
         # Entries, where the file has no index, or none that fits its records.
@@ -99,6 +110,10 @@ class Ledger:
         if self.path.exists() and self.path.stat().st_size > 0:
             with self._latest():
                 pass
+        elif self._witness is not None and self._witness.path.exists():
+            raise WitnessError(
+                f"There is no ledger at {self.path}, but {self._witness.path} has seen one. Restore it from a copy."
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -287,18 +302,32 @@ class Ledger:
         with self._latest() as state:
             return state.head
 
-    def verify(self, head: str | Head | None = None) -> Verification:
+    def verify(
+        self,
+        head: str | Head | None = None,
+        *,
+        witness: str | Path | None = None,
+        signers: Iterable[bytes] | None = None,
+    ) -> Verification:
         """Reads all records from the file again and checks every hash, every snapshot and the index.
 
         Args:
             head: A head printed earlier, as "number:hash" or the hash alone. The chain must contain it.
+            witness: A file of heads, all of which the chain must contain; by default that of this object, if any.
+            signers: Raw public keys, one of which must have signed each of these.
 
         Raises:
+            WitnessError: A line of the witness is not in the chain, or not signed.
             LedgerChainError: A record was changed, removed or inserted, or the chain does not contain `head`: it was
                 cut off, replaced by an older copy, or rewritten.
             LedgerFormatError: It is not a ledger, or what is kept beside its records does not follow from them.
         """
         wanted = None if head is None else str(head).strip().lower().rpartition(":")[2]
+        book = self._witness if witness is None else Witness(Path(witness))
+        lines = [] if book is None else book.lines()
+        for line in lines if signers is not None else []:
+            line.check(signers or ())
+        seen = {line.head for line in lines}
         entries = Remembered(forgets=True)
         fresh = State(entries=entries)
         contained = False
@@ -308,6 +337,7 @@ class Ledger:
             for row in storage.rows_after(connection, 0):
                 fresh.apply(*row)
                 contained |= row[2] == wanted
+                seen.discard(fresh.head)
                 if fresh.head.number == last.number:
                     found = fresh.head
             if found != last:
@@ -322,8 +352,26 @@ class Ledger:
                 f"The chain of {self.path} holds by itself, but does not contain the head {wanted[:16]}…: its end was "
                 "cut off, it was replaced by another copy, or it was written anew."
             )
+        if book is not None and seen:
+            raise self._unseen(min(seen, key=lambda each: each.number), book.path)
         spent = [totals.spent(*purse) for name in fresh.budgets for purse in fresh.purses_over_time(name)]
         return Verification(fresh.head, fresh.head.number + 1, tuple(spent))
+
+    def seen(self, identity: Ed25519PrivateKey | None = None) -> Line:
+        """The head as a line for a witness, signed if an identity is given."""
+        with self._latest() as state:
+            if state.head.number < 0:
+                raise LedgerAccessError(f"{self.path} is empty: it holds no ledger yet. Create a budget first.")
+            line = Line(state.head, _now(state))
+        return line if identity is None else line.signed(identity)
+
+    def report(self, identity: Ed25519PrivateKey) -> dict[str, Any]:
+        """What is spent of which budget, signed, for somebody who has neither the ledger nor the data.
+
+        `cpsgd.ledger.check_report` verifies it.
+        """
+        with self._latest() as state:
+            return signed_report(state, _now(state), identity)
 
     def repair(self) -> Head:
         """Reads all records, checks every hash, and makes the index and the snapshot beside them anew.
@@ -413,6 +461,8 @@ class Ledger:
             self._memory = None
             for row in rows:
                 self._state.apply(*row, entries=draft.looked_up)
+            if self._witness is not None and rows:
+                self._witness.append(Line(self._state.head, draft.time))
 
     def _entries(self, connection: Connection) -> Index | Remembered:
         """Those of the file's index, where it has one that fits."""
@@ -422,6 +472,8 @@ class Ledger:
         last = self._state.head
         if last.number < 0:
             self._state, self._memory = snapshots.read(connection, whole=whole)
+            if self._witness is not None and self._state.head.number >= 0:
+                self._check_seen(connection, self._witness)
             return
         rows = storage.rows_after(connection, last.number)
         if [row[2] for row in islice(rows, 1)] != [last.hash]:
@@ -429,6 +481,20 @@ class Ledger:
         entries = self._entries(connection)
         for row in rows:
             self._state.apply(*row, entries=entries)
+
+    def _check_seen(self, connection: Connection, witness: Witness) -> None:
+        """Refuses a ledger that does not contain the newest head that the witness has seen."""
+        seen = witness.newest()
+        rows = list(storage.rows_between(connection, seen.number, seen.number))
+        if [row[2] for row in rows] != [seen.hash]:
+            raise self._unseen(seen, witness.path)
+
+    def _unseen(self, seen: Head, path: Path) -> WitnessError:
+        return WitnessError(
+            f"{self.path} does not contain the head {seen.number}:{seen.hash[:16]}… that {path} has seen: its end was "
+            "cut off, it was replaced by an older copy, or it was written anew. What was spent is not known; find the "
+            "newest copy."
+        )
 
     def _went_back(self) -> LedgerChainError:
         return LedgerChainError(

@@ -113,8 +113,9 @@ class Budget:
     @classmethod
     def from_dict(cls, data: object) -> Self:
         """What `to_dict` gave, here or in 0.1.0; anything else is refused with `ParameterError`."""
-        if isinstance(data, Mapping) and "accounting" not in data:
-            data = {"accounting": "planned", "group_of": "", "expires": "", "renews": 0, **data}
+        new = {"accounting": "planned", "group_of": "", "expires": "", "renews": 0}
+        if isinstance(data, Mapping) and not new.keys() & data.keys():
+            data = {**data, **new}
         return cls(**exactly(cls, data))
 
 

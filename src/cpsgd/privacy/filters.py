@@ -17,6 +17,7 @@ rounds, their number and the moment of stopping depend on results. docs/accounti
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from cpsgd.privacy.renyi import rdp_epsilon
 
 TAIL_SHARE = 0.01
 """Share of δ for the tails of all rounds."""
-VARIATION_SHARE = 1e-3
+VARIATION_SHARE = 0.05
 """Share of δ for the resolution of noise samplers."""
 SLACK_SHARE = 1e-4
 """Λ over ε: what rounding after the noise may tell, which costs twice as much of ε."""
@@ -130,14 +131,6 @@ class Filter:
             _validate.integer("order", order, low=2, high=MAX_ORDER)
         return _filter(epsilon, delta, TAIL_SHARE * delta, VARIATION_SHARE * delta, SLACK_SHARE * epsilon, order)
 
-    def at(self, epsilon: float, delta: float) -> Filter | None:
-        """Another with the same limits but for the size; None where no round would be allowed."""
-        variation = self.limit.variation * (1.0 + math.exp(self.epsilon)) * _SAFE
-        try:
-            return _filter(epsilon, delta, self.limit.tail, variation, self.limit.slack, self.order)
-        except ConditionError:
-            return None
-
     def cost(self, rounds: Rounds, participation: Participation, overflow: float = 0.0) -> Cost:
         """What one of these rounds takes of the filter.
 
@@ -169,7 +162,7 @@ class Filter:
         """The odometer: a multiple of ε/16 that, on the whole, holds at whatever moment one looks.
 
         Where the rounds are stopped when the reading is e, by whatever rule, all that was released is as private as ε =
-        e and twice δ say; section 15 says precisely in which sense.
+        e and three times δ say; section 15 says precisely in which sense.
         """
         if spent == Cost():
             return 0.0
@@ -181,10 +174,15 @@ class Filter:
 
 @lru_cache(maxsize=64)
 def _levels(budget: Filter) -> tuple[Filter, ...]:
-    """The odometer's filters below the budget itself."""
-    delta = budget.delta / LEVELS
-    found = (budget.at(budget.epsilon * k / LEVELS, delta) for k in range(1, LEVELS))
-    return tuple(level for level in found if level is not None)
+    """The odometer's filters below the budget itself, with its limits but for the size."""
+    found = []
+    for k in range(1, LEVELS):
+        epsilon, limit = budget.epsilon * k / LEVELS, budget.limit
+        variation = limit.variation * (1.0 + math.exp(epsilon)) * _SAFE
+        delta = budget.delta / LEVELS + limit.tail + variation
+        with contextlib.suppress(ConditionError):
+            found.append(_filter(epsilon, delta, limit.tail, variation, limit.slack, budget.order))
+    return tuple(found)
 
 
 @lru_cache(maxsize=256)
