@@ -338,17 +338,39 @@ class State:
             protocols = data["protocols"]
             kinds = [Kind.from_dict({**kind, "protocol": protocols[kind["protocol"]]}) for kind in data["kinds"]]
             budgets = [(Budget.from_dict(budget), time) for budget, time in data["budgets"]]
-            accounts = {(name, period): Account.from_dict(each, kinds) for name, period, each in data["accounts"]}
+            accounts = {
+                (population, _validate.integer("period", period, low=0)): Account.from_dict(each, kinds)
+                for population, period, each in data["accounts"]
+            }
+            found = cls(
+                head=head,
+                time=name("time", data["time"], empty=False),
+                budgets={budget.population: budget for budget, _ in budgets},
+                created={budget.population: name("time", time, empty=False) for budget, time in budgets},
+                accounts=accounts,
+                snapshot=head.number,
+            )
+            found._check()
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ParameterError(f"it is damaged: {type(error).__name__}") from None
-        return cls(
-            head=head,
-            time=data["time"],
-            budgets={budget.population: budget for budget, _ in budgets},
-            created={budget.population: time for budget, time in budgets},
-            accounts=accounts,
-            snapshot=head.number,
-        )
+        return found
+
+    def _check(self) -> None:
+        """Refuses what no records lead to, as far as it would be computed with."""
+        for budget in self.budgets.values():
+            check_group(budget, self.budgets)
+        if {population for population, _ in self.accounts} != set(self.budgets):
+            raise ParameterError("its accounts are not those of its budgets")
+        for (population, _), account in self.accounts.items():
+            budget = self.budgets[population]
+            if (population, 0) not in self.accounts:
+                raise ParameterError("a first period is missing")
+            for kind in account.kinds():
+                kind.participation.check(budget.adjacency)
+                if (kind.examples is None) != (budget.unit == "client") or (kind.octave is None) != (
+                    budget.filter is None
+                ):
+                    raise ParameterError("a kind of round is not one of the budget's")
 
 
 def digest_of(text: str) -> str:

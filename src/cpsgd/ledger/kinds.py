@@ -336,14 +336,25 @@ class Account:
         """What `to_dict` gave."""
         account = cls()
         account.rounds = _validate.integer("rounds", data["rounds"], low=0)
-        account.unreleased = _validate.integer("unreleased", data["unreleased"], low=0)
-        account.reserved = _validate.integer("reserved", data["reserved"], low=0)
-        if data["room"] is not None:
-            account.room = Room(**{**data["room"], "kind": kinds[data["room"]["kind"]]})
+        account.unreleased = _validate.integer("unreleased", data["unreleased"], low=0, high=account.rounds)
+        account.reserved = _validate.integer("reserved", data["reserved"], low=account.rounds)
+        if (room := data["room"]) is not None:
+            rounds, epsilon = _validate.integer("room", room["rounds"], low=0), _validate.positive("ε", room["epsilon"])
+            account.room = Room(kinds[room["kind"]], rounds, epsilon, name("method", room["method"], empty=False))
+        counted = 0
         for partition, place, count in data["tally"]:
+            counted += _validate.integer("count", count, low=1)
             account.tally.add(kinds[place], name("partition", partition, empty=True), count)
-        account._since = Counter({(partition, kinds[place]): change for partition, place, change in data["since"]})
+        if counted != account.rounds:
+            raise ParameterError("its rounds are not those of its kinds")
+        for partition, place, change in data["since"]:
+            account._changed(name("partition", partition, empty=True), kinds[place], _whole(change))
+        account.at_the_last_reservation()
         return account
+
+
+def _whole(value: object) -> int:
+    return _validate.integer("change", value, low=-(1 << 62))
 
 
 def octave_of(before: int) -> int:

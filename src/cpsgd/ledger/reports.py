@@ -89,6 +89,8 @@ def check_report(data: object, signers: Iterable[bytes] | None = None) -> Report
     try:
         number, _, digest = str(data["head"]).partition(":")
         head = Head(int(number), digest)
+        if str(head) != data["head"] or len(bytes.fromhex(digest)) != 32:
+            raise ParameterError("its head is none")
         state = State.from_text(canonical(body["state"]), head)
         found = _totals(state)
     except (ParameterError, ValueError) as error:

@@ -265,9 +265,10 @@ def _filtered(budget: Budget, limits: Filter, groups: Groups) -> _Proof:
         return _Proof(limits.reading(cost), method, citation, tail)
     if math.isinf(needed := limits.enough(cost)):
         raise ConditionError(
-            f"Tails (δ={cost.tail:.2g} of {limits.limit.tail:.2g}), samplers and windows (variation {cost.variation:.2g} "
-            f"of {limits.limit.variation:.2g}) or rounding (Λ={cost.slack:.2g} of {limits.limit.slack:.2g}) would take "
-            "more than an adaptive budget has for them; plan the rounds for a smaller delta or more bits."
+            f"Tails (δ={cost.tail:.2g} of {limits.limit.tail:.2g}), samplers and windows (variation "
+            f"{cost.variation:.2g} of {limits.limit.variation:.2g}) or rounding (Λ={cost.slack:.2g} of "
+            f"{limits.limit.slack:.2g}) would take more than an adaptive budget has for them; plan the rounds for a "
+            "smaller delta or more bits."
         )
     return _Proof(max(needed, math.nextafter(limits.epsilon, math.inf)), method, citation, tail)
 

@@ -105,12 +105,12 @@ class Filter:
 
     Example:
         >>> budget = Filter.of(epsilon=2.0, delta=1e-6)
-        >>> round = budget.cost(Rounds(mu=0.1), Participation.every())
+        >>> round = budget.cost(Rounds(mu=0.05), Participation.every())
         >>> rounds = 0
         >>> while summed([(round, rounds + 1)]).within(budget.limit):
         ...     rounds += 1
-        >>> rounds  # 20 if they were fixed in advance, too
-        20
+        >>> rounds  # 80 if they were fixed in advance
+        79
     """
 
     epsilon: float

@@ -106,7 +106,7 @@ def sampled_divergence(mu: float, rate: float, order: float) -> tuple[float, flo
 
     Example:
         >>> f"{sampled_divergence(1.0, 0.01, 8)[0]:.3g}"
-        '0.00131'
+        '0.00126'
     """
     losses = _rough(SampledRounds(mu, rate, 1), _RARE)
     return losses.log_moment(order - 1.0) / (order - 1.0) * (1.0 + 4.0 * _UNIT), losses.infinite
