@@ -129,6 +129,8 @@ class Ledger:
         Raises:
             PopulationError: The population has a budget; budgets are never changed.
         """
+        if budget.group_of and not self.path.exists():
+            check_group(budget, {})  # before there is a file
         with self._appending(create=True) as draft:
             if budget.population in self._state.budgets:
                 raise PopulationError(
