@@ -151,6 +151,15 @@ def test_a_forged_octave_is_refused(tmp_path: Path) -> None:
             state.apply(2, text, link(state.head.hash, text))
 
 
+def test_a_forged_proof_about_more_rounds_is_refused(tmp_path: Path) -> None:
+    ledger = opened(tmp_path, PEOPLE)
+    state = ledger._state
+    record = {"kind": "reserve", "population": "people", "event": event().to_dict(), "spent": 0.1, "method": "m"}
+    text = canonical({**record, "covers": 1_000_000, "number": 2, "time": state.time})
+    with pytest.raises(LedgerFormatError, match="covers"):
+        state.apply(2, text, link(state.head.hash, text))
+
+
 def test_disjoint_cohorts_of_an_adaptive_budget(tmp_path: Path) -> None:
     ledger = opened(tmp_path, ADAPTIVE)
     for number in range(5):

@@ -28,6 +28,7 @@ from cpsgd import _validate
 from cpsgd.errors import CpsgdError, LedgerChainError, LedgerFormatError, ParameterError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, name
 from cpsgd.ledger.kinds import LAST_OCTAVE, Account, Kind, Room, kind_of, octave_of
+from cpsgd.ledger.totals import most_covered
 from cpsgd.protocol import MAX_CLIENTS
 
 VERSION = 1
@@ -248,10 +249,12 @@ class State:
     def _read_reserve(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
         entry = read_reservation(body)
         population, event = entry.population, entry.event
-        covers = _validate.integer("covers", body.get("covers", 0), low=0)
-        room = Room(kind_of(event, event.survivors), covers, entry.spent, entry.method) if covers else None
         if population not in self.budgets:
             raise ParameterError("its population has no budget")
+        # Later charges rest on this, so a forged one must not be worth more than the rounds of 1 %.
+        most = most_covered(self.account(population, entry.reserved_at).reserved)
+        covers = _validate.integer("covers", body.get("covers", 0), low=0, high=most)
+        room = Room(kind_of(event, event.survivors), covers, entry.spent, entry.method) if covers else None
         check_event(self.budgets[population], event)
         if event.run and entries.taken(population, event.run, event.round, entry.number):
             raise ParameterError("its round was reserved before")

@@ -64,6 +64,8 @@ _CACHE = (
 _SCHEMAS = {1: set(_RECORDS), 2: {*_RECORDS, *_CACHE}}
 # A snapshot is stored in pieces of this length.
 _PART = 1 << 17
+# What a file from elsewhere has beyond is not read.
+_MOST_PARTS = 1 << 10
 
 Row = tuple[object, object, object]
 """Number, text and hash of a record, as found."""
@@ -221,7 +223,8 @@ def write_head(connection: sqlite3.Connection, number: int, digest: str, snapsho
 
 def read_snapshot(connection: sqlite3.Connection) -> str:
     """The text of the last snapshot."""
-    return "".join(str(body) for (body,) in connection.execute("SELECT body FROM snapshot ORDER BY part"))
+    asked = "SELECT body FROM snapshot ORDER BY part LIMIT ?"
+    return "".join(str(body) for (body,) in connection.execute(asked, (_MOST_PARTS,)))
 
 
 def write_snapshot(connection: sqlite3.Connection, text: str) -> None:

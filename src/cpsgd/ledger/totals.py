@@ -191,7 +191,7 @@ def affordable(
     alone = not event.partition and not others
     if room is not None and alone and room.kind is kind and room.rounds and room.epsilon <= budget.epsilon:
         return Price(room.epsilon, room.method, room.rounds - 1)
-    more = (first.rounds + 1) // _PLENTY if alone else 0
+    more = most_covered(first.rounds) if alone else 0
     while True:
         rounds = [(event.partition, kind, 1 + more)]
         groups = merged([first.tally.groups(rounds), *(account.tally.groups() for account in others)])
@@ -206,6 +206,11 @@ def affordable(
             if not more:
                 return None
         more //= 8
+
+
+def most_covered(before: int) -> int:
+    """How many more rounds may be counted with one that comes after so many others."""
+    return (before + 1) // _PLENTY
 
 
 def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: Sequence[Kind] = ()) -> Total:

@@ -46,6 +46,7 @@ GAUSSIAN_CITATION = (
 )
 RENYI_CITATION = "Rényi filter (Feldman and Zrnic 2021; docs/accounting.md, section 16)"
 _SAFE = 1.0 + 1e-12
+_TINY = 1e-300
 # Σ (j+1)^-2 over all j is π²/6.
 _OCTAVES = 6.0 / math.pi**2 * (1.0 - 1e-12)
 
@@ -238,6 +239,8 @@ def _size(mu: float, participation: Participation, order: int | None) -> tuple[f
         return (mu * mu if order is None else 0.5 * order * mu * mu) * _SAFE, 0.0
     rate = math.nextafter(participation.rate, 1.0)
     whole = 0.5 * order * mu * mu * _SAFE
+    if rate >= 1.0:
+        return whole, 0.0
     if participation.scheme == "poisson":
         return min(whole, _poisson_divergence(mu, rate, order)), 0.0
     divergence, infinite = sampled_divergence(mu, rate, order)
@@ -254,7 +257,7 @@ def _poisson_divergence(mu: float, rate: float, order: int) -> float:
     logs = []
     for i in range(2, order + 1):
         ways = math.lgamma(order + 1.0) - math.lgamma(i + 1.0) - math.lgamma(order - i + 1.0)
-        exponent = 0.5 * (i * i - i) * mu * mu
+        exponent = max(0.5 * (i * i - i) * mu * mu, _TINY)
         # log(e^x - 1), for any x > 0
         grown = exponent + math.log(-math.expm1(-exponent))
         rest = (order - i) * math.log1p(-rate) if i < order else 0.0
