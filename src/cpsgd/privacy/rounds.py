@@ -105,7 +105,7 @@ def guarantee_over_rounds(
             each assumes.
         adjacency: "replace-one" or "zero-out"; Poisson needs the latter and fixed-size sampling the former.
         surviving: How many clients' messages were in each round's sum: one number for all rounds, one per round, or
-            the number of rounds by the number of messages.
+            as a mapping how many rounds had each number.
         colluding: How many of those, in each round, may tell their noise.
 
     Raises:
@@ -232,9 +232,13 @@ def _sizes(
     if surviving is None or isinstance(surviving, int | np.integer):
         arrived = protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=1)
         return Counter({arrived: _validate.integer("rounds", 1 if rounds is None else rounds, low=1)})
-    sizes: Counter[int] = Counter()
-    for size, many in surviving.items() if isinstance(surviving, Mapping) else ((size, 1) for size in surviving):
-        sizes[_validate.integer("surviving", size, low=1)] += _validate.integer("rounds", many, low=1)
+    if isinstance(surviving, Mapping):
+        counts = surviving.items()
+        sizes = Counter(
+            {_validate.integer("surviving", n, low=1): _validate.integer("rounds", c, low=1) for n, c in counts}
+        )
+    else:
+        sizes = Counter(_validate.integer("surviving", size, low=1) for size in surviving)
     if not sizes or rounds not in (None, sizes.total()):
         raise ParameterError(
             f"Expected one entry of surviving per round, got {sizes.total()} entries for rounds={rounds}; "
