@@ -132,7 +132,7 @@ def measure(folder: Path, entries: int, *, verify: bool) -> dict[str, float]:
     reserved: list[Entry] = []
     found["reserve_ms"] = median(lambda number: reserved.append(ledger.reserve("people", event_of("run", number))), 50)
     found["release_ms"] = median(lambda number: ledger.release(reserved[number], 9_500), 50)
-    # With a hundred records since the snapshot; there are never more than 512.
+    # With a hundred records since the snapshot; there are never more than 128.
     found["open_later_ms"] = median(lambda number: Ledger(path), 5)
     if verify:
         found["verify_s"] = median(lambda number: ledger.verify(), 1) / 1e3

@@ -28,7 +28,7 @@ from cpsgd.ledger import storage
 from cpsgd.ledger.chain import STATE_VERSION, Head, Remembered, State, digest_of, read_record
 from cpsgd.ledger.storage import Index
 
-SNAPSHOT_EVERY = 512
+SNAPSHOT_EVERY = 128
 """Records after which a new snapshot is made."""
 
 
