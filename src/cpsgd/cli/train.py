@@ -37,7 +37,7 @@ _PANELS = {
         *(entry.name for entry in fields(MechanismOptions)),
     ),
     _RUN: ("seed", "device", "memory_limit", "evaluate_every"),
-    options.BUDGET: ("ledger", "population"),
+    options.BUDGET: ("ledger", "population", "witness"),
 }
 
 _GIVEN = options.from_class(

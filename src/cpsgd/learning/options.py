@@ -154,6 +154,7 @@ class AccountOptions(OptionGroup):
         colluding: Clients per round whose noise does not count because they may tell it.
         ledger: File of the privacy ledger that every round is charged to before its mean is computed.
         population: With `ledger`: whose budget pays.
+        witness: With `ledger`: a file elsewhere that keeps the ledger's heads, which the ledger must contain.
     """
 
     epsilon: float | None = None
@@ -162,6 +163,7 @@ class AccountOptions(OptionGroup):
     colluding: int | None = None
     ledger: Ledger | Path | str | None = None
     population: str | None = None
+    witness: Path | str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,6 +177,8 @@ class AccountOptions(OptionGroup):
             _validate.integer("colluding", self.colluding, low=0)
         if (self.ledger is None) != (self.population is None):
             raise ParameterError("Give both ledger and population: a ledger may hold several budgets.")
+        if self.witness is not None and not isinstance(self.ledger, Path | str):
+            raise ParameterError("A witness keeps heads of a ledger: give the ledger's file, too.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,6 +121,7 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
     delta: float = 1e-6
     colluding: int = 0
     ledger: str | None = None
+    witness: str | None = None
     optimizer: OptimizerName = "sgd"
     schedule: Schedule = "constant"
     seed: int | None = 0

@@ -316,7 +316,8 @@ class Trainer:
                 "A ledger pays for noise that protects people; on a GPU it comes from a counter and protects nobody. "
                 "Use device cpu, or no ledger."
             )
-        ledger = account.ledger if isinstance(account.ledger, Ledger) else Ledger(account.ledger)
+        given = account.ledger
+        ledger = given if isinstance(given, Ledger) else Ledger(given, witness=account.witness)
         seeded = self._options.seed is not None
         return spending, RunCharges(ledger, account.population, protocol, spending, repeatable=seeded)
 
