@@ -20,6 +20,8 @@ ROOT = Path(__file__).parent
 # What may need which package: folders and files below src/cpsgd and tests, and pages below the root.
 MAY_NEED = {
     "flwr": ("engines/flower", "docs/flower.md"),
+    "httpx": ("dashboard",),
+    "jinja2": ("cli/test_train_command.py", "cli/test_train_own.py", "dashboard", "reports"),
     "matplotlib": ("reports", "reproduction"),
     "nvflare": ("engines/nvflare", "docs/nvflare.md"),
     "pandas": ("learning/datasets/test_frames.py", "statistics"),
@@ -34,6 +36,8 @@ MAY_NEED = {
         "statistics",
         "docs",
     ),
+    "selenium": ("dashboard",),
+    "starlette": ("dashboard",),
     "torch": (
         *("_torch.py", "cli/test_train_command.py", "compatibility", "engines", "fuzz", "learning", "reproduction"),
         *(
@@ -45,6 +49,7 @@ MAY_NEED = {
             "docs",
         ),
     ),
+    "uvicorn": ("dashboard",),
     "triton": ("learning", "simulation/device", "simulation/device_fused.py"),
 }
 
