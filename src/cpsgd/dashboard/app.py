@@ -40,7 +40,14 @@ class Dashboard:
         self._folder = folder
         self._planner, self._verifier = Worker(), Worker()
         self._answers: OrderedDict[Question, list[Event]] = OrderedDict()
+        self._ending = False
         self._books: dict[str, tuple[object, budgets.Book | str]] = {}
+
+    def end(self) -> None:
+        """Makes all streams end soon."""
+        self._ending = True
+        self._planner.stop()
+        self._verifier.stop()
 
     def app(self, *, token: str, port: int) -> ASGIApp:
         """The application behind its guard."""
@@ -177,7 +184,7 @@ class Dashboard:
 
     async def _watched(self, run: runs.Run) -> AsyncGenerator[Event, None]:
         path, seen = self._folder.root / run.name, None
-        while True:
+        while not self._ending:
             now = await asyncio.to_thread(runs.signature, path)
             if now != seen or run.state == "running":
                 try:

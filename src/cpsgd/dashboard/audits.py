@@ -89,7 +89,7 @@ def read(path: Path, name: str) -> Audit | None:
         return None
     try:
         return _audit(data, name)
-    except (KeyError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError):
         raise DataError(f"{path.name} is not as `cpsgd audit --json` writes it.") from None
 
 

@@ -42,6 +42,7 @@ class Worker:
         self._pipe: Connection | None = None
         self._turn = asyncio.Lock()
         self._unwanted = False
+        self._stopping = False
 
     async def start(self) -> None:
         """Starts the process before it is needed."""
@@ -68,6 +69,8 @@ class Worker:
             while True:
                 try:
                     while not await asyncio.to_thread(pipe.poll, _LOOK):
+                        if self._stopping:
+                            raise WorkerError("The dashboard was stopped.")
                         if time.monotonic() > deadline:
                             raise WorkerError(f"This takes more than {limit:g} seconds and was stopped.")
                     kind, value = pipe.recv()
@@ -80,6 +83,10 @@ class Worker:
                 if kind == _FAILED:
                     raise value
                 return
+
+    def stop(self) -> None:
+        """Makes jobs end soon, also from another thread or a signal's handler; `close` comes after that."""
+        self._stopping = True
 
     def close(self) -> None:
         """Ends the process."""

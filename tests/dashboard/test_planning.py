@@ -1,0 +1,159 @@
+"""The planner's questions as the form asks them, and the parts of an answer."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from itertools import dropwhile, takewhile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cpsgd.dashboard.frontier import Frontier
+from cpsgd.dashboard.planning import Chosen, Estimate, Found, Question, Refused, Sketch, answer
+from cpsgd.errors import ParameterError
+from cpsgd.planner import plan
+from cpsgd.protocol import Protocol
+
+SMALL = Question(clients=100, dim=20, bits=4.0, delta=1e-5)
+
+
+def test_a_form_left_empty_is_the_first_question() -> None:
+    assert Question.parse({}) == Question.parse({"clients": "", "bits": " "}) == Question()
+
+
+def test_fields_are_read_as_people_write_them() -> None:
+    form = {"clients": "1e4", "dim": " 200 ", "epsilon": "0.5", "delta": "1e-9", "bits": "1.6", "rounds": "7"}
+    asked = Question.parse({**form, "scheme": "poisson", "rate": "0.02", "secure": "on"})
+    assert asked == Question(10_000, 200, 0.5, 1e-9, 1.6, 7, "poisson", 0.02, True)
+    assert (asked.participation, str(asked.adjacency)) == ("poisson:0.02", "zero-out")
+    # A rate that does not count makes no other question.
+    assert Question.parse({"scheme": "once", "rate": "nonsense"}) == Question(scheme="once")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"clients": "many"},
+        {"clients": "0"},
+        {"clients": "2.5"},
+        {"clients": "1e99"},
+        {"dim": "-1"},
+        {"epsilon": "nan"},
+        {"epsilon": "inf"},
+        {"delta": "<b>"},
+        {"rounds": "1e9"},
+        {"bits": "0x10"},
+        {"scheme": "twice"},
+        {"scheme": "poisson", "rate": "all"},
+    ],
+)
+def test_what_is_no_number_is_refused_without_repeating_it(form: dict[str, str]) -> None:
+    with pytest.raises(ParameterError, match="Expected") as refusal:
+        Question.parse(form)
+    assert "<b>" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        SMALL,
+        Question(),
+        Question(bits=None, secure=True, rounds=3, scheme="once"),
+        Question(scheme="poisson", rounds=10),
+        Question(scheme="fixed-size", rate=0.5),
+    ],
+)
+def test_the_copied_texts_ask_the_same(question: Question, cpsgd_options: Any) -> None:
+    said: dict[str, Any] = {}
+
+    def remembered(**options: Any) -> SimpleNamespace:
+        said.update(options)
+        return SimpleNamespace(protocol=None)
+
+    exec(question.python.replace("from cpsgd import plan", ""), {"plan": remembered})
+    ours = {**vars(plan_defaults()), **said}
+    theirs = vars(question.requirements)
+    for name in ("clients", "dim", "epsilon", "delta", "bits", "rounds", "secure"):
+        assert ours[name] == theirs[name]
+    assert str(ours["participation"]) == str(theirs["participation"])
+    assert str(ours["adjacency"]) == str(theirs["adjacency"])
+    options = cpsgd_options(question.command)
+    assert {name: options[name] for name in ("clients", "dim", "epsilon", "delta", "bits", "rounds", "secure")} == {
+        name: theirs[name] for name in ("clients", "dim", "epsilon", "delta", "bits", "rounds", "secure")
+    }
+    assert str(options["participation"]) == str(theirs["participation"])
+    assert str(options["adjacency"]) == str(theirs["adjacency"])
+
+
+def plan_defaults() -> Any:
+    from cpsgd.planner import Requirements
+
+    return Requirements(clients=1, dim=1, epsilon=1.0, delta=0.5)
+
+
+@pytest.fixture
+def cpsgd_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """What `cpsgd plan` understands of a command."""
+    from cpsgd.cli import app
+
+    def understood(command: str) -> dict[str, Any]:
+        program, *words = shlex.split(command)
+        assert program == "cpsgd"
+        _, bound, _ = app.app.parse_args(words, print_error=False, exit_on_error=False)
+        return vars(bound.kwargs["required"])
+
+    return understood
+
+
+def test_an_answer_comes_in_parts_the_quick_ones_first() -> None:
+    parts = answer(SMALL)
+    sketches = list(takewhile(lambda part: isinstance(part, Sketch), parts))
+    assert len(sketches) >= 6
+    assert all(
+        not each.proved and each.ratio > 0.9 for part in sketches if isinstance(part, Sketch) for each in part.estimates
+    )
+
+
+def test_the_plan_is_the_planners() -> None:
+    parts = answer(SMALL)
+    (chosen,) = [part for part, _ in zip(parts, range(9), strict=False) if isinstance(part, Chosen)]
+    best = plan(clients=100, dim=20, epsilon=2.0, delta=1e-5, bits=4)
+    assert Protocol.from_json(chosen.protocol) == best.protocol
+    assert (chosen.estimate.bits, chosen.estimate.ratio, chosen.estimate.proved) == (4.0, best.ratio, True)
+    facts = dict(chosen.facts)
+    assert facts["Theorem"] == best.guarantee.citation
+    assert facts["Promise"] == str(best.protocol.promise)
+    assert json.loads(chosen.protocol)["promise"]["epsilon"] == 2.0
+    # An upper bound is never shown smaller than it is.
+    assert "at most e^ε = 7.39" in chosen.privacy
+
+
+def test_what_cannot_be_had_is_said() -> None:
+    assert list(answer(replace(SMALL, epsilon=-1.0))) == [Refused("Expected epsilon in (0, 500), got epsilon=-1.0.")]
+    # The frontier is worth a look all the same.
+    parts = dropwhile(lambda part: isinstance(part, Sketch), answer(replace(SMALL, bits=40.0)))
+    refused = next(parts)
+    assert isinstance(refused, Refused)
+    assert "bits" in refused.reason
+    assert isinstance(next(parts), Found)
+
+
+def test_the_frontier_replaces_what_was_estimated() -> None:
+    frontier = Frontier()
+    assert frontier.chart is None
+    frontier.take(Sketch((Estimate("coins", 1.0, 1.2), Estimate("coins", 2.0, 1.1), Estimate("skellam", 2.0, 50.0))))
+    chart = frontier.chart
+    assert chart is not None
+    (coins,) = chart.series  # 50 times the Gaussian's error is not worth a place
+    assert coins.hollow == {1.0, 2.0}
+    frontier.take(Found(1.0, (Estimate("coins", 1.0, 1.25, proved=True),), ()))
+    frontier.take(Found(2.0, (), ("coins",)))
+    chart = frontier.chart
+    assert chart is not None
+    assert [(series.points, series.hollow) for series in chart.series] == [([(1.0, 1.25)], frozenset())]
+    frontier.take(Refused("no"))
+    assert frontier.refused == "no"
