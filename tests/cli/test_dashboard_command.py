@@ -34,7 +34,7 @@ def test_a_dashboard_from_its_address_to_ctrl_c(tmp_path: Path) -> None:
             assert browser.get("/").status_code == 403
             assert "runs/done" in browser.get("/runs", params={"token": address[2]}).text
             # A plan by the process that computes, and a stream that is still open at the end.
-            with browser.stream("GET", "/planner/answer?clients=50&dim=10&bits=3&delta=1e-4") as stream:
+            with browser.stream("GET", "/planner/answer?bits=4") as stream:
                 names = (text for text in stream.iter_lines() if text.startswith("event: "))
                 assert next(names) == "event: texts"
                 assert next(names) == "event: frontier"

@@ -93,6 +93,16 @@ def test_other_scales() -> None:
     assert axis.place(10.0) == pytest.approx(0.5)
 
 
+def test_long_names_are_cut_in_the_middle() -> None:
+    long = Chart("t", [Series("n" * 300, [(0.0, 0.0), (1.0, 1.0)], 0)], linear("x", 0, 1), linear("y", 0, 1))
+    drawn = long.drawn("narrow")
+    for column in drawn.columns:
+        ((_, _), (_, text)) = column.lines
+        assert len(text) * 6.6 < column.box[2]
+        assert text.startswith("nnn")
+        assert text.endswith((" 0", " 1"))
+
+
 def test_labels_are_escaped() -> None:
     evil = "<script>"
     picture = Chart(

@@ -50,10 +50,10 @@ def test_a_finished_run(tmp_path: Path) -> None:
 
 def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     path = write_run(tmp_path / "r", done=2)
-    before = runs.signature(path)
+    before = runs.version(path)
     with (path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(metrics(2))[:40])
-    assert runs.signature(path) != before
+    assert runs.version(path) != before
     curve = runs.read(path, "r").private
     assert (len(curve.rounds), curve.damaged) == (2, 0)
 

@@ -69,6 +69,19 @@ def test_a_step_without_end_is_ended_by_force() -> None:
     with_worker(test)
 
 
+def test_many_who_go_away_at_any_moment_leave_it_working() -> None:
+    async def test(worker: Worker) -> None:
+        for moment in range(40):
+            asked = asyncio.create_task(collected(worker.run(itertools.count, limit=30)))
+            await asyncio.sleep(0.004 * (moment % 10))
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+        assert await asyncio.wait_for(collected(worker.run(range, 3, limit=30)), 20) == [0, 1, 2]
+
+    with_worker(test)
+
+
 def test_failures_are_errors_of_ours_and_say_nothing_private() -> None:
     async def test(worker: Worker) -> None:
         with pytest.raises(CpsgdError, match="There is no ledger at nowhere"):

@@ -114,7 +114,7 @@ class Dashboard:
     async def _found(self, question: Question) -> AsyncGenerator[Event, None]:
         texts: dict[str, str] = {"python": question.python, "command": question.command, "json": ""}
         yield "texts", texts
-        frontier, words = Frontier(), "Proved."
+        frontier, words = Frontier(), "Done: all that is filled is proved."
         try:
             async with aclosing(self._planner.run(planning.answer, question, limit=_PLANNING)) as parts:
                 async for part in parts:
@@ -174,31 +174,29 @@ class Dashboard:
 
     async def run_events(self, request: Request) -> Response:
         """What changes on a run's page, until it is finished."""
-        first = await self._run(request)
-        return _stream(self._watched(first))
+        run = await self._run(request)
+        return _stream(self._watched(run, request.query_params.get("version", "")))
 
     async def _run(self, request: Request) -> runs.Run:
         name = request.query_params.get("name", "")
         path = self._folder.path(name, await asyncio.to_thread(self._folder.runs))
         return await asyncio.to_thread(runs.read, path, name)
 
-    async def _watched(self, run: runs.Run) -> AsyncGenerator[Event, None]:
-        path, seen = self._folder.root / run.name, None
+    async def _watched(self, run: runs.Run, shown: str) -> AsyncGenerator[Event, None]:
+        path, state = self._folder.root / run.name, run.state
         while not self._ending:
-            now = await asyncio.to_thread(runs.signature, path)
-            if now != seen or run.state == "running":
-                try:
-                    run = await asyncio.to_thread(runs.read, path, run.name) if now != seen else run.at_present()
-                except DataError:
-                    pass  # between two files of a writer; the next look will see
-                else:
-                    if now != seen or run.state != "running":
-                        yield "update", {"live": pages.render("run_live.html", **run_view.view(run))}
-                        seen = now
+            if run.version != shown or run.state != state:
+                yield "update", {"live": pages.render("run_live.html", **run_view.view(run))}
+                shown, state = run.version, run.state
             if run.state == "finished":
                 yield "done", ""
                 return
             await asyncio.sleep(_LOOK)
+            try:
+                changed = await asyncio.to_thread(runs.version, path) != shown
+                run = await asyncio.to_thread(runs.read, path, run.name) if changed else run.at_present()
+            except DataError:
+                pass  # between two files of a writer; the next look will see
 
     # ------------------------------------------------------------------ budget and audit
 

@@ -20,7 +20,7 @@ Point = tuple[float, float]
 # Points of a line that are drawn, and columns that one can point at.
 _MOST_POINTS, _MOST_COLUMNS = 400, 80
 _LINE_HEIGHT, _LETTER = 16.0, 6.6
-SIZES = {"wide": (800.0, 300.0), "half": (540.0, 290.0), "narrow": (340.0, 250.0)}
+SIZES = {"wide": (800.0, 300.0), "half": (540.0, 290.0), "narrow": (310.0, 235.0)}
 """Widths and heights of charts: across a page, beside another one, and on a telephone or in three columns."""
 STYLES = 8
 """How many ways there are to draw a line; later ones repeat."""
@@ -238,11 +238,22 @@ class Chart:
                     dots.append(Mark(middle, up(y), series.style % STYLES, False))
             wide = 18.0 + _LETTER * max(len(line) + (style is not None) * 2 for style, line in lines)
             wide = min(wide, right - left)
+            lines = [
+                (style, _cut(line, int((wide - 18.0) / _LETTER) - (style is not None) * 2)) for style, line in lines
+            ]
             box_left = middle + 10.0 if middle + 10.0 + wide <= right + 8.0 else max(middle - 10.0 - wide, 2.0)
             box = (round(box_left, 1), top + 2.0, round(wide, 1), 10.0 + _LINE_HEIGHT * len(lines))
             width = round(edges[index + 1] - edges[index], 1)
             found.append(Column(round(edges[index], 1), width, middle, dots, lines, box))
         return found
+
+
+def _cut(text: str, most: int) -> str:
+    """The beginning and the end of a text that is too long: names differ there, and numbers come last."""
+    if len(text) <= most:
+        return text
+    end = most // 2
+    return f"{text[: most - end - 1]}…{text[-end:]}"
 
 
 def _at(series: Series, x: float) -> float | None:

@@ -1,7 +1,7 @@
 """The planner's page: a question as the form asks it, and its answer as it is found, the quick parts first.
 
-First comes a sketch of all mechanisms by their estimated errors, then the plan itself with its guarantee, and then
-point for point of the frontier what is proved.
+First comes a sketch of the mechanisms by their estimated errors, as far as a moment allows, then the plan itself with
+its guarantee, then the rest of the sketch, and then what is proved, one point of the frontier after the other.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -26,6 +27,8 @@ from cpsgd.reports.numbers import power, rounded_up, size
 # Bits that are looked at; with secure aggregation, those of a modulus that holds a sum.
 _BITS = (0.1, 0.25, 0.5, 1.0, math.log2(3.0), 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0)
 _SECURE_BITS = (3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 12.0, 14.0, 16.0, 20.0)
+# Seconds for the sketch, before the plan is made; the rest of it comes later.
+_SKETCHING = 0.15
 # Names of schemes that need a rate.
 _SAMPLED = ("poisson", "fixed-size")
 _REMEMBERED = 2_000
@@ -215,8 +218,10 @@ def answer(question: Question) -> Iterator[Part]:
     whatever = replace(question, bits=None)  # the frontier is the same whichever bits are chosen
     try:
         # Those that were added last are the quickest to sketch, and mostly the best.
-        for kind in reversed(Problem.of(question.requirements).setting.mechanisms):
-            yield _sketch(whatever, kind, bits)
+        kinds = list(Problem.of(question.requirements).setting.mechanisms)
+        soon = time.monotonic() + _SKETCHING
+        while kinds and time.monotonic() < soon:
+            yield _sketch(whatever, kinds.pop(), bits)
     except CpsgdError as error:
         yield Refused(str(error))
         return
@@ -224,6 +229,8 @@ def answer(question: Question) -> Iterator[Part]:
         yield chosen(plan_for(question.requirements))
     except CpsgdError as error:
         yield Refused(str(error))
+    for kind in reversed(kinds):
+        yield _sketch(whatever, kind, bits)
     for each in bits:
         yield _found(whatever, each)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping
@@ -83,6 +84,7 @@ class Run:
         summary: What `cpsgd train --json` printed at its end; None before that.
         curves: The private one first.
         now: When it was looked at.
+        version: What changes whenever there is something new to be read.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Run:
     summary: Mapping[str, Any] | None
     curves: tuple[Curve, ...]
     now: float
+    version: str
 
     @property
     def private(self) -> Curve:
@@ -144,10 +147,10 @@ def _places(path: Path) -> list[tuple[str, Path]]:
     return [(PRIVATE, path / METRICS), *others]
 
 
-def signature(path: Path) -> tuple[object, ...]:
+def version(path: Path) -> str:
     """What changes whenever there is something new to be read."""
     files = [path / CONFIG, path / SUMMARY, *(place for _, place in _places(path))]
-    return tuple(folder.signature(file) for file in files)
+    return hashlib.sha256(repr([folder.signature(file) for file in files]).encode()).hexdigest()
 
 
 def read(path: Path, name: str) -> Run:
@@ -156,6 +159,7 @@ def read(path: Path, name: str) -> Run:
     Raises:
         DataError: Its files are not as `cpsgd train` writes them.
     """
+    read = version(path)  # before its files are, so that nothing that comes later is missed
     summary = folder.read_object(path / SUMMARY) if folder.signature(path / SUMMARY) is not None else None
     return Run(
         name=name,
@@ -164,6 +168,7 @@ def read(path: Path, name: str) -> Run:
         summary=summary,
         curves=_ordered([_curve(*place) for place in _places(path)], summary),
         now=time.time(),
+        version=read,
     )
 
 

@@ -12,7 +12,8 @@ import asyncio
 import multiprocessing
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -21,7 +22,7 @@ from typing import Any
 from cpsgd.errors import CpsgdError, WorkerError
 
 # Seconds: between two looks at the pipe, and until a job that nobody wants is ended by force.
-_LOOK, _GRACE = 0.05, 0.2
+_LOOK, _GRACE = 0.02, 0.2
 _PRELOADED = ["cpsgd.dashboard.planning", "cpsgd.dashboard.budgets"]
 _STEP, _DONE, _FAILED = "step", "done", "failed"
 
@@ -46,8 +47,8 @@ class Worker:
 
     async def start(self) -> None:
         """Starts the process before it is needed."""
-        async with self._turn:
-            await asyncio.to_thread(self._ready)
+        async with self._prepared():
+            pass
 
     async def run(self, job: Job, *arguments: object, limit: float) -> AsyncGenerator[Any, None]:
         """What the job yields.
@@ -61,18 +62,18 @@ class Worker:
             CpsgdError: What the job raised.
             WorkerError: It took too long, or its process ended.
         """
-        async with self._turn:
-            pipe = await asyncio.to_thread(self._ready)
+        async with self._prepared() as pipe:
             deadline = time.monotonic() + limit
             self._unwanted = True  # until it is known how it ended
             pipe.send((job, arguments))
             while True:
                 try:
-                    while not await asyncio.to_thread(pipe.poll, _LOOK):
+                    while not pipe.poll():
                         if self._stopping:
                             raise WorkerError("The dashboard was stopped.")
                         if time.monotonic() > deadline:
                             raise WorkerError(f"This takes more than {limit:g} seconds and was stopped.")
+                        await asyncio.sleep(_LOOK)
                     kind, value = pipe.recv()
                 except (EOFError, OSError):
                     raise WorkerError("The process that computes ended unexpectedly; ask again.") from None
@@ -83,6 +84,22 @@ class Worker:
                 if kind == _FAILED:
                     raise value
                 return
+
+    @asynccontextmanager
+    async def _prepared(self) -> AsyncIterator[Connection]:
+        """The pipe of a process that waits for a job, for one at a time."""
+        await self._turn.acquire()
+        preparing = asyncio.ensure_future(asyncio.to_thread(self._ready))
+        try:
+            pipe = await asyncio.shield(preparing)
+        except BaseException:
+            # Whoever asked may have gone; the thread has not, and until it ends the pipe is its own.
+            preparing.add_done_callback(lambda _: self._turn.release())
+            raise
+        try:
+            yield pipe
+        finally:
+            self._turn.release()
 
     def stop(self) -> None:
         """Makes jobs end soon, also from another thread or a signal's handler; `close` comes after that."""

@@ -103,8 +103,11 @@ if (form) {
 
   let source = null;
   let waiting = 0;
+  let last = null;
   function ask() {
     const asked = new URLSearchParams(new FormData(form)).toString();
+    if (asked === last) return;
+    last = asked;
     history.replaceState(null, "", `/?${asked}`);
     source?.close();
     plan.setAttribute("aria-busy", "true");
@@ -128,6 +131,7 @@ if (form) {
     });
     source.onerror = () => {
       source.close();
+      last = null;
       status.textContent = "The dashboard does not answer; is it still running?";
     };
   }
@@ -143,11 +147,13 @@ if (form) {
       soon();
     });
   }
-  form.addEventListener("input", (event) => {
-    if (event.target.type === "range") return;
-    settle();
-    soon();
-  });
+  for (const kind of ["input", "change"]) {
+    form.addEventListener(kind, (event) => {
+      if (event.target.type === "range") return;
+      settle();
+      soon();
+    });
+  }
   form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
   settle();
   ask();
