@@ -239,7 +239,7 @@ class Chart:
             wide = 18.0 + _LETTER * max(len(line) + (style is not None) * 2 for style, line in lines)
             wide = min(wide, right - left)
             lines = [
-                (style, _cut(line, int((wide - 18.0) / _LETTER) - (style is not None) * 2)) for style, line in lines
+                (style, _cut(line, round((wide - 18.0) / _LETTER) - (style is not None) * 2)) for style, line in lines
             ]
             box_left = middle + 10.0 if middle + 10.0 + wide <= right + 8.0 else max(middle - 10.0 - wide, 2.0)
             box = (round(box_left, 1), top + 2.0, round(wide, 1), 10.0 + _LINE_HEIGHT * len(lines))
