@@ -33,6 +33,7 @@ def metrics(round: int, **changes: Any) -> dict[str, Any]:
         "accuracy": 0.2 + 0.05 * round,
         "epsilon": 0.25 * (round + 1),
         "delta": 1e-6,
+        "bytes_per_client": 50,
         "bytes_total": 4_000 * (round + 1),
         "seconds": 1.5,
         "r_squared": None,
@@ -50,7 +51,7 @@ def write_rounds(folder: Path, rounds: int, **changes: Any) -> None:
 def write_run(folder: Path, done: int = 4, *, finished: bool = False, **settings: Any) -> Path:
     """A run that goes on, or is finished, with one baseline."""
     write_rounds(folder, done)
-    write_rounds(folder / "baselines" / "no-privacy", done, epsilon=None, accuracy=0.9)
+    write_rounds(folder / "baselines" / "no-privacy", done, epsilon=None, accuracy=0.9, bytes_per_client=400)
     (folder / "config.json").write_text(json.dumps(SETTINGS | settings))
     (folder / "charges.jsonl").touch()
     if finished:

@@ -21,7 +21,7 @@ from selenium.webdriver.common.keys import Keys
 
 from cpsgd.dashboard import saved
 from cpsgd.dashboard.folder import Folder
-from cpsgd.dashboard.serve import HOST, prepare
+from cpsgd.dashboard.serving import HOST, prepare
 from tests.dashboard.samples import metrics, write_all, write_hostile
 
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")

@@ -33,6 +33,13 @@ def test_a_curve_that_has_not_begun_is_expected_to_be_as_slow_as_the_first(tmp_p
     assert runs.read(path, "r").seconds_left == pytest.approx(10 * 1.5)
 
 
+def test_baselines_come_after_the_private_curve(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "r", done=10)
+    write_rounds(path / "baselines" / "no-privacy", 3)
+    assert runs.read(path, "r").current.name == "no privacy"
+    assert runs.read(write_run(path, done=10), "r").current.name == "private"
+
+
 def test_a_run_that_has_been_silent_is_stopped(tmp_path: Path) -> None:
     run = runs.read(write_run(tmp_path / "r"), "r")
     later = replace(run, now=time.time() + 61.0)

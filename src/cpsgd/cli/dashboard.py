@@ -27,7 +27,7 @@ def run(
 
     Listens on 127.0.0.1 only, shows and changes nothing, and needs the token in the address that it prints.
     """
-    from cpsgd.dashboard.serve import serve
+    from cpsgd.dashboard.serving import serve
 
     console = output.console()
 

@@ -61,14 +61,14 @@ def _cards(run: Run) -> list[tuple[str, str]]:
     ]
     result = _results(run).get(private.name, {})
     bits, floats = values.number(result.get("bits_per_coordinate")), None
-    length = values.number(result.get("bytes_per_client"))
+    length = private.last("message")
     if run.summary is not None:
         floats = values.number(run.summary.get("float32_bytes"))
     if bits is not None:
         cards.append((f"{bits:.3g}", "bits per coordinate"))
     if length and floats:
         cards.append((f"{floats / length:.1f}×", "shorter than float32"))
-    elif (sent := private.last("bytes_total")) is not None:
+    if run.summary is None and (sent := private.last("bytes_total")) is not None:
         cards.append((size(sent), "sent by all clients so far"))
     return cards
 
@@ -84,7 +84,7 @@ def row(run: Run, curve: Curve) -> dict[str, str]:
     """A curve in numbers."""
     result = _results(run).get(curve.name, {})
     loss, epsilon, total = curve.last("loss"), curve.last("epsilon"), curve.last("bytes_total")
-    bits, length = values.number(result.get("bits_per_coordinate")), values.number(result.get("bytes_per_client"))
+    bits, length = values.number(result.get("bits_per_coordinate")), curve.last("message")
     return {
         "name": curve.name,
         "rounds": f"{len(curve.rounds):,}",

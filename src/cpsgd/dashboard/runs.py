@@ -23,17 +23,19 @@ _SILENCE, _TIMES = 60.0, 4.0
 _RECENT = 50
 _MOST_CURVES = 12
 
+Figure = Literal["loss", "score", "epsilon", "message", "bytes_total"]
 State = Literal["running", "stopped", "finished"]
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round's figures, None where there are none. `number` counts from 1."""
+    """One round's figures, None where there are none. `number` counts from 1, and `message` is bytes of one."""
 
     number: int
     loss: float | None
     score: float | None
     epsilon: float | None
+    message: float | None
     bytes_total: float | None
     seconds: float
 
@@ -56,12 +58,12 @@ class Curve:
     damaged: int
     written: float
 
-    def last(self, figure: Literal["loss", "score", "epsilon", "bytes_total"]) -> float | None:
+    def last(self, figure: Figure) -> float | None:
         """The latest value there is."""
         found = (getattr(each, figure) for each in reversed(self.rounds))
         return next((value for value in found if value is not None), None)
 
-    def points(self, figure: Literal["loss", "score", "epsilon", "bytes_total"]) -> list[tuple[float, float]]:
+    def points(self, figure: Figure) -> list[tuple[float, float]]:
         """The rounds that have a figure, with it."""
         found = ((float(each.number), getattr(each, figure)) for each in self.rounds)
         return [(number, value) for number, value in found if value is not None]
@@ -99,6 +101,11 @@ class Run:
     def private(self) -> Curve:
         """The curve that the run is about."""
         return self.curves[0]
+
+    @property
+    def current(self) -> Curve:
+        """The first curve that is not complete; the private one where all are."""
+        return next((curve for curve in self.curves if len(curve.rounds) < (self.rounds or 0)), self.private)
 
     @property
     def rounds(self) -> int | None:
@@ -204,6 +211,7 @@ def _curve(name: str, path: Path) -> Curve:
             loss=values.number(row.get("loss")),
             score=values.number(row.get("accuracy")) if squared is None else squared,
             epsilon=values.number(row.get("epsilon")),
+            message=values.number(row.get("bytes_per_client")),
             bytes_total=values.number(row.get("bytes_total")),
             seconds=max(0.0, values.number(row.get("seconds")) or 0.0),
         )
