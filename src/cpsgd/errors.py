@@ -130,6 +130,10 @@ class DuplicateError(WireError):
     """A message with this id was accepted before."""
 
 
+class BatonError(WireError):
+    """A baton of seeds, or what was asked about one, is refused. Whoever has none begins a lineage of its own."""
+
+
 class EmptyError(CpsgdError):
     """A mean was asked for before any message had been accepted."""
 
@@ -147,7 +151,7 @@ class ColumnError(TableError):
 
 
 class CheckpointError(CpsgdError):
-    """A run's saved state is damaged, in use, or belongs to a run with other settings."""
+    """A run's saved state is damaged, in use, cannot be written, or belongs to a run with other settings."""
 
 
 class DivergedError(CpsgdError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpsgd import _validate
 from cpsgd._display import html_table
-from cpsgd._numbers import rounded_up
+from cpsgd._numbers import rounded_down, rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import MECHANISMS
@@ -45,6 +45,11 @@ CITATIONS = {
     "rounded-gaussian": (
         "rounding of the exact Gaussian mechanism (docs/accounting.md, section 13), by Balle and Wang, "
         "ICML 2018, Theorem 8"
+    ),
+    "correlated-gaussian": (
+        "Gaussian noise correlated over the rounds of a run, rounded (docs/accounting.md, section 14), on Denisov, "
+        'McMahan, Rush, Smith and Thakurta, "Improved Differential Privacy for SGD via Optimal Private Linear '
+        'Operators on Adaptive Streams", NeurIPS 2022, and Balle and Wang, ICML 2018, Theorem 8'
     ),
     "gaussian-classical": (
         'classical Gaussian mechanism: Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014, '
@@ -134,7 +139,7 @@ def guarantee(
     surviving: int | None = None,
     colluding: int = 0,
 ) -> Guarantee:
-    """The smallest ε proved for one round of this protocol.
+    """The smallest ε proved for one round of this protocol; for its whole run, where noise is correlated over rounds.
 
     Only noise that really is in the sum, and that nobody can subtract, protects: that of surviving - colluding clients.
 
@@ -187,6 +192,7 @@ def _guarantee(
         raise ConditionError(
             f"No honest client's noise is in the sum (surviving={arrived}, colluding={colluding}): there is no privacy."
         )
+    protocol.mechanism.check_honest(honest, colluding, protocol.clients)
     found = _methods(protocol, delta, neighbours, honest, thorough)
     proved = {m: result for m, result in found.items() if not isinstance(result, str) and m not in COMPARISONS}
     if not proved:
@@ -237,7 +243,8 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
             "gaussian-analytic": _attempt(lambda delta: (analytic_epsilon(**gaussian, delta=delta), 0.0), delta, moved)
         }
         if isinstance(law, RoundedNormal):
-            found = {"rounded-gaussian": _rounded(protocol, law, adjacency, honest, delta)}
+            method = "rounded-gaussian" if mechanism.correlation is None else "correlated-gaussian"
+            found = {method: _rounded(protocol, law, adjacency, honest, delta)}
         found["gaussian-classical"] = _attempt(classical, delta, moved)
     else:
 
@@ -284,7 +291,7 @@ def _lattice_methods(
     for method, (floor, prove) in floors.items():
         known = min((result[0] for result in found.values() if not isinstance(result, str)), default=math.inf)
         if floor >= known:
-            found[method] = f"could not come below {math.floor(1e4 * floor) / 1e4:g}, so not computed"
+            found[method] = f"could not come below {rounded_down(floor)}, so not computed"
         else:
             found[method] = _attempt(prove, delta, moved)
     return found
