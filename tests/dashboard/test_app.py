@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cpsgd.dashboard import planning
-from cpsgd.dashboard.planning import Chosen, Estimate, Found, Question, Refused, Sketch
+from cpsgd.dashboard.planning import Chosen, Estimate, Found, PlanQuestion, Refused, Sketch
 from cpsgd.errors import WorkerError
 from tests.dashboard.clients import Client, admitted
 from tests.dashboard.parsed import check_harmless
@@ -27,9 +27,9 @@ class Planner:
 
     def __init__(self, *parts: planning.Part, failure: Exception | None = None) -> None:
         self.parts, self.failure = parts, failure
-        self.asked: list[Question] = []
+        self.asked: list[PlanQuestion] = []
 
-    async def run(self, job: object, question: Question, *, limit: float) -> AsyncGenerator[planning.Part, None]:
+    async def run(self, job: object, question: PlanQuestion, *, limit: float) -> AsyncGenerator[planning.Part, None]:
         self.asked.append(question)
         for part in self.parts:
             yield part
@@ -90,7 +90,7 @@ def test_an_answer_is_streamed_and_remembered(client: Client) -> None:
     again = asked(client, planner, "/planner/answer?clients=5&rate=0.7")
     assert [name for name, _ in again] == ["texts", "plan", "proof", "frontier", "done"]
     assert again[3] == told[6]
-    assert planner.asked == [Question(clients=5)]
+    assert planner.asked == [PlanQuestion(clients=5)]
 
 
 def test_the_oldest_answers_are_forgotten(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,25 +13,25 @@ from typing import Any
 import pytest
 
 from cpsgd.dashboard.frontier import Frontier
-from cpsgd.dashboard.planning import Chosen, Estimate, Found, Question, Refused, Sketch, answer
+from cpsgd.dashboard.planning import Chosen, Estimate, Found, PlanQuestion, Refused, Sketch, answer
 from cpsgd.errors import ParameterError
 from cpsgd.planner import plan
 from cpsgd.protocol import Protocol
 
-ASKED = Question(bits=4.0)
+ASKED = PlanQuestion(bits=4.0)
 
 
 def test_a_form_left_empty_is_the_first_question() -> None:
-    assert Question.parse({}) == Question.parse({"clients": "", "bits": " "}) == Question()
+    assert PlanQuestion.parse({}) == PlanQuestion.parse({"clients": "", "bits": " "}) == PlanQuestion()
 
 
 def test_fields_are_read_as_people_write_them() -> None:
     form = {"clients": "1e4", "dim": " 200 ", "epsilon": "0.5", "delta": "1e-9", "bits": "1.6", "rounds": "7"}
-    asked = Question.parse({**form, "scheme": "poisson", "rate": "0.02", "secure": "on"})
-    assert asked == Question(10_000, 200, 0.5, 1e-9, 1.6, 7, "poisson", 0.02, True)
+    asked = PlanQuestion.parse({**form, "scheme": "poisson", "rate": "0.02", "secure": "on"})
+    assert asked == PlanQuestion(10_000, 200, 0.5, 1e-9, 1.6, 7, "poisson", 0.02, True)
     assert (asked.participation, str(asked.adjacency)) == ("poisson:0.02", "zero-out")
     # A rate that does not count makes no other question.
-    assert Question.parse({"scheme": "once", "rate": "nonsense"}) == Question(scheme="once")
+    assert PlanQuestion.parse({"scheme": "once", "rate": "nonsense"}) == PlanQuestion(scheme="once")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_fields_are_read_as_people_write_them() -> None:
 )
 def test_what_is_no_number_is_refused_without_repeating_it(form: dict[str, str]) -> None:
     with pytest.raises(ParameterError, match="Expected") as refusal:
-        Question.parse(form)
+        PlanQuestion.parse(form)
     assert "<b>" not in str(refusal.value)
 
 
@@ -61,13 +61,13 @@ def test_what_is_no_number_is_refused_without_repeating_it(form: dict[str, str])
     "question",
     [
         ASKED,
-        Question(),
-        Question(bits=None, secure=True, rounds=3, scheme="once"),
-        Question(scheme="poisson", rounds=10),
-        Question(scheme="fixed-size", rate=0.5),
+        PlanQuestion(),
+        PlanQuestion(bits=None, secure=True, rounds=3, scheme="once"),
+        PlanQuestion(scheme="poisson", rounds=10),
+        PlanQuestion(scheme="fixed-size", rate=0.5),
     ],
 )
-def test_the_copied_texts_ask_the_same(question: Question, cpsgd_options: Any) -> None:
+def test_the_copied_texts_ask_the_same(question: PlanQuestion, cpsgd_options: Any) -> None:
     said: dict[str, Any] = {}
 
     def remembered(**options: Any) -> SimpleNamespace:
@@ -155,8 +155,8 @@ def test_what_cannot_be_had_is_said() -> None:
 
 
 def test_the_frontier_replaces_what_was_estimated() -> None:
+    assert Frontier().chart is None
     frontier = Frontier()
-    assert frontier.chart is None
     frontier.take(Sketch((Estimate("coins", 1.0, 1.2), Estimate("coins", 2.0, 1.1), Estimate("skellam", 2.0, 50.0))))
     chart = frontier.chart
     assert chart is not None

@@ -20,7 +20,7 @@ from cpsgd.dashboard.charts import Axis, Chart, Series, linear
 from cpsgd.dashboard.folder import Folder, signature
 from cpsgd.dashboard.frontier import Frontier
 from cpsgd.dashboard.guard import Guard
-from cpsgd.dashboard.planning import Question
+from cpsgd.dashboard.planning import PlanQuestion
 from cpsgd.dashboard.worker import Worker
 from cpsgd.errors import CpsgdError, DataError
 from cpsgd.reports.numbers import power, rounded_up
@@ -39,7 +39,7 @@ class Dashboard:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._planner, self._verifier = Worker(), Worker()
-        self._answers: OrderedDict[Question, list[Event]] = OrderedDict()
+        self._answers: OrderedDict[PlanQuestion, list[Event]] = OrderedDict()
         self._ending = False
         self._books: dict[str, tuple[object, budgets.Book | str]] = {}
 
@@ -93,16 +93,16 @@ class Dashboard:
     async def planner(self, request: Request) -> Response:
         """The form; its answer comes as a stream."""
         try:
-            question = Question.parse(request.query_params)
+            question = PlanQuestion.parse(request.query_params)
         except CpsgdError:
-            question = Question()  # the stream says what was wrong
+            question = PlanQuestion()  # the stream says what was wrong
         texts = {"python": question.python, "command": question.command, "json": ""}
         return _page("planner.html", tab="planner", q=question, texts=texts)
 
     async def answer(self, request: Request) -> Response:
         """A plan and its frontier, as they are found."""
         try:
-            question = Question.parse(request.query_params)
+            question = PlanQuestion.parse(request.query_params)
         except CpsgdError as error:
             return _stream(_told([*_plan_events(Frontier(refused=str(error))), ("done", "")]))
         known = self._answers.get(question)
@@ -111,7 +111,7 @@ class Dashboard:
             return _stream(_told(known))
         return _stream(self._found(question))
 
-    async def _found(self, question: Question) -> AsyncGenerator[Event, None]:
+    async def _found(self, question: PlanQuestion) -> AsyncGenerator[Event, None]:
         texts: dict[str, str] = {"python": question.python, "command": question.command, "json": ""}
         yield "texts", texts
         frontier, words = Frontier(), "Done: all that is filled is proved."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cpsgd.audit import Claim
 from cpsgd.dashboard import folder, values
 from cpsgd.errors import CpsgdError, DataError
 from cpsgd.protocol import Protocol
@@ -16,16 +17,7 @@ _MOST_ROWS = 500
 
 
 @dataclass(frozen=True)
-class Claim:
-    """ε that is claimed and ε that was found at one δ."""
-
-    delta: float
-    claimed: float
-    found: float
-
-
-@dataclass(frozen=True)
-class Check:
+class CheckShown:
     """One of the checks, and whether nothing speaks against the code by it."""
 
     name: str
@@ -61,7 +53,7 @@ class Audit:
     citation: str
     mechanism: str
     error_rates: tuple[tuple[float, float], ...]
-    checks: tuple[Check, ...]
+    checks: tuple[CheckShown, ...]
 
     def claimed_misses(self, false_alarms: float) -> float:
         """The least share of misses that the claims allow an attacker with so many false alarms.
@@ -114,7 +106,7 @@ def _audit(data: Mapping[str, Any], name: str) -> Audit:
         raise ValueError("claims")
     claimed = values.mapping(data.get("claimed"))
     checks = tuple(
-        Check(values.text(each["name"]), values.text(each["question"]), each["passed"] is True)
+        CheckShown(values.text(each["name"]), values.text(each["question"]), each["passed"] is True)
         for each in data["checks"][:_MOST_ROWS]
     )
     return Audit(

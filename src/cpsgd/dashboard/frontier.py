@@ -48,7 +48,7 @@ class Frontier:
         if not shown:
             return None
         series = []
-        for style, name in enumerate(MECHANISMS):
+        for style, name in enumerate(name for name, kind in MECHANISMS.items() if kind.planned):
             mine = sorted((each for each in shown if each.mechanism == name), key=lambda each: each.bits)
             if mine:
                 hollow = frozenset(each.bits for each in mine if not each.proved)

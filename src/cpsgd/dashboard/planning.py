@@ -37,7 +37,7 @@ _MOST_CLIENTS, _MOST_COORDINATES, _MOST_ROUNDS = 10**8, 10**10, 10**6
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanQuestion:
     """What the form asks for; see `Requirements`."""
 
     clients: int = 10_000
@@ -51,7 +51,7 @@ class Question:
     secure: bool = False
 
     @classmethod
-    def parse(cls, fields: Mapping[str, str]) -> Question:
+    def parse(cls, fields: Mapping[str, str]) -> PlanQuestion:
         """From the fields of the form; what is not given is as at first.
 
         Raises:
@@ -212,7 +212,7 @@ class Refused:
 Part = Sketch | Chosen | Found | Refused
 
 
-def answer(question: Question) -> Iterator[Part]:
+def answer(question: PlanQuestion) -> Iterator[Part]:
     """The answer, part by part."""
     bits = _SECURE_BITS if question.secure else _BITS
     whatever = replace(question, bits=None)  # the frontier is the same whichever bits are chosen
@@ -236,7 +236,7 @@ def answer(question: Question) -> Iterator[Part]:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _sketch(question: Question, kind: type[Mechanism], bits: tuple[float, ...]) -> Sketch:
+def _sketch(question: PlanQuestion, kind: type[Mechanism], bits: tuple[float, ...]) -> Sketch:
     """Errors that designs of a mechanism will roughly have; nothing is certified."""
     problem = Problem.of(question.requirements)
     gaussian = problem.gaussian_squared_error
@@ -250,7 +250,7 @@ def _sketch(question: Question, kind: type[Mechanism], bits: tuple[float, ...]) 
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _found(question: Question, bits: float) -> Found:
+def _found(question: PlanQuestion, bits: float) -> Found:
     """What the planner proves with so many bits."""
     problem = Problem.of(question.requirements)
     try:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from cpsgd.dashboard import values
 from cpsgd.dashboard.charts import Chart, Series, linear
-from cpsgd.dashboard.runs import Curve, Run
+from cpsgd.dashboard.runs import Run, RunCurve
 from cpsgd.errors import CpsgdError
 from cpsgd.participation import Participation
 from cpsgd.reports import run_report
@@ -33,11 +33,11 @@ def view(run: Run) -> dict[str, Any]:
     }
 
 
-def _score_name(curve: Curve) -> str:
+def _score_name(curve: RunCurve) -> str:
     return "R²" if curve.regression else "accuracy"
 
 
-def score_text(curve: Curve) -> str:
+def score_text(curve: RunCurve) -> str:
     """A curve's last accuracy, or R²."""
     found = curve.last("score")
     if found is None:
@@ -80,7 +80,7 @@ def _results(run: Run) -> dict[str, Mapping[str, Any]]:
     return {values.text(row.get("name")): row for row in rows}
 
 
-def row(run: Run, curve: Curve) -> dict[str, str]:
+def row(run: Run, curve: RunCurve) -> dict[str, str]:
     """A curve in numbers."""
     result = _results(run).get(curve.name, {})
     loss, epsilon, total = curve.last("loss"), curve.last("epsilon"), curve.last("bytes_total")

@@ -41,7 +41,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Curve:
+class RunCurve:
     """The rounds of the private run, or of one that it is compared with.
 
     Attributes:
@@ -93,17 +93,17 @@ class Run:
     title: str
     settings: Mapping[str, Any]
     summary: Mapping[str, Any] | None
-    curves: tuple[Curve, ...]
+    curves: tuple[RunCurve, ...]
     now: float
     version: str
 
     @property
-    def private(self) -> Curve:
+    def private(self) -> RunCurve:
         """The curve that the run is about."""
         return self.curves[0]
 
     @property
-    def current(self) -> Curve:
+    def current(self) -> RunCurve:
         """The first curve that is not complete; the private one where all are."""
         return next((curve for curve in self.curves if len(curve.rounds) < (self.rounds or 0)), self.private)
 
@@ -179,7 +179,7 @@ def read(path: Path, name: str) -> Run:
     )
 
 
-def _ordered(curves: list[Curve], summary: Mapping[str, Any] | None) -> tuple[Curve, ...]:
+def _ordered(curves: list[RunCurve], summary: Mapping[str, Any] | None) -> tuple[RunCurve, ...]:
     """The private one, and then as in the summary."""
     results = values.mapping(summary).get("results")
     names = [values.mapping(each).get("name") for each in results] if isinstance(results, list) else []
@@ -187,10 +187,10 @@ def _ordered(curves: list[Curve], summary: Mapping[str, Any] | None) -> tuple[Cu
     return (curves[0], *rest)
 
 
-def _curve(name: str, path: Path) -> Curve:
+def _curve(name: str, path: Path) -> RunCurve:
     signature = folder.signature(path)
     if signature is None:
-        return Curve(name, (), regression=False, damaged=0, written=0.0)
+        return RunCurve(name, (), regression=False, damaged=0, written=0.0)
     data = folder.read_bytes(path)
     rounds: dict[int, Round] = {}
     damaged, regression = 0, False
@@ -216,7 +216,7 @@ def _curve(name: str, path: Path) -> Curve:
             seconds=max(0.0, values.number(row.get("seconds")) or 0.0),
         )
     ordered = tuple(rounds[number] for number in sorted(rounds))
-    return Curve(name, ordered, regression, damaged, signature[0] / 1e9)
+    return RunCurve(name, ordered, regression, damaged, signature[0] / 1e9)
 
 
 def read_all(root: folder.Folder) -> tuple[list[Run], list[tuple[str, str]]]:
