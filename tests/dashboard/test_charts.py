@@ -63,7 +63,7 @@ def test_long_lines_are_thinned_and_keep_their_ends() -> None:
     long = [(i / 1000.0, 0.5) for i in range(10_001)]
     drawn = chart(long).drawn("wide")
     assert len(drawn.columns) <= 80
-    (_, path) = drawn.paths[0]
+    (_, _, path) = drawn.paths[0]
     assert path.count("L") < 400
     assert path.startswith(f"M{drawn.left},")
     assert f"L{drawn.right}," in path
@@ -77,7 +77,7 @@ def test_steps_hold_their_value_in_between() -> None:
         linear("y", 0, 1),
     )
     assert [text for _, text in steps.drawn("wide").columns[1].lines] == ["x 5", "a 0", "b 0.5"]
-    assert "H" in steps.drawn("wide").paths[0][1]
+    assert "H" in steps.drawn("wide").paths[0][2]
 
 
 def test_names_of_ticks_do_not_touch() -> None:

@@ -37,6 +37,7 @@ class Series:
         hollow: x of those whose marks are not filled.
         marks: Whether places are marked.
         steps: Whether the value stays until the next place.
+        broad: Whether it is seen also where others lie on it, if it comes first.
     """
 
     label: str
@@ -45,6 +46,7 @@ class Series:
     hollow: frozenset[float] = frozenset()
     marks: bool = False
     steps: bool = False
+    broad: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Drawing:
     bottom: float
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
-    paths: list[tuple[int, str]]
+    paths: list[tuple[int, bool, str]]
     marks: list[Mark]
     chosen: tuple[float, float] | None
     limit: tuple[float, str] | None
@@ -197,7 +199,11 @@ class Chart:
             x_ticks=x_ticks,
             y_ticks=y_ticks,
             paths=[
-                (series.style % STYLES, _path([(across(x), up(y)) for x, y in points], steps=series.steps))
+                (
+                    series.style % STYLES,
+                    series.broad,
+                    _path([(across(x), up(y)) for x, y in points], steps=series.steps),
+                )
                 for series, points in drawn
                 if len(points) > 1
             ],

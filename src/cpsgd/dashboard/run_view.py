@@ -112,7 +112,10 @@ def comparison(runs: Sequence[Run], figure: Figure) -> Chart | None:
     name = "loss" if figure == "loss" else _score_name(lines[0][1])
     return Chart(
         title=f"Test {name} against rounds",
-        series=[Series(name, points, style) for style, (name, _, points) in enumerate(lines)],
+        series=[
+            Series(name, points, style, broad=style == 0 and not several)
+            for style, (name, _, points) in enumerate(lines)
+        ],
         x=linear("round", 0.0, max(last, *(float(run.rounds or 0) for run in runs)), "{:,.0f}".format, whole=True),
         y=linear(
             f"test {name}",
