@@ -14,6 +14,7 @@ from cpsgd.dashboard import audits
 from cpsgd.dashboard.folder import Folder
 from cpsgd.errors import DataError
 from cpsgd.protocol import Protocol
+from tests.dashboard.clients import Client
 from tests.dashboard.samples import report
 
 
@@ -77,6 +78,13 @@ def test_a_verdict_does_not_outweigh_a_failed_check(tmp_path: Path) -> None:
         found = audits.read(written(tmp_path, report(**changes)), "audit.json")
         assert found is not None
         assert not found.passed
+
+
+@pytest.mark.parametrize("number", [1e308, -1e99, 1e99, 0, -5, 1e-320])
+def test_any_numbers_can_be_shown(folder: Path, client: Client, number: float) -> None:
+    claims = [{"delta": number, "claimed": number, "found": number}]
+    written(folder, report(claims=claims, lower_bound=number, error_rates=[[number, number]], attacked_rounds=number))
+    assert client.get("/audit").status_code == 200
 
 
 def test_a_protocol_that_is_none_is_not_needed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpsgd.dashboard import budgets
-from cpsgd.errors import LedgerError
+from cpsgd.errors import LedgerBusyError, LedgerError
 from cpsgd.ledger import Ledger
 from tests.dashboard.samples import write_ledger
 
@@ -25,6 +25,18 @@ def test_a_ledger_is_verified_and_summed_up(tmp_path: Path) -> None:
     assert all(each.released and each.run == "spring" for each in population.latest)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["study.ledger"]
+
+
+@pytest.mark.parametrize("suffix", ["-journal", "-wal"])
+def test_a_journal_is_never_played_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    path = write_ledger(tmp_path / "study.ledger")
+    journal = tmp_path / f"study.ledger{suffix}"
+    journal.write_bytes(bytes.fromhex("d9d505f920a163d7") + bytes(504))
+    before = path.read_bytes(), journal.read_bytes()
+    monkeypatch.setattr(budgets, "_TIMEOUT", 0.05)
+    with pytest.raises(LedgerBusyError, match="Look again later"):
+        list(budgets.read(str(path)))
+    assert (path.read_bytes(), journal.read_bytes()) == before
 
 
 def test_a_ledger_that_was_tampered_with_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import math
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cpsgd.dashboard import pages
 from cpsgd.dashboard.charts import SIZES, Axis, Chart, Series, linear
@@ -27,6 +29,20 @@ def test_axes_have_a_few_round_ticks_inside(low: float, high: float) -> None:
     assert all(axis.low - 1e-9 <= tick <= axis.high * (1 + 1e-9) + 1e-9 for tick in axis.ticks)
     assert axis.place(axis.low) == 0.0
     assert axis.place(axis.high) == 1.0
+
+
+SIZES_OF_NUMBERS = st.floats(-1e100, 1e100)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(SIZES_OF_NUMBERS, SIZES_OF_NUMBERS), min_size=1, max_size=5))
+def test_any_numbers_can_be_drawn(points: list[tuple[float, float]]) -> None:
+    points.sort()
+    x, y = zip(*points, strict=True)
+    wild = Chart("t", [Series("a", points, 0, marks=True)], linear("x", min(x), max(x)), linear("y", min(y), max(y)))
+    drawn = wild.drawn("narrow")
+    assert all(drawn.left <= mark.x <= drawn.right and drawn.top <= mark.y <= drawn.bottom for mark in drawn.marks)
+    assert len(wild.y.ticks) <= 12
 
 
 def test_rounds_are_whole() -> None:

@@ -45,6 +45,9 @@ def test_only_a_ledger_is_taken_for_one(folder: Path) -> None:
         other.execute("CREATE TABLE t (x)")
     other.close()
     (folder / "short.ledger").write_bytes(b"SQLite format 3\0")
+    logged = bytearray((folder / "study.ledger").read_bytes())
+    logged[18:20] = (2, 2)  # with a write-ahead log: to read it would make files
+    (folder / "logged.ledger").write_bytes(logged)
     write_ledger(folder / "no-suffix")
     assert Folder.at(folder).ledgers() == ["no-suffix", "study.ledger"]
 

@@ -78,6 +78,21 @@ def test_lines_that_make_no_sense_are_counted_and_left_out(tmp_path: Path) -> No
     assert curve.last("loss") == pytest.approx(1.9)
 
 
+def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_run(tmp_path / "r")
+    monkeypatch.setattr(runs, "_MOST_LINES", 3)
+    with pytest.raises(DataError, match="more than 3 lines"):
+        runs.read(path, "r")
+    monkeypatch.undo()
+    monkeypatch.setattr(runs, "_MOST_LISTED", 10)
+    found, failed = runs.read_all(Folder.at(tmp_path))
+    assert (found, failed[0][0]) == ([], "r")
+    monkeypatch.undo()
+    monkeypatch.setattr(runs, "_LARGEST", 10)
+    with pytest.raises(DataError, match="files of up to 10 are read"):
+        runs.read(path, "r")
+
+
 def test_regression_has_another_score(tmp_path: Path) -> None:
     path = write_run(tmp_path / "r")
     write_rounds(path, 3, accuracy=None, r_squared=0.5)

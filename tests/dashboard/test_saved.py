@@ -107,6 +107,23 @@ def test_a_summary_of_another_shape_is_no_failure(tmp_path: Path, changes: dict[
     assert "<b>" not in text.replace("<b>ε", "").replace("<li><b>", "")
 
 
+def test_settings_without_end_are_cut(tmp_path: Path) -> None:
+    deep: object = 1
+    for _ in range(400):
+        deep = {"a": [deep]}
+    wide = {f"key {number}": "x" * 5_000 for number in range(300)}
+    text = saved.page(runs.read(write_run(tmp_path / "r", deep=deep, **wide), "r"))
+    assert len(text) < 1_000_000
+    assert "…" in text
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 5e-324, 1e100, 10**400, True, "1", None, [], float("nan")])
+def test_any_figures_can_be_shown(tmp_path: Path, value: object) -> None:
+    path = write_run(tmp_path / "r", finished=True, epsilon=value, rounds=value)
+    write_rounds(path, 3, loss=value, accuracy=value, epsilon=value, bytes_total=value, seconds=value)
+    assert "Finished" in saved.page(runs.read(path, "r"))
+
+
 def test_a_run_without_rounds_has_no_charts(tmp_path: Path) -> None:
     path = write_run(tmp_path / "r")
     write_rounds(path, 0)

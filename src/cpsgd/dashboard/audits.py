@@ -62,7 +62,7 @@ class Audit:
         """
         found = [0.0]
         for claim in self.claims:
-            factor = math.exp(min(claim.claimed, 700.0))
+            factor = math.exp(min(max(claim.claimed, 0.0), 700.0))
             found += [1.0 - claim.delta - factor * false_alarms, (1.0 - claim.delta - false_alarms) / factor]
         return max(found)
 

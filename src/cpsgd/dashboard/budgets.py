@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cpsgd.errors import LedgerBusyError
 from cpsgd.ledger import Entry, Ledger, Total
 
 # Entries of a population that are listed, the latest ones; the chart has all.
@@ -53,6 +55,7 @@ def read(path: str) -> Iterator[Book]:
     Raises:
         LedgerError: It does not hold, or cannot be read.
     """
+    _wait(Path(path))
     ledger = Ledger(Path(path), timeout=_TIMEOUT)
     verified = ledger.verify()
     yield Book(
@@ -61,6 +64,23 @@ def read(path: str) -> Iterator[Book]:
         overspent=verified.overspent,
         populations=tuple(_population(total, ledger.events(total.population)) for total in verified.totals),
     )
+
+
+def _wait(path: Path) -> None:
+    """Until nobody is in the middle of writing.
+
+    To read a database that has a journal is to repair it, by whatever the journal says: whoever wrote it may be
+    hostile, and nothing is written here.
+    """
+    journals = [path.with_name(path.name + suffix) for suffix in ("-journal", "-wal", "-shm")]
+    deadline = time.monotonic() + _TIMEOUT
+    while any(journal.exists() or journal.is_symlink() for journal in journals):
+        if time.monotonic() > deadline:
+            raise LedgerBusyError(
+                f"{path.name} is being written to, or was when a process died. Look again later; `cpsgd budget verify` "
+                "repairs it."
+            )
+        time.sleep(0.02)
 
 
 def _population(total: Total, entries: tuple[Entry, ...]) -> Population:

@@ -80,7 +80,7 @@ def linear(
     label: str, low: float, high: float, show: Callable[[float], str] = "{:g}".format, *, whole: bool = False
 ) -> Axis:
     """An axis with round numbers at about five places, where it also begins and ends unless values are `whole`."""
-    if not high > low:
+    if not high - low > max(1e-9 * max(abs(low), abs(high)), 1e-100):
         low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
     step = 10.0 ** math.floor(math.log10(high - low))
     step = next(step * part for part in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0) if (high - low) / (step * part) <= 6.0)

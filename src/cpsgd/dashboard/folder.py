@@ -37,7 +37,9 @@ CONFIG, SUMMARY, METRICS, CHARGES, BASELINES = (
 _NO_AUDITS = frozenset({CONFIG, SUMMARY, "model-card.json"})
 _SQLITE = b"SQLite format 3\0"
 _HEADER = 100
-_APPLICATION = slice(68, 72)
+# Where a database says that it is a ledger, and that it has a rollback journal: one with a write-ahead log would be
+# written to when it is read.
+_APPLICATION, _JOURNAL = slice(68, 72), slice(18, 20)
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,8 @@ def _is_ledger(path: Path) -> bool:
         header = read_bytes(path, _LARGEST_LEDGER, first=_HEADER)
     except DataError:
         return False
-    return header.startswith(_SQLITE) and header[_APPLICATION] == APPLICATION_ID.to_bytes(4, "big")
+    ours = header[_APPLICATION] == APPLICATION_ID.to_bytes(4, "big") and header[_JOURNAL] == bytes((1, 1))
+    return header.startswith(_SQLITE) and ours
 
 
 def subfolders(folder: Path) -> list[str]:

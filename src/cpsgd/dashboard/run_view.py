@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 from cpsgd.dashboard import values
@@ -14,6 +15,8 @@ from cpsgd.reports import run_report
 from cpsgd.reports.numbers import power, rounded_up, size
 
 Figure = Literal["loss", "score"]
+
+_MOST_FACTS = 200
 
 
 def view(run: Run) -> dict[str, Any]:
@@ -158,9 +161,14 @@ def _facts(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     protocol = values.mapping(summary.get("protocol"))
     return [
         ("Privacy", _privacy(run)),
-        ("Protocol", [(values.text(key), values.text(value)) for key, value in protocol.items() if value is not None]),
-        ("Settings", [(values.text(key), values.text(value)) for key, value in run.settings.items()]),
+        ("Protocol", _rows(protocol)),
+        ("Settings", _rows(run.settings)),
     ]
+
+
+def _rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    first = islice(found.items(), _MOST_FACTS)
+    return [(values.text(key), values.text(value)) for key, value in first if value is not None]
 
 
 def _privacy(run: Run) -> list[tuple[str, str]]:

@@ -22,6 +22,8 @@ _SILENCE, _TIMES = 60.0, 4.0
 # Rounds whose seconds say how long the others will take.
 _RECENT = 50
 _MOST_CURVES = 12
+# Bytes of settings and of a summary, lines of metrics, and bytes of metrics that are read to list all runs.
+_LARGEST, _MOST_LINES, _MOST_LISTED = 4 << 20, 500_000, 512 << 20
 
 Figure = Literal["loss", "score", "epsilon", "message", "bytes_total"]
 State = Literal["running", "stopped", "finished"]
@@ -167,11 +169,11 @@ def read(path: Path, name: str) -> Run:
         DataError: Its files are not as `cpsgd train` writes them.
     """
     read = version(path)  # before its files are, so that nothing that comes later is missed
-    summary = folder.read_object(path / SUMMARY) if folder.signature(path / SUMMARY) is not None else None
+    summary = folder.read_object(path / SUMMARY, _LARGEST) if folder.signature(path / SUMMARY) is not None else None
     return Run(
         name=name,
         title=path.name,
-        settings=folder.read_object(path / CONFIG),
+        settings=folder.read_object(path / CONFIG, _LARGEST),
         summary=summary,
         curves=_ordered([_curve(*place) for place in _places(path)], summary),
         now=time.time(),
@@ -192,6 +194,8 @@ def _curve(name: str, path: Path) -> RunCurve:
     if signature is None:
         return RunCurve(name, (), regression=False, damaged=0, written=0.0)
     data = folder.read_bytes(path)
+    if data.count(b"\n") > _MOST_LINES:
+        raise DataError(f"{path.name} has more than {_MOST_LINES:,} lines.")
     rounds: dict[int, Round] = {}
     damaged, regression = 0, False
     # A line without an end is still being written.
@@ -222,7 +226,12 @@ def _curve(name: str, path: Path) -> RunCurve:
 def read_all(root: folder.Folder) -> tuple[list[Run], list[tuple[str, str]]]:
     """The runs of a folder that can be read, and why others cannot."""
     found, failed = [], []
+    left = _MOST_LISTED
     for name in root.runs():
+        left -= sum(size for _, place in _places(root.root / name) for _, size in [folder.signature(place) or (0, 0)])
+        if left < 0:
+            failed.append((name, "It and those after it are left out: there is too much to be read at once."))
+            break
         try:
             found.append(read(root.root / name, name))
         except DataError as error:

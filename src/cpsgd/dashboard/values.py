@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
-# No text of a file is shown at greater length.
-_LONGEST = 2_000
+# No text of a file is shown at greater length, and nothing in it that is nested more deeply.
+_LONGEST, _DEEPEST = 2_000, 3
+# Larger numbers are somebody's joke, and sums of them no numbers any more.
+_LARGEST = 1e100
 
 
 def number(value: object) -> float | None:
-    """A finite number; None for anything else."""
+    """A number of a sensible size; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         found = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return found if abs(found) <= _LARGEST else None
 
 
 def whole(value: object, low: int = 0, high: int = 2**53) -> int | None:
@@ -28,7 +30,7 @@ def whole(value: object, low: int = 0, high: int = 2**53) -> int | None:
     return value if low <= value <= high else None
 
 
-def text(value: object) -> str:
+def text(value: object, depth: int = _DEEPEST) -> str:
     """A value as people read it, in bounded length."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -36,10 +38,13 @@ def text(value: object) -> str:
         return f"{value:,}" if abs(value) < 2**64 else "a very large number"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, Mapping | list | tuple) and not depth:
+        return "…"
     if isinstance(value, Mapping):
-        return shortened(", ".join(f"{key} {text(each)}" for key, each in list(value.items())[:50]))
+        first = islice(value.items(), 50)
+        return shortened(", ".join(f"{shortened(str(key))} {text(each, depth - 1)}" for key, each in first))
     if isinstance(value, list | tuple):
-        return shortened(", ".join(text(each) for each in value[:50]))
+        return shortened(", ".join(text(each, depth - 1) for each in value[:50]))
     return shortened(str(value))
 
 
