@@ -25,6 +25,8 @@ ROOT = Path(__file__).parent
 # What may need which package: folders and files below src/cpsgd and tests, and pages below the root.
 MAY_NEED = {
     "flwr": ("engines/flower", "docs/flower.md"),
+    "httpx": ("cli/test_dashboard_command.py", "dashboard"),
+    "jinja2": ("cli/test_train_command.py", "cli/test_dashboard_command.py", "cli/test_train_own.py", "dashboard"),
     "matplotlib": ("reports", "reproduction"),
     "nvflare": ("engines/nvflare", "docs/nvflare.md"),
     "pandas": ("learning/datasets/test_frames.py", "statistics"),
@@ -39,6 +41,8 @@ MAY_NEED = {
         "statistics",
         "docs",
     ),
+    "selenium": ("dashboard",),
+    "starlette": ("cli/test_dashboard_command.py", "dashboard"),
     "torch": (
         *("_torch.py", "cli/test_train_command.py", "compatibility", "engines", "fuzz", "learning", "reproduction"),
         *(
@@ -50,6 +54,7 @@ MAY_NEED = {
             "docs",
         ),
     ),
+    "uvicorn": ("cli/test_dashboard_command.py", "dashboard"),
     "triton": ("learning", "simulation/device", "simulation/device_fused.py"),
 }
 

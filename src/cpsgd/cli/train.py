@@ -114,6 +114,7 @@ def _seed(text: str) -> int | str:
 
 def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> None:
     try:
+        from cpsgd.dashboard import saved
         from cpsgd.learning import checkpoints, export
         from cpsgd.learning.experiment import PRIVATE, Experiment, folder_of
     except ImportError as error:
@@ -169,7 +170,8 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         raise SystemExit(130) from None
     summary = _summary(experiment, folder, results)
     _files.write_bytes(folder / _SUMMARY, (json_module.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
-    summary["files"] = [str(path) for path in run_report.write(folder, summary, results)]
+    written = (run_report.draw(folder / run_report.CURVES, results), saved.write(folder))
+    summary["files"] = [str(path) for path in written]
     summary["files"] += [str(path) for path in trainers[PRIVATE].export(folder)]
     if json:
         output.show_json(summary)
