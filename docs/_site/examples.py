@@ -20,18 +20,7 @@ class Examples(griffe.Extension):
 
 
 def fenced(text: str) -> str:
-    """The text with each example, from its first `>>>` to the next empty line, in a fence.
-
-    >>> print(fenced("Adds.  \\n\\n>>> 1 + 1\\n2\\n\\nMore."))
-    Adds.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    More.
-    """
+    """The text with each example, from its first `>>>` to the next empty line, in a fence."""
     lines: list[str] = []
     margin: str | None = None
     for line in [*text.split("\n"), ""]:

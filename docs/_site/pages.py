@@ -86,7 +86,7 @@ def uri_of(folder: str, link: str) -> str | None:
     if target in PROJECT:
         return PROJECT[target]
     if target.startswith("docs/"):
-        return target.removeprefix("docs/")
+        return re.sub(r"\.ipynb$", ".md", target.removeprefix("docs/"))
     return f"files/{target}"
 
 
@@ -132,7 +132,7 @@ def names_page(module: str) -> str:
 
 
 def notebook_files(path: Path) -> Iterator[tuple[str, str | bytes]]:
-    """A notebook as a page, its pictures, and itself to download."""
+    """A notebook as a page, and its pictures."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     parts: list[str] = []
     for number, cell in enumerate(notebook["cells"]):
@@ -154,5 +154,5 @@ def notebook_files(path: Path) -> Iterator[tuple[str, str | bytes]]:
             else:
                 parts.append("```text\n" + "".join(data["text/plain"]).rstrip() + "\n```")
     heading, _, rest = "\n\n".join(parts).partition("\n")
-    yield f"notebooks/{path.name}", path.read_bytes()
-    yield f"notebooks/{path.stem}.md", f"{heading}\n\n[Download this notebook]({path.name}){{ .md-button }}\n{rest}\n"
+    download = f'<a class="md-button" href="{path.name}" download>Download this notebook</a>'
+    yield f"notebooks/{path.stem}.md", f"{heading}\n\n{download}\n{rest}\n"
