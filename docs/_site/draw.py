@@ -11,6 +11,7 @@ from scipy import stats
 
 from cpsgd import Protocol, RoundSimulator, plan
 from cpsgd.codec import rotate
+from cpsgd.mechanisms import Coins
 from cpsgd.reports import plotting
 
 FOLDER = Path(__file__).parents[1] / "explanation"
@@ -24,12 +25,13 @@ def walk() -> None:
     vector = np.zeros(dim, np.float32)
     vector[[5, 20, 21, 22, 40]] = [0.9, 0.25, 0.3, 0.15, -0.2]
     best = plan(clients=clients, dim=dim, epsilon=4.0, delta=1e-6, bits=1)
+    coin = best.protocol.mechanism
+    assert isinstance(coin, Coins)
     rotated = rotate.forward(vector, rotate.signs(dim, best.protocol.rotation_seed, 0))
     one = RoundSimulator(Protocol.from_json(best.protocol.to_json()), 0, seed=SEED)
     one.add(np.tile(vector, (clients, 1)))
-    bits = np.random.default_rng(SEED).random(dim) < 0.5 + best.protocol.mechanism.theta * np.clip(
-        rotated / best.protocol.mechanism.coordinate_range, -1, 1
-    )
+    odds = 0.5 + coin.theta * np.clip(rotated / coin.coordinate_range, -1, 1)
+    bits = np.random.default_rng(SEED).random(dim) < odds
     figure = plotting.new_figure(9.0, 4.6)
     panels = figure.subplots(2, 2, sharex=True)
     shown = (
@@ -72,9 +74,9 @@ def one_number() -> None:
         return np.diff(stats.norm.cdf(edges, loc=x, scale=sigma))
 
     laws = (
-        ("k levels + Binomial noise, 4 bits", binomial),
-        ("one biased coin, 1 bit", lambda x: stats.binom.pmf(np.arange(coins + 1), coins, 0.5 + theta * x)),
-        ("noise before rounding, 4 bits", gaussian),
+        ("levels and Binomial noise", binomial),
+        ("one biased coin", lambda x: stats.binom.pmf(np.arange(coins + 1), coins, 0.5 + theta * x)),
+        ("noise before rounding", gaussian),
     )
     for axes, (title, law) in zip(panels, laws, strict=True):
         for x, colour, shift in ((-share, ORANGE, -0.2), (share, BLUE, 0.2)):
@@ -93,16 +95,18 @@ def sums() -> None:
     for axes, clients in zip(figure.subplots(1, 3), (1, 20, 1000), strict=True):
         values = np.arange(clients + 1)
         others = stats.binom.pmf(values, clients - 1, 0.5)
-        laws = []
         for colour, odds, name in ((ORANGE, 0.5 - theta, "x = −X"), (BLUE, 0.5 + theta, "x = +X")):
             law = (1 - odds) * others + odds * np.concatenate([[0.0], others[:-1]])
-            laws.append(law)
-            axes.step(values, law, where="mid", color=colour, label=name, linewidth=1.5)
+            if clients == 1:
+                axes.bar(values + (0.2 if odds > 0.5 else -0.2), law, width=0.4, color=colour, label=name)
+            else:
+                axes.step(values, law, where="mid", color=colour, linewidth=1.5)
         middle, spread = clients / 2, max(1.0, 4 * np.sqrt(clients) / 2)
         axes.set_xlim(middle - spread, middle + spread)
         axes.set_ylim(bottom=0)
         plotting.tidy(axes, title=f"{clients:,} client{'s' if clients > 1 else ''}", xlabel="sum", ylabel="probability")
         if clients == 1:
+            axes.set_ylim(0, 1)
             axes.legend(frameon=False, fontsize=9)
     save(figure, "sums")
 

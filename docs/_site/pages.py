@@ -103,7 +103,7 @@ def commands() -> str:
     """The commands with all their options, as the command line itself knows them."""
     from cpsgd.cli.app import app
 
-    text = app.generate_docs(output_format="markdown", heading_level=1)
+    text = app.generate_docs(output_format="markdown", heading_level=1, usage_name="cpsgd")
     contents = re.compile(r"^## Table of Contents\n.*?(?=^\*\*Commands)", re.MULTILINE | re.DOTALL)
     text = contents.sub("", text).replace("# cpsgd\n", "# Commands\n", 1)
     return re.sub(r"^```console\n", "```text\n", text, flags=re.MULTILINE)

@@ -8,8 +8,8 @@ A comment above a block says what the block alone does not, and is not shown to 
     <!-- noisy: sizes, angle -->         output: on lines that begin so, digits may differ
     <!-- before: (lines of Python) -->   is run before it
 
-Without one, Python is executed, `>>>` is left to doctest, and commands of `cpsgd` are called: what they print is compared
-with what is shown, `...` standing for anything, and a number before the word "measured" for any number.
+Without one, Python is executed, `>>>` is left to doctest, and commands of `cpsgd` are called: what they print is
+compared with what is shown, `...` standing for anything, and a number before the word "measured" for any number.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -35,7 +34,7 @@ class Loaded(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built without the network; a warning is an error."""
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
@@ -49,7 +48,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         build(config)
         config.plugins.on_shutdown()
     logging.getLogger("mkdocs").handlers.clear()
-    yield folder
+    return folder
 
 
 def _refused(*arguments: object) -> None:
@@ -87,6 +86,7 @@ def test_search_finds_pages_commands_and_names(site: Path) -> None:
         "reference/cpsgd.html#cpsgd.Protocol.encode",
     ):
         assert place in places, place
+    assert "mkdocs" not in (site / "reference" / "commands.html").read_text(encoding="utf-8").partition("<article")[2]
     # For pages that are opened from the disk.
     assert (site / "search" / "search_index.js").exists()
     assert (site / "assets" / "iframe-worker.js").exists()
