@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 KERNELS := $(shell find src -name '*.cpp' -o -name '*.h')
 SOURCES := $(KERNELS) CMakeLists.txt pyproject.toml constraints.txt
 
-.PHONY: help install train docs test thorough check lint resolve bench fuzz sanitize clean
+.PHONY: help install train docs test thorough check lint resolve bench fuzz sanitize lock dist sbom vulnerabilities clean
 
 help:
 	@echo "make train     install into $(VENV) and train privately on simulated clients (3 minutes)"
@@ -19,13 +19,22 @@ help:
 	@echo "make bench     speed of every stage beside memcpy and NumPy"
 	@echo "make fuzz      a million hostile inputs to the parsers (INPUTS=20000 for a short run)"
 	@echo "make sanitize  the kernels' tests under AddressSanitizer and UBSan"
+	@echo "make dist      sdist and wheels, built twice and tried in empty environments; make sbom says what is in them"
+	@echo "make lock      the hashes of everything that CI and releases install, from constraints.txt"
+	@echo "make vulnerabilities  known ones of what is locked, where the index knows"
 
 install: $(VENV)/installed
 
 # An editable install: Python changes are live, a change to the kernels rebuilds them.
+# With LOCKED=1, as in CI, every package but PyTorch's must have the bytes that packaging/locked.txt was made from.
 $(VENV)/installed: $(SOURCES)
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+ifdef LOCKED
+	$(PIP) --require-hashes --no-deps --requirement packaging/locked.txt
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[dev]'
+else
 	$(PIP) --editable '.[dev]'
+endif
 	touch $@
 
 train: install
@@ -68,6 +77,34 @@ resolve: $(VENV)-resolve/bin/uv
 		echo "Python $$version: $$(wc -l < $(VENV)-resolve/$$version.txt) packages"; \
 	done
 
+# PyTorch, Triton and what CUDA brings come in several builds of one version: their versions are fixed, their bytes not.
+UNLOCKED := torch triton $(foreach part,cublas cuda-cupti cuda-nvrtc cuda-runtime cudnn cufft cufile curand cusolver \
+	cusparse cusparselt nccl nvjitlink nvshmem nvtx,nvidia-$(part) nvidia-$(part)-cu13) cuda-bindings cuda-pathfinder cuda-toolkit
+LOCK := env -u UV_FIND_LINKS -u UV_INDEX -u UV_EXTRA_INDEX_URL $(if $(PIP_CERT),SSL_CERT_FILE="$(PIP_CERT)") \
+	$(VENV)-resolve/bin/uv pip compile --quiet --no-config --no-annotate --no-header --generate-hashes
+lock: $(VENV)-resolve/bin/uv
+	$(LOCK) --universal --python-version 3.11 --extra dev --constraint constraints.txt \
+		$(addprefix --no-emit-package ,$(UNLOCKED)) pyproject.toml packaging/build.in --output-file packaging/locked.txt
+	$(LOCK) --universal --python-version 3.11 packaging/build.in --output-file packaging/build.txt
+	echo cibuildwheel | $(LOCK) --universal --python-version 3.12 - --output-file packaging/cibuildwheel.txt
+
+dist: install
+	PATH="$$PATH" $(PYTHON) packaging/dist.py
+
+# In CycloneDX's format, of what the package itself asks for.
+sbom: $(VENV)-supply/bin/cyclonedx-py
+	mkdir -p dist
+	$(VENV)-supply/bin/cyclonedx-py requirements packaging/locked.txt --pyproject pyproject.toml \
+		--output-reproducible --output-file dist/sbom.json
+	@echo "written: dist/sbom.json"
+
+vulnerabilities: $(VENV)-supply/bin/pip-audit
+	$(VENV)-supply/bin/pip-audit --disable-pip --require-hashes --requirement packaging/locked.txt
+
+$(VENV)-supply/bin/cyclonedx-py $(VENV)-supply/bin/pip-audit:
+	$(PYTHON) -m venv $(VENV)-supply
+	$(VENV)-supply/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom pip-audit
+
 $(VENV)-resolve/bin/uv:
 	$(PYTHON) -m venv $(VENV)-resolve
 	$(VENV)-resolve/bin/python -m pip install --quiet --disable-pip-version-check uv
@@ -101,4 +138,4 @@ $(VENV)-sanitize/installed: $(SOURCES) $(shell find src -name '*.py')
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-resolve $(VENV)-sanitize build dist
+	rm -rf $(VENV) $(VENV)-resolve $(VENV)-sanitize $(VENV)-supply build dist

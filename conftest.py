@@ -15,6 +15,11 @@ from pathlib import Path
 
 import pytest
 
+# Several workers run tests at once. Were each to start as many threads as there are processors, tests of a second would
+# take thirty: the threads wait for each other, and are not all running.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
 ROOT = Path(__file__).parent
 
 # What may need which package: folders and files below src/cpsgd and tests, and pages below the root.

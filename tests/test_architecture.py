@@ -17,7 +17,7 @@ FLOORS = [
     {"_display", "_numbers"},
     {"errors"},
     {"_validate", "_torch", "adjacency", "randomness"},
-    {"participation"},
+    {"correlation", "participation"},
     {"promise"},
     {"codec", "paper"},
     {"mechanisms"},

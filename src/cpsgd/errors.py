@@ -130,6 +130,10 @@ class DuplicateError(WireError):
     """A message with this id was accepted before."""
 
 
+class BatonError(WireError):
+    """A baton of seeds, or what was asked about one, is refused. Whoever has none begins a lineage of its own."""
+
+
 class EmptyError(CpsgdError):
     """A mean was asked for before any message had been accepted."""
 

@@ -77,7 +77,7 @@ class Expectation:
         if mechanism.grid is not None:
             sent /= mechanism.grid.unit
         if protocol.rotate:
-            signs = rotate.signs(protocol.dim, protocol.rotation_seed, self.round)
+            signs = protocol.rotation_signs(self.round)
             sent = rotate.backward(sent.astype(np.float32), signs).astype(np.float64)
         bias = mean - sent
         with np.errstate(over="ignore"):

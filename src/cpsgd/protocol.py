@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,7 +29,7 @@ from cpsgd import _validate, mechanisms
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
-from cpsgd.codec import pipeline, wire
+from cpsgd.codec import pipeline, rotate, wire
 from cpsgd.codec.formats import Format
 from cpsgd.errors import ParameterError, VectorError
 from cpsgd.expectation import Expectation
@@ -274,12 +274,15 @@ class Protocol:
 
     # ------------------------------------------------------------------ the client's half
 
-    def encode(self, vector: ArrayLike, round: int) -> bytes:
+    def encode(self, vector: ArrayLike, round: int, *, seeds: Sequence[bytes | None] | None = None) -> bytes:
         """One client's message: clip, rotate, round, add noise, pack.
 
         Args:
             vector: `dim` real numbers.
             round: Number of the round, from 0; fixes the rotation and is checked by the aggregator.
+            seeds: Where noise is correlated over rounds, the seeds of the client's lineage, the newest first: 16 fresh
+                bytes for this round, which no other message may use, then those of the rounds before, None where there
+                is none. Without, the message begins a lineage that nobody continues.
 
         Returns:
             The message, `message_bytes` long (on average, where lengths vary). Each call draws fresh noise from the
@@ -289,10 +292,13 @@ class Protocol:
         Raises:
             NonFiniteError: A coordinate is NaN or infinite.
             VectorError: The vector does not have `dim` coordinates.
+            ParameterError: Seeds are given that are none of a lineage, or the protocol's run has no such round.
         """
-        return pipeline.encode(self, vector, round)
+        return pipeline.encode(self, vector, round, seeds=seeds)
 
-    def encode_integers(self, vector: ArrayLike, round: int) -> NDArray[np.uint32]:
+    def encode_integers(
+        self, vector: ArrayLike, round: int, *, seeds: Sequence[bytes | None] | None = None
+    ) -> NDArray[np.uint32]:
         """One client's integers, for transports that add them up themselves: secure aggregation, an all-reduce.
 
         What `encode` would pack into a message: one number below `mechanism.values` per coordinate, with fresh noise
@@ -303,7 +309,11 @@ class Protocol:
             VectorError: The vector does not have `dim` coordinates.
         """
         self.check_integers()
-        return pipeline.integers(self, vector, round)
+        return pipeline.integers(self, vector, round, seeds=seeds)
+
+    def rotation_signs(self, round: int) -> NDArray[np.uint8]:
+        """The public signs of a round's rotation; one for all rounds, where noise is correlated over them."""
+        return rotate.signs(self.dim, self.rotation_seed, self.mechanism.rotation_round(round))
 
     def decode_sum(
         self,

@@ -20,6 +20,7 @@ from cpsgd.mechanisms import (
     MECHANISMS,
     Binomial,
     Coins,
+    CorrelatedGaussian,
     DiscreteGaussian,
     Gaussian,
     LazyCoins,
@@ -56,6 +57,9 @@ EXAMPLES: dict[str, list[Mechanism]] = {
     "rounded-gaussian": [
         RoundedGaussian(noise_deviation=1.5, step=0.25, window=45, coordinate_range=0.5),
         RoundedGaussian(noise_deviation=7.0, step=0.1, window=200, coordinate_range=0.5),
+    ],
+    "correlated-gaussian": [
+        CorrelatedGaussian(noise_deviation=8.0, step=0.25, window=512, coordinate_range=0.5, bands=3, run_length=40),
     ],
 }
 """Every mechanism by its name, in each of its kinds."""
@@ -132,6 +136,8 @@ def test_protocol_files_round_trip(mechanism: Mechanism) -> None:
 def another(value: object) -> object:
     """A value that a field can have, too."""
     assert not isinstance(value, bool)
+    if value is None:
+        return 1
     if isinstance(value, int):
         return value + 1
     assert isinstance(value, float)
@@ -200,8 +206,8 @@ def test_a_missing_field_is_named(mechanism: Mechanism) -> None:
 @every
 def test_fields_of_another_mechanism_are_not_passed_over(mechanism: Mechanism) -> None:
     for other in ALL:
-        # Sampled and lazy coins have the same parameters.
-        if dataclasses.asdict(other).keys() != dataclasses.asdict(mechanism).keys():  # type: ignore[call-overload]
+        # Sampled and lazy coins have the same parameters, and correlated noise has those of independent noise.
+        if not dataclasses.asdict(other).keys() >= dataclasses.asdict(mechanism).keys():  # type: ignore[call-overload]
             mixed = {**protocol_of(other).to_dict(), **protocol_of(mechanism).to_dict(), "mechanism": other.name}
             with pytest.raises(ParameterError):
                 Protocol.from_dict(mixed)
@@ -567,7 +573,9 @@ def test_prepared_neighbours_are_within_the_sensitivity(mechanism: Mechanism) ->
 
 @every
 def test_the_samplers_variation_is_next_to_nothing(mechanism: Mechanism) -> None:
-    assert 0.0 <= mechanism.variation < 1e-30
+    # That of correlated noise is for the draws of all rounds of a run, of up to ten per message and coordinate.
+    draws = 1 if mechanism.correlation is None else 10 * mechanism.correlation.rounds
+    assert 0.0 <= mechanism.variation < 1e-30 * draws
 
 
 @every

@@ -19,7 +19,6 @@ from scipy.linalg import hadamard
 from cpsgd.adjacency import Adjacency
 from cpsgd.audit.checks import Played
 from cpsgd.audit.law import Array, SumLaw
-from cpsgd.codec import rotate
 from cpsgd.codec.clip import Vector
 from cpsgd.codec.rounding import Grid
 from cpsgd.protocol import Protocol
@@ -47,7 +46,7 @@ class RoundLattice:
         self._grid: Grid = protocol.mechanism.grid  # type: ignore[assignment]  # only integers are audited
         self._rotation = np.eye(protocol.dim)
         if protocol.rotate:
-            self._rotation = _rotation(protocol.dim, rotate.signs(protocol.dim, protocol.rotation_seed, round))
+            self._rotation = _rotation(protocol.dim, protocol.rotation_signs(round))
 
     def unrotated(self, vector: Array) -> Array:
         """The vector that the protocol rotates to this one."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
-from cpsgd.codec import clip, rotate, wire
+from cpsgd.codec import clip, wire
 from cpsgd.codec._kernels import kernels
 from cpsgd.codec.clip import Vector
-from cpsgd.codec.formats import Chosen, Format, Kernel, Sums
+from cpsgd.codec.formats import Chosen, Format, Sums
 from cpsgd.errors import VectorError
 from cpsgd.randomness import Keystream
 
@@ -39,10 +40,10 @@ class _Stages:
     """What the stages of a protocol need, worked out once."""
 
     format: Format
-    kernel: Kernel
+    kernel: Any
     keystream_bytes: int
     block: int
-    packer: Kernel
+    packer: Any
     packer_bytes: int
     packer_block: int
     fingerprint: bytes
@@ -93,13 +94,14 @@ def as_vector(vector: ArrayLike, dim: int) -> Vector:
 def to_grid(protocol: Protocol, vector: Vector, round: int) -> NDArray[np.float32]:
     """Clips and rotates: the vector in grid units, with its norm and coordinates within the protocol's bounds."""
     grid = protocol.mechanism.grid
+    protocol.mechanism.rotation_round(round)  # refuses rounds that a run does not have, rotated or not
     factor = clip.factor(vector, protocol.clip_norm) * (1.0 if grid is None else grid.unit)
     low, high = _FLOAT32_FACTORS
     if not low < factor < high:
         vector = vector.astype(np.float64)
     points = np.empty(protocol.dim, dtype=np.float32)
     if protocol.rotate:
-        kernels.rotate_forward(vector, factor, rotate.signs(protocol.dim, protocol.rotation_seed, round), points)
+        kernels.rotate_forward(vector, factor, protocol.rotation_signs(round), points)
     else:
         kernels.scale(vector, factor, points)
     if grid is not None:
@@ -109,17 +111,24 @@ def to_grid(protocol: Protocol, vector: Vector, round: int) -> NDArray[np.float3
     return points
 
 
-def encode(protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystream | None = None) -> bytes:
+Seeds = Sequence[bytes | None] | None
+"""Those of a client's lineage, the newest first, where noise is correlated; None where it begins one."""
+
+
+def encode(
+    protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystream | None = None, seeds: Seeds = None
+) -> bytes:
     """One client's message. `keystream` is for tests; without it, fresh noise from the operating system's generator."""
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
     checked = as_vector(vector, protocol.dim)
+    inherited = None if seeds is None else protocol.mechanism.continued(seeds, round, protocol.dim)
     stages = _stages(protocol)
     stream = Keystream() if keystream is None else keystream
     message_id = os.urandom(16)
     chosen = stages.format.chosen(message_id, protocol.dim)
     held = protocol.dim if chosen is None else chosen.size
     message = np.empty(wire.HEADER_BYTES + stages.format.payload_bytes(held), dtype=np.uint8)
-    _write_payload(protocol, checked, round, stream, chosen, message[wire.HEADER_BYTES :])
+    _write_payload(protocol, checked, round, stream, chosen, inherited, message[wire.HEADER_BYTES :])
     wire.write_header(
         message,
         radix=stages.format.radix,
@@ -133,7 +142,13 @@ def encode(protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystre
 
 
 def _write_payload(
-    protocol: Protocol, vector: Vector, round: int, stream: Keystream, chosen: Chosen, payload: NDArray[np.uint8]
+    protocol: Protocol,
+    vector: Vector,
+    round: int,
+    stream: Keystream,
+    chosen: Chosen,
+    inherited: NDArray[np.int64] | None,
+    payload: NDArray[np.uint8],
 ) -> None:
     """Block by block. Apart, so that the scratch vector is gone when the message is copied."""
     points = to_grid(protocol, vector, round)
@@ -146,11 +161,12 @@ def _write_payload(
     for number, start in enumerate(range(0, points.size, block)):
         part = points[start : start + block]
         words = stream.fill(buffer, part.size * width)
-        stages.format.write(stages.packer, part, words, payload[number * block_bytes : (number + 1) * block_bytes])
+        packer = stages.packer if inherited is None else stages.packer.after(inherited[start : start + block])
+        stages.format.write(packer, part, words, payload[number * block_bytes : (number + 1) * block_bytes])
 
 
 def integers(
-    protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystream | None = None
+    protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystream | None = None, seeds: Seeds = None
 ) -> NDArray[np.uint32]:
     """One client's integers, unpacked, for transports that add them up themselves.
 
@@ -158,6 +174,7 @@ def integers(
     """
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
     points = to_grid(protocol, as_vector(vector, protocol.dim), round)
+    inherited = None if seeds is None else protocol.mechanism.continued(seeds, round, protocol.dim)
     stages = _stages(protocol)
     stream = Keystream() if keystream is None else keystream
     buffer = stream.buffer(min(stages.block, points.size) * stages.keystream_bytes)
@@ -165,12 +182,14 @@ def integers(
     for start in range(0, points.size, stages.block):
         part = points[start : start + stages.block]
         words = stream.fill(buffer, part.size * stages.keystream_bytes)
-        stages.kernel.values(part, words, values[start : start + stages.block])
+        kernel = stages.kernel if inherited is None else stages.kernel.after(inherited[start : start + stages.block])
+        kernel.values(part, words, values[start : start + stages.block])
     return values
 
 
 def decode(protocol: Protocol, sums: Sums, count: int, round: int) -> NDArray[np.float32]:
     """The mean of `count` clients' vectors from the sums of their messages (modulo the modulus, where there is one)."""
+    protocol.mechanism.check_messages(count, protocol.clients)
     middle, factor = count * protocol.mechanism.centre, protocol.mechanism.scale / count
     if protocol.modulus is not None:
         # The sum is the representative nearest to where it is expected.
@@ -183,5 +202,5 @@ def decode(protocol: Protocol, sums: Sums, count: int, round: int) -> NDArray[np
         mean = np.empty(protocol.dim, dtype=np.float32)
         kernels.centre(sums, middle, factor, mean)
     if protocol.rotate:
-        kernels.rotate_backward(mean, rotate.signs(protocol.dim, protocol.rotation_seed, round))
+        kernels.rotate_backward(mean, protocol.rotation_signs(round))
     return mean

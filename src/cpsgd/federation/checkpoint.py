@@ -45,6 +45,7 @@ class Standing(Generic[Node]):
         begun: The round that was begun and is not over, or 0.
         charged_to: The name of the run under which it was begun.
         revealing: Whether its sum may have been revealed.
+        course: The name of the run that began with the first round.
     """
 
     fingerprint: str
@@ -55,6 +56,7 @@ class Standing(Generic[Node]):
     begun: int = 0
     charged_to: str = ""
     revealing: bool = False
+    course: str = ""
 
 
 def save(path: Path, progress: Standing[Any]) -> None:
@@ -66,6 +68,7 @@ def save(path: Path, progress: Standing[Any]) -> None:
         "begun": progress.begun,
         "charged_to": progress.charged_to,
         "revealing": progress.revealing,
+        "course": progress.course,
         "reports": [_plain(report) for report in progress.reports],
     }
     arrays = {f"optimizer {name}": array for name, array in progress.optimizer.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import getLogger
@@ -22,9 +21,13 @@ from cpsgd.errors import (
     TrainFunctionError,
     WireError,
 )
+from cpsgd.federation import handover
+from cpsgd.federation.batons import Place
+from cpsgd.federation.handover import Handover
 from cpsgd.federation.limits import Limits
-from cpsgd.federation.messages import AHEAD, Pair, Request
-from cpsgd.federation.settings import Answered, Memory, Signing
+from cpsgd.federation.messages import AHEAD, Pair, Request, round_of_run
+from cpsgd.federation.runs import Turn, check_turn, paid_runs
+from cpsgd.federation.settings import MEMORY_KEY, Answered, Memory, Signing
 from cpsgd.federation.spending import History, RoundKind, check_affordable
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import Invitation, SecureClient, Stage
@@ -144,6 +147,8 @@ class ClientSession:
         Raises:
             CpsgdError: The request is refused; the subclass and the message say why.
         """
+        if Handover.begins(request):
+            return handover.answer(request, self._progress.run, self._memory, self._signing)
         if not Pair.begins(request):
             return self._answer(Request.from_bytes(request), train)
         pair = Pair.from_bytes(request)
@@ -183,7 +188,8 @@ class ClientSession:
         protocol, begun = self._accept(asked)
         self._save(begun)
         self._count()
-        return protocol.encode(_vector(train, protocol), asked.round)
+        vector, round = _vector(train, protocol), round_of_run(protocol, asked.round)
+        return protocol.encode(vector, round, **self._seeds(protocol, asked.round))
 
     def _advertise(self, asked: Request, *, ahead: bool = False) -> bytes:
         """Begins a round of secure aggregation, or prepares the next one."""
@@ -246,7 +252,8 @@ class ClientSession:
             # Another client that spoils the round does not make this one pay for it.
             client.check_delivery(asked.payload)
             self._count()
-            integers = protocol.encode_integers(_vector(train, protocol), asked.round)
+            vector, round = _vector(train, protocol), round_of_run(protocol, asked.round)
+            integers = protocol.encode_integers(vector, round, **self._seeds(protocol, asked.round))
             reply = client.mask(asked.payload, integers)
         else:
             self._once(asked)
@@ -255,6 +262,14 @@ class ClientSession:
         if client.stage is not Stage.DONE:
             self._save(replace(self._progress, secrets=client.export_state()))
         return reply
+
+    def _seeds(self, protocol: Protocol, round: int) -> dict[str, tuple[bytes | None, ...]]:
+        """Those of the client's lineage, with a fresh one that is on the disk; nothing where rounds are independent."""
+        mechanism, memory = protocol.mechanism, self._memory
+        if mechanism.correlation is None or memory is None:
+            return {}
+        place = Place(self._progress.run, protocol.fingerprint, mechanism.correlation.bands, round)
+        return {"seeds": memory.lineages.draw(place, handed=mechanism.hands_on)}
 
     # ------------------------------------------------------------------ what is agreed to
 
@@ -284,11 +299,17 @@ class ClientSession:
             prepared="",
         )
         if self._memory is None:
+            if protocol.mechanism.correlation is not None:
+                raise RoundRefusedError(
+                    "The server's noise is correlated over rounds, for which this client has to keep its seeds: give "
+                    f"it a file for them with {MEMORY_KEY}."
+                )
             before = _history(progress.spent)
         else:
             answered, kinds = self._memory.history()
+            _check_turn(protocol, begun, answered, limits)
             before = _remembered(answered, kinds, begun, limits)
-        check_affordable(limits, before, kind, asked.rounds)
+        check_affordable(limits, before, kind, _covered(protocol, asked.rounds))
         return protocol, replace(begun, checked=_digest(before))
 
     def _once(self, asked: Request, *, ahead: bool = False) -> None:
@@ -299,18 +320,19 @@ class ClientSession:
     def _count(self) -> None:
         """Counts the round before anything about the data is computed."""
         limits, progress = self._limits, self._progress
-        kind = RoundKind.from_text(progress.kind)
+        kind, protocol = RoundKind.from_text(progress.kind), Protocol.from_json(progress.protocol)
         this = Answered(progress.run, progress.round, kind.digest)
 
         def check(answered: int, before: History) -> None:
             if limits.rounds is not None and answered >= limits.rounds:
                 raise RoundRefusedError(f"This client has answered {answered} rounds, and answers no more.")
             if _digest(before) != progress.checked:  # other runs have gone on since the round began
-                check_affordable(limits, before, kind, progress.rounds)
+                check_affordable(limits, before, kind, _covered(protocol, progress.rounds))
 
         def permit(answered: list[Answered], kinds: Mapping[str, str]) -> None:
             if any((other.run, other.round) == (this.run, this.round) for other in answered):
                 raise RoundError(f"This client has answered round {this.round} of this run already.")
+            _check_turn(protocol, progress, answered, limits)
             check(len(answered), _remembered(answered, kinds, progress, limits))
 
         if self._memory is None:
@@ -329,19 +351,32 @@ def _history(spent: Mapping[str, int]) -> History:
 
 
 def _remembered(answered: list[Answered], kinds: Mapping[str, str], progress: SessionState, limits: Limits) -> History:
-    """The rounds of a memory by kind.
+    """The rounds of a memory by kind; of correlated noise the runs, without what the present round adds to them.
 
     Release 0.1.0 wrote the digest of a whole plan down, and no kind: rounds of the present plan are known by it.
     """
     if limits.epsilon is None:
         return {}  # Nothing depends on what they cost.
-    found: Counter[RoundKind] = Counter()
-    for digest, count in Counter(each.digest for each in answered).items():
-        text = progress.kind if digest == progress.accepted else kinds.get(digest)
+    found: dict[RoundKind, list[Turn]] = {}
+    for each in answered:
+        text = progress.kind if each.digest == progress.accepted else kinds.get(each.digest)
         if text is None:
             raise RoundRefusedError(_UNKNOWN)
-        found[RoundKind.from_text(text)] += count
-    return found
+        found.setdefault(RoundKind.from_text(text), []).append((each.run, each.round))
+    present, examples = RoundKind.from_text(progress.kind), limits.examples is not None
+    turns = {**found, present: [*found.get(present, []), (progress.run, progress.round)]}
+    counts = {kind: paid_runs(kind, rounds, examples=examples) - (kind == present) for kind, rounds in turns.items()}
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def _check_turn(protocol: Protocol, progress: SessionState, answered: list[Answered], limits: Limits) -> None:
+    turns = ((each.run, each.round) for each in answered)
+    check_turn(protocol, (progress.run, progress.round), turns, examples=limits.examples is not None)
+
+
+def _covered(protocol: Protocol, rounds: int) -> int:
+    """How often a round of this kind may be counted before it costs more than `Limits.check` found."""
+    return rounds if protocol.mechanism.correlation is None else 1
 
 
 def _digest(history: History) -> str:

@@ -37,9 +37,11 @@ from cpsgd.federation.checkpoint import Standing
 from cpsgd.federation.conduct import Conduct
 from cpsgd.federation.extras import AdaptiveClip, Extras
 from cpsgd.federation.pipeline import PipelinedSession
+from cpsgd.federation.relay import Relay, RelayedSession
 from cpsgd.federation.server import Node, RoundReport, ServerSession
 from cpsgd.federation.terms import Terms
 from cpsgd.planner.utility import utility_warning
+from cpsgd.secagg import Stage
 
 Apply = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.float32]]
 """From the model, the mean update and the round's number to the next model, all as flat vectors."""
@@ -112,8 +114,10 @@ class Course(Generic[Node]):
         if warning := utility_warning(terms.plan):
             _log.warning("%s", warning)
         self._progress: Standing[Node] = found or Standing(
-            fingerprint, model, clip=0.0 if adaptive is None else adaptive.initial
+            fingerprint, model, clip=0.0 if adaptive is None else adaptive.initial, course=run
         )
+        self._trained: dict[Node, int] = {}  # the last round in which a node may have trained
+        self._carriers: dict[Node, int] = {}  # nodes that may hold a lineage of noise, and since when
         extras, dim = self.extras, terms.plan.protocol.dim
         if extras is not None and terms.examples is not None:
             raise ParameterError(
@@ -160,7 +164,8 @@ class Course(Generic[Node]):
         """The next round, among those that prepared it, or among nodes drawn from those that are connected."""
         plan, progress = self._terms.plan, self._progress
         wanted, needed = plan.protocol.clients, plan.surviving
-        allowed = [node for node in connected if node not in self.conduct.excluded]
+        present = [node for node in connected if node not in self.conduct.excluded]
+        allowed = [node for node in present if self._has_turn(node)]
         prepared = self._take_prepared(allowed)
         again = progress.begun == self.round
         if not again:
@@ -174,9 +179,42 @@ class Course(Generic[Node]):
             return prepared
         nodes = self.conduct.choose(allowed, self.round, wanted=wanted, needed=needed)
         self._asked = frozenset(nodes)
-        return PipelinedSession(
-            self._terms, self.round, nodes, run=self._run, charged_to=charged_to, revealing=self._reveal
+        session = RelayedSession(
+            self._terms,
+            self.round,
+            nodes,
+            run=self._run,
+            charged_to=charged_to,
+            course=progress.course,
+            revealing=self._reveal,
         )
+        if plan.protocol.mechanism.hands_on:
+            session.relay = self._relay(present, nodes)
+        return session
+
+    def _has_turn(self, node: Node) -> bool:
+        """Whether a node may take part again."""
+        last, apart = self._trained.get(node), self._terms.apart
+        return last is None or (apart is not None and self.round >= last + apart)
+
+    def _relay(self, present: Iterable[Node], nodes: Iterable[Node]) -> Relay[Node]:
+        """Hands the lineages of nodes that leave on to those that come."""
+        protocol, staying = self._terms.plan.protocol, set(nodes)
+        bands = 1 if protocol.mechanism.correlation is None else protocol.mechanism.correlation.bands
+        reach = self.round - bands
+        leave = [node for node in present if self._carriers.get(node, reach) > reach and node not in staying]
+        come = [node for node in nodes if self._carriers.get(node, reach) <= reach]
+        return Relay(self._run, protocol.fingerprint, bands, self.round, leave, come)
+
+    def _learn_lineages(self, session: ServerSession[Node]) -> None:
+        """Who may have trained in a round and holds its noise; who has handed it on does not."""
+        report = session.report
+        if isinstance(session, RelayedSession) and session.relay is not None:
+            for node in session.relay.given:
+                self._carriers.pop(node, None)
+        for node in session.nodes:
+            if report.stages.get(node) not in (Stage.ADVERTISE, Stage.SHARE):
+                self._trained[node] = self._carriers[node] = report.round
 
     def _take_prepared(self, allowed: Collection[Node]) -> PipelinedSession[Node] | None:
         """The next round as it was prepared, if that is the way to go on; it is forgotten if not."""
@@ -203,6 +241,7 @@ class Course(Generic[Node]):
                 raise ParameterError(f"Expected apply to return {len(mean)} numbers, got shape {moved.shape}.")
             progress.model = moved
         self.conduct.learn(report, session.nodes)
+        self._learn_lineages(session)
         progress.reports.append(report)
         progress.begun, progress.charged_to, progress.revealing = 0, "", False
         self._save()
@@ -225,6 +264,7 @@ class Course(Generic[Node]):
             self._stateful.load_state_dict(progress.optimizer)
         for report in progress.reports:
             self.conduct.learn(report, {*report.upload_bytes, *report.dropped})
+            self._trained |= dict.fromkeys(report.upload_bytes, report.round)
         if progress.begun and progress.revealing:
             progress.reports.append(RoundReport(progress.begun, reason=LOST))
             progress.begun, progress.charged_to, progress.revealing = 0, "", False

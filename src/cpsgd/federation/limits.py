@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
@@ -38,6 +38,8 @@ class Limits:
         adjacency: "replace-one" or "zero-out": which data sets are neighbours.
         examples: Protects single examples, and no more of them than this in a client's sum; None protects the whole
             client.
+        disjoint: With `examples`: each of them is in at most one round of a run, which the train function sees to (a
+            share of the examples for each round). Needed where the noise is correlated for that.
         min_clients: The fewest clients in a sum.
         fingerprint: `Protocol.fingerprint` of the one protocol that is accepted, or None.
 
@@ -56,6 +58,7 @@ class Limits:
     examples: int | None = None
     min_clients: int = 2
     fingerprint: bytes | None = None
+    disjoint: bool = field(default=False, repr=False)  # what is remembered rests on how limits were written before
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) != (self.delta is None):
@@ -67,6 +70,8 @@ class Limits:
             _validate.integer("rounds", self.rounds, low=1)
         if self.examples is not None:
             _validate.integer("examples", self.examples, low=1)
+        elif self.disjoint:
+            raise ParameterError("disjoint is about the examples of a client: give examples, too.")
         _validate.integer("colluding", self.colluding, low=1)
         _validate.integer("min_clients", self.min_clients, low=2)
         # As plain text: `digest` rests on how a client's limits are written, and clients' memories on the digest.
@@ -101,6 +106,16 @@ class Limits:
             raise RoundRefusedError(
                 f"The server announces {rounds} rounds; this client answers {self.rounds or 'some'}."
             )
+        correlation = protocol.mechanism.correlation
+        if correlation is not None and self.examples is not None and correlation.separation != 1 and not self.disjoint:
+            raise RoundRefusedError(
+                "The server's noise is correlated for examples that are in few rounds, and this client's are in all. "
+                "Let the train function take a share of them for each round, and say so with disjoint=True."
+            )
+        if correlation is not None and rounds > correlation.rounds:
+            raise RoundRefusedError(
+                f"The server announces {rounds} rounds, and its noise is correlated over {correlation.rounds}."
+            )
         # Also without a limit on ε: this refuses sums of examples whose share the protocol could not tell.
         accounted = protocol if self.examples is None else _example_level(protocol, self.examples)
         if self.fingerprint is None:
@@ -114,6 +129,7 @@ class Limits:
                 accounted,
                 self.delta,
                 rounds=rounds,
+                participation="every" if correlation is None or correlation.separation == 1 else "once",
                 adjacency=self.adjacency,
                 surviving=surviving,
                 colluding=self.colluding,
@@ -155,7 +171,8 @@ class Limits:
 
     def digest(self, protocol: Protocol, *, rounds: int, surviving: int) -> bytes:
         """16 bytes that stand for the question `check` answers, so that the answer can be remembered."""
-        text = f"cpsgd limits v1 {self!r} {protocol.fingerprint.hex()} {rounds} {surviving}"
+        disjoint = " disjoint" if self.disjoint else ""
+        text = f"cpsgd limits v1 {self!r}{disjoint} {protocol.fingerprint.hex()} {rounds} {surviving}"
         return hashlib.sha256(text.encode()).digest()[:16]
 
 

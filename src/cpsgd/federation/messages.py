@@ -49,6 +49,7 @@ from cpsgd.errors import (
     VersionError,
     WireError,
 )
+from cpsgd.protocol import Protocol
 from cpsgd.secagg import Stage
 
 MAGIC = b"cpsf"
@@ -228,7 +229,12 @@ class Pair:
         return cls(data[_PAIR.size : end], data[end:], bool(refused))
 
 
-# ---------------------------------------------------------------------- models
+# ---------------------------------------------------------------------- rounds and models
+
+
+def round_of_run(protocol: Protocol, round: int) -> int:
+    """What the protocol calls a round: a run of correlated noise begins with round 0, and all rounds here with 1."""
+    return round if protocol.mechanism.correlation is None else round - 1
 
 
 def flatten(arrays: Arrays, dim: int) -> NDArray[np.float32]:

@@ -31,7 +31,7 @@ from cpsgd.secagg import Stage
 class PipelinedSession(ServerSession[Node]):
     """A `ServerSession` that prepares the next round on the way; engines see no difference.
 
-    The plan's last round prepares none.
+    The plan's last round prepares none, nor does one whose nodes may not be in the next.
 
     Attributes:
         prepared: The next round at the end of this one, to be charged and gone on with; None if it is to begin from the
@@ -87,10 +87,10 @@ class PipelinedSession(ServerSession[Node]):
         if self._next is not None:
             self._advance(self._next)
         following = self.report.round + 1
-        if self.stage is Stage.CONFIRM and following <= self._terms.plan.rounds:
+        if self.stage is Stage.CONFIRM and following <= self._terms.plan.rounds and self._terms.apart == 1:
             left = self.waiting
             nodes = [node for node in self._nodes if node in left]
-            self._next = PipelinedSession(self._terms, following, nodes, run=self._run, ahead=True)
+            self._next = PipelinedSession(self._terms, following, nodes, run=self._run, course=self._course, ahead=True)
         return True
 
     def _advance(self, following: PipelinedSession[Node]) -> None:

@@ -48,7 +48,7 @@ def largest_norm(protocol: Protocol, survivors: int) -> float:
         # A third of its half: a coordinate whose mean is beyond half the modulus is there itself half of the time.
         overflow=FALSE_ALARM / 6.0,
     )
-    variance = survivors * (mechanism.noise_variance + mechanism.largest_rounding_variance)
+    variance = survivors * (mechanism.settled_variance + mechanism.largest_rounding_variance)
     nats = math.log(2.0 / FALSE_ALARM)
     linear = nats * farthest**2 / 3.0
     excess = linear + math.sqrt(linear**2 + 2.0 * nats * dim * farthest**2 * variance)

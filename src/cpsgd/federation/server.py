@@ -94,6 +94,7 @@ class ServerSession(Generic[Node]):
         *,
         run: str,
         charged_to: str | None = None,
+        course: str = "",
         revealing: Callable[[], None] | None = None,
         ahead: bool = False,
     ) -> None:
@@ -108,6 +109,7 @@ class ServerSession(Generic[Node]):
             run: The engine's name of the run, the same on the clients.
             charged_to: An earlier run that charged this round and stopped before `revealing` was called: it is not
                 charged again.
+            course: The run that began with the first of these rounds, if it is another one than `run`.
             revealing: Called once, before anything is asked for that reveals the sum.
             ahead: Prepares a round of secure aggregation while another one runs: keys and shares are exchanged, and
                 nothing about the data is asked for before `charge`. `charged_to` and `revealing` are then for that.
@@ -119,7 +121,7 @@ class ServerSession(Generic[Node]):
         if len(set(nodes)) != len(nodes) or len(nodes) > plan.protocol.clients:
             raise ParameterError(f"Expected at most {plan.protocol.clients} different nodes, got {len(nodes)}.")
         self.report: RoundReport[Node] = RoundReport(round)
-        self._terms, self._nodes, self._run = terms, list(nodes), run
+        self._terms, self._nodes, self._run, self._course = terms, list(nodes), run, course
         self._numbers = {node: client for client, node in enumerate(nodes)}
         self._answered: set[int] = set()
         self._metrics: dict[int, dict[str, float]] = {}
@@ -132,7 +134,7 @@ class ServerSession(Generic[Node]):
             if len(nodes) < plan.surviving:
                 raise ThresholdError(f"{len(nodes)} nodes are connected, and the plan needs {plan.surviving}")
             if not ahead:
-                self._entry = terms.reserve(round, run, charged_to)
+                self._entry = terms.reserve(round, run, charged_to, course)
             if terms.secure:
                 self._sum = MaskedSum(terms, round, len(nodes), run, ahead=ahead)
             else:
@@ -156,7 +158,7 @@ class ServerSession(Generic[Node]):
             if node not in present:
                 self.drop(node, "it has left since the round was prepared")
         try:
-            self._entry = self._terms.reserve(self.report.round, self._run, charged_to)
+            self._entry = self._terms.reserve(self.report.round, self._run, charged_to, self._course)
         except CpsgdError as error:
             self._withhold(error)
 

@@ -30,6 +30,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cpsgd.errors import CpsgdError, IdentityFileError, RoundRefusedError, StageError
+from cpsgd.federation.lineages import SeedFile
 from cpsgd.federation.messages import STAGES
 from cpsgd.secagg import Invitation, Stage, read_identity, read_roster
 from cpsgd.secagg.identity import public_bytes
@@ -77,6 +78,11 @@ class Memory:
             # In another working directory, which a train function may change to, it would be another, empty memory.
             raise RoundRefusedError(f"This client's {MEMORY_KEY} is not a full path, which begins at the root.")
         return cls(Path(path))
+
+    @property
+    def lineages(self) -> SeedFile:
+        """The seeds of noise that the client holds, in a file beside this one."""
+        return SeedFile(self._path.with_name(self._path.name + ".lineages"), self._opened)
 
     def rounds(self) -> list[Answered]:
         """The rounds answered so far."""

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.aggregator import Aggregator
+from cpsgd.federation.messages import round_of_run
 from cpsgd.federation.settings import session_identifier
 from cpsgd.federation.terms import Terms
 from cpsgd.secagg import SecureServer, Stage, offenders
@@ -78,7 +79,8 @@ class MaskedSum:
     def mean(self) -> NDArray[np.float32]:
         """The decoded mean."""
         total = self._server.result()
-        return self._plan.protocol.decode_sum(total.sums, self.survivors, self._server.parameters.round)
+        protocol = self._plan.protocol
+        return protocol.decode_sum(total.sums, self.survivors, round_of_run(protocol, self._server.parameters.round))
 
 
 class PlainSum:
@@ -86,7 +88,8 @@ class PlainSum:
 
     def __init__(self, terms: Terms, round: int, nodes: int) -> None:
         """Waits for as many messages."""
-        self._aggregator = Aggregator(terms.plan.protocol, round)
+        protocol = terms.plan.protocol
+        self._aggregator = Aggregator(protocol, round_of_run(protocol, round))
         self.stage = Stage.UPLOAD
         self.outgoing = dict.fromkeys(range(nodes), b"")
         self.reply_limit = terms.plan.protocol.longest_message_bytes

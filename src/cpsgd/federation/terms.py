@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.ledger import Entry, Ledger, RoundEvent
+from cpsgd.participation import Participation
 from cpsgd.planner import Plan
 from cpsgd.secagg import SecureParameters
 from cpsgd.secagg.identity import as_roster
@@ -40,8 +41,12 @@ class Terms:
     engine: str = "federation"
 
     def __post_init__(self) -> None:
-        plan = self.plan
-        if plan.participation.scheme != "every":
+        plan, correlation = self.plan, self.plan.protocol.mechanism.correlation
+        if correlation is not None and plan.rounds > correlation.rounds:
+            raise ParameterError(
+                f"The plan has {plan.rounds} rounds, and its noise is correlated over {correlation.rounds}; plan again."
+            )
+        if correlation is None and plan.participation.scheme != "every":
             raise ParameterError(
                 f"The plan is for participation {str(plan.participation)!r}, and here the same nodes may be in every "
                 'round; plan with participation="every".'
@@ -89,6 +94,15 @@ class Terms:
         return replace(found, neighbours=clients - 1, threshold=most, quorum=most)
 
     @property
+    def apart(self) -> int | None:
+        """How many rounds apart a node may take part at least; None if once only.
+
+        Where single examples are protected, it is for the nodes to see to it that these are apart.
+        """
+        correlation = self.plan.protocol.mechanism.correlation
+        return 1 if correlation is None or self.examples is not None else correlation.separation
+
+    @property
     def way(self) -> str:
         """How sums are made, in words."""
         signed = ", signed" if self.roster is not None else ""
@@ -101,11 +115,12 @@ class Terms:
                 f"{rounds} rounds are more than the plan's guarantee covers; plan with rounds={rounds}."
             )
 
-    def reserve(self, round: int, run: str, charged_to: str | None = None) -> Entry | None:
+    def reserve(self, round: int, run: str, charged_to: str | None = None, course: str = "") -> Entry | None:
         """Charges a round, or raises `BudgetExceededError`; None without a ledger.
 
         `charged_to` is a run that was to charge the round and then stopped before anything was revealed: its entry
-        pays, and is made if it has not come to that.
+        pays, and is made if it has not come to that. Where noise is correlated, the first round pays for all; which
+        these are is known by `course`, the name of the run that began with the first of them.
         """
         if self.ledger is None or self.population is None:
             return None
@@ -114,10 +129,12 @@ class Terms:
             found = self.ledger.find(self.population, run=name, round=round)
             if found is not None and not found.released:
                 return found
+        correlated = self.plan.protocol.mechanism.correlation is not None
         event = RoundEvent(
             self.plan.protocol,
             survivors=self.plan.surviving,
-            participation=self.plan.participation,
+            participation=Participation.once() if correlated else self.plan.participation,
+            partition=f"{self.engine}-{course or run}" if correlated else "",
             colluding=self.plan.colluding,
             round=round,
             run=name,

@@ -11,6 +11,7 @@ from cpsgd.mechanisms.base import ExpectedError as ExpectedError
 from cpsgd.mechanisms.base import Mechanism as Mechanism
 from cpsgd.mechanisms.binomial import Binomial as Binomial
 from cpsgd.mechanisms.coins import Coins as Coins
+from cpsgd.mechanisms.correlated_gaussian import CorrelatedGaussian as CorrelatedGaussian
 from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussian as DiscreteGaussian
 from cpsgd.mechanisms.gaussian import Gaussian as Gaussian
 from cpsgd.mechanisms.lazy_coins import LazyCoins as LazyCoins
@@ -29,6 +30,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         SampledCoins,
         LazyCoins,
         RoundedGaussian,
+        CorrelatedGaussian,
     )
 }
 """All mechanisms, by name."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec.formats import Format
 from cpsgd.codec.rounding import Grid
+from cpsgd.correlation import Correlation
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Law, Normal, Steps
 from cpsgd.mechanisms.sums import Deviation as Deviation
@@ -195,6 +196,50 @@ class Mechanism(ABC):
         `kernel` and `keystream_bytes`, unless messages leave coordinates out.
         """
         return self.kernel(), self.keystream_bytes
+
+    # ------------------------------------------------------------------ rounds of a run
+
+    @property
+    def correlation(self) -> Correlation | None:
+        """How the noise of a run's rounds hangs together; None where rounds are independent.
+
+        With one, all that is said of privacy below is about the whole run: one guarantee pays for all its rounds.
+        """
+        return None
+
+    def continued(self, seeds: Sequence[bytes | None], round: int, dim: int) -> NDArray[np.int64]:
+        """The noise of a client's lineage in a round, which its kernel is to add: see `Lineages.noise`.
+
+        Raises:
+            ParameterError: Noise is not correlated, or these are no seeds of a lineage.
+        """
+        raise ParameterError(f"The noise of {self.name} follows from no seeds: leave them out.")
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether a client may be handed the seeds of another one's noise, which the accounting then allows for."""
+        return False
+
+    @property
+    def settled_variance(self) -> float:
+        """The noise of a client's message in the later rounds of a run, where `noise_variance` is that of its first."""
+        return self.noise_variance
+
+    def rotation_round(self, round: int) -> int:
+        """The round whose rotation is used in a round.
+
+        Raises:
+            ParameterError: There is no such round.
+        """
+        return round
+
+    def check_messages(self, count: int, clients: int) -> None:
+        """Raises `ParameterError` where the accounting covers no round of `count` messages planned for `clients`."""
+        return
+
+    def check_honest(self, honest: int, colluding: int, clients: int) -> None:
+        """Raises `ConditionError` where the proofs ask more of a round's clients than that one is honest."""
+        return
 
     # ------------------------------------------------------------------ messages and their sums
 

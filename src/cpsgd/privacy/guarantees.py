@@ -46,6 +46,11 @@ CITATIONS = {
         "rounding of the exact Gaussian mechanism (docs/accounting.md, section 13), by Balle and Wang, "
         "ICML 2018, Theorem 8"
     ),
+    "correlated-gaussian": (
+        "Gaussian noise correlated over the rounds of a run, rounded (docs/accounting.md, section 14), on Denisov, "
+        'McMahan, Rush, Smith and Thakurta, "Improved Differential Privacy for SGD via Optimal Private Linear '
+        'Operators on Adaptive Streams", NeurIPS 2022, and Balle and Wang, ICML 2018, Theorem 8'
+    ),
     "gaussian-classical": (
         'classical Gaussian mechanism: Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014, '
         "Theorem A.1"
@@ -134,7 +139,7 @@ def guarantee(
     surviving: int | None = None,
     colluding: int = 0,
 ) -> Guarantee:
-    """The smallest ε proved for one round of this protocol.
+    """The smallest ε proved for one round of this protocol; for its whole run, where noise is correlated over rounds.
 
     Only noise that really is in the sum, and that nobody can subtract, protects: that of surviving - colluding clients.
 
@@ -187,6 +192,7 @@ def _guarantee(
         raise ConditionError(
             f"No honest client's noise is in the sum (surviving={arrived}, colluding={colluding}): there is no privacy."
         )
+    protocol.mechanism.check_honest(honest, colluding, protocol.clients)
     found = _methods(protocol, delta, neighbours, honest, thorough)
     proved = {m: result for m, result in found.items() if not isinstance(result, str) and m not in COMPARISONS}
     if not proved:
@@ -237,7 +243,8 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
             "gaussian-analytic": _attempt(lambda delta: (analytic_epsilon(**gaussian, delta=delta), 0.0), delta, moved)
         }
         if isinstance(law, RoundedNormal):
-            found = {"rounded-gaussian": _rounded(protocol, law, adjacency, honest, delta)}
+            method = "rounded-gaussian" if mechanism.correlation is None else "correlated-gaussian"
+            found = {method: _rounded(protocol, law, adjacency, honest, delta)}
         found["gaussian-classical"] = _attempt(classical, delta, moved)
     else:
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from cpsgd import _validate
 from cpsgd.adjacency import Adjacency
+from cpsgd.correlation import Correlation
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Law, Normal, RoundedNormal, Steps
 from cpsgd.participation import Participation
@@ -124,7 +125,10 @@ def guarantee_over_rounds(
     sizes = _sizes(protocol, rounds, surviving)
     count = sum(sizes.values())
     fewest = min(sizes)
-    if (count == 1 and not scheme.sampled) or scheme.scheme == "once":
+    correlation = protocol.mechanism.correlation
+    if correlation is not None:
+        _check_run(correlation, count, scheme)
+    if (count == 1 and not scheme.sampled) or scheme.scheme == "once" or correlation is not None:
         single = guarantee(protocol, delta, adjacency=neighbours, surviving=fewest, colluding=colluding)
         return RoundsGuarantee(**vars(single), rounds=count, participation=scheme)
     _validate.integer("colluding", colluding, low=0)
@@ -177,6 +181,30 @@ def guarantee_over_rounds(
         rounds=count,
         participation=scheme,
     )
+
+
+def _check_run(correlation: Correlation, rounds: int, scheme: Participation) -> None:
+    """Refuses rounds and participation that the correlation of a run's noise does not cover.
+
+    Raises:
+        ConditionError: It does not.
+    """
+    if rounds > correlation.rounds:
+        raise ConditionError(
+            f"The noise is correlated over a run of {correlation.rounds:,} rounds, and {rounds:,} are asked about; "
+            "plan a longer run, or begin a new one with a protocol of its own."
+        )
+    if scheme.sampled:
+        raise ConditionError(
+            "Amplification by sampling is not proved for noise that is correlated over rounds; use participation "
+            "'once', or independent noise."
+        )
+    if scheme.scheme == "every" and rounds > 1 and correlation.separation != 1:
+        apart = "in one of them at most" if correlation.separation is None else f"{correlation.separation} apart"
+        raise ConditionError(
+            f"The run's noise is for clients that take part {apart}, not in every round; use participation 'once', "
+            "separation=1 (which does not pay), or independent noise."
+        )
 
 
 def composition_citation(schemes: Iterable[str]) -> str:

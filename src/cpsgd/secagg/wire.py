@@ -46,7 +46,8 @@ ADVERT_BYTES = _KEYS_BYTES + identity.PUBLIC_BYTES + identity.SIGNATURE_BYTES
 class Stage(StrEnum):
     """What comes next. The value is the name of the client's method that answers the server's message.
 
-    The last one is not of secure aggregation: it is all there is to a round without it.
+    The last two are not of secure aggregation. `UPLOAD` is all there is to a round without it; in `RELAY`, before a
+    round, clients that leave hand seeds of noise on to those that come.
     """
 
     INVITE = "invite"
@@ -57,6 +58,7 @@ class Stage(StrEnum):
     UNMASK = "unmask"
     DONE = "done"
     UPLOAD = "upload"
+    RELAY = "relay"
 
 
 class Kind(IntEnum):

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd._torch import torch
-from cpsgd.codec import clip, rotate, wire
+from cpsgd.codec import clip, wire
 from cpsgd.errors import EmptyError, ParameterError, VectorError
 from cpsgd.mechanisms.base import FairCoins, Rounding, SumRounding
 from cpsgd.mechanisms.law import Normal
@@ -140,7 +140,7 @@ class DeviceRound:
         found = np.frombuffer(keys, dtype=np.uint8)
         if not self.protocol.rotate:
             return found
-        signs = rotate.signs(self.protocol.dim, self.protocol.rotation_seed, round)
+        signs = self.protocol.rotation_signs(round)
         return np.concatenate([found, signs, np.zeros(-len(signs) % 8, dtype=np.uint8)])
 
     @property

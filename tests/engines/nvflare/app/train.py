@@ -29,7 +29,7 @@ def main() -> None:
         np.save(folder / f"sent-{round}-{site}.npy", values)
         return values
 
-    Protocol.encode_integers = recorded  # type: ignore[method-assign]
+    Protocol.encode_integers = recorded  # type: ignore[method-assign, assignment]
     while flare.is_running():
         received = flare.receive()
         if received is None:

@@ -40,7 +40,7 @@ def record(message: Message, context: Context, call_next: ClientAppCallable) -> 
         np.save(folder / f"round-{round}-node-{node}.npy", values)
         return values
 
-    Protocol.encode_integers = recorded  # type: ignore[method-assign]
+    Protocol.encode_integers = recorded  # type: ignore[method-assign, assignment]
     return call_next(message, context)
 
 

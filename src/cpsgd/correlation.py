@@ -1,0 +1,168 @@
+"""`Correlation`: noise of a run whose rounds take away again what earlier rounds added.
+
+Training adds the rounds' means up, and with them their noise. So round t carries N_t = g_0 z_t + g_1 z_(t-1) + ... with
+independent z, where g_0 = 1 and all other weights are negative: the matrix mechanism with C^-1 banded and Toeplitz,
+N = C^-1 z (Denisov, McMahan, Rush, Smith, Thakurta 2022; banded inverse square roots: Kalinin, McKenna, Upadhyay,
+Lampert 2025). The weights are the first b coefficients of √(1 - x) = 1 - x/2 - x²/8 - x³/16 - ..., rounded towards zero
+to multiples of 2^-14, so that clients compute with integers. C, its inverse, has the coefficients c_0 = 1 >= c_k >= 0.
+
+The price is sensitivity: a client whose vector moves by Δ in one round moves C x by Δ ‖c‖, and not by Δ. For a client
+in one round of a long run ‖c‖² is 1.33, 1.88 and 2.34 with 2, 8 and 32 bands. docs/accounting.md, section 14, has the
+proofs, for lineages that break, adaptive rounds and seeds that are told.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.errors import ParameterError
+
+Array = NDArray[np.float64]
+
+WEIGHT_BITS = 14
+"""Weights are multiples of 2^-WEIGHT_BITS."""
+
+MAX_BANDS = 256
+"""Further weights are hardly a multiple of 2^-14 any more, and gain next to nothing."""
+
+MAX_ROUNDS = 2**20
+_UNIT = 2.0**-53
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """How the noise of a run's rounds hangs together, and who takes part in which round.
+
+    Attributes:
+        bands: b, how many rounds a draw of noise is in: its own, and the b - 1 that take it away; 1 for independent
+            noise.
+        rounds: T, the rounds of the run.
+        separation: s, two rounds that a client takes part in are at least so many apart, 1 where it may be in all; None
+            where it takes part in one round at most.
+
+    Example:
+        >>> eight = Correlation(bands=8, rounds=2500)
+        >>> round(eight.sensitivity**2, 2), round(eight.gain, 2)
+        (1.88, 11.86)
+        >>> round(Correlation(bands=8, rounds=2500, separation=1).gain, 2)  # does not pay
+        0.98
+    """
+
+    bands: int
+    rounds: int
+    separation: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounds", _validate.integer("rounds", self.rounds, low=1, high=MAX_ROUNDS))
+        bands = _validate.integer("bands", self.bands, low=1, high=MAX_BANDS)
+        if bands > self.rounds:
+            raise ParameterError(
+                f"Expected bands of at most rounds={self.rounds}, got bands={bands}: noise is taken away by later "
+                "rounds of the same run. Use fewer bands, or a longer run."
+            )
+        object.__setattr__(self, "bands", bands)
+        if self.separation is not None:
+            object.__setattr__(self, "separation", _validate.integer("separation", self.separation, low=1))
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """g_0, ..., g_(b-1) in units of 2^-14: the first is 2^14, the others are at most zero."""
+        exact, found = 1 << 200, [1 << WEIGHT_BITS]
+        # With 200 bits, of which each step loses less than one: nothing near a multiple of 2^-14 is mistaken.
+        for k in range(1, self.bands):
+            exact = exact * (2 * k - 3) // (2 * k)
+            found.append(-((-exact) >> (200 - WEIGHT_BITS)))
+        return tuple(found)
+
+    @property
+    def factors(self) -> Array:
+        """The weights as floats, exactly."""
+        return np.array(self.weights, dtype=np.float64) * 2.0**-WEIGHT_BITS
+
+    @cached_property
+    def spread(self) -> float:
+        """√Σg², the deviation of a round's noise over that of z, rounded up."""
+        return math.sqrt(sum(w * w for w in self.weights)) * 2.0**-WEIGHT_BITS * (1.0 + 4 * _UNIT)
+
+    @cached_property
+    def inherited(self) -> float:
+        """Σ|g_k| over k >= 1, exactly: how much of the largest z earlier rounds can bring to a message."""
+        return -sum(self.weights[1:]) * 2.0**-WEIGHT_BITS
+
+    @cached_property
+    def coefficients(self) -> Array:
+        """c_0, ..., c_(T-1) of C, the inverse: c_k = Σ_j |g_j| c_(k-j). Each within `_error` of the exact number."""
+        steps = -self.factors[1:][::-1]
+        found = np.zeros(self.rounds)
+        found[0] = 1.0
+        for k in range(1, self.rounds):
+            width = min(k, len(steps))
+            found[k] = steps[len(steps) - width :] @ found[k - width : k]
+        return found
+
+    @property
+    def _error(self) -> float:
+        """Relative: sums of up to b positive products, T times one upon the other."""
+        return (self.bands + 2) * self.rounds * _UNIT
+
+    @cached_property
+    def column_norm(self) -> float:
+        """‖c‖, rounded up: what a client in one round pays in sensitivity."""
+        return math.sqrt(math.fsum(self.coefficients**2)) * (1.0 + self._error + 8 * _UNIT)
+
+    @cached_property
+    def sensitivity(self) -> float:
+        """The largest norm of C x over all x with ‖x_t‖ <= 1 that the participation allows, rounded up.
+
+        Rounds 0, s, 2s, ... are the worst, with the same x_t in each: docs/accounting.md, section 14. The proof wants
+        coefficients that do not rise; where rounding made one rise, it counts for those before, too.
+        """
+        if self.separation is None or self.separation >= self.rounds:
+            return self.column_norm
+        falling = np.maximum.accumulate(self.coefficients[::-1])[::-1]
+        total = falling.copy()
+        for start in range(self.separation, self.rounds):
+            total[start] += total[start - self.separation]
+        return math.sqrt(math.fsum(total**2)) * (1.0 + self._error + (self.rounds + 8) * _UNIT)
+
+    @property
+    def participations(self) -> int:
+        """In how many rounds a client takes part at most."""
+        return 1 if self.separation is None else -(-self.rounds // self.separation)
+
+    # ------------------------------------------------------------------ what it is worth
+
+    def prefix_variance(self, workload: Array | None = None) -> Array:
+        """Variances of the sums of the noise of rounds 0, ..., t, for all t, over that of z.
+
+        Args:
+            workload: What a round's mean weighs in the model k rounds later; 1 for ever if not given (plain SGD).
+        """
+        response = np.ones(self.rounds) if workload is None else np.asarray(workload, dtype=np.float64)[: self.rounds]
+        return np.cumsum(np.convolve(self.factors, response)[: self.rounds] ** 2)
+
+    def prefix_error(self, workload: Array | None = None) -> float:
+        """√ of the mean over t of `prefix_variance`, times the sensitivity: the noise of a prefix sum at equal ε.
+
+        In units of Δ/μ of the Gaussian mechanism; comparable between correlations of the same run.
+        """
+        return math.sqrt(float(np.mean(self.prefix_variance(workload)))) * self.sensitivity
+
+    @property
+    def independent(self) -> Correlation:
+        """The same run with independent noise."""
+        return Correlation(1, self.rounds, self.separation)
+
+    @property
+    def gain(self) -> float:
+        """Mean variance of prefix sums with independent noise over that with this one, at equal ε; below 1 is a loss.
+
+        Where clients take part in every round it is one: sensitivities add up faster than noise is taken away.
+        """
+        return (self.independent.prefix_error() / self.prefix_error()) ** 2

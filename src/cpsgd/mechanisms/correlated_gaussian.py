@@ -1,0 +1,332 @@
+"""Gaussian noise that later rounds take away again, before rounding: accuracy that adds up over a run.
+
+A client belongs to a lineage, one client per round. It adds Σ_k g_k z_(t-k) to its vector, z_t expanded from a seed it
+draws and the others from its predecessors' seeds (`Correlation` has the weights), and a little noise of its own that it
+hands to nobody; then it rounds to the nearest integer. A client without seeds begins a lineage, which is always safe:
+only accuracy is lost by noise that nobody takes away.
+
+Everything that is proved is about the whole run of `run_length` rounds (docs/accounting.md, section 14): `law` and
+`sensitivity` are such that one guarantee of the Gaussian mechanism is that of all the run's rounds together, for the
+participation that `separation` states. `variation` and `likelihood_slack` count all its rounds.
+
+The own noise is what makes the rounding harmless: given everybody's z, and whoever tells theirs, it hides what was
+rounded, as in `rounded_gaussian`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+from cpsgd import _validate
+from cpsgd.adjacency import Adjacency
+from cpsgd.codec.rounding import Grid
+from cpsgd.correlation import WEIGHT_BITS, Correlation
+from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.mechanisms import fine_gaussian
+from cpsgd.mechanisms.base import Search, SumRounding
+from cpsgd.mechanisms.fine_gaussian import CELL
+from cpsgd.mechanisms.law import RoundedNormal
+from cpsgd.mechanisms.lineages import (
+    FINER_BITS,
+    OWN_BITS,
+    OWN_DEVIATION,
+    LineageKernel,
+    Lineages,
+    Points,
+    farthest_point,
+    own_shifts,
+)
+from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA, RoundedGaussian, cut_off, uniformity
+
+LEAST_SIGMA = 4.0
+# The finer draws of a client's own noise add so much to its variance, at most.
+_FINER = 1.0 + 2.0 ** (1 - 2 * FINER_BITS)
+_ROUNDING = 1.0 + 8 * 2.0**-53
+# Rounds may hold up to twice as many messages as the fewest, which the accountant knows.
+_MORE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrelatedGaussian(RoundedGaussian):
+    """Gaussian noise that is correlated over the rounds of a run, and then rounding to the nearest integer.
+
+    Attributes:
+        noise_deviation: σ, standard deviation of the noise z that each client draws, in steps; from 4 to 2047 where
+            it is correlated.
+        bands: How many rounds a draw of noise is in: its own, and those after it that take it away again.
+        run_length: Rounds of the run that the noise is correlated over; no others may be run with the protocol.
+        separation: Two rounds that a client takes part in are at least so many apart, 1 where it may be in all; None
+            where it takes part in one round of the run at most.
+        untrusted_holders: Clients per round who may tell the seeds that were handed to them; None where clients keep
+            their seeds to themselves, and none may be handed on.
+    """
+
+    name = "correlated-gaussian"
+    title = "Gaussian noise that later rounds take away, before rounding"
+    planned = False
+    caution: ClassVar[str | None] = (
+        "its guarantee is that of a whole run, which is charged as one; means of single rounds are no more accurate"
+    )
+
+    bands: int
+    run_length: int
+    separation: int | None = None
+    untrusted_holders: int | None = None
+
+    def __post_init__(self) -> None:
+        correlation = Correlation(self.bands, self.run_length, self.separation)
+        normal: dict[str, object] = {
+            "bands": correlation.bands,
+            "run_length": correlation.rounds,
+            "separation": correlation.separation,
+        }
+        if self.untrusted_holders is not None:
+            normal["untrusted_holders"] = _validate.integer("untrusted_holders", self.untrusted_holders, low=0)
+        for name, value in normal.items():
+            object.__setattr__(self, name, value)
+        super().__post_init__()
+        if self.noise_deviation < LEAST_SIGMA:
+            raise ParameterError(
+                f"Expected noise_deviation in [{LEAST_SIGMA:g}, {MOST_SIGMA:g}] steps where noise is correlated, got "
+                f"noise_deviation={self.noise_deviation!r}; use a smaller step: own noise of {OWN_DEVIATION:g} steps "
+                "per round is not taken away again."
+            )
+
+    # ------------------------------------------------------------------ the run
+
+    @cached_property
+    def correlation(self) -> Correlation:
+        """How the noise of the run's rounds hangs together."""
+        return Correlation(self.bands, self.run_length, self.separation)
+
+    @cached_property
+    def lineages(self) -> Lineages:
+        """What the noise of lineages is made of."""
+        return Lineages(self.correlation, self._noise_ratio)
+
+    def continued(self, seeds: Sequence[bytes | None], round: int, dim: int) -> Points:
+        """The noise of a client's lineage in a round, for all coordinates: see `Lineages.noise`."""
+        self.rotation_round(round)
+        return self.lineages.noise(seeds, round, dim)
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether `untrusted_holders` are allowed for."""
+        return self.untrusted_holders is not None
+
+    def rotation_round(self, round: int) -> int:
+        """One rotation for the whole run: noise can be taken away only where it was added.
+
+        Raises:
+            ParameterError: The run has no such round.
+        """
+        if round >= self.run_length:
+            raise ParameterError(
+                f"Expected a round below run_length={self.run_length}, got round={round}: the guarantee is that of a "
+                "run of so many rounds. Plan a longer run, or begin a new one with a protocol of its own."
+            )
+        return 0
+
+    def check_messages(self, count: int, clients: int) -> None:
+        """More messages than were planned for are not covered by the accounting of the run.
+
+        Raises:
+            ParameterError: There are.
+        """
+        if count > clients:
+            raise ParameterError(
+                f"Expected at most clients={clients} messages in a round of a run with correlated noise, got {count}; "
+                "plan for more clients."
+            )
+
+    def check_honest(self, honest: int, colluding: int, clients: int) -> None:
+        """What the proofs ask of a round's clients beyond that one is honest.
+
+        Raises:
+            ConditionError: Too few of those planned for are there, or more collude than may hold seeds.
+        """
+        if _MORE * honest < clients:
+            raise ConditionError(
+                f"Of {clients} planned clients {honest} are honest and arrived: with correlated noise at least half "
+                "must. Plan for fewer clients."
+            )
+        if self.untrusted_holders is not None and colluding > self.untrusted_holders:
+            raise ConditionError(
+                f"{colluding} clients per round may collude, and untrusted_holders={self.untrusted_holders} of those "
+                "who are handed seeds: each colluding client may be one. Plan with as many untrusted_holders."
+            )
+
+    # ------------------------------------------------------------------ what a coordinate becomes
+
+    @cached_property
+    def _fraction_bits(self) -> int:
+        """Of the vector's grid, which is that of the own noise."""
+        return OWN_BITS
+
+    @property
+    def _ratio(self) -> float:
+        return math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
+
+    @cached_property
+    def _noise_bits(self) -> int:
+        """G: z has 2^G points per step."""
+        return math.ceil(math.log2(fine_gaussian.LEAST_RATIO * CELL / self.noise_deviation))
+
+    @property
+    def _noise_ratio(self) -> float:
+        return math.ldexp(self.noise_deviation, self._noise_bits) / CELL
+
+    @property
+    def _finest_bits(self) -> int:
+        """F: everything is a multiple of 2^-F steps."""
+        return self._noise_bits + WEIGHT_BITS
+
+    @property
+    def grid(self) -> Grid:
+        """2^10 points per step for the vector."""
+        limit = max(1.0, math.floor(math.ldexp(self._steps, OWN_BITS)))
+        return Grid(math.ldexp(1.0, OWN_BITS) / self.step, limit, OWN_BITS)
+
+    @property
+    def keystream_bytes(self) -> int:
+        """Those of the own noise, and of a lineage that begins."""
+        return fine_gaussian.DRAW_BYTES * (len(own_shifts(self._finest_bits)) + 1)
+
+    def kernel(self) -> Any:
+        """Adds noise and rounds."""
+        limit = int(self.grid.limit)
+        return LineageKernel(self.lineages, limit=limit, window=self.window, fraction_bits=self._finest_bits)
+
+    @property
+    def centre(self) -> float:
+        """The middle of the window, and half a point of the finest grid: halves are rounded up."""
+        return 0.5 * (self.window - 1) + math.ldexp(0.5, -self._finest_bits)
+
+    # ------------------------------------------------------------------ simulation and error
+
+    def device_noise(self, count: int) -> SumRounding:
+        """As if all lineages began with the round."""
+        deviation = math.ldexp(math.sqrt(self.noise_variance * count), OWN_BITS)
+        return SumRounding(deviation, OWN_BITS, count, int(self.grid.limit), self.centre)
+
+    @property
+    def _own_variance(self) -> float:
+        return sum(math.ldexp(OWN_DEVIATION, shift - self._finest_bits + OWN_BITS) ** 2 for shift in self._shifts)
+
+    @property
+    def _shifts(self) -> tuple[int, ...]:
+        return own_shifts(self._finest_bits)
+
+    @property
+    def noise_variance(self) -> float:
+        """That of a lineage's first round: z and the client's own noise."""
+        return self.noise_deviation**2 + self._own_variance
+
+    @property
+    def settled_variance(self) -> float:
+        """That of a lineage that has gone on for b rounds."""
+        return (self.noise_deviation * self.correlation.spread) ** 2 + self._own_variance
+
+    # ------------------------------------------------------------------ privacy
+
+    @property
+    def _counted_variance(self) -> float:
+        return self.noise_deviation**2 - math.ldexp(fine_gaussian.GRID_VARIANCE, -2 * self._noise_bits)
+
+    @property
+    def told(self) -> int:
+        """Honest clients per round whose z may be known: others who hold its seed may tell it."""
+        return (self.bands - 1) * (self.untrusted_holders or 0)
+
+    def law(self, honest: int) -> RoundedNormal:
+        """N(0, n σ²), n the honest clients whose z nobody tells."""
+        if honest <= self.told:
+            raise ConditionError(
+                f"Of {honest} honest clients the noise of {self.told} may be told by those who hold their seeds: there "
+                "is no privacy. Use more clients, fewer bands, or fewer untrusted_holders."
+            )
+        deviation = math.sqrt((honest - self.told) * self._counted_variance) / _ROUNDING
+        lowest = self.centre - math.ldexp(self.grid.limit, -OWN_BITS)
+        return RoundedNormal(deviation, math.sqrt(self.noise_variance), lowest)
+
+    def sensitivity(
+        self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
+    ) -> float:
+        """That of a round times that of the run's correlation."""
+        one = super().sensitivity(
+            dim=dim, clip_norm=clip_norm, adjacency=adjacency, replace_one_distance=replace_one_distance
+        )
+        return one * self.correlation.sensitivity * _ROUNDING
+
+    def reach(self, adjacency: Adjacency) -> float:
+        """That of a round times the same."""
+        return super().reach(adjacency) * self.correlation.sensitivity * _ROUNDING
+
+    @property
+    def variation(self) -> float:
+        """Over all rounds of the run: what is cut off, and the distances of samplers and grids from their laws."""
+
+        def resolution(ratio: float) -> float:
+            return fine_gaussian.SMOOTHING + 2.0 * (2 * fine_gaussian.farthest(ratio) + 2) * 2.0**-128
+
+        draws = resolution(self._noise_ratio) + len(self._shifts) * resolution(self._ratio)
+        return _MORE * self.run_length * (self._cut + draws + 2.0 * fine_gaussian.GRID_VARIATION) * _ROUNDING
+
+    def likelihood_slack(self, honest: int) -> float:
+        """Over all rounds of the run: of the own noise, given all z; and of z on its grid, given all sums."""
+        excess = 2.0 * max(uniformity(OWN_DEVIATION**2, honest), uniformity(OWN_DEVIATION**2, _MORE * honest))
+        if excess >= 1.0:
+            return math.inf
+        weights = 1.0 + self.correlation.inherited
+        own = math.ldexp(OWN_DEVIATION, self._noise_bits) ** 2 / weights**2
+        z = math.ldexp(self._counted_variance, 2 * self._noise_bits)
+        uneven = 2.2 * math.exp(-2.0 * math.pi**2 * (own * z / (own + z)) * (1.0 - 1e-12))
+        return self.run_length * (-math.log1p(-excess) + 2.0 * self.bands * _MORE * honest * uneven) * (1.0 + 1e-12)
+
+    @property
+    def _cut(self) -> float:
+        """A bound on the probability that a message leaves the window, whatever seeds its client was handed."""
+        inherited = self.correlation.inherited * math.ldexp(farthest_point(self._noise_ratio), -self._noise_bits)
+        room = 0.5 * self.window - math.ldexp(self.grid.limit, -OWN_BITS) - inherited
+        deviation = math.sqrt(self.noise_deviation**2 + OWN_DEVIATION**2 * _FINER)
+        return cut_off(room * (1.0 - 1e-12) / deviation)
+
+    @property
+    def _ripple(self) -> float:
+        return 2.1 * math.exp(-2.0 * math.pi**2 * OWN_DEVIATION**2)
+
+    # ------------------------------------------------------------------ planning
+
+    @classmethod
+    def candidates(cls, search: Search) -> Iterator[Self]:
+        """None without a run: the planner asks for one with `correlated`."""
+        raise InfeasibleError("Correlated noise is planned for a run of rounds: give correlated, the number of bands.")
+
+    def quieter(self, factor: float) -> Self | None:
+        """The same with less noise, in a window as wide."""
+        sigma = self.noise_deviation * math.sqrt(min(factor, 0.99))
+        return replace(self, noise_deviation=sigma) if sigma >= LEAST_SIGMA else None
+
+    # ------------------------------------------------------------------ as data
+
+    @classmethod
+    def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
+        """A σ of 64 in 12 bits, eight bands, and a run as long as a client can be told of."""
+        reach = clip_norm * min(1.0, 4.0 / math.sqrt(dim)) if rotate else clip_norm
+        step = max(clip_norm / (64.0 * math.sqrt(clients)), reach / 600.0)
+        return {
+            "noise_deviation": 64.0,
+            "step": step,
+            "window": 1 << 12,
+            "coordinate_range": reach,
+            "bands": 8,
+            "run_length": 1000,
+        }
+
+    def describe(self) -> str:
+        """Noise, window, range and run."""
+        return f"{super().describe()}; {self.bands} bands over a run of {self.run_length:,} rounds"
