@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
 import logging
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -106,6 +108,34 @@ def test_both_palettes_and_system_fonts(site: Path) -> None:
     assert 'data-md-color-scheme="default"' in text
     assert 'data-md-color-scheme="slate"' in text
     assert "fonts.googleapis" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("chromium") and shutil.which("chromedriver") and importlib.util.find_spec("selenium")),
+    reason="needs Chromium with its driver, and selenium",
+)
+def test_search_works_from_the_disk(site: Path) -> None:
+    from selenium.webdriver import Chrome, ChromeOptions
+    from selenium.webdriver.chrome.service import Service
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    options = ChromeOptions()
+    options.binary_location = str(shutil.which("chromium"))
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,900"):
+        options.add_argument(argument)
+    browser = Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    try:
+        browser.get((site / "index.html").as_uri())
+        browser.execute_script("document.querySelector('[for=__search]').click()")
+        field = browser.find_element(By.CSS_SELECTOR, "[data-md-component=search-query]")
+        WebDriverWait(browser, 20).until(lambda _: field.is_displayed())
+        field.send_keys("modulus")
+        wait = WebDriverWait(browser, 20)
+        assert wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, ".md-search-result__item"))
+    finally:
+        browser.quit()
 
 
 @pytest.mark.parametrize("package", PACKAGES)
