@@ -154,6 +154,17 @@ def test_what_import_cpsgd_offers_is_public() -> None:
     assert offered - {"Any", "TYPE_CHECKING"} == set(public_names("cpsgd"))
 
 
+@pytest.mark.parametrize("package", ["cpsgd", "cpsgd.statistics"])
+def test_the_names_people_begin_with_have_examples(package: str) -> None:
+    module = importlib.import_module(package)
+    results = {"ClippingWarning", "Planned", "Statistic"}  # what the others return or warn with
+    for name in set(public_names(package)) - results:
+        found = getattr(module, name)
+        members = vars(found).values() if inspect.isclass(found) else ()
+        texts = [inspect.getdoc(each) or "" for each in (found, *members) if each is found or callable(each)]
+        assert any(">>>" in text for text in texts), f"{package}.{name}"
+
+
 def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     listed = set(re.findall(r"([\w./-]+\.md)$", text, re.MULTILINE))

@@ -64,6 +64,11 @@ class Plan:
         considered: What each mechanism reaches at these bits, the one that is chosen first.
         explore: Computes the frontier.
         examples: The most examples of a client where one of them is protected; None where the whole client is.
+
+    Example:
+        >>> best = plan(clients=100, dim=50, epsilon=4.0, delta=1e-6, bits=8, mechanism="rounded-gaussian")
+        >>> best.guarantee.epsilon <= 4.0, best.surviving, best.ratio < 1.01
+        (True, 100, True)
     """
 
     protocol: Protocol
