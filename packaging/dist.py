@@ -41,16 +41,7 @@ def make_environment(folder: Path, python: str) -> Path:
 def builder(folder: Path, python: str) -> Path:
     """An environment with what the package is built with, and nothing else."""
     interpreter = make_environment(folder, python)
-    run(
-        interpreter,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--require-hashes",
-        "--requirement",
-        ROOT / "packaging/build.txt",
-    )
+    run(interpreter, "-m", "pip", "install", "--quiet", "--require-hashes", "--requirement", ROOT / "packaging/build.txt")
     return interpreter
 
 
@@ -105,19 +96,7 @@ def main() -> None:
         bare = without_compilers(work)
         for python in pythons():
             interpreter = make_environment(work / f"try-{Path(python).name}", python)
-            run(
-                interpreter,
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--only-binary",
-                ":all:",
-                "--find-links",
-                DIST,
-                "cpsgd",
-                **bare,
-            )
+            run(interpreter, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--find-links", DIST, "cpsgd", **bare)
             run(interpreter, ROOT / "packaging/smoke.py", **bare)
         interpreter = make_environment(work / "try-sdist", sys.executable)
         run(interpreter, "-m", "pip", "install", "--quiet", sdist, **bare)
