@@ -24,14 +24,17 @@ ROOT = Path(__file__).parent
 
 # What may need which package: folders and files below src/cpsgd and tests, and pages below the root.
 MAY_NEED = {
-    "flwr": ("engines/flower", "docs/flower.md"),
+    "griffe": ("docs",),
+    "flwr": ("engines/flower", "docs"),
     "httpx": ("cli/test_dashboard_command.py", "dashboard"),
     "jinja2": ("cli/test_train_command.py", "cli/test_dashboard_command.py", "cli/test_train_own.py", "dashboard"),
-    "matplotlib": ("reports", "reproduction"),
-    "nvflare": ("engines/nvflare", "docs/nvflare.md"),
+    "matplotlib": ("docs", "reports", "reproduction"),
+    "mkdocs": ("docs",),
+    "nbformat": ("docs",),
+    "nvflare": ("engines/nvflare", "docs"),
     "pandas": ("learning/datasets/test_frames.py", "statistics"),
     "polars": ("learning/datasets/test_frames.py", "statistics"),
-    "pyarrow": ("cli/test_statistics_commands.py", "learning/datasets/test_frames.py", "statistics"),
+    "pyarrow": ("docs", "cli/test_statistics_commands.py", "learning/datasets/test_frames.py", "statistics"),
     "sklearn": (
         "cli/test_train_command.py",
         "compatibility",
