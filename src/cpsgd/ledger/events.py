@@ -131,7 +131,8 @@ class RoundEvent:
         colluding: How many of the survivors may tell their noise.
         round: Number of the round.
         run: Name of the run that the round belongs to; within one run a round is charged once. Rounds without a run are
-            never taken for each other.
+            never taken for each other. Where noise is correlated over rounds, a run is charged once for all of its
+            rounds, and what has no run is one by itself.
         partition: For participation "once": name of the division of the population into disjoint cohorts that this
             round's cohort is a part of. Rounds of one partition cost each client one round only, *because the caller
             says that no client is in two of them*. Without a name the round is charged as if everybody were in it.
@@ -176,6 +177,8 @@ class RoundEvent:
             raise ConditionError(
                 f"A round of {self.survivors} messages of which {self.colluding} may be colluding protects nobody."
             )
+        # Each colluding client may hold the seeds of others: later on only those who are honest are counted.
+        self.protocol.mechanism.check_honest(self.survivors - self.colluding, self.colluding, self.protocol.clients)
         if self.partition and self.taking_part.scheme != "once":
             raise ParameterError("A partition is for rounds with participation 'once'; leave it out.")
         if self.examples is not None:

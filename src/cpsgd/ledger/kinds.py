@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, lru_cache
+from itertools import accumulate
 from typing import Any, Self
 
 from cpsgd import _validate
@@ -86,14 +88,15 @@ class Kind:
         examples = data["examples"]
         if examples is not None:
             _validate.integer("examples", examples, low=1, high=MAX_CLIENTS)
+        honest = _validate.integer("honest", data["honest"], low=1, high=MAX_CLIENTS)
         return _interned(
             _normal(read_protocol(data["protocol"])[0]),
             examples,
-            _validate.integer("honest", data["honest"], low=1, high=MAX_CLIENTS),
+            honest,
             Participation(**exactly(Participation, data["participation"])),
             _validate.fraction("overflow", data["overflow"]),
             None if data["octave"] is None else _validate.integer("octave", data["octave"], low=0, high=LAST_OCTAVE),
-            None if data["reserved"] is None else _validate.integer("reserved", data["reserved"], low=1),
+            None if data["reserved"] is None else _validate.integer("reserved", data["reserved"], low=1, high=honest),
         )
 
 
@@ -133,6 +136,17 @@ def _interned(
     reserved: int | None,
 ) -> Kind:
     return Kind(base, examples, honest, participation, overflow, octave, reserved)
+
+
+def paid_once(event: RoundEvent) -> str:
+    """Name of the rounds that a client pays for once, together with this one; empty where there are no others.
+
+    These are the event's partition, or the run whose rounds have correlated noise: what is proved is about all of them.
+    Another run of the same protocol is paid for again, and a round without the name of a run is one by itself.
+    """
+    if event.partition or not event.run or event.protocol.mechanism.correlation is None:
+        return event.partition
+    return "run " + hashlib.sha256(event.protocol.fingerprint + event.run.encode()).hexdigest()
 
 
 def merged(parts: Iterable[Groups]) -> Groups:
@@ -264,7 +278,7 @@ class Account:
 
     def reserve(self, event: RoundEvent, room: Room | None = None, octave: int | None = None) -> None:
         """One more round, and what it was allowed with."""
-        self.tally.add(kind_of(event, event.survivors, octave), event.partition)
+        self.tally.add(kind_of(event, event.survivors, octave), paid_once(event))
         self.room = room
         self.rounds += 1
         self.unreleased += 1
@@ -278,9 +292,9 @@ class Account:
             ParameterError: There is no such round. Nothing was changed.
         """
         self._close(event, octave)
-        after = kind_of(event, survivors, octave)
-        self.tally.add(after, event.partition)
-        self._changed(event.partition, after, -1)
+        after, partition = kind_of(event, survivors, octave), paid_once(event)
+        self.tally.add(after, partition)
+        self._changed(partition, after, -1)
 
     def abandon(self, event: RoundEvent, octave: int | None = None) -> None:
         """A round that was reserved is given up.
@@ -292,12 +306,12 @@ class Account:
         self.rounds -= 1
 
     def _close(self, event: RoundEvent, octave: int | None) -> None:
-        before = kind_of(event, event.survivors, octave)
+        before, partition = kind_of(event, event.survivors, octave), paid_once(event)
         if self.unreleased < 1:
             raise ParameterError("there is no such round that is open")
-        self.tally.add(before, event.partition, -1)
+        self.tally.add(before, partition, -1)
         self.unreleased -= 1
-        self._changed(event.partition, before, 1)
+        self._changed(partition, before, 1)
 
     def _changed(self, partition: str, kind: Kind, change: int) -> None:
         self._since[partition, kind] += change
@@ -349,8 +363,20 @@ class Account:
             raise ParameterError("its rounds are not those of its kinds")
         for partition, place, change in data["since"]:
             account._changed(name("partition", partition, empty=True), kinds[place], _whole(change))
+        _check_releases(account._since)
         account.at_the_last_reservation()
         return account
+
+
+def _check_releases(since: Mapping[tuple[str, Kind], int]) -> None:
+    """Refuses releases that no reservations lead to: without them there are no fewer rounds, nor more messages."""
+    alike: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    for (partition, kind), change in since.items():
+        rest = partition, kind.base, kind.examples, kind.participation, kind.overflow, kind.octave, kind.reserved
+        alike.setdefault(rest, []).append((kind.honest, change))
+    for changes in alike.values():
+        if any(sum_so_far < 0 for sum_so_far in accumulate(change for _, change in sorted(changes))):
+            raise ParameterError("it has releases that never were")
 
 
 def _whole(value: object) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
-from cpsgd.ledger.kinds import Account, Groups, Kind, kind_of, merged, octave_of
+from cpsgd.ledger.kinds import Account, Groups, Kind, kind_of, merged, octave_of, paid_once
 from cpsgd.mechanisms.law import Steps
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
@@ -148,7 +148,7 @@ def priced(
     limits = budget.filter
     before = sum(account.reserved for account in accounts) if reserved is None else reserved
     more = [
-        (event.partition, kind_of(event, event.survivors, None if limits is None else octave_of(before + place)), 1)
+        (paid_once(event), kind_of(event, event.survivors, None if limits is None else octave_of(before + place)), 1)
         for place, event in enumerate(further)
     ]
     groups = merged([first.tally.groups(more), *(account.tally.groups() for account in others)])
@@ -187,13 +187,13 @@ def affordable(
         found = priced(budget, accounts, [event], reserved)
         return Price(found.epsilon, found.method, 0) if found.epsilon <= budget.epsilon else None
     first, *others = accounts
-    kind, room = kind_of(event, event.survivors), first.room
-    alone = not event.partition and not others
+    kind, room, partition = kind_of(event, event.survivors), first.room, paid_once(event)
+    alone = not partition and not others
     if room is not None and alone and room.kind is kind and room.rounds and room.epsilon <= budget.epsilon:
         return Price(room.epsilon, room.method, room.rounds - 1)
     more = most_covered(first.rounds) if alone else 0
     while True:
-        rounds = [(event.partition, kind, 1 + more)]
+        rounds = [(partition, kind, 1 + more)]
         groups = merged([first.tally.groups(rounds), *(account.tally.groups() for account in others)])
         try:
             proof = _cheapest([groups], budget)
@@ -322,7 +322,7 @@ def _composed(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
 
 
 def _proved(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
-    if len(groups) == 1 or _alike(groups):
+    if (len(groups) == 1 or _alike(groups)) and not _several_runs(groups):
         try:
             return _of_one_kind(groups, delta, adjacency)
         except ConditionError:
@@ -346,6 +346,15 @@ def _alike(groups: Groups) -> bool:
     return len({(kind.protocol, kind.participation) for kinds, _ in groups for kind in kinds}) == 1 and all(
         len(kinds) == 1 for kinds, _ in groups
     )
+
+
+def _several_runs(groups: Groups) -> bool:
+    """Whether noise is correlated: what `guarantee_over_rounds` takes for rounds of one run are runs here."""
+    return sum(count for _, count in groups) > 1 and any(map(_is_run, (kinds for kinds, _ in groups)))
+
+
+def _is_run(kinds: Iterable[Kind]) -> bool:
+    return any(kind.protocol.mechanism.correlation is not None for kind in kinds)
 
 
 def _ordered(groups: Groups) -> list[tuple[frozenset[Kind], int]]:
@@ -427,9 +436,9 @@ def _joint_cost(kind: Kind, count: int, tail: float, adjacency: Adjacency) -> Ro
 
 def _added_up(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     """ε and δ of each kind of round, and of each partition that has several kinds, added up."""
-    terms = [(kinds, count) for kinds, count in groups if len(kinds) == 1]
+    terms = [(kinds, count) for kinds, count in groups if len(kinds) == 1 and not _is_run(kinds)]
     # A client may meet one kind in one partition and another in the next, so these are not repetitions of each other.
-    terms += [(kinds, 1) for kinds, count in groups if len(kinds) > 1 for _ in range(count)]
+    terms += [(kinds, 1) for kinds, count in groups if len(kinds) > 1 or _is_run(kinds) for _ in range(count)]
     share = delta / len(terms) * (1.0 - 1e-12)
     proofs = [_of_one_kind(frozenset([term]), share, adjacency) for term in terms]
     citations = list(dict.fromkeys(proof.citation for proof in proofs))
