@@ -174,11 +174,11 @@ class Course(Generic[Node]):
         self._save()
         charged_to = progress.charged_to if again else None
         if prepared is not None:
-            self._asked = prepared.waiting
+            self._ask(prepared.waiting)
             prepared.charge(frozenset(allowed), charged_to, self._reveal)
             return prepared
         nodes = self.conduct.choose(allowed, self.round, wanted=wanted, needed=needed)
-        self._asked = frozenset(nodes)
+        self._ask(nodes)
         session = RelayedSession(
             self._terms,
             self.round,
@@ -191,6 +191,10 @@ class Course(Generic[Node]):
         if plan.protocol.mechanism.hands_on:
             session.relay = self._relay(present, nodes)
         return session
+
+    def _ask(self, nodes: Iterable[Node]) -> None:
+        self._asked = frozenset(nodes)
+        self._progress.asked = list(self._asked)
 
     def _has_turn(self, node: Node) -> bool:
         """Whether a node may take part again."""
@@ -242,8 +246,7 @@ class Course(Generic[Node]):
             progress.model = moved
         self.conduct.learn(report, session.nodes)
         self._learn_lineages(session)
-        progress.reports.append(report)
-        progress.begun, progress.charged_to, progress.revealing = 0, "", False
+        self._end_round(report)
         self._save()
         return None if mean is None else progress.model
 
@@ -262,13 +265,18 @@ class Course(Generic[Node]):
         progress = self._progress
         if self._stateful is not None and progress.optimizer:
             self._stateful.load_state_dict(progress.optimizer)
+        if progress.begun and progress.revealing:
+            # What they sent is lost, but it may be in a sum that somebody knows.
+            self._end_round(RoundReport(progress.begun, reason=LOST, upload_bytes=dict.fromkeys(progress.asked, 0)))
+            self._save()
         for report in progress.reports:
             self.conduct.learn(report, {*report.upload_bytes, *report.dropped})
             self._trained |= dict.fromkeys(report.upload_bytes, report.round)
-        if progress.begun and progress.revealing:
-            progress.reports.append(RoundReport(progress.begun, reason=LOST))
-            progress.begun, progress.charged_to, progress.revealing = 0, "", False
-            self._save()
+
+    def _end_round(self, report: RoundReport[Node]) -> None:
+        progress = self._progress
+        progress.reports.append(report)
+        progress.begun, progress.charged_to, progress.revealing, progress.asked = 0, "", False, []
 
     def _reveal(self) -> None:
         self._progress.revealing = True
