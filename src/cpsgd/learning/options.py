@@ -16,13 +16,13 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
 from cpsgd.ledger import Ledger
 from cpsgd.participation import Scheme
+from cpsgd.planner.workloads import Schedule as Schedule
 
 OptimizerName = Literal[
     "sgd", "momentum", "adagrad", "adam", "adamw", "adamax", "adadelta", "nadam", "radam", "rmsprop"
 ]
 OptimizerFactory = Callable[[Iterable[Any]], Any]
 """From parameters to an optimizer of `torch.optim`, such as `functools.partial(torch.optim.RMSprop, lr=0.01)`."""
-Schedule = Literal["constant", "linear", "late"]
 ScheduleFactory = Callable[[Any], Any]
 """From an optimizer to a scheduler of `torch.optim.lr_scheduler`, such as `partial(CosineAnnealingLR, T_max=80)`."""
 

@@ -11,18 +11,17 @@ from cpsgd.errors import ParameterError
 from cpsgd.learning.architecture import Loss, trainable
 from cpsgd.learning.devices import enough_memory, one_thread, own_code
 from cpsgd.learning.losses import Score
-from cpsgd.learning.options import Schedule, ServerOptions
+from cpsgd.learning.options import ServerOptions
+from cpsgd.planner.workloads import MOMENTUM
+from cpsgd.planner.workloads import rate_factor as rate_factor
 
 _TEST_BATCH = 4096
-
-# The part of a run in which the schedule "late" lowers the rate.
-_LATE = 0.3
 
 _WATCHES_LOSS = torch.optim.lr_scheduler.ReduceLROnPlateau
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
-    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "momentum": partial(torch.optim.SGD, momentum=MOMENTUM),
     "adagrad": torch.optim.Adagrad,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -58,19 +57,6 @@ def make_scheduler(options: ServerOptions, optimizer: torch.optim.Optimizer) -> 
             f"Expected a scheduler of torch.optim.lr_scheduler for the optimizer given, got {type(made).__name__}."
         )
     return made
-
-
-def rate_factor(schedule: Schedule, round: int, rounds: int) -> float:
-    """What the learning rate is multiplied by in a round, a pure function of its number so that runs can be resumed.
-
-    Example:
-        >>> [rate_factor("linear", round, 4) for round in range(4)]
-        [1.0, 0.75, 0.5, 0.25]
-        >>> [round_ for round_ in range(10) if rate_factor("late", round_, 10) < 1.0]
-        [8, 9]
-    """
-    left = 1.0 - round / rounds
-    return {"constant": 1.0, "linear": left, "late": min(1.0, left / _LATE)}[schedule]
 
 
 class Server:

@@ -309,6 +309,11 @@ class Mechanism(ABC):
         """Variance of one client's noise, in squared integers: what is there whatever the coordinate is."""
 
     @property
+    def settled_variance(self) -> float:
+        """The same after many rounds of a run, where the noise of rounds is correlated."""
+        return self.noise_variance
+
+    @property
     @abstractmethod
     def largest_rounding_variance(self) -> float:
         """The largest variance of one coordinate's rounding, in squared integers: what is there beyond the noise."""

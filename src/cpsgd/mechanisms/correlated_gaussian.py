@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self
 
 from cpsgd import _validate
@@ -40,7 +40,14 @@ from cpsgd.mechanisms.lineages import (
     farthest_point,
     own_shifts,
 )
-from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA, RoundedGaussian, cut_off, uniformity
+from cpsgd.mechanisms.rounded_gaussian import (
+    MAX_WINDOW,
+    MOST_SIGMA,
+    RoundedGaussian,
+    cut_off,
+    reach_of,
+    uniformity,
+)
 
 LEAST_SIGMA = 4.0
 # The finer draws of a client's own noise add so much to its variance, at most.
@@ -48,6 +55,12 @@ _FINER = 1.0 + 2.0 ** (1 - 2 * FINER_BITS)
 _ROUNDING = 1.0 + 8 * 2.0**-53
 # Rounds may hold up to twice as many messages as the fewest, which the accountant knows.
 _MORE = 2
+
+
+@lru_cache(maxsize=64)
+def _correlation(bands: int, rounds: int, separation: int | None) -> Correlation:
+    """One object for all mechanisms that have it: its sensitivity takes a while to compute."""
+    return Correlation(bands, rounds, separation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +111,10 @@ class CorrelatedGaussian(RoundedGaussian):
 
     # ------------------------------------------------------------------ the run
 
-    @cached_property
+    @property
     def correlation(self) -> Correlation:
         """How the noise of the run's rounds hangs together."""
-        return Correlation(self.bands, self.run_length, self.separation)
+        return _correlation(self.bands, self.run_length, self.separation)
 
     @cached_property
     def lineages(self) -> Lineages:
@@ -228,7 +241,7 @@ class CorrelatedGaussian(RoundedGaussian):
 
     @property
     def settled_variance(self) -> float:
-        """That of a lineage that has gone on for b rounds."""
+        """That of a lineage that has gone on for b rounds: the largest."""
         return (self.noise_deviation * self.correlation.spread) ** 2 + self._own_variance
 
     # ------------------------------------------------------------------ privacy
@@ -290,10 +303,18 @@ class CorrelatedGaussian(RoundedGaussian):
     @property
     def _cut(self) -> float:
         """A bound on the probability that a message leaves the window, whatever seeds its client was handed."""
+        room = 0.5 * self.window - self._taken
+        return cut_off(room * (1.0 - 1e-12) / self._fresh_deviation)
+
+    @property
+    def _taken(self) -> float:
+        """What the vector and the noise of earlier rounds take of the window, at most, either way."""
         inherited = self.correlation.inherited * math.ldexp(farthest_point(self._noise_ratio), -self._noise_bits)
-        room = 0.5 * self.window - math.ldexp(self.grid.limit, -OWN_BITS) - inherited
-        deviation = math.sqrt(self.noise_deviation**2 + OWN_DEVIATION**2 * _FINER)
-        return cut_off(room * (1.0 - 1e-12) / deviation)
+        return math.ldexp(self.grid.limit, -OWN_BITS) + inherited
+
+    @property
+    def _fresh_deviation(self) -> float:
+        return math.sqrt(self.noise_deviation**2 + OWN_DEVIATION**2 * _FINER)
 
     @property
     def _ripple(self) -> float:
@@ -305,6 +326,18 @@ class CorrelatedGaussian(RoundedGaussian):
     def candidates(cls, search: Search) -> Iterator[Self]:
         """None without a run: the planner asks for one with `correlated`."""
         raise InfeasibleError("Correlated noise is planned for a run of rounds: give correlated, the number of bands.")
+
+    @classmethod
+    def with_room(cls, *, noise_deviation: float, step: float, coordinate_range: float, cut: float, **run: Any) -> Self:
+        """With as wide a window as is needed for a message to leave it with a probability of at most `cut`.
+
+        Raises:
+            ParameterError: No window is wide enough, or something is out of range.
+        """
+        fixed: dict[str, Any] = {"noise_deviation": noise_deviation, "step": step, **run}
+        widest = cls(window=MAX_WINDOW, coordinate_range=coordinate_range, **fixed)
+        needed = 2.0 * (widest._taken + reach_of(cut) * widest._fresh_deviation) * (1.0 + 1e-9)
+        return replace(widest, window=math.ceil(needed))
 
     def quieter(self, factor: float) -> Self | None:
         """The same with less noise, in a window as wide."""
