@@ -138,6 +138,11 @@ class ClientSession:
             else SessionState(run, answered=found.answered, accepted=found.accepted, spent=found.spent)
         )
 
+    @property
+    def round(self) -> int:
+        """The round under way, -1 before the first. While the client trains, it is the one that was accepted."""
+        return self._progress.round
+
     def answer(self, request: bytes, train: Train) -> bytes:
         """The answer to one request, or to one of the round that runs together with one that prepares the next.
 
