@@ -151,7 +151,7 @@ class ColumnError(TableError):
 
 
 class CheckpointError(CpsgdError):
-    """A run's saved state is damaged, in use, or belongs to a run with other settings."""
+    """A run's saved state is damaged, in use, cannot be written, or belongs to a run with other settings."""
 
 
 class DivergedError(CpsgdError):

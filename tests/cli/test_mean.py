@@ -373,3 +373,21 @@ def test_a_stated_distance(cpsgd: Any) -> None:
     refused = cpsgd("mean", "table.npy", "--protocol", "p.json", *stated)
     assert refused.exit_code == 2
     assert "leave out --replace-one-distance, --distance-reason" in refused.stderr
+
+
+def test_a_mean_that_is_charged_and_cannot_be_written_says_both(
+    cpsgd: Any, vectors: Vectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save("table.npy", vectors)
+    cpsgd("budget", "create", "b.ledger", "--population", "p", "--epsilon", 90, "--delta", 1e-6)
+
+    def full(path: Path, vector: Vectors) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("cpsgd.cli._files.write_vector", full)
+    command = ("mean", "table.npy", "--clip-norm", 1, "--levels", 3, "--trials", 200)
+    result = cpsgd(*command, "--ledger", "b.ledger", "--population", "p")
+    assert result.exit_code == 2
+    assert "mean.npy: No space left on device. It was charged to the ledger" in result.stderr
+    assert json.loads(cpsgd("budget", "show", "b.ledger", "--json").stdout)["populations"][0]["rounds"] == 1
+    assert "charged" not in cpsgd(*command).stderr

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cpsgd.errors import MessageError, SecureVersionError
 from cpsgd.secagg import (
@@ -24,11 +27,19 @@ IDENTITIES = DATA / "identities"
 ROUNDS = pytest.mark.parametrize("row", read("secure.json"), ids=lambda row: row["name"])
 
 
+def identity_of(client: int) -> Ed25519PrivateKey:
+    """A recorded identity. A checkout's files are open to all, and an identity must not be."""
+    with tempfile.NamedTemporaryFile() as private:
+        private.write((IDENTITIES / f"client-{client}.key").read_bytes())
+        private.flush()
+        return read_identity(Path(private.name))
+
+
 def signing(row: dict[str, Any], client: int) -> dict[str, Any]:
     if not row["signed"]:
         return {}
     return {
-        "identity": read_identity(IDENTITIES / f"client-{client}.key"),
+        "identity": identity_of(client),
         "roster": read_roster(IDENTITIES / "roster.txt"),
     }
 
@@ -36,7 +47,7 @@ def signing(row: dict[str, Any], client: int) -> dict[str, Any]:
 def test_identities_and_the_roster_are_read() -> None:
     recorded = read("identities.json")
     for i, line in enumerate(recorded["lines"]):
-        assert public_line(read_identity(IDENTITIES / f"client-{i}.key"), f"client {i}") == line
+        assert public_line(identity_of(i), f"client {i}") == line
     assert sorted(key.hex() for key in read_roster(IDENTITIES / "roster.txt")) == recorded["roster"]
 
 

@@ -85,6 +85,7 @@ def as_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], obje
     def parse(data: bytes) -> object:
         path = folder() / name
         path.write_bytes(data)
+        path.chmod(0o600)  # an identity that others may read is refused
         return read(path)
 
     return parse

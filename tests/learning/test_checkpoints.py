@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cpsgd.errors import CheckpointError
-from cpsgd.learning.checkpoints import ChargeLog, load, save, write_lines
+from cpsgd.learning.checkpoints import ChargeLog, load, save
 
 STATE: dict[str, Any] = {
     "round": 3,
@@ -50,13 +50,13 @@ def test_every_damage_is_noticed(tmp_path: Path) -> None:
 
 
 def sealed(body: bytes) -> bytes:
-    return b"cpsgd checkpoint 1\n" + hashlib.sha256(body).digest() + body
+    return b"cpsgd checkpoint 2\n" + hashlib.sha256(body).digest() + body
 
 
 def test_a_checksum_is_no_signature(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.bin"
     save(path, STATE)
-    archive = path.read_bytes()[len(b"cpsgd checkpoint 1\n") + 32 :]
+    archive = path.read_bytes()[len(b"cpsgd checkpoint 2\n") + 32 :]
     a_list, packed = io.BytesIO(), io.BytesIO()
     torch.save([1, 2], a_list)
     with zipfile.ZipFile(io.BytesIO(archive)) as good, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as bomb:
@@ -176,7 +176,29 @@ def test_another_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
     subprocess.run(command, check=True, env=environment)
 
 
-def test_lines(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write_lines(path, ['{"round": 0}', '{"round": 1}'])
-    assert path.read_text() == '{"round": 0}\n{"round": 1}\n'
+def test_checkpoints_are_told_apart_by_version(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.bin"
+    save(path, STATE)
+    rest = path.read_bytes().removeprefix(b"cpsgd checkpoint 2\n")
+    path.write_bytes(b"cpsgd checkpoint 1\n" + rest)
+    assert load(path)["round"] == 3
+    for kind, words in (
+        (b"cpsgd checkpoint 3\n", "of this release: resume"),
+        (b"cpsgd chequepoint 2", "is not a chec"),
+    ):
+        path.write_bytes(kind + rest)
+        with pytest.raises(CheckpointError, match=words):
+            load(path)
+
+
+def test_what_was_charged_is_known_by_its_lines(tmp_path: Path) -> None:
+    log = ChargeLog(tmp_path / "charges.jsonl")
+    assert log.extent(5) == {"rounds": 0, "sha256": hashlib.sha256().hexdigest()}
+    extents = []
+    for number in range(3):
+        log.append(number, 90 + number)
+        extents.append(log.extent(number + 1))
+    again = ChargeLog(tmp_path / "charges.jsonl")
+    assert [again.extent(number + 1) for number in range(3)] == extents == [log.extent(n) for n in (1, 2, 3)]
+    assert [extent["rounds"] for extent in extents] == [1, 2, 3]
+    assert len({extent["sha256"] for extent in extents}) == 3

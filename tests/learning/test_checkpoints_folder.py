@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,11 @@ import pytest
 import torch
 
 from cpsgd.errors import CheckpointError
-from cpsgd.learning import mlp
-from cpsgd.learning.checkpoints import Progress, RoundMetrics, RunFolder
+from cpsgd.learning import checkpoints, mlp
+from cpsgd.learning.checkpoints import Progress, RunFolder
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import ArrayDataset
+from cpsgd.learning.history import RoundMetrics
 
 CONFIG = {"learning_rate": 0.1, "seed": 3}
 COHORTS = Cohorts(population=300, cohort=100, scheme="once", messages=100, overflow=0.0, key=2**63 - 1)
@@ -72,3 +75,71 @@ def test_a_run_that_is_refused_changes_nothing(triangle: ArrayDataset, tmp_path:
     with pytest.raises(CheckpointError, match="another seed;"):
         changed.restore(model, {"optimizer": optimizer})
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_checkpoints_do_not_grow_with_the_rounds(triangle: ArrayDataset, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, CONFIG, triangle, resume=False)
+    model, optimizer = server(seed=1)
+    sizes = []
+    for rounds in (100, 1_000):
+        for number in range(len(folder.charged), rounds):
+            folder.charge(number, 90 + number)
+        folder.save(progress(rounds), model, {"optimizer": optimizer})
+        sizes.append((tmp_path / "checkpoint.bin").stat().st_size)
+    assert sizes[1] - sizes[0] < 100
+    del folder
+    again = RunFolder(tmp_path, CONFIG, triangle, resume=True)
+    assert again.restore(model, {"optimizer": optimizer}) == progress(1_000)
+
+
+def test_a_checkpoint_of_before_is_taken_up_and_the_next_one_is_new(triangle: ArrayDataset, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, CONFIG, triangle, resume=False)
+    model, optimizer = server(seed=1)
+    for number in range(3):
+        folder.charge(number, 90 + number)
+    folder.save(progress(2), model, {"optimizer": optimizer})
+    path = tmp_path / "checkpoint.bin"
+    old = checkpoints.load(path) | {
+        "history": "\n".join(json.dumps(row.to_dict()) for row in progress(2).history),
+        "charged": torch.tensor([[0, 90], [1, 91]]),
+    }
+    checkpoints.save(path, old)
+    path.write_bytes(b"cpsgd checkpoint 1\n" + path.read_bytes().removeprefix(b"cpsgd checkpoint 2\n"))
+    (tmp_path / "metrics.jsonl").write_text(
+        "whatever a person has put there, longer than all that was ever there\n" * 99
+    )
+    del folder
+    again = RunFolder(tmp_path, CONFIG, triangle, resume=True)
+    assert again.restore(model, {"optimizer": optimizer}) == progress(2)
+    again.save(progress(3), model, {"optimizer": optimizer})
+    del again
+    last = RunFolder(tmp_path, CONFIG, triangle, resume=True)
+    assert last.restore(model, {"optimizer": optimizer}) == progress(3)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_log_that_differs_from_what_was_spent_is_refused(triangle: ArrayDataset, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, CONFIG, triangle, resume=False)
+    model, optimizer = server(seed=1)
+    for number in range(3):
+        folder.charge(number, 90 + number)
+    folder.save(progress(2), model, {"optimizer": optimizer})
+    del folder
+    log = tmp_path / "charges.jsonl"
+    first, second, third = log.read_bytes().splitlines(keepends=True)
+    other = b'{"round": 1, "survivors": 99}'
+    for bad in (first, first + third, first + other + b" %08x\n" % zlib.crc32(other) + third):
+        log.write_bytes(bad)
+        with pytest.raises(CheckpointError, match="does not hold all that the checkpoint has spent"):
+            RunFolder(tmp_path, CONFIG, triangle, resume=True).restore(model, {"optimizer": optimizer})
+    log.write_bytes(first + second)  # what was charged after the checkpoint is missing, which nobody can see
+    assert RunFolder(tmp_path, CONFIG, triangle, resume=True).restore(model, {"optimizer": optimizer}) == progress(2)
+
+
+def test_a_folder_that_cannot_be_written_is_named(triangle: ArrayDataset, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="file: File exists"):
+        RunFolder(tmp_path / "file", CONFIG, triangle, resume=False)
+    (tmp_path / "run" / "charges.jsonl").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"charges\.jsonl: Is a directory"):
+        RunFolder(tmp_path / "run", CONFIG, triangle, resume=False)

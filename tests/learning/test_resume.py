@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
+import os
 import random
 import signal
 import subprocess
@@ -20,9 +22,10 @@ import numpy as np
 import pytest
 import torch
 
-from cpsgd.errors import CheckpointError, InfeasibleError
+from cpsgd.errors import CheckpointError, InfeasibleError, UserFunctionError
 from cpsgd.learning import NoPrivacy, Trainer, checkpoints, mlp
 from cpsgd.learning.datasets import ArrayDataset, Dataset
+from cpsgd.learning.history import History
 from cpsgd.learning.options import (
     AccountOptions,
     ClientOptions,
@@ -34,6 +37,8 @@ from cpsgd.learning.options import (
 from cpsgd.learning.server import Server
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import RoundSimulator
+
+from .conftest import blobs
 
 LOSS = torch.nn.functional.cross_entropy
 PROTOCOL = Protocol.rotated_binomial(clients=100, dim=15, clip_norm=1.0, levels=8, trials=250)
@@ -112,7 +117,8 @@ POINTS = [
     ("cpsgd.learning.server.Server.step", True),
     ("cpsgd.learning.checkpoints.save", False),
     ("cpsgd.learning.checkpoints.save", True),
-    ("cpsgd.learning.checkpoints.write_lines", True),
+    ("cpsgd.learning.history.History.append", False),
+    ("cpsgd.learning.history.History.append", True),
 ]
 
 
@@ -121,13 +127,13 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, point: str, afterwards: bool, cal
     owner, name = point.rsplit(".", 1)
     calls = itertools.count()
     functions: dict[str, Callable[..., Any]] = {
-        "append": checkpoints.ChargeLog.append,
-        "mean": RoundSimulator.mean,
-        "step": Server.step,
-        "save": checkpoints.save,
-        "write_lines": checkpoints.write_lines,
+        "ChargeLog.append": checkpoints.ChargeLog.append,
+        "RoundSimulator.mean": RoundSimulator.mean,
+        "Server.step": Server.step,
+        "checkpoints.save": checkpoints.save,
+        "History.append": History.append,
     }
-    real = functions[name]
+    real = functions[".".join(point.split(".")[-2:])]
 
     def interrupted(*arguments: Any) -> Any:
         if next(calls) < call:
@@ -193,8 +199,10 @@ def test_an_interrupted_trainer_does_not_go_on_by_itself(
         interrupt(patched, "cpsgd.learning.server.Server.step", False, 0)
         with pytest.raises(Crash):
             run.step()
-    with pytest.raises(CheckpointError, match="interrupted after its charge"):
+    with pytest.raises(CheckpointError, match="Round 1 was interrupted after its charge"):
         run.step()
+    with pytest.raises(CheckpointError, match="Round 1 was interrupted after its charge: there is no model"):
+        run.export(tmp_path)
     resumed = finish(trainer(triangle, tmp_path, seed=None, resume=True))
     assert [row.released for row in resumed.history] == [True, False, True, True, True, True]
 
@@ -292,3 +300,79 @@ def test_a_checkpoint_of_something_else(triangle: ArrayDataset, tmp_path: Path, 
     checkpoints.save(path, {**checkpoints.load(path), **change})
     with pytest.raises(CheckpointError, match="does not hold the state"):
         trainer(triangle, tmp_path, rounds=1, resume=True)
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, name: str, calls: int) -> None:
+    """After so many of them, waiting for a file of this name to be on the disk fails as on a full one."""
+    real, counter = os.fsync, itertools.count()
+
+    def fail(descriptor: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.startswith(name) and next(counter) >= calls:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("charges.jsonl", r"charges\.jsonl: No space left on device\. Round 2 was not computed; make room"),
+        ("metrics.jsonl", r": No space left on device\. 2 rounds are complete: make room and save"),
+        ("checkpoint.bin", r"checkpoint\.bin: No space left on device\. 2 rounds are complete: make room and save"),
+    ],
+)
+def test_a_full_disk_is_told_of_and_costs_no_round(
+    triangle: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    run = trainer(triangle, tmp_path)
+    with monkeypatch.context() as patched:
+        full_disk(patched, name, calls=2 if name == "charges.jsonl" else 1)
+        with pytest.raises(CheckpointError, match=words):
+            finish(run)
+    if name == "charges.jsonl":
+        with pytest.raises(CheckpointError, match="Round 2 was interrupted"):
+            run.step()
+        run = trainer(triangle, tmp_path, resume=True)
+    else:
+        # All is in memory, and room was made: the run goes on, and nothing is missing on the disk.
+        assert run.round == 2
+        run.save()
+        assert trainer(triangle, tmp_path, resume=True).round == 2
+    same(finish(run), finish(trainer(triangle)))
+    assert charges(tmp_path) == list(range(6))
+    same(trainer(triangle, tmp_path, resume=True), run)
+
+
+def test_an_evaluation_that_fails_later_is_told_of_with_the_round(triangle: ArrayDataset, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if len(labels) == 200:  # the test set
+            seen.append(len(seen))
+            if len(seen) == 4:
+                raise IndexError("Target 12 is out of bounds.")
+        return LOSS(outputs, labels)
+
+    options = {"cohort": 100, "rounds": 6, "seed": 3, "delta": 1e-5, "run_dir": tmp_path}
+    run = Trainer(mlp(4, 3, (), seed=0), loss, triangle, PROTOCOL, **groups(**options))
+    assert seen == [0]  # before anything is charged
+    with pytest.raises(
+        UserFunctionError, match=r"given the test examples, failed with IndexError.*was charged"
+    ) as found:
+        finish(run)
+    assert "12" not in str(found.value)
+    with pytest.raises(CheckpointError, match="Round 2 was interrupted after its charge"):
+        run.step()
+    assert charges(tmp_path) == [0, 1, 2]
+
+
+def test_labels_beyond_the_outputs_are_refused_before_anything_is_charged(tmp_path: Path) -> None:
+    beyond = blobs()
+    beyond.test_labels[7] = 12
+    with pytest.raises(
+        UserFunctionError, match=r"given the test examples, failed with IndexError.*Nothing was charged"
+    ):
+        trainer(beyond, tmp_path)
+    assert not (tmp_path / "charges.jsonl").exists()

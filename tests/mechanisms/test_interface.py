@@ -363,8 +363,12 @@ def test_where_rounding_is_the_noise_nothing_is_added(mechanism: Mechanism) -> N
 
 @every_with_noise
 @pytest.mark.parametrize("count", [1, 3, 40])
-def test_the_noise_of_many_clients_at_once_has_the_law_of_as_many_draws(mechanism: Mechanism, count: int) -> None:
-    draws = mechanism.sum_noise(count, DRAWS, stream(30 + count))
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_noise_of_many_clients_at_once_has_the_law_of_as_many_draws(
+    mechanism: Mechanism, count: int, at_once: bool
+) -> None:
+    draw = mechanism.sum_noise if at_once else mechanism.clients_noise
+    draws = draw(count, DRAWS, stream(30 + count))
     law = mechanism.law(count)
     assert draws.shape == (DRAWS,)
     if isinstance(law, Normal):

@@ -57,6 +57,17 @@ def test_smallest_noise_where_epsilon_decides() -> None:
     assert epsilon_at(noise_trials=smallest) <= 0.2 < epsilon_at(noise_trials=smallest - 1)
 
 
+@pytest.mark.parametrize("p", [5e-324, 1e-300, 1e-100, 1e-30, 1.0 - 2.0**-53])
+def test_a_p_next_to_nothing_is_refused_at_once(p: float) -> None:
+    with pytest.raises(ConditionError, match="Choose a p nearer"):
+        binomial_mechanism_epsilon(noise_trials=2000, p=p, dim=1, delta=1e-6, sensitivities=ONE)
+
+
+def test_no_number_of_trials_makes_up_for_a_p_of_nothing() -> None:
+    with pytest.raises(ConditionError, match="choose a larger ε"):
+        binomial_mechanism_trials(epsilon=1.0, p=5e-324, dim=1, delta=1e-6, sensitivities=ONE)
+
+
 def test_constants() -> None:
     half = Constants.of(0.5)
     assert (half.b, half.c, half.d) == pytest.approx((1 / 3, 7 * math.sqrt(2) / 4, 2 / 3))

@@ -5,10 +5,11 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import Gaussian, binomial
+from cpsgd.mechanisms import Binomial, Gaussian, binomial
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.paper.theorem import theorem_epsilon
 from cpsgd.privacy import (
@@ -248,3 +249,13 @@ def test_one_examples_share_knows_no_distance_of_whole_sums() -> None:
     )
     stated = dataclasses.replace(protocol, replace_one_distance=40.0, distance_reason="all are on a simplex")
     assert example_protocol(stated, 10) == example_protocol(protocol, 10)
+
+
+@pytest.mark.parametrize("p", [5e-324, 1e-300, 1e-100, 1.0 - 2.0**-53])
+def test_coins_that_never_fall_prove_nothing_and_take_no_time(p: float) -> None:
+    mechanism = Binomial(levels=16, trials=1000, p=p, coordinate_range=4.0)
+    protocol = Protocol(clients=100, dim=10, clip_norm=1.0, mechanism=mechanism, rotate=True)
+    with pytest.raises(ConditionError, match="No method proves anything"):
+        guarantee(protocol, 1e-6)
+    assert protocol.mechanism.noise_variance < 1e-10
+    protocol.encode(np.zeros(10), 0)

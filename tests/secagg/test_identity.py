@@ -40,6 +40,29 @@ def test_an_identity_is_read_as_it_was_written_and_nobody_else_may(tmp_path: Pat
     assert public_bytes(create_identity(tmp_path / "other")) != public_bytes(made)
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o640, 0o602, 0o620, 0o601, 0o677])
+def test_an_identity_that_others_may_read_or_change_is_refused(mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "silo"
+    create_identity(path)
+    path.chmod(mode)
+    with pytest.raises(IdentityFileError, match=f"chmod 600 {path}"):
+        read_identity(path)
+    path.chmod(0o400)
+    read_identity(path)
+
+
+def test_a_group_may_read_an_identity_that_was_lent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "silo"
+    create_identity(path)
+    path.chmod(0o440)
+    owner = os.geteuid()
+    monkeypatch.setattr("cpsgd.secagg.identity.os.geteuid", lambda: owner + 1)
+    read_identity(path)
+    path.chmod(0o444)
+    with pytest.raises(IdentityFileError, match="others"):
+        read_identity(path)
+
+
 def test_no_file_is_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "silo"
     create_identity(path)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.stats import chisquare
 
 from cpsgd import Aggregator, Protocol, plan
 from cpsgd.errors import EmptyError, GuaranteeError, ParameterError, VectorError
-from cpsgd.mechanisms import Coins, binomial
+from cpsgd.mechanisms import Binomial, Coins, DiscreteGaussian, Mechanism, Skellam, binomial
 from cpsgd.randomness import Keystream
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator, clipped_sum, noise_norm
 
@@ -45,6 +47,48 @@ def test_the_sum_has_the_law_of_single_messages(tested: Protocol, fixed_seed: No
     both = np.array(counts)
     expected = np.outer(both.sum(axis=1), both.sum(axis=0)) / both.sum()
     assert chisquare(both.ravel(), expected.ravel(), ddof=both.shape[1]).pvalue > 1e-7
+
+
+LARGE = Binomial(levels=4, trials=500, coordinate_range=1.0)
+SAMPLERS = {
+    # Drawn in one go: no further from the law than as many clients' own draws.
+    "inversion": (LARGE, True),
+    "biased": (Binomial(levels=4, trials=20, p=0.25, coordinate_range=1.0), True),
+    "skellam": (Skellam(levels=4, variance=3.5, coordinate_range=1.0), True),
+    # Client by client: coins are exact, and a table is not.
+    "coins": (Binomial(levels=4, trials=20, coordinate_range=1.0), False),
+    "discrete-gaussian": (DiscreteGaussian(levels=4, sigma_squared=2.0, coordinate_range=1.0), False),
+}
+
+
+@pytest.mark.parametrize(("mechanism", "at_once"), SAMPLERS.values(), ids=SAMPLERS)
+def test_noise_that_protects_is_as_exact_as_the_accounting_says(
+    mechanism: Mechanism, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested = Protocol(clients=30, dim=5, clip_norm=1.0, mechanism=mechanism, rotate=True)
+    called = []
+    for name in ("sum_noise", "clients_noise"):
+        real = getattr(type(mechanism), name)
+
+        def draw(self: Mechanism, *arguments: Any, name: str = name, real: Any = real) -> Any:
+            called.append(name)
+            return real(self, *arguments)
+
+        monkeypatch.setattr(type(mechanism), name, draw)
+    for seed in (None, 7):
+        simulator = RoundSimulator(tested, round=0, seed=seed)
+        simulator.add_zeros(30)
+        simulator.mean()
+    assert called == ["sum_noise" if at_once else "clients_noise", "sum_noise"]
+    # What `guarantee` takes off δ for each coordinate of each round covers the sampler that was used.
+    assert (mechanism.sum_variation(30) <= 30 * mechanism.variation) == at_once
+
+
+def test_a_large_epsilon_of_coins_would_not_survive_a_table() -> None:
+    # At ε = 64 a table of 128-bit numbers costs more than δ, and nothing is taken off δ for coins.
+    coins_of = Binomial(levels=4, trials=27, coordinate_range=1.0)
+    assert coins_of.variation == 0.0
+    assert 700 * coins_of.sum_variation(1_797) * np.exp(64.0) > 1e-6
 
 
 def test_coins_leave_no_noise_to_draw() -> None:

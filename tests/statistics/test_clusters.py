@@ -27,7 +27,7 @@ from cpsgd.protocol import Protocol
 from cpsgd.statistics import questions
 from cpsgd.statistics.blocks import Around, Blocks
 from cpsgd.statistics.centres import nearest_centre
-from cpsgd.statistics.clusters import Clusters, PlannedClusters, inertia, kmeans
+from cpsgd.statistics.clusters import Clusters, NoiseWarning, PlannedClusters, inertia, kmeans
 from cpsgd.statistics.points import in_unit_ball, people_in_ball, private_mean
 
 CLUSTERS, DIM = 6, 4
@@ -239,6 +239,33 @@ def test_a_budget_too_small_says_how_many_rounds_it_buys() -> None:
         stated = {"replace_one_distance": blocks.distance, "distance_reason": "of their blocks"}
         planned = plan(2000, blocks.length, 4.0, 1e-6, blocks.clip_norm, **wishes, **stated)
         assert (4 * blocks.deviations(planned.protocol, 2000)[1] < 2000 / 3) == enough
+
+
+def test_centres_that_would_be_anywhere_are_refused() -> None:
+    asked = Clusters(100, 2, radius=1.0, rounds=1, initial=np.eye(2, 100))
+    words = r"centre of a cluster of 50 clients would be off by 0\.\d+ times the radius\. about 1\d\d clients would do"
+    with pytest.raises(InfeasibleError, match=words):
+        asked.plan(100, 3.0, 1e-6, bits=8, mechanism="binomial")
+    assert asked.plan(150, 3.0, 1e-6, bits=8, mechanism="binomial").plan.rounds == 1
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_centres_that_are_noise_are_warned_of() -> None:
+    alike = np.full((1200, 64), 0.1)
+    with pytest.warns(NoiseWarning, match=r"hardly enough for 6 clusters of 1,200 clients in 64 dimensions"):
+        found = kmeans(alike, 6, 3.0, 1e-6, radius=1.0, rounds=4)
+    assert found.noise_share > 0.75
+
+
+@pytest.mark.usefixtures("fixed_seed")
+def test_the_share_of_noise() -> None:
+    found = kmeans(blobs(2000, seed=7), 3, 64.0, 1e-6, radius=1.0, rounds=4)
+    assert found.noise_share < 0.01
+    centres, sizes = np.array([[3.0, 0.0], [-1.0, 0.0], [9.0, 9.0]]), np.array([100.0, 300.0, 0.0])
+    noisy = dataclasses.replace(found, centres=centres, sizes=sizes, deviations=np.array([2.0, 1.0, np.inf]))
+    assert noisy.noise_share == pytest.approx((100 * 4 + 300) / (100 * 9 + 300 * 1))
+    assert dataclasses.replace(noisy, deviations=np.array([9.0, 9.0, np.inf])).noise_share == 1.0
+    assert dataclasses.replace(noisy, sizes=np.array([400.0, 0.0, 0.0])).noise_share == 1.0
 
 
 def people_and_points() -> tuple[dict[str, np.ndarray], np.ndarray]:

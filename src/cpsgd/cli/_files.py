@@ -65,6 +65,18 @@ def _write(target: Path, body: Callable[[IO[bytes]], object]) -> None:
         raise
 
 
+@contextmanager
+def paid(charged: bool) -> Iterator[None]:
+    """Where a result was charged to a ledger and cannot be written, the error says so."""
+    try:
+        yield
+    except OSError as error:
+        if not charged:
+            raise
+        told = f"{error.strerror or error}. It was charged to the ledger all the same, and has to be paid for again"
+        raise OSError(error.errno, told, error.filename) from None
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Replaces a file by these bytes."""
     write(path, lambda file: file.write(data))

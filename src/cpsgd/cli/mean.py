@@ -143,7 +143,8 @@ def run(
         with np.errstate(over="ignore"):
             measured = float(difference @ difference)
         error = {"measured": measured, "expected": expected.total, **asdict(expected)}
-    _files.write_vector(out, estimate)
+    with _files.paid(charge is not None):
+        _files.write_vector(out, estimate)
 
     if json:
         output.show_json(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -54,6 +55,16 @@ def complain(text: str, *, style: str = "bold red") -> None:
     """Prints one line on stderr."""
     # Not parsed as markup: file names may hold brackets.
     Console(stderr=True, soft_wrap=True).print(Text(" ".join(text.split()), style=style))
+
+
+@contextmanager
+def warnings_told() -> Iterator[None]:
+    """Warnings of what is done within become lines on stderr when it is done."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        yield
+    for warning in heard:
+        complain(f"Warning: {warning.message}", style="bold yellow")
 
 
 def console() -> Console:

@@ -71,10 +71,11 @@ def kmeans(
 
     _files.check_vector_output(out, file)
     table, named = _read(file, key, columns, user)
-    with output.progress(rounds * table.rows) as advance:
+    with output.warnings_told(), output.progress(rounds * table.rows) as advance:
         wishes = {**vars(cost), **vars(budget), **named, "radius": radius}
         found = find(table.source, clusters, **wishes, rounds=rounds, seed=seed, advance=advance)
-    _files.write_vector(out, found.centres.astype(np.float32))
+    with _files.paid(budget.ledger is not None):
+        _files.write_vector(out, found.centres.astype(np.float32))
     protocol, error = found.plan.protocol, found.plan.error
     clients, dim = protocol.clients, found.centres.shape[1]
     measured = None if budget.ledger else inertia(table.of_clients(radius, **named), found.centres)
@@ -92,6 +93,7 @@ def kmeans(
                 "radius": radius,
                 "sizes": found.sizes.tolist(),
                 "deviations": found.deviations.tolist(),  # infinite, in JSON null, for a centre that nobody is near
+                "noise_share": found.noise_share,
                 "inertia": measured,
                 **output.sent(protocol),
                 "total_bits_per_client": found.bits_per_client,
@@ -110,7 +112,7 @@ def kmeans(
             ("sent in all", f"{found.bits_per_client // 8:,} bytes per client"),
             *privacy_facts,
             ("sizes", ", ".join(f"{size:,.0f}" for size in found.sizes) + " clients, noise included"),
-            ("centres off", deviation),
+            ("centres off", f"{deviation}; that is {100 * found.noise_share:.2f} % of how far they are apart"),
             (
                 "inertia",
                 _HIDDEN if measured is None else f"{measured:.6g} measured, {measured / clients:.4g} per client",
@@ -156,7 +158,8 @@ def pca(
         mean = np.zeros(table.dim) if centred else None
         wishes = {**vars(cost), **vars(budget), **named, "radius": radius}
         found = find(table.source, components, **wishes, mean=mean, advance=advance)
-    _files.write_vector(out, found.components.astype(np.float32))
+    with _files.paid(budget.ledger is not None):
+        _files.write_vector(out, found.components.astype(np.float32))
     protocol, error = found.plan.protocol, found.plan.error
     clients, dim = protocol.clients, table.dim
     expected, measured = math.degrees(found.expected_angle), None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json as json_module
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -294,11 +293,8 @@ def release(
         plotting.new_figure(1.0, 1.0)  # says so if it cannot draw, before anything is spent
     table = open_table(file)
     wishes = {**cost, **columns.wishes, "confidence": result.confidence, **vars(budget)}
-    with output.progress(table.rows, "rows") as advance, warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
+    with output.warnings_told(), output.progress(table.rows, "rows") as advance:
         found = ask(table, **wishes, advance=advance)
-    for warning in heard:
-        output.complain(f"Warning: {warning.message}", style="bold yellow")
     failure: OSError | None = None
     try:
         _save(found, result)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cpsgd.learning.callbacks import tensorboard as tensorboard
-    from cpsgd.learning.checkpoints import RoundMetrics as RoundMetrics
+    from cpsgd.learning.history import RoundMetrics as RoundMetrics
     from cpsgd.learning.losses import loss_for as loss_for
     from cpsgd.learning.losses import squared_error as squared_error
     from cpsgd.learning.mechanisms import NoPrivacy as NoPrivacy
@@ -28,7 +28,7 @@ _OPTIONS = ("AccountOptions", "ClientOptions", "CohortOptions", "FolderOptions",
 _HOMES = {
     **dict.fromkeys(_OPTIONS, "options"),
     "NoPrivacy": "mechanisms",
-    "RoundMetrics": "checkpoints",
+    "RoundMetrics": "history",
     "Trainer": "trainer",
     "baselines": "mechanisms",
     "loss_for": "losses",

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 import secrets
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from cpsgd._numbers import rounded_up
@@ -40,7 +41,8 @@ class Spending:
     the client is drawn or not; so that chance is all that has to be added.
 
     Attributes:
-        survivors: How many messages arrived in each round charged so far.
+        sizes: How many of the rounds charged so far had how many messages. Rounds repeat, so that what a round costs to
+            account for does not grow with their number.
         examples: The most examples of a client where one of them is protected; None where the whole client is.
     """
 
@@ -62,29 +64,33 @@ class Spending:
         self.adjacency: Adjacency = account.adjacency or cohorts.adjacency
         self.participation.check(self.adjacency)
         self.colluding = account.colluding or 0
-        self.survivors: list[int] = []
+        self.sizes: Counter[int] = Counter()
         self._messages = cohorts.messages
         self._overflow = cohorts.overflow
         self._floor = 0
         # Rounds repeat, and so does the question what they cost.
-        self._found: dict[tuple[float, tuple[int, ...]], RoundsGuarantee] = {}
+        self._found: tuple[tuple[float, Counter[int]], RoundsGuarantee] | None = None
 
-    def guarantee(self, survivors: Sequence[int] | None = None) -> RoundsGuarantee | None:
+    def guarantee(self, survivors: Iterable[int] | None = None) -> RoundsGuarantee | None:
         """The guarantee of the rounds so far, or of rounds with these survivors; None before the first.
 
         Raises:
             ConditionError: Nothing is proved about them.
         """
-        sizes = tuple(self.survivors if survivors is None else survivors)
-        if not sizes:
+        sizes = self.sizes if survivors is None else Counter(survivors)
+        rounds = sizes.total()
+        if not rounds:
             return None
         if self.participation.scheme == "once":
             # Rounds of other clients cost a client nothing, so the smallest one says it all.
-            return replace(self._proved(self.delta, (min(sizes),)), rounds=len(sizes))
-        left = self.delta - len(sizes) * self._overflow
+            return replace(self._proved(self.delta, Counter([min(sizes)])), rounds=rounds)
+        left = self.delta - rounds * self._overflow
         if left <= 0.0:
-            raise ConditionError(f"{len(sizes):,} rounds spend δ={self.delta:g} on draws of too many clients alone.")
-        found = self._proved(left, tuple(sorted(map(self.rounded_down, sizes))))
+            raise ConditionError(f"{rounds:,} rounds spend δ={self.delta:g} on draws of too many clients alone.")
+        rounded: Counter[int] = Counter()
+        for size, count in sorted(sizes.items()):
+            rounded[self.rounded_down(size)] += count
+        found = self._proved(left, rounded)
         return replace(found, delta=self.delta, tail=found.tail + self.delta - left)
 
     def check(self, rounds: int, survivors: int) -> None:
@@ -125,28 +131,28 @@ class Spending:
             return False
         if 0 < self._floor <= survivors:
             return True
-        return self._holds([*self.survivors, survivors, *[self._floor] * rounds_left])
+        return self._holds(self.sizes + Counter([survivors]) + Counter({self._floor: rounds_left}))
 
     def charge(self, survivors: int) -> None:
         """Counts a round that is about to be released."""
-        self.survivors.append(survivors)
+        self.sizes[survivors] += 1
 
-    def _proved(self, delta: float, sizes: tuple[int, ...]) -> RoundsGuarantee:
-        if (delta, sizes) not in self._found:
+    def _proved(self, delta: float, sizes: Counter[int]) -> RoundsGuarantee:
+        if self._found is None or self._found[0] != (delta, sizes):
             found = guarantee_over_rounds(
                 self.protocol,
                 delta,
                 participation=self.participation,
                 adjacency=self.adjacency,
-                surviving=list(sizes),
+                surviving=sizes,
                 colluding=self.colluding,
             )
             if self.examples is not None:
                 # The paper's theorem would be about sums whose norm is one example's.
                 kept = tuple(pair for pair in found.alternatives if not pair[0].startswith("paper-theorem"))
                 found = replace(found, alternatives=kept)
-            self._found = {(delta, sizes): found}
-        return self._found[delta, sizes]
+            self._found = (delta, sizes), found
+        return self._found[1]
 
     def rounded_down(self, survivors: int) -> int:
         """With sampling, one of few sizes: accounting takes seconds for each, and fewer messages never cost less."""
@@ -154,10 +160,10 @@ class Spending:
         missing = self._messages - survivors
         return max(1, self._messages - -(-missing // step) * step)
 
-    def _with(self, rounds: int, survivors: int) -> list[int]:
-        return [*self.survivors, *[survivors] * (rounds - len(self.survivors))]
+    def _with(self, rounds: int, survivors: int) -> Counter[int]:
+        return self.sizes + Counter({survivors: rounds - self.sizes.total()})
 
-    def _holds(self, sizes: Sequence[int]) -> bool:
+    def _holds(self, sizes: Counter[int]) -> bool:
         """Whether something is proved about rounds with so many messages, and the budget buys them."""
         try:
             found = self.guarantee(sizes)

@@ -20,7 +20,7 @@ from cpsgd.learning import devices, mechanisms
 from cpsgd.learning.architecture import Loss
 from cpsgd.learning.clipping import Clipping
 from cpsgd.learning.cohorts import Cohorts
-from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.datasets.base import Dataset, PartedDataset
 from cpsgd.learning.datasets.device import DeviceInfinite, on_device
 from cpsgd.learning.devices import enough_memory, own_code
 from cpsgd.learning.gradients import ClientUpdates, ExampleSums
@@ -103,8 +103,10 @@ class CpuBackend:
         on = self.device if self.asynchronous else None
         with self._enough_memory():
             simulator = mechanisms.start_round(self._mechanism, self.dim, number, self._seed, on)
-            for start in range(0, len(clients), self._slice):
-                chunks = self._chunks(clients[start : start + self._slice], simulator)
+            for some, examples in self._groups(clients):
+                chunks = self._chunks(some, simulator)
+                if examples > self._slice and isinstance(self._dataset, PartedDataset):
+                    chunks = self._large(self._dataset, int(some[0]), examples)
                 while True:
                     with own_code("The model, the loss or the data set"):
                         chunk = next(chunks, None)
@@ -124,6 +126,30 @@ class CpuBackend:
             f"{self.updates.memory_limit / 2**20:,.0f} MiB of clients at a time",
             "give a smaller memory_limit (for commands --memory-limit). The round was not charged.",
         )
+
+    def _groups(self, clients: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
+        """Clients whose examples are held at a time, and how many these are; one alone may have too many."""
+        counts = np.ones(len(clients), dtype=np.int64)
+        if isinstance(self._dataset, PartedDataset):
+            with own_code("The data set"):
+                counts = self._dataset.counts(clients)
+        ends, start = np.cumsum(counts), 0
+        while start < len(clients):
+            before = int(ends[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, before + self._slice, side="right")))
+            yield clients[start:stop], int(ends[stop - 1]) - before
+            start = stop
+
+    def _large(self, dataset: PartedDataset, client: int, examples: int) -> Iterator[Any]:
+        """The row of a client with so many examples."""
+
+        def parts() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            for start in range(0, examples, self._slice):
+                part = dataset.part(client, start, start + self._slice)
+                yield torch.from_numpy(part.features).to(self.device), torch.from_numpy(part.labels).to(self.device)
+
+        row = self._rows.large(parts, examples)
+        yield row if self.asynchronous else row.numpy()
 
     def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterator[Any]:
         yield from self._rows.chunks(self._dataset.batch(clients))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpsgd.errors import ParameterError
-from cpsgd.learning.checkpoints import RoundMetrics
+from cpsgd.learning.history import RoundMetrics
 
 if TYPE_CHECKING:
     from cpsgd.learning.trainer import Trainer

@@ -4,10 +4,12 @@ A run is taken up by a process that has it to itself, with the settings and data
 its charges. Its directory, a `RunFolder`, holds
 
 * `checkpoint.bin`: the last complete round (magic, SHA-256 of the rest, then PyTorch's archive of tensors and plain
-  values). It is written beside and moved into place, so that a reader finds the old one or the new one whole.
+  values). It is written beside and moved into place, so that a reader finds the old one or the new one whole. Its size
+  does not grow with the rounds: of the other two files it holds lengths and hashes.
 * `charges.jsonl`: one line per round, `{"round": 7, "survivors": 9990}` and a checksum, on disk before the round's mean
   is used. So a crash can lose a round's work but not its cost. Whoever runs the run holds a lock on this file.
-* `metrics.jsonl`: one line per complete round, for people and plots. Nothing is read back from it.
+* `metrics.jsonl`: one line per complete round, for people and plots (`cpsgd.learning.history`), on disk before the
+  checkpoint that counts on it.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ import os
 import weakref
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,13 @@ from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.devices import enough_memory
+from cpsgd.learning.durable import kept, sync_folder, write_file
+from cpsgd.learning.history import History, RoundMetrics
 from cpsgd.protocol import Protocol
 
-_MAGIC = b"cpsgd checkpoint 1\n"
+# Version 1 held the whole history; it is read, and the next checkpoint is of version 2.
+_KIND, _VERSION, _KNOWN = b"cpsgd checkpoint ", b"2\n", (b"1\n", b"2\n")
+_MAGIC = _KIND + _VERSION
 _DIGEST_BYTES = 32
 CHECKPOINT, CHARGES, METRICS = "checkpoint.bin", "charges.jsonl", "metrics.jsonl"
 
@@ -55,8 +61,10 @@ def load(path: Path) -> dict[str, Any]:
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"The checkpoint {path} cannot be read: {error.strerror}.") from None
-    if not data.startswith(_MAGIC):
-        raise CheckpointError(f"{path} is not a checkpoint of this release.")
+    if not data.startswith(_KIND):
+        raise CheckpointError(f"{path} is not a checkpoint.")
+    if data[len(_KIND) : len(_MAGIC)] not in _KNOWN:
+        raise CheckpointError(f"{path} is not a checkpoint of this release: resume the run with the one it is of.")
     start = len(_MAGIC) + _DIGEST_BYTES
     if hashlib.sha256(data[start:]).digest() != data[len(_MAGIC) : start]:
         raise CheckpointError(
@@ -129,13 +137,14 @@ class ChargeLog:
         if not path.exists():
             # The file's own entry must be on the disk before anything that is written to it can count.
             path.touch()
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         own = os.getpid(), path.resolve()
         self._lock = _locks.get(own) or _locks.setdefault(own, _Lock(path))
-        self._path = path
+        self.path = path
         self.survivors: dict[int, int] = {}
         data = path.read_bytes()
         complete = data.rfind(b"\n") + 1
+        self._hash = hashlib.sha256(data[:complete])
         for number, line in enumerate(data[:complete].splitlines(), 1):
             try:
                 text, checksum = line.rsplit(b" ", 1)
@@ -150,6 +159,7 @@ class ChargeLog:
                 raise CheckpointError(
                     f"Line {number} of {path} is damaged: what was spent is not known. Restore the file from a copy."
                 ) from None
+        self._last = max(self.survivors, default=-1)
         if complete < len(data):
             os.truncate(path, complete)
         self._size = complete
@@ -161,81 +171,26 @@ class ChargeLog:
             CheckpointError: Someone else writes to the log, too. Nothing was written.
         """
         text = json.dumps({"round": round, "survivors": survivors}).encode()
-        with self._path.open("ab") as file:
+        line = text + b" %08x\n" % zlib.crc32(text)
+        with self.path.open("ab") as file:
             if file.tell() != self._size:
-                raise CheckpointError(f"{self._path} has changed since it was read: does the run go on twice at once?")
-            file.write(text + b" %08x\n" % zlib.crc32(text))
+                raise CheckpointError(f"{self.path} has changed since it was read: does the run go on twice at once?")
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
             self._size = file.tell()
+        self._hash.update(line)
         self.survivors[round] = survivors
+        self._last = max(self._last, round)
 
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Lines, replacing the file as a whole."""
-    write_file(path, "".join(line + "\n" for line in lines).encode())
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Writes a file beside, waits for the disk, and moves it into place."""
-    beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@dataclass(frozen=True)
-class RoundMetrics:
-    """One round's figures. None of them is computed from clients' data except through the released model.
-
-    Attributes:
-        round: Number of the round, from 0.
-        released: Whether a mean was released and a step taken. A round is abandoned if so few messages arrived that the
-            budget would not hold, and lost if the run was killed after its charge.
-        survivors: Messages in the sum.
-        loss: Mean loss on the test set, where it was evaluated.
-        accuracy: Share of the test set classified correctly, where it was evaluated.
-        epsilon: ε spent by all rounds so far; None without privacy, and in rounds where it was not computed (with
-            sampling it takes a second, and is computed only where the model is evaluated).
-        delta: δ that goes with it; None without privacy.
-        method: Name of the method that proved ε.
-        bytes_per_client: Bytes of one message.
-        bytes_total: Bytes sent by all clients in all rounds so far.
-        noise_to_signal: √E‖noise‖² of the mean over the norm of the released mean; None where nothing was released.
-        seconds: How long the round took on this machine, evaluation included. Not compared.
-        r_squared: R² on the test set, where labels are numbers to predict and it was evaluated; there is no accuracy.
-        clip_norm: The norm that updates were clipped to, where it adapts.
-    """
-
-    round: int
-    released: bool
-    survivors: int
-    loss: float | None
-    accuracy: float | None
-    epsilon: float | None
-    delta: float | None
-    method: str | None
-    bytes_per_client: int
-    bytes_total: int
-    noise_to_signal: float | None
-    seconds: float = field(compare=False)
-    r_squared: float | None = None
-    clip_norm: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dict(vars(self))
+    def extent(self, before: int) -> dict[str, Any]:
+        """How many rounds before this one were charged, and the SHA-256 of their lines."""
+        if self._last < before:
+            return {"rounds": len(self.survivors), "sha256": self._hash.hexdigest()}
+        # After a crash: a round was charged that is not complete.
+        lines = self.path.read_bytes()[: self._size].splitlines(keepends=True)
+        earlier = [line for line, number in zip(lines, self.survivors, strict=True) if number < before]
+        return {"rounds": len(earlier), "sha256": hashlib.sha256(b"".join(earlier)).hexdigest()}
 
 
 @dataclass(frozen=True)
@@ -261,14 +216,15 @@ class RunFolder:
         Raises:
             CheckpointError: The folder is damaged, in use by another process, or holds a run that is not to be resumed.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path, self._metrics = folder / CHECKPOINT, folder / METRICS
+        with kept(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._path, self._history = folder / CHECKPOINT, History(folder / METRICS)
         self._config = config
-        self._lines: list[str] = []
         # Kept apart from the settings, which may be shown: it follows from everybody's data without noise.
         self._data = getattr(dataset, "fingerprint", None)
         # From here on no other process can open the run.
-        self._log = ChargeLog(folder / CHARGES)
+        with kept(folder / CHARGES):
+            self._log = ChargeLog(folder / CHARGES)
         self.charged: Mapping[int, int] = self._log.survivors
         begun = self._path.exists()
         if not resume and (begun or self.charged):
@@ -291,7 +247,7 @@ class RunFolder:
             self._check(state)
             progress = Progress(
                 round=int(state["round"]),
-                history=[RoundMetrics(**row) for row in _rows(state["history"])],
+                history=self._rows(state["history"]),
                 cohorts=Cohorts(**state["cohorts"]),
                 run=state["run"],
             )
@@ -307,33 +263,36 @@ class RunFolder:
         """Writes a round's charge to the disk, unless that was done before the run was interrupted.
 
         Raises:
-            CheckpointError: The round was charged with another number of messages.
+            CheckpointError: The round was charged with another number of messages, or the disk did not take it.
         """
         known = self.charged.get(number)
         if known is None:
-            self._log.append(number, survivors)
+            with kept(self._log.path, f"Round {number} was not computed; make room, and resume the run."):
+                self._log.append(number, survivors)
         elif known != survivors:
             raise CheckpointError(f"Round {number} was charged with {known} messages and has {survivors} now.")
 
     def save(self, progress: Progress, model: torch.nn.Module, parts: Mapping[str, Any]) -> None:
-        """Writes a checkpoint, and the metrics for people and plots."""
-        # Rounds are many and checkpoints may be, too: what does not change any more is written down once.
-        self._lines += [json.dumps(metrics.to_dict()) for metrics in progress.history[len(self._lines) :]]
-        save(
-            self._path,
-            {
-                "config": self._config,
-                "data": self._data,
-                "run": progress.run,
-                "round": progress.round,
-                "history": "\n".join(self._lines),
-                "model": model.state_dict(),
-                **{name: part.state_dict() for name, part in parts.items()},
-                "cohorts": vars(progress.cohorts),
-                "charged": torch.tensor([pair for pair in self.charged.items() if pair[0] < progress.round]),
-            },
-        )
-        write_lines(self._metrics, self._lines)
+        """Writes the metrics that are new, and then a checkpoint.
+
+        Raises:
+            CheckpointError: The disk did not take them. The last checkpoint is as it was.
+        """
+        with kept(self._path, f"{progress.round:,} rounds are complete: make room and save again, or go on."):
+            save(
+                self._path,
+                {
+                    "config": self._config,
+                    "data": self._data,
+                    "run": progress.run,
+                    "round": progress.round,
+                    "history": self._history.append(progress.history),
+                    "model": model.state_dict(),
+                    **{name: part.state_dict() for name, part in parts.items()},
+                    "cohorts": vars(progress.cohorts),
+                    "charged": self._log.extent(progress.round),
+                },
+            )
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """Refuses the checkpoint of another run, and one that has spent what the log does not know of."""
@@ -345,18 +304,22 @@ class RunFolder:
             raise CheckpointError(
                 f"The run was started with another {', '.join(different)}; resume it with the same settings."
             )
-        if any(self.charged.get(number) != survivors for number, survivors in _pairs(state["charged"])):
+        if not self._holds(state["charged"], state["round"]):
             raise CheckpointError(
                 "The log of charges does not hold all that the checkpoint has spent: restore it from a copy."
             )
 
+    # Before version 2 a checkpoint held all rounds: as lists and dictionaries in 0.1, later as a text and a tensor.
 
-# PyTorch takes long to write many small values, so that these are one each. Version 0.1 wrote lists and dictionaries.
+    def _holds(self, charged: Any, before: int) -> bool:
+        """Whether all that a checkpoint has spent is in the log."""
+        if isinstance(charged, dict) and "sha256" in charged:
+            return bool(self._log.extent(before) == charged)
+        pairs = charged.items() if isinstance(charged, dict) else charged.tolist()
+        return all(self.charged.get(number) == survivors for number, survivors in pairs)
 
-
-def _rows(history: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in history.splitlines()] if isinstance(history, str) else history
-
-
-def _pairs(charged: torch.Tensor | dict[int, int]) -> Iterable[tuple[int, int]]:
-    return charged.items() if isinstance(charged, dict) else charged.tolist()
+    def _rows(self, history: Any) -> list[RoundMetrics]:
+        if isinstance(history, dict):
+            return self._history.restore(history)
+        rows = map(json.loads, history.splitlines()) if isinstance(history, str) else history
+        return [RoundMetrics(**row) for row in rows]

@@ -15,9 +15,10 @@ from cpsgd.errors import ConditionError
 from cpsgd.learning import mechanisms, models
 from cpsgd.learning.accounting import SAMPLED_SIZES
 from cpsgd.learning.architecture import trainable
-from cpsgd.learning.checkpoints import RoundMetrics, begun_protocol
+from cpsgd.learning.checkpoints import begun_protocol
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import Dataset, load
+from cpsgd.learning.history import RoundMetrics
 from cpsgd.learning.losses import loss_for
 from cpsgd.learning.mechanisms import NO_PRIVACY as NO_PRIVACY
 from cpsgd.learning.mechanisms import Mechanism

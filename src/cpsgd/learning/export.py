@@ -16,8 +16,9 @@ from cpsgd import __version__
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 from cpsgd.learning.architecture import trainable
-from cpsgd.learning.checkpoints import RoundMetrics, write_file
 from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.durable import kept, write_file
+from cpsgd.learning.history import RoundMetrics
 from cpsgd.privacy.rounds import RoundsGuarantee
 
 MODEL, CARD = "model.safetensors", "model-card.json"
@@ -66,6 +67,7 @@ def write(
 
     Raises:
         ParameterError: safetensors is not installed.
+        CheckpointError: The disk did not take them.
     """
     last = history[-1] if history else None
     # Copies, because parameters that share memory are refused.
@@ -93,9 +95,10 @@ def write(
         if last is None
         else {"round": last.round, "loss": last.loss, "accuracy": last.accuracy, "r_squared": last.r_squared},
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / MODEL, content)
-    write_file(folder / CARD, (json.dumps(card, indent=2, ensure_ascii=False) + "\n").encode())
+    with kept(folder, "The run is as it was: make room, and export again."):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / MODEL, content)
+        write_file(folder / CARD, (json.dumps(card, indent=2, ensure_ascii=False) + "\n").encode())
     return folder / MODEL, folder / CARD
 
 

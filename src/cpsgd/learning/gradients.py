@@ -8,7 +8,7 @@ any size; so are the parts of a client with many examples.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 
 import numpy as np
@@ -33,6 +33,10 @@ from cpsgd.learning.options import ClientOptions
 from cpsgd.privacy.examples import example_norm
 from cpsgd.simulation.device import current
 from cpsgd.simulation.device_cuda import Layout, Products
+
+Parameters = dict[str, torch.Tensor]
+Parts = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
+"""Gives the features and labels of a client's examples, some at a time."""
 
 # On a CPU: past this many bytes of updates a larger chunk is no faster, and leaves the processor's caches.
 _CHUNK_BYTES = 1 << 24
@@ -127,6 +131,25 @@ class ClientUpdates:
                         self._write(features[index], labels[index], chunk)
                 yield chunk
 
+    def large(self, parts: Parts, count: int) -> torch.Tensor:
+        """The update of one client with more examples than are to be in memory at once, as a single row.
+
+        Args:
+            parts: Called for every local step; gives features and labels of some of the client's examples at a time.
+            count: How many there are.
+        """
+
+        def smaller() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            for x, y in parts():
+                if self._traits is None:
+                    self.rehearse(x, y)
+                most = self._part_size()
+                yield from zip(torch.split(x, most), torch.split(y, most), strict=True)
+
+        with one_formula_for_attention():
+            found = self._update(smaller, count)
+        return torch.cat([part.reshape(-1) for part in found.values()])[None]
+
     @property
     def is_dense(self) -> bool:
         """Whether updates of clients with one example each are `products`; no layer of such a model draws anything."""
@@ -146,28 +169,10 @@ class ClientUpdates:
             with current(out.device):
                 write_dense_gradients(self._layers, features[:, 0], labels[:, 0], out, fused_kernels(out.device))
             return
-        parameters = {name: p.detach() for name, p in self._parameters.items()}
-        of_part = gradient_of(self._model, self._loss)
         most = self._part_size()
 
-        def gradient(own: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-            if len(x) <= most:
-                return of_part(own, x, y)
-            # The loss is a mean over examples, and so is its gradient.
-            total = {name: torch.zeros_like(p) for name, p in own.items()}
-            for part, their in zip(torch.split(x, most), torch.split(y, most), strict=True):
-                slope = of_part(own, part, their)
-                total = {name: total[name] + len(part) / len(x) * slope[name] for name in total}
-            return total
-
-        def update(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-            if self._rate is None or self.local_steps == 1:
-                return gradient(parameters, x, y)
-            own = parameters
-            for _ in range(self.local_steps):
-                slope = gradient(own, x, y)
-                own = {name: own[name] - self._rate * slope[name] for name in own}
-            return {name: parameters[name] - own[name] for name in own}
+        def update(x: torch.Tensor, y: torch.Tensor) -> Parameters:
+            return self._update(lambda: zip(torch.split(x, most), torch.split(y, most), strict=True), len(x))
 
         if self._traits is not None and not self._traits.together:
             for row, x, y in zip(out, features, labels, strict=True):
@@ -176,9 +181,33 @@ class ClientUpdates:
         with one_formula_for_attention():
             updates = torch.func.vmap(update, randomness="different")(features, labels)
         start = 0
-        for name, p in parameters.items():
+        for name, p in self._parameters.items():
             out[:, start : start + p.numel()] = updates[name].reshape(len(out), -1)
             start += p.numel()
+
+    def _update(self, parts: Parts, count: int) -> Parameters:
+        """The update of a client with `count` examples, which come in parts, and again for each local step."""
+        parameters = {name: p.detach() for name, p in self._parameters.items()}
+        of_part = gradient_of(self._model, self._loss)
+
+        def gradient(own: Parameters) -> Parameters:
+            total: Parameters | None = None
+            # The loss is a mean over examples, and so is its gradient.
+            for x, y in parts():
+                slope = of_part(own, x, y)
+                if len(x) < count:
+                    slope = {name: len(x) / count * part for name, part in slope.items()}
+                total = slope if total is None else {name: total[name] + slope[name] for name in total}
+            assert total is not None
+            return total
+
+        if self._rate is None or self.local_steps == 1:
+            return gradient(parameters)
+        own = parameters
+        for _ in range(self.local_steps):
+            slope = gradient(own)
+            own = {name: own[name] - self._rate * slope[name] for name in own}
+        return {name: parameters[name] - own[name] for name in own}
 
     def _chunk_size(self, features: torch.Tensor, count: int) -> int:
         """How many clients with `count` examples each are computed together."""
@@ -226,13 +255,29 @@ class ExampleSums:
             part = counts[start : start + size]
             sums = np.zeros((len(part), self.dim))
             for client, count in enumerate(part):
-                for gradient in itertools.islice(gradients, int(count)):
-                    try:
-                        factor = clip.factor(gradient, self._bound)
-                    except NonFiniteError:
-                        continue
-                    sums[client] += gradient * np.float64(factor)
+                self._add(itertools.islice(gradients, int(count)), sums[client])
             yield sums.astype(np.float32)
+
+    def large(self, parts: Parts, count: int) -> torch.Tensor:
+        """The sum of one client with more examples than are to be in memory at once; see `ClientUpdates.large`."""
+        total, left = np.zeros(self.dim), min(count, self._examples)
+        for x, y in parts():
+            kept = min(left, len(x))
+            singles = Batch(x[:kept].numpy(), y[:kept].numpy(), np.ones(kept, dtype=np.int64))
+            self._add(itertools.chain.from_iterable(self._gradients.chunks(singles)), total)
+            left -= kept
+            if left == 0:
+                break
+        return torch.from_numpy(total.astype(np.float32))[None]
+
+    def _add(self, gradients: Iterable[NDArray[np.float32]], total: NDArray[np.float64]) -> None:
+        """Adds clipped gradients."""
+        for gradient in gradients:
+            try:
+                factor = clip.factor(gradient, self._bound)
+            except NonFiniteError:
+                continue
+            total += gradient * np.float64(factor)
 
 
 def dense_layers(model: torch.nn.Module, loss: Loss) -> list[torch.nn.Linear] | None:

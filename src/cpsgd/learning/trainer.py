@@ -30,10 +30,11 @@ from cpsgd.learning import backends, devices, export, mechanisms
 from cpsgd.learning.accounting import RunCharges, Spending
 from cpsgd.learning.architecture import Loss, trainable
 from cpsgd.learning.callbacks import Callback
-from cpsgd.learning.checkpoints import Progress, RoundMetrics, RunFolder
+from cpsgd.learning.checkpoints import Progress, RunFolder
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread, own_code
+from cpsgd.learning.history import RoundMetrics
 from cpsgd.learning.mechanisms import Mechanism
 from cpsgd.learning.options import (
     AccountOptions,
@@ -116,7 +117,8 @@ class Trainer:
         self.model = model
         self.round = 0
         self.history: list[RoundMetrics] = []
-        self._unfinished = False
+        # The round that was charged and is not complete, if any.
+        self._unfinished: int | None = None
         self._callbacks = tuple(callbacks)
         self._dataset = dataset
         self._mechanism = mechanism
@@ -197,11 +199,13 @@ class Trainer:
             ParameterError: The GPU has too little memory; the message says for what, and whether the round was charged.
             DivergedError: The model's parameters are not finite; the round was not begun and costs nothing. On a GPU
                 this is looked at once in `evaluate_every` rounds, since to look is to wait for it.
-            CheckpointError: The round before was interrupted after its charge, so that this object's state is unknown.
+            CheckpointError: The round before was interrupted after its charge, so that this object's state is unknown;
+                or the disk took no charge or no checkpoint, and the message says what has become of the round.
+            UserFunctionError: The model, the loss or a callback failed; the message says whether the round was charged.
         """
-        if self._unfinished:
+        if self._unfinished is not None:
             raise CheckpointError(
-                f"Round {self.round} was interrupted after its charge: make a new Trainer with resume=True."
+                f"Round {self._unfinished} was interrupted after its charge: make a new Trainer with resume=True."
             )
         if self.round >= self.rounds:
             raise InfeasibleError(
@@ -230,18 +234,20 @@ class Trainer:
                 if evaluated or not self._backend.asynchronous:
                     norm = float(torch.linalg.vector_norm(mean, dtype=torch.float64))
                     signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
-                self._server.step(mean, number)
+                with own_code("The optimizer or the schedule", _CHARGED):
+                    self._server.step(mean, number)
         self.round = number + 1
         loss, score = self.evaluate() if evaluated and self._server.is_finite() else (None, None)
         if loss is not None:
-            self._server.heard(loss)
+            with own_code("The schedule", _CHARGED):
+                self._server.heard(loss)
         figures = {"released": released, "loss": loss, self._score: score, "noise_to_signal": signal_ratio}
         figures["clip_norm"] = clip_norm
         metrics = self._metrics(number, survivors, **figures, seconds=time.perf_counter() - begun)
         self.history.append(metrics)
+        self._unfinished = None
         if last or self.round % self._checkpoint_every == 0:
             self._save()
-        self._unfinished = False
         if last:
             self._check_finite()
         for callback in self._callbacks:
@@ -251,25 +257,35 @@ class Trainer:
 
     def evaluate(self) -> tuple[float, float]:
         """Mean loss on the test set, and its accuracy, or R² where labels are numbers to predict."""
-        remedy = f"use a smaller model. {_CHARGED if self._unfinished else ''}".rstrip()
-        with enough_memory("the test examples", remedy):
+        charged = "" if self._unfinished is None else _CHARGED
+        with (
+            enough_memory("the test examples", f"use a smaller model. {charged}".rstrip()),
+            own_code("The model or the loss, given the test examples,", charged or "Nothing was charged."),
+        ):
             return self._server.evaluate(*self._backend.test_examples())
 
     def export(self, folder: Path | str) -> tuple[Path, Path]:
         """Writes the model as `model.safetensors` and what is proved of it as `model-card.json`; returns the paths.
 
         Raises:
-            CheckpointError: A round was interrupted after its charge, so that the model is not what the card would say.
+            CheckpointError: A round was interrupted after its charge, so that the model is not what the card would say;
+                or the disk did not take the files.
             ParameterError: safetensors is not installed.
         """
-        if self._unfinished:
-            raise CheckpointError(f"Round {self.round} was interrupted after its charge: there is no model to export.")
+        if self._unfinished is not None:
+            raise CheckpointError(
+                f"Round {self._unfinished} was interrupted after its charge: there is no model to export."
+            )
         privacy = export.privacy_facts(self.guarantee(), self.config)
         return export.write(Path(folder), self.model, self._dataset, privacy, self.config, self.history)
 
     def save(self) -> None:
-        """Writes a checkpoint after the last complete round, due or not; without a `run_dir` nothing is kept."""
-        if not self._unfinished:
+        """Writes a checkpoint after the last complete round, due or not; without a `run_dir` nothing is kept.
+
+        Raises:
+            CheckpointError: The disk did not take it; the last one is as it was.
+        """
+        if self._unfinished is None:
             self._save()
 
     # ------------------------------------------------------------------ before the first round
@@ -341,7 +357,7 @@ class Trainer:
             summed = self._backend.summed(number, clients, survivors - len(clients))
         if self._ledger is not None:
             self._ledger.reserve(self._cohorts, number, survivors)
-        self._unfinished = True
+        self._unfinished = number
         if self._spending is not None:
             if self._folder is not None:
                 self._folder.charge(number, survivors)

@@ -288,6 +288,17 @@ class Mechanism(ABC):
     def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64] | NDArray[np.float64]:
         """What the noise of `count` clients adds to their sum, drawn in one go."""
 
+    def sum_variation(self, count: int) -> float:
+        """An upper bound on the total variation of a coordinate of `sum_noise` from what `law` says of the sum.
+
+        The accounting counts `count` times `variation`. Where this is more, a release takes `clients_noise`.
+        """
+        return 0.0
+
+    def clients_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64] | NDArray[np.float64]:
+        """What `sum_noise` draws, by the clients' own sampler, once for each of them."""
+        return self.sum_noise(count, dim, keystream)
+
     @abstractmethod
     def device_rounding(self) -> Rounding | None:
         """What `rounding_part` does, for a device's own kernels; None where floats are sent as they are."""

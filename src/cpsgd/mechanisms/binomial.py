@@ -121,12 +121,18 @@ class Binomial(Lattice):
     def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
         """Binomial(count m, p) in each coordinate: the sum of so many independent Binomial(m, p)."""
         noise = np.zeros(dim, dtype=np.int64)
-        left = count * self.trials
-        while left:
-            trials = min(left, MAX_TRIALS)
+        for trials in self._parts(count):
             noise += sample(trials, self.p, dim, keystream)
-            left -= trials
         return noise
+
+    def sum_variation(self, count: int) -> float:
+        """Of all draws together. Where clients count coins, theirs are exact, and these are not."""
+        return sum(total_variation(trials, self.p) for trials in self._parts(count))
+
+    def _parts(self, count: int) -> list[int]:
+        """The coins of a sum, as many draws as it takes."""
+        whole, rest = divmod(count * self.trials, MAX_TRIALS)
+        return [MAX_TRIALS] * whole + [rest] * (rest > 0)
 
     def device_noise(self, count: int) -> FairCoins | None:
         """Fair coins, unless there are too many."""

@@ -28,6 +28,8 @@ from cpsgd.randomness import Keystream
 RANGES = (1e-20, 1e20)
 """Outside this interval float32 arithmetic could overflow or vanish on the way through the codec."""
 
+# Draws of noise at a time, where it is drawn for many clients.
+_BLOCK = 1 << 20
 # Four float operations, each within 2^-53 of the exact result; one spare.
 _ROUNDING = 1.0 + 5 * 2.0**-53
 # Beyond this many standard deviations of a rotated coordinate clipping costs nothing worth a wider range.
@@ -113,6 +115,16 @@ class Lattice(Mechanism):
         """Rounds, and adds noise by counting coins or by inversion."""
         table = self.noise_table()
         return Rounder(self.levels, self.grid.fraction_bits, self.largest_noise, table.high, table.low, table.base)
+
+    def clients_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
+        """Many clients' at a time."""
+        noise = np.zeros(dim, dtype=np.int64)
+        table, largest = self.noise_table(), self.largest_noise
+        rows = max(1, _BLOCK // dim)
+        for start in range(0, count, rows):
+            here = min(rows, count - start)
+            noise += draw(table, largest, here * dim, keystream).reshape(here, dim).sum(axis=0, dtype=np.int64)
+        return noise
 
     def device_rounding(self) -> Rounding:
         """To one of k levels."""

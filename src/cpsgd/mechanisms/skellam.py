@@ -84,13 +84,23 @@ class Skellam(Symmetric):
     def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
         """Skellam noise of variance count v, and what the clients add to send it from 0 up."""
         noise = np.full(dim, count * self._limit, dtype=np.int64)
+        for part, limit in self._parts(count):
+            noise += lattice.draw(table(part, limit), 2 * limit, dim, keystream).astype(np.int64) - limit
+        return noise
+
+    def sum_variation(self, count: int) -> float:
+        """Of all draws together: what lies beyond their limits, and their tables' rounding."""
+        return sum(truncation(part, limit) + table(part, limit).rounding for part, limit in self._parts(count))
+
+    def _parts(self, count: int) -> list[tuple[float, int]]:
+        """Variances and limits of the draws that it takes."""
         left, most = count * self.variance, count * self._limit
+        found = []
         while left > 0.0:
             part = min(left, MAX_SIZE)
-            limit = min(self.limit_of(part, DEFAULT_TRUNCATION), most)
-            noise += lattice.draw(table(part, limit), 2 * limit, dim, keystream).astype(np.int64) - limit
+            found.append((part, min(self.limit_of(part, DEFAULT_TRUNCATION), most)))
             left -= part
-        return noise
+        return found
 
     def law(self, honest: int) -> SkellamLaw:
         """Skellam noise of variance v · honest, as it is sent."""

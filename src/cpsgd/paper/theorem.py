@@ -11,6 +11,7 @@ For comparison only: the theorem is false for neighbours several standard deviat
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ CITATION = (
 
 # A dozen roundings of about 1e-16 each.
 _SAFE = 1.0 + 1e-14
+# More trials than these are no remedy, and more than those are no float.
+_MOST_NAMED, _MOST_TRIALS = 2**53, 2**1000
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,11 @@ def binomial_mechanism_epsilon(
     _check(p, dim, delta, sensitivities, scale)
     needed = _needed_variance(dim, delta, sensitivities, scale)
     if not _condition_holds(noise_trials, p, needed):
-        smallest = math.ceil(needed / (p * (1.0 - p)))
-        while not _condition_holds(smallest, p, needed):
-            smallest += 1
+        smallest = _smallest(lambda trials: _condition_holds(trials, p, needed))
         raise ConditionError(
             f"Theorem 1 needs N p (1 - p) >= max(23 log(10 d/δ), 2 Δ∞/s) = {needed:.6g}, "
-            f"got {noise_trials * p * (1.0 - p):.6g} with N={noise_trials}, p={p:g}. N={smallest} would do."
+            f"got {noise_trials * p * (1.0 - p):.6g} with N={noise_trials}, p={p:g}. "
+            + ("Choose a p nearer to ½." if smallest is None or smallest > _MOST_NAMED else f"N={smallest} would do.")
         )
     return _epsilon(noise_trials, p, dim, delta, sensitivities, scale)
 
@@ -108,6 +110,9 @@ def binomial_mechanism_trials(
     *, epsilon: float, p: float, dim: int, delta: float, sensitivities: Sensitivities, scale: float = 1.0
 ) -> int:
     """The smallest N with which Theorem 1 applies and promises at most this ε.
+
+    Raises:
+        ConditionError: There is none that a float can hold.
 
     Example:
         >>> one = Sensitivities(l1=1.0, l2=1.0, linf=1.0)
@@ -121,12 +126,11 @@ def binomial_mechanism_trials(
     def enough(trials: int) -> bool:
         return _condition_holds(trials, p, needed) and _epsilon(trials, p, dim, delta, sensitivities, scale) <= epsilon
 
-    short, smallest = 0, 1
-    while not enough(smallest):
-        short, smallest = smallest, 2 * smallest
-    while smallest - short > 1:
-        middle = (short + smallest) // 2
-        short, smallest = (short, middle) if enough(middle) else (middle, smallest)
+    smallest = _smallest(enough)
+    if smallest is None:
+        raise ConditionError(
+            f"No number of trials is enough for ε={epsilon:g} with p={p:g}: choose a larger ε, or a p nearer to ½."
+        )
     return smallest
 
 
@@ -267,6 +271,19 @@ def _check(p: float, dim: int, delta: float, sensitivities: Sensitivities, scale
 def _needed_variance(dim: int, delta: float, sensitivities: Sensitivities, scale: float) -> float:
     """Max(23 log(10 d/δ), 2 Δ∞/s), rounded up."""
     return max(23.0 * math.log(10.0 * dim / delta), 2.0 * sensitivities.linf / scale) * _SAFE
+
+
+def _smallest(enough: Callable[[int], bool]) -> int | None:
+    """The smallest N that is enough, as all larger ones are; None where that is more than a float can hold."""
+    short, smallest = 0, 1
+    while not enough(smallest):
+        short, smallest = smallest, 2 * smallest
+        if smallest > _MOST_TRIALS:
+            return None
+    while smallest - short > 1:
+        middle = (short + smallest) // 2
+        short, smallest = (short, middle) if enough(middle) else (middle, smallest)
+    return smallest
 
 
 def _condition_holds(trials: int, p: float, needed: float) -> bool:

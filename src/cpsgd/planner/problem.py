@@ -10,6 +10,7 @@ from cpsgd import _validate, mechanisms
 from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pack
+from cpsgd.distance import check_distance
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.law import Steps
@@ -29,7 +30,7 @@ from cpsgd.planner.search import (
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.rounds import guarantee_over_rounds
-from cpsgd.protocol import NORM_LIMITS, Protocol, check_distance
+from cpsgd.protocol import NORM_LIMITS, Protocol
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
 _ADJUSTMENTS = 2

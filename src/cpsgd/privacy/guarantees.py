@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpsgd import _validate
 from cpsgd._display import html_table
-from cpsgd._numbers import rounded_up
+from cpsgd._numbers import rounded_down, rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import MECHANISMS
@@ -291,7 +291,7 @@ def _lattice_methods(
     for method, (floor, prove) in floors.items():
         known = min((result[0] for result in found.values() if not isinstance(result, str)), default=math.inf)
         if floor >= known:
-            found[method] = f"could not come below {math.floor(1e4 * floor) / 1e4:g}, so not computed"
+            found[method] = f"could not come below {rounded_down(floor)}, so not computed"
         else:
             found[method] = _attempt(prove, delta, moved)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -92,7 +92,7 @@ def guarantee_over_rounds(
     rounds: int | None = None,
     participation: str | Participation = "every",
     adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
-    surviving: int | Sequence[int] | None = None,
+    surviving: int | Sequence[int] | Mapping[int, int] | None = None,
     colluding: int = 0,
 ) -> RoundsGuarantee:
     """The smallest ε proved for all the rounds together; the published accounting, composed, is an alternative.
@@ -104,7 +104,8 @@ def guarantee_over_rounds(
         participation: "once", "every", "poisson:RATE", "fixed-size:RATE" or a `Participation`, which says what
             each assumes.
         adjacency: "replace-one" or "zero-out"; Poisson needs the latter and fixed-size sampling the former.
-        surviving: How many clients' messages were in each round's sum: one number for all rounds, or one per round.
+        surviving: How many clients' messages were in each round's sum: one number for all rounds, one per round, or
+            as a mapping how many rounds had each number.
         colluding: How many of those, in each round, may tell their noise.
 
     Raises:
@@ -224,12 +225,20 @@ def _attempt(prove: Callable[[], tuple[float, float, str]]) -> Result:
         return str(reason)
 
 
-def _sizes(protocol: Protocol, rounds: int | None, surviving: int | Sequence[int] | None) -> Counter[int]:
+def _sizes(
+    protocol: Protocol, rounds: int | None, surviving: int | Sequence[int] | Mapping[int, int] | None
+) -> Counter[int]:
     """How many rounds ended with how many clients; sizes rounded down where there are very many of them."""
     if surviving is None or isinstance(surviving, int | np.integer):
         arrived = protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=1)
         return Counter({arrived: _validate.integer("rounds", 1 if rounds is None else rounds, low=1)})
-    sizes = Counter(_validate.integer("surviving", size, low=1) for size in surviving)
+    if isinstance(surviving, Mapping):
+        counts = surviving.items()
+        sizes = Counter(
+            {_validate.integer("surviving", n, low=1): _validate.integer("rounds", c, low=1) for n, c in counts}
+        )
+    else:
+        sizes = Counter(_validate.integer("surviving", size, low=1) for size in surviving)
     if not sizes or rounds not in (None, sizes.total()):
         raise ParameterError(
             f"Expected one entry of surviving per round, got {sizes.total()} entries for rounds={rounds}; "

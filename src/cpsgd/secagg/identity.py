@@ -8,6 +8,7 @@ As files both are in OpenSSH's formats: `ssh-keygen` makes, reads and lists them
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
@@ -118,10 +119,13 @@ def _public_file(path: Path) -> Path:
 
 
 def read_identity(path: Path) -> Ed25519PrivateKey:
-    """The identity in a file.
+    """The identity in a file that nobody but its owner may read, as ssh asks for, too.
+
+    A group may read a file that belongs to somebody else, who has lent it: secrets are mounted like that.
 
     Raises:
-        IdentityFileError: It does not hold one, or is behind a passphrase.
+        IdentityFileError: Others may read or change the file; or it does not hold an identity, or one behind a
+            passphrase.
     """
     data = _read(path, _LONGEST_IDENTITY)
     found: object = None
@@ -130,6 +134,7 @@ def read_identity(path: Path) -> Ed25519PrivateKey:
         found = serialization.load_ssh_private_key(data, password=None)
     if not isinstance(found, Ed25519PrivateKey):
         raise IdentityFileError(f"{path} is not an OpenSSH private key of type Ed25519 without a passphrase.")
+    _check_private(path)
     return found
 
 
@@ -198,6 +203,16 @@ def _public_key(line: str) -> bytes | None:
     # The parser passes over characters that are not base64, and ssh-keygen over such lines: nobody would see the key.
     plainly = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return key.public_bytes_raw() if plainly == written else None
+
+
+def _check_private(path: Path) -> None:
+    status = path.stat()
+    open_to = stat.S_IRWXO | (stat.S_IRWXG if status.st_uid == os.geteuid() else 0)
+    if status.st_mode & open_to:
+        raise IdentityFileError(
+            f"{path} may be read or changed by others than its owner, so that they could sign as this identity: "
+            f"chmod 600 {path}, and make a new identity if somebody may have read it."
+        )
 
 
 def _read(path: Path, longest: int) -> bytes:

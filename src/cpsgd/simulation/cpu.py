@@ -3,10 +3,15 @@
 Only the sum of a round is released, and the noise of n clients has a law that can be drawn in one go: the sum of n
 independent Binomial(m, p) is Binomial(nm, p). So the simulator rounds each client's vector by itself and asks the
 mechanism for the noise of the whole sum. The law of the sum, hence of the mean, is the one of n encoded messages in an
-`Aggregator` (the tests compare the two), at a fraction of the cost: no noise per client, no packing, no header. (Up to
-the sampler's resolution: a client counts its coins exactly, while the sum of so many is drawn from a table of 128-bit
-numbers, which is within some 1e-35 of the law in each coordinate.) Where the rounding is the noise, as with biased
-coins, every client's coins are tossed by its own kernel and nothing is left to draw.
+`Aggregator` (the tests compare the two), at a fraction of the cost: no noise per client, no packing, no header. Where
+the rounding is the noise, as with biased coins, every client's coins are tossed by its own kernel and nothing is left
+to draw.
+
+The noise of a sum in one go is as close to its law as the table it is drawn from. A client that counts coins draws
+exactly, while the sum of so many coins comes from a table of 128-bit numbers, within some 1e-35 in each coordinate;
+times e^ε that may be more than δ where ε is large. What is claimed about a release must hold for it. So without a seed,
+where noise is to protect, it is drawn in one go only where that is no further from the law than the accounting counts
+for the clients' own samplers, and otherwise client by client. With a seed nothing is protected.
 
 A vector with NaN or infinity in it counts as the zero vector, and nobody is told. To stop instead would be an answer
 that depends on one client's data and that no guarantee covers; as it is, every client's contribution has norm at most
@@ -116,7 +121,10 @@ class RoundSimulator:
             raise EmptyError("There is no mean: no vector was added.")
         if self._mean is None:
             self.protocol.release(self.count, accept_epsilon=accept_epsilon)
-            noise = self.protocol.mechanism.sum_noise(self.count, self.protocol.dim, self._keystream(_NOISE))
+            mechanism = self.protocol.mechanism
+            at_once = self._seed is not None or mechanism.sum_variation(self.count) <= self.count * mechanism.variation
+            draw = mechanism.sum_noise if at_once else mechanism.clients_noise
+            noise = draw(self.count, self.protocol.dim, self._keystream(_NOISE))
             total = self._sums + noise.astype(self._sums.dtype)
             self._mean = pipeline.decode(self.protocol, total, self.count, self.round)
         return self._mean

@@ -5,6 +5,7 @@ In two forms with one meaning: `mean(table, ...)` over a table on this machine, 
 """
 
 from cpsgd.statistics.clusters import Clusters as Clusters
+from cpsgd.statistics.clusters import NoiseWarning as NoiseWarning
 from cpsgd.statistics.clusters import kmeans as kmeans
 from cpsgd.statistics.components import Components as Components
 from cpsgd.statistics.components import pca as pca

@@ -12,6 +12,8 @@ post-processing and costs nothing. How far apart two clients' vectors are does n
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,16 @@ from cpsgd.statistics.questions import Planned
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
+
+
+# Of how far centres are apart, noise may explain this much before one is warned.
+_MOST_NOISE = 0.75
+# So far off, in radii, a centre of a cluster of average size may be after the last round.
+_FARTHEST_OFF = 0.5
+
+
+class NoiseWarning(UserWarning):
+    """What was found is hardly more than noise. It follows from what was released, and tells nobody more than that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +71,21 @@ class KMeansResult:
     def bits_per_client(self) -> int:
         """What one client sends in all rounds, headers included."""
         return self.plan.rounds * self.plan.protocol.bits_per_client
+
+    @property
+    def noise_share(self) -> float:
+        """How much of the centres' spread around their mean noise explains, by squares; 1 where one centre is left.
+
+        Noise of the same size in the spread of points around their centres is what clustering costs. So beyond about
+        one half the centres may well describe the points worse than a single one does.
+        """
+        alive = self.sizes > 0.0
+        sizes, centres = self.sizes[alive], self.centres[alive]
+        if len(sizes) < 2:
+            return 1.0
+        spread = float(sizes @ np.sum((centres - np.average(centres, axis=0, weights=sizes)) ** 2, axis=1))
+        noise = float(sizes @ self.deviations[alive] ** 2)
+        return 1.0 if noise >= spread else noise / spread
 
 
 class Clusters:
@@ -138,7 +165,7 @@ class Clusters:
         anywhere = Around(self.ball, self.blocks, np.zeros((1, self.ball.dim)))
         rounds = {"rounds": self.rounds, "participation": "every"}
         planned = anywhere.plan(clients, epsilon, delta, **rounds, **wishes).plan
-        _check_budget(planned, self.blocks, clients, self.clusters)
+        _check_budget(planned, self, clients)
         return PlannedClusters(self, planned)
 
 
@@ -305,7 +332,10 @@ def kmeans(
         BudgetExceededError: The ledger does not allow it.
         ParameterError: More clusters than clients, or a parameter out of range.
         VectorError: A point is not finite; its row is named.
-        InfeasibleError: The budget is so small that sizes of clusters would drown in noise. Nothing was sent.
+        InfeasibleError: The budget is so small that clusters would drown in noise. Nothing was sent.
+
+    Warns:
+        NoiseWarning: Centres were found that hardly differ by more than their noise (`KMeansResult.noise_share`).
 
     Example:
         >>> generator = np.random.default_rng(0)
@@ -329,7 +359,17 @@ def kmeans(
         around = Around(question.ball, question.blocks, server.centres)
         mean = private_mean(asked.protocol, number, ball, around.write, advance)
         server.update(Planned(around, asked.plan).result(mean, clients))
-    return server.result()
+    found = server.result()
+    if clusters > 1 and found.noise_share > _MOST_NOISE:
+        many = int(np.count_nonzero(found.sizes))
+        warnings.warn(
+            f"ε={rounded_up(epsilon)} is hardly enough for {clusters} clusters of {clients:,} clients in {dim} "
+            f"dimensions: {many} stood out of the noise, and noise explains {found.noise_share:.0%} of how far these "
+            "are apart. One cluster may describe the points better. Allow a larger epsilon, or ask for fewer clusters.",
+            NoiseWarning,
+            stacklevel=2,
+        )
+    return found
 
 
 def inertia(points: ArrayLike, centres: ArrayLike) -> float:
@@ -341,21 +381,30 @@ def inertia(points: ArrayLike, centres: ArrayLike) -> float:
     return float(np.sum((table - places[nearest_centre(table, places)]) ** 2))
 
 
-def _check_budget(planned: Plan, blocks: Blocks, clients: int, clusters: int) -> None:
+def _check_budget(planned: Plan, asked: Clusters, clients: int) -> None:
     """Refuses before the first round what would be clustering of noise.
 
     Raises:
-        InfeasibleError: A cluster of average size would not stand out of the noise.
+        InfeasibleError: A cluster of average size would not stand out of the noise, or its centre would be anywhere.
     """
-    _, of_size = blocks.deviations(planned.protocol, clients)
-    average, needed = clients / clusters, STANDS_OUT * of_size
-    if needed < average:
+    of_sum, of_size = asked.blocks.deviations(planned.protocol, clients)
+    average, needed = clients / asked.clusters, STANDS_OUT * of_size
+    # What the rounds after the search say of a centre that stands still is averaged.
+    off = math.sqrt((asked.ball.dim * of_sum**2 + of_size**2) / (asked.rounds - asked.search)) / average
+    if needed < average and off < _FARTHEST_OFF:
         return
+    told = (
+        f"the size of a cluster would be off by {of_size:,.0f} (one standard deviation), and clusters have "
+        f"{average:,.0f} clients on average"
+    )
     # Noise grows with the root of the number of rounds.
     bought = int(planned.rounds * (average / needed) ** 2)
-    buys = f"{bought} rounds would do" if bought else f"about {round(clients * needed / average):,} clients would do"
+    if needed < average:
+        told = f"the centre of a cluster of {average:,.0f} clients would be off by {off:.2g} times the radius"
+        bought = 0  # as much as that, it is averaged over more of them
+    enough = round(clients * max(needed / average, off / _FARTHEST_OFF))
+    buys = f"{bought} rounds would do" if bought else f"about {enough:,} clients would do"
     raise InfeasibleError(
         f"ε={rounded_up(planned.wished_epsilon)} is too little for {planned.rounds} rounds with {clients:,} clients: "
-        f"the size of a cluster would be off by {of_size:,.0f} (one standard deviation), and clusters have "
-        f"{average:,.0f} clients on average. {buys}, or a larger epsilon or fewer clusters."
+        f"{told}. {buys}, or a larger epsilon or fewer clusters."
     )

@@ -96,6 +96,10 @@ def test_wrong_parameters_are_refused() -> None:
         from_arrays(X, Y + 0.5, classes=4)
     with pytest.raises(ParameterError, match="both test_features and test_labels"):
         from_arrays(X, Y, test_features=X)
+    with pytest.raises(ParameterError, match="Expected partition to be a Partition, got list: make one with iid"):
+        from_arrays(**DEFAULTS, partition=[0] * 12)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="lists of several lengths"):
+        from_arrays(**DEFAULTS, clients=[[0, 1], [2]])  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="clients or a partition"):
         from_arrays(**DEFAULTS, clients=Y, partition=iid(12, 3, 0))
     with pytest.raises(ParameterError, match="test_share"):

@@ -123,3 +123,11 @@ def test_wrong_wishes_are_refused() -> None:
             dirichlet(labels, 2, 1.0, 0)
     with pytest.raises(DataError, match="negative one at position 2"):
         dirichlet([0, 1, -1], 2, 1.0, 0)
+
+
+def test_lists_make_a_partition() -> None:
+    partition = Partition([4, 1, 0, 3, 2], [0, 2, 2, 5])  # type: ignore[arg-type]
+    assert partition.rows(np.array([2]))[0].tolist() == [0, 3, 2]
+    for order, starts in (([0.5], [0, 1]), ([0], "ab"), ([[0], [1, 2]], [0, 1])):
+        with pytest.raises(ParameterError, match="list of integers"):
+            Partition(order, starts)  # type: ignore[arg-type]

@@ -52,6 +52,15 @@ class ArrayDataset:
         rows, counts = self.partition.rows(check_indices("clients", clients, self.size))
         return Batch(as_features(self.features[rows]), self.labels[rows], counts)
 
+    def counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many examples these clients have."""
+        return self.partition.counts(clients)
+
+    def part(self, client: int, start: int, stop: int) -> Batch:
+        """Some of a client's examples, by their places."""
+        rows = self.partition.part(client, start, stop)
+        return Batch(as_features(self.features[rows]), self.labels[rows], np.array([len(rows)]))
+
     def test_set(self) -> Batch:
         """The examples held back."""
         counts = np.ones(len(self.test_labels), dtype=np.int64)
@@ -89,6 +98,7 @@ def from_arrays(
 
     Raises:
         DataError: The arrays do not fit together, or hold NaN or infinity.
+        ParameterError: The partition is none, or of other examples.
 
     >>> x, y = np.eye(6, 4), np.array([0, 1, 2, 0, 1, 2])
     >>> data = from_arrays(x, y, clients=["ann", "bob", "ann", "cem", "bob", "dan"])
@@ -103,6 +113,11 @@ def from_arrays(
         partition = by_client(clients)
     if partition is None:
         partition = one_each(len(train))
+    elif not isinstance(partition, Partition):
+        raise ParameterError(
+            f"Expected partition to be a Partition, got {type(partition).__name__}: make one with iid, dirichlet or "
+            "by_client, or give whose each example is as clients."
+        )
     elif partition.examples != len(train):
         raise ParameterError(f"The partition is of {partition.examples} examples, there are {len(train)}.")
     if (test_features is None) != (test_labels is None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,7 +35,7 @@ class Dataset(Protocol):
     """A population of clients with their examples, and a test set apart from them.
 
     A data set may also have a `fingerprint` (a text, see the function of this name): a run is then resumed only with
-    data of the same fingerprint.
+    data of the same fingerprint. One whose clients may have many examples should be a `PartedDataset`.
 
     Attributes:
         name: Short name, as on the command line.
@@ -66,6 +66,19 @@ class Dataset(Protocol):
 
     def test_set(self) -> Batch:
         """The examples held back for measuring accuracy, each as a client of its own."""
+        ...
+
+
+@runtime_checkable
+class PartedDataset(Protocol):
+    """A data set that need not have all examples of a client in memory at once."""
+
+    def counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many examples these clients have."""
+        ...
+
+    def part(self, client: int, start: int, stop: int) -> Batch:
+        """Some of the examples of a client that `batch` has all of, by their places."""
         ...
 
 

@@ -45,6 +45,15 @@ class ExampleDataset:
         rows, counts = self.partition.rows(check_indices("clients", clients, self.size))
         return Batch(self.train.features(rows, self.shape), self.train.labels[rows], counts)
 
+    def counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many examples these clients have."""
+        return self.partition.counts(clients)
+
+    def part(self, client: int, start: int, stop: int) -> Batch:
+        """Some of a client's examples, by their places."""
+        rows = self.partition.part(client, start, stop)
+        return Batch(self.train.features(rows, self.shape), self.train.labels[rows], np.array([len(rows)]))
+
     def test_set(self) -> Batch:
         """The examples held back, which stay in memory."""
         return self._test_set

@@ -27,6 +27,8 @@ class Partition:
     starts: NDArray[np.int64] = field(repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("order", "starts"):
+            object.__setattr__(self, name, _integers(name, getattr(self, name)))
         examples = len(self.order)
         if not np.array_equal(np.sort(self.order), np.arange(examples)):
             raise ParameterError("Expected order to hold every example's number exactly once.")
@@ -44,9 +46,19 @@ class Partition:
         """Number of examples."""
         return len(self.order)
 
+    def counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many examples these clients have."""
+        found: NDArray[np.int64] = self.starts[clients + 1] - self.starts[clients]
+        return found
+
+    def part(self, client: int, start: int, stop: int) -> NDArray[np.int64]:
+        """The numbers of some of a client's examples, by their places."""
+        first, end = self.starts[client], self.starts[client + 1]
+        return self.order[first + start : min(first + stop, end)]
+
     def rows(self, clients: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The numbers of these clients' examples, client by client, and how many each has."""
-        counts = self.starts[clients + 1] - self.starts[clients]
+        counts = self.counts(clients)
         # Row j of a client is j places behind its start: one count through all rows, restarted at each client.
         skipped = self.starts[clients] - (np.cumsum(counts) - counts)
         return self.order[np.arange(counts.sum()) + np.repeat(skipped, counts)], counts
@@ -90,7 +102,10 @@ def by_client(ids: ArrayLike) -> Partition:
     >>> partition.clients, partition.rows(np.array([1]))[0].tolist()
     (2, [0, 2])
     """
-    array = np.asarray(ids)
+    try:
+        array = np.asarray(ids)
+    except ValueError:
+        raise DataError("Expected one client id per example, got lists of several lengths.") from None
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "biufSUOM":
         raise DataError(f"Expected one client id per example, got {array.dtype} of shape {array.shape}.")
     try:
@@ -146,6 +161,16 @@ def check_labels(name: str, labels: ArrayLike) -> NDArray[np.int64]:
     if array.min() < 0:
         raise DataError(f"Expected {name} 0, 1, ...: there is a negative one at position {int(array.argmin())}.")
     return array.astype(np.int64)
+
+
+def _integers(name: str, given: ArrayLike) -> NDArray[np.int64]:
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        array = np.empty(0)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ParameterError(f"Expected {name} to be a list of integers.")
+    return array.astype(np.int64, copy=False)
 
 
 def _generator(seed: int) -> np.random.Generator:
