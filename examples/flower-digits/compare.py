@@ -3,8 +3,8 @@
     python compare.py            # accuracy by seeds, with settings that were selected as below
     python compare.py --select   # accuracy on images of no silo, for numbers of rounds and learning rates
 
-Silos' sums, plans, protocols, noise and the server's optimizer are those of the app; secure aggregation, which changes no
-bit of a sum, and processes are left out.
+Silos' sums, plans, protocols, noise and the server's optimizer are those of the app; secure aggregation, which changes
+no bit of a sum, and processes are left out.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from functools import cache
 
 import numpy as np
 import torch
+from flower_digits import IMAGES, SILOS, task
+from flower_digits.server_app import Momentum
 
 from cpsgd import Plan
 from cpsgd.learning.datasets import Batch, infinite_digits
 from cpsgd.learning.gradients import ClientUpdates, ExampleSums
 from cpsgd.planner.examples import plan_examples
-from flower_digits import IMAGES, SILOS, task
-from flower_digits.server_app import Momentum
 
 ROUNDS = (15, 30, 90)
 RATES = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -39,7 +39,7 @@ class Settings:
     rate: float
 
 
-SELECTED = (Settings(1, 15, 4.0), Settings(8, 90, 4.0))
+SELECTED = (Settings(1, 30, 4.0), Settings(8, 90, 8.0))
 
 
 @cache

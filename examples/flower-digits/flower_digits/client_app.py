@@ -28,7 +28,7 @@ each_in_one_round = cpsgd_mod(epsilon=4.0, delta=1e-6, examples=SHARE, disjoint=
 
 
 def protected(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Under one or the other; what rounds of both kinds cost is counted together, over all runs, where there is a memory."""
+    """Under one or the other. What rounds of both kinds cost is counted together where the silo has a memory."""
     conditions = each_in_one_round if context.run_config["correlated"] else all_in_every_round
     return conditions(message, context, call_next)
 
@@ -39,7 +39,7 @@ def train(message: Message, context: Context) -> Message:
     from flower_digits import task
 
     model, images = _prepare(message, context)
-    # By the round's number alone, so that no image is in two rounds, whatever the server says and however often it stops.
+    # By the round's number alone, so that no image is in two rounds, whatever the server says and wherever it stops.
     end = SHARE * accepted_round(message)
     chosen = slice(end - SHARE, end) if context.run_config["correlated"] else slice(None)
     found = silo_sum(message, model, task.loss, images.features[chosen], images.labels[chosen])

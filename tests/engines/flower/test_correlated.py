@@ -1,4 +1,4 @@
-"""Noise that is correlated over rounds, over Flower: seeds that stay, lineages that are handed on, disjoint examples."""
+"""Noise that is correlated over rounds, with Flower: seeds that stay, lineages handed on, disjoint examples."""
 
 from __future__ import annotations
 

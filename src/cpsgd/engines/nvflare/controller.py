@@ -97,8 +97,9 @@ class CpsgdController(ModelController):
         """
         if (plan or {}).get("correlated") is not None:
             raise ParameterError(
-                f"correlated={(plan or {})['correlated']!r}: jobs of NVFlare have independent noise in every round, for "
-                "train scripts are not told which round their client has accepted. Leave correlated out, or use Flower."
+                f"correlated={(plan or {})['correlated']!r}: jobs of NVFlare have independent noise in every round, "
+                "for train scripts are not told which round their client has accepted. Leave correlated out, or use "
+                "Flower."
             )
         super().__init__(persistor_id=persistor_id, task_check_period=_POLL_SECONDS)
         # Under these names the Job API writes them into the job's configuration.
