@@ -327,6 +327,9 @@ class ClientSession:
         limits, progress = self._limits, self._progress
         kind, protocol = RoundKind.from_text(progress.kind), Protocol.from_json(progress.protocol)
         this = Answered(progress.run, progress.round, kind.digest)
+        if limits.digest(protocol, rounds=progress.rounds, surviving=kind.surviving).hex() != progress.accepted:
+            # What is protected would be another thing than what was accounted for: a sum of other examples, say.
+            raise RoundRefusedError("This client's own conditions have changed since the round began.")
 
         def check(answered: int, before: History) -> None:
             if limits.rounds is not None and answered >= limits.rounds:
