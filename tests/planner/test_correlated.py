@@ -59,10 +59,11 @@ def test_more_bits_never_do_worse() -> None:
 def test_without_bits_they_are_chosen() -> None:
     found = paper(bits=None)
     best = paper(bits=17)
-    assert found.prefix is not None and best.prefix is not None
+    assert found.prefix is not None
+    assert best.prefix is not None
     assert found.bits < 13
     assert found.prefix.squared_error < 1.11 * best.prefix.squared_error
-    assert [point.bits for point in found.frontier][0] == 8
+    assert next(point.bits for point in found.frontier) == 8
 
 
 def test_secure_sums_fit_the_modulus() -> None:
@@ -70,7 +71,8 @@ def test_secure_sums_fit_the_modulus() -> None:
     assert found.protocol.modulus is not None
     assert found.protocol.modulus <= 2**18
     assert 0.0 < found.overflow_probability <= 1e-9
-    assert found.prefix is not None and found.prefix.gain > 9.0
+    assert found.prefix is not None
+    assert found.prefix.gain > 9.0
 
 
 def test_colluding_clients_cost_the_slots_whose_seeds_they_hold() -> None:
@@ -78,7 +80,8 @@ def test_colluding_clients_cost_the_slots_whose_seeds_they_hold() -> None:
     mechanism = colluding.protocol.mechanism
     assert isinstance(mechanism, CorrelatedGaussian)
     assert (mechanism.untrusted_holders, mechanism.told) == (100, 700)
-    assert alone.prefix is not None and colluding.prefix is not None
+    assert alone.prefix is not None
+    assert colluding.prefix is not None
     assert colluding.guarantee.epsilon <= 2.0
     # 9,200 of 10,000 slots count.
     assert colluding.prefix.squared_error / alone.prefix.squared_error == pytest.approx(1 / 0.92, rel=0.01)
@@ -88,10 +91,12 @@ def test_colluding_clients_cost_the_slots_whose_seeds_they_hold() -> None:
 
 def test_in_every_round_it_does_not_pay_and_says_so() -> None:
     found = plan(100, 50, 8.0, 1e-6, bits=12, rounds=20, participation="every", correlated=4)
-    assert found.prefix is not None and found.prefix.gain < 1.0
+    assert found.prefix is not None
+    assert found.prefix.gain < 1.0
     assert found.guarantee.epsilon <= 8.0
     chosen = plan(100, 50, 8.0, 1e-6, bits=12, rounds=20, participation="every", correlated="auto")
-    assert chosen.prefix is None and chosen.protocol.mechanism.correlation is None
+    assert chosen.prefix is None
+    assert chosen.protocol.mechanism.correlation is None
 
 
 def test_bands_are_chosen_for_the_workload_and_the_bits() -> None:

@@ -33,7 +33,7 @@ _LEARNING, _RUN = Group("Learning", sort_key=3), Group("Run", sort_key=4)
 _PANELS = {
     _SETUP: ("preset", "dataset", "data", "clients", "model", "cohort", "rounds", "participation", "dropout"),
     _PRIVACY: (
-        *("epsilon", "delta", "bits", "clip_norm", "examples", "adjacency", "colluding"),
+        *("epsilon", "delta", "bits", "clip_norm", "correlated", "examples", "adjacency", "colluding"),
         *(entry.name for entry in fields(MechanismOptions)),
     ),
     _RUN: ("seed", "device", "memory_limit", "evaluate_every"),

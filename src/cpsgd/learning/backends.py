@@ -27,7 +27,9 @@ from cpsgd.learning.gradients import ClientUpdates, ExampleSums
 from cpsgd.learning.mechanisms import Mechanism, Simulator
 from cpsgd.learning.options import ClientOptions, RunOptions
 from cpsgd.learning.recorded import RecordedRound
+from cpsgd.simulation.correlated import SummedLineages
 from cpsgd.simulation.device import DeviceRound
+from cpsgd.simulation.device_correlated import DeviceLineages
 
 _EXAMPLES_BYTES = 1 << 26
 # MiB that the clients computed together may take.
@@ -87,6 +89,8 @@ class CpuBackend:
             )
         self._mechanism = mechanism
         self._seed = seed
+        self.slots = mechanisms.slots_of(mechanism, seed)
+        self._lineages: SummedLineages | DeviceLineages | None = None
         self._slice = max(1, min(_EXAMPLES_BYTES, updates.memory_limit // 8) // (4 * dataset.feature_dim))
 
     @property
@@ -102,7 +106,10 @@ class CpuBackend:
         """The round with the messages of these clients, and of `zeros` more who send the zero vector."""
         on = self.device if self.asynchronous else None
         with self._enough_memory():
-            simulator = mechanisms.start_round(self._mechanism, self.dim, number, self._seed, on)
+            if self.slots is not None and self._lineages is None:
+                count = len(clients) + zeros
+                self._lineages = mechanisms.lineages_of(self._mechanism, self.slots, count, self.dim, on)
+            simulator = mechanisms.start_round(self._mechanism, self.dim, number, self._seed, on, self._lineages)
             for some, examples in self._groups(clients):
                 chunks = self._chunks(some, simulator)
                 if examples > self._slice and isinstance(self._dataset, PartedDataset):

@@ -11,7 +11,7 @@ from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.adjacency import Adjacency
-from cpsgd.errors import ConditionError
+from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.learning import mechanisms, models
 from cpsgd.learning.accounting import SAMPLED_SIZES
 from cpsgd.learning.architecture import trainable
@@ -248,6 +248,11 @@ class Experiment:
             "colluding": settings.colluding,
             "mechanism": settings.mechanism or BEST,
         }
+        if settings.correlated is not None:
+            if settings.examples is not None:
+                raise ParameterError("Noise that is correlated over rounds protects whole clients: leave out examples.")
+            name = "momentum" if settings.optimizer == "momentum" else "sgd"
+            requirements |= {"correlated": settings.correlated, "workload": f"{name}-{settings.schedule}"}
         if settings.examples is not None:
             scheme = settings.participation
             return plan_examples(**requirements, participation=scheme, examples=settings.examples).protocol

@@ -72,13 +72,22 @@ class ProtocolOptions(MechanismOptions, OptionGroup):  # type: ignore[misc]  # m
         bits: Bits per coordinate, for which the planner picks the mechanism and its parameters; 1 by default.
         clip_norm: D: longer updates are scaled down to this Euclidean norm; 1 by default. With `examples`, each
             example's gradient is.
+        correlated: In how many rounds a draw of noise is, where later rounds are to take away again what earlier ones
+            added; "auto" chooses, for the optimizer and its schedule. Without `bits` the fewest are taken that come
+            near the best.
     """
 
     bits: float | None = 1.0
     clip_norm: float = 1.0
+    correlated: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.explicit and self.correlated is not None:
+            raise ParameterError(
+                f"correlated={self.correlated} is what the planner is given: leave it out, or the mechanism's "
+                f"parameters {', '.join(parameters_of(self))}."
+            )
         if self.explicit:
             given = parameters_of(self)
             needed = [name for name in required(self.mechanism, given) if name != "range"]
@@ -152,6 +161,8 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
         spelled_out = {entry.name for entry in fields(MechanismOptions) if entry.name != "mechanism"}
         if spelled_out & changes.keys() and "bits" not in changes:
             changes["bits"] = None
+        if changes.get("correlated") is not None and "bits" not in changes:
+            changes["bits"] = None  # one bit holds no noise of earlier rounds
         if "dataset" in changes and "clients" not in changes:
             changes["clients"] = None  # the preset's number belongs to its own data set
         if changes.get("ledger") is not None and "seed" not in changes:
@@ -206,6 +217,8 @@ def _checked(name: str, value: object) -> object:
     """The value, if it is of the setting's type."""
     if name == "seed" and value == NO_SEED:
         return None
+    if name == "correlated" and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
     kind = _kinds()[name]
     if get_origin(kind) is Literal or issubclass(kind, StrEnum):
         return _validate.choice(name, value, get_args(kind) or list(kind))

@@ -135,6 +135,7 @@ class Trainer:
         )
         assert cohorts.rounds is not None
         self.rounds = cohorts.rounds
+        mechanisms.check_run(mechanism, self.rounds, cohorts.dropout)
         self._backend = backends.start(model, loss, dataset, mechanism, clients, run)
         self._server = Server(model, loss, server, self.rounds)
         self._score = "accuracy" if dataset.classes is not None else "r_squared"
@@ -424,7 +425,9 @@ class Trainer:
     def _parts(self) -> dict[str, Any]:
         """What a checkpoint holds beside the model."""
         clipping = self._backend.clipping
-        return self._server.parts | ({} if clipping.norm is None else {"clip": clipping})
+        slots = self._backend.slots
+        found = self._server.parts | ({} if clipping.norm is None else {"clip": clipping})
+        return found | ({} if slots is None else {"lineages": slots})
 
     def _save(self) -> None:
         if self._folder is not None:

@@ -1,9 +1,9 @@
 """The best protocol for a run whose noise is correlated over rounds.
 
-All candidates have the same noise z in the vector's units, σs, which the run's (ε, δ) fixes. What the bits decide is how
-many steps that is: a client's own noise of two steps and the rounding are not taken away again, so that the most steps
-are best that the window holds, or the modulus. A wider range of coordinates takes room in the window, a narrower one
-clips; a few are tried.
+All candidates have the same noise z in the vector's units, σs, which the run's (ε, δ) fixes. What the bits decide is
+how many steps that is: a client's own noise of two steps and the rounding are not taken away again, so that the most
+steps are best that the window holds, or the modulus. A wider range of coordinates takes room in the window, a narrower
+one clips; a few are tried.
 
 What is judged is the error of the model, not of a round: the mean over rounds of the squared error of what training has
 made of the means so far (`Workload`). Clipping is counted as if it were the same in every round.
@@ -22,7 +22,7 @@ import numpy as np
 from cpsgd import _validate
 from cpsgd.correlation import MAX_BANDS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError
+from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
 from cpsgd.mechanisms.correlated_gaussian import LEAST_SIGMA
 from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA
 from cpsgd.participation import Participation
@@ -72,8 +72,8 @@ class PrefixNoise:
 
     def __str__(self) -> str:
         return (
-            f"squared error of the model so far ({self.workload}, rate 1, mean over rounds) {self.squared_error:.4g}, with "
-            f"independent Gaussian noise {self.independent:.4g}: {self.gain:.3g} × less"
+            f"squared error of the model so far ({self.workload}, rate 1, mean over rounds) {self.squared_error:.4g}, "
+            f"with independent Gaussian noise {self.independent:.4g}: {self.gain:.3g} × less"
         )
 
 
@@ -132,7 +132,7 @@ def _check(required: Requirements) -> None:
         )
     if required.mechanism not in (BEST, CorrelatedGaussian.name):
         raise ParameterError(
-            f"mechanism={required.mechanism!r} has independent noise in every round: leave mechanism out, or correlated."
+            f"mechanism={required.mechanism!r} has independent noise in every round: leave it out, or correlated."
         )
 
 
@@ -225,8 +225,8 @@ class _Run:
             remedy = f"bits={more:g} is the fewest whole number that will do; fewer bands take less room"
         return InfeasibleError(
             f"No protocol with {bits:g} bits per coordinate and {self.bands} bands keeps δ={target.delta:g} for "
-            f"{problem.setting.clients:,} clients: a message must have room for the noise of earlier rounds, too, of at "
-            f"least {LEAST_SIGMA:g} steps. The nearest that can be had: {remedy}."
+            f"{problem.setting.clients:,} clients: a message must have room for the noise of earlier rounds, too, of "
+            f"at least {LEAST_SIGMA:g} steps each. The nearest that can be had: {remedy}."
         )
 
     def _designed(self, bits: float) -> CorrelatedGaussian | None:
@@ -253,7 +253,7 @@ class _Run:
             except ConditionError:
                 return None
             # Zero where the range itself keeps neighbours close; less noise is not looked for then.
-            unit = max(unit, scale * found.noise_deviation * (1.0 + 1e-9))
+            unit = max(unit, scale * found.run_noise().deviation * (1.0 + 1e-9))
         return self._loudest(unit, coordinate_range, values)
 
     def _loudest(self, unit: float, coordinate_range: float, values: int) -> CorrelatedGaussian | None:
@@ -283,14 +283,15 @@ class _Run:
                 low, best = middle, tried
         return best
 
-    def _error(self, mechanism: CorrelatedGaussian) -> float:
+    def _error(self, mechanism: Mechanism) -> float:
         """The mean over rounds of the squared error of the model so far."""
         of_z, of_own, of_bias = self._weights
-        setting = self.problem.setting
-        per_unit = setting.dim * mechanism.step**2 / setting.surviving
-        own = mechanism.noise_variance - mechanism.noise_deviation**2 + mechanism.largest_rounding_variance
+        setting, noise = self.problem.setting, mechanism.run_noise()
+        assert noise is not None  # rounds are correlated
+        per_unit = setting.dim * mechanism.scale**2 / setting.surviving
+        own = noise.own_variance + mechanism.largest_rounding_variance
         clipping = setting.error(mechanism).clipping
-        return per_unit * (mechanism.noise_deviation**2 * of_z + own * of_own) + clipping * of_bias
+        return per_unit * (noise.deviation**2 * of_z + own * of_own) + clipping * of_bias
 
     def _finished(self, bits: float, mechanism: CorrelatedGaussian) -> CorrelatedPlan:
         """As a protocol, whose own accounting has the last word."""
@@ -299,7 +300,6 @@ class _Run:
         except ConditionError as error:
             raise InfeasibleError(f"The best that {bits:.4g} bits hold cannot be accounted for. {error}") from None
         kept = finished.mechanism
-        assert isinstance(kept, CorrelatedGaussian)
         finished = self._settled(finished)
         considered = (Considered(kept.name, finished.error.total, proved=True),)
         independent = self.problem.gaussian_squared_error * self._weights[1]

@@ -91,8 +91,8 @@ class Requirements:
         correlated: In how many rounds a draw of noise is, where later rounds are to take away again what earlier ones
             added; "auto" chooses. The guarantee is then that of the whole run.
         workload: With `correlated`, what training makes of the rounds' means: "sgd" (the default) or "momentum", with a
-            schedule as in "momentum-late". In Python also what a round's mean has moved the model by 0, 1, 2, ... rounds
-            later, for plain SGD all ones.
+            schedule as in "momentum-late". In Python also what a round's mean has moved the model by 0, 1, 2, ...
+            rounds later, for plain SGD all ones.
     """
 
     clients: int

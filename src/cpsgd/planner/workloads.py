@@ -56,8 +56,9 @@ class Workload:
 
     @classmethod
     def of(cls, said: str | Sequence[float] | None, rounds: int) -> Self:
-        """From "sgd" (also where nothing is said) or "momentum", with a schedule as in "momentum-late"; or from
-        p_0, p_0 + p_1, ..., what a mean has moved the model by 0, 1, ... rounds later.
+        """From "sgd", which it is if nothing is said, or "momentum", with a schedule as in "momentum-late".
+
+        Or from p_0, p_0 + p_1, ..., what a mean has moved the model by 0, 1, ... rounds later.
 
         Raises:
             ParameterError: It is none of these.
@@ -75,7 +76,7 @@ class Workload:
                     f"momentum-late, got workload={said!r}."
                 )
             rates = np.array([rate_factor(schedule, round, rounds) for round in range(rounds)])  # type: ignore[arg-type]
-            powers = MOMENTUM ** np.arange(rounds) if name == "momentum" else np.eye(1, rounds)[0]
+            powers: Array = np.power(MOMENTUM, np.arange(float(rounds))) if name == "momentum" else np.eye(1, rounds)[0]
             return cls(rates, powers)
         try:
             response = np.asarray(said, dtype=np.float64)
@@ -96,7 +97,7 @@ class Workload:
         return float(np.mean([self._variance(np.convolve(seen, factors[::-1]), len(factors)) for seen in self._seen()]))
 
     def bias(self) -> float:
-        """The same for an error that is the same in every round: the mean over rounds of the square of all weights' sum."""
+        """The same for an error that is the same in every round: the mean of the squares of the weights' sums."""
         return float(np.mean([seen.sum() ** 2 for seen in self._seen()]))
 
     @staticmethod

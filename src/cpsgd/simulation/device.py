@@ -38,13 +38,13 @@ from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 from cpsgd.simulation import device_cuda
 from cpsgd.simulation import device_plain as plain
+from cpsgd.simulation.correlated import FEW_CLIENTS
 from cpsgd.simulation.cpu import noise_norm
+from cpsgd.simulation.device_correlated import DeviceLineages
 from cpsgd.simulation.device_cuda import Products
 
 # Triton's kernels number coordinates with 32 bits.
 _MAX_DIM = 1 << 30
-# Up to so many clients the rounding of each is drawn by itself.
-_FEW_CLIENTS = 32
 
 
 def carried(array: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -81,6 +81,7 @@ class DeviceRound:
         count: How many clients' messages were added.
         device: Where everything is computed.
         takes_products: Whether `add` takes `Products`, too.
+        lineages: Where noise is correlated over rounds, that of the run; None where all lineages begin here.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=4, clip_norm=1.0, levels=256, trials=16)
@@ -128,6 +129,7 @@ class DeviceRound:
         self.device = self._sums.device
         self._kernels = kernels or kernels_for(self.device)
         self._mean: torch.Tensor | None = None
+        self.lineages: DeviceLineages | None = None
         rounding = self._rounding if protocol.rotate and kernels is None else None
         self.takes_products = rounding is not None and device_cuda.supports(self.device, protocol.dim, rounding)
         # The keys of rounding and coins, and the rotation's signs.
@@ -151,6 +153,10 @@ class DeviceRound:
     def take_inputs(self, inputs: torch.Tensor) -> None:
         """Makes this the round that these `inputs` on the device tell, whenever they are read."""
         self._inputs, self._signs = inputs, inputs[16:]
+
+    def renumber(self, round: int, seed: int) -> None:
+        """Makes this that round for all noise that is drawn from now on."""
+        self.round, self._seed, self._mean = round, seed, None
 
     def restart(self) -> None:
         """Forgets all messages."""
@@ -199,7 +205,7 @@ class DeviceRound:
 
     def noise_norm(self) -> float:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
-        return noise_norm(self.protocol, self.count)
+        return noise_norm(self.protocol, self.count, settled=self.lineages is not None)
 
     def _add_products(self, products: Products) -> None:
         if not self.takes_products or products.layout.dim != self.protocol.dim or self._grid is None:
@@ -261,7 +267,7 @@ class DeviceRound:
             normal = torch.randn(self.protocol.dim, generator=generator, device=self.device, dtype=torch.float64)
             self._sums += noise.deviation * normal
         elif isinstance(noise, SumRounding):
-            self._round_sums(noise)
+            self._round_sums(noise if self.lineages is None else self.lineages.rest)
         else:
             keystream = Keystream(hashlib.sha256(_text("noise", self.round, self._seed)).digest()[:16])
             drawn = self.protocol.mechanism.sum_noise(self.count, self.protocol.dim, keystream)
@@ -275,8 +281,10 @@ class DeviceRound:
         level = float(1 << noise.fraction_bits)
         points = (self._sums - noise.clients * noise.offset).to(torch.float64)
         points += noise.deviation * torch.randn(self.protocol.dim, **drawn)
+        if self.lineages is not None:
+            points += self.lineages.noise(self.round, self.count)
         levels = points / level
-        if noise.clients <= _FEW_CLIENTS:
+        if noise.clients <= FEW_CLIENTS:
             for _ in range(noise.clients - 1):
                 levels += torch.rand(self.protocol.dim, **drawn) - 0.5
         else:  # the sum of so many is a Gaussian, too
