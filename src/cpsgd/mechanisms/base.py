@@ -259,6 +259,11 @@ class Mechanism(ABC):
         """Whether a client may be handed the seeds of another one's noise, which the accounting then allows for."""
         return False
 
+    @property
+    def settled_variance(self) -> float:
+        """The noise of a client's message in the later rounds of a run, where `noise_variance` is that of its first."""
+        return self.noise_variance
+
     def rotation_round(self, round: int) -> int:
         """The round whose rotation is used in a round.
 
