@@ -220,16 +220,20 @@ def start_round(
     seed: int | None,
     device: torch.device | None,
     lineages: SummedLineages | DeviceLineages | None = None,
+    first: int = 0,
 ) -> Simulator:
-    """What takes a round's updates and yields their mean: on a device, or without one by the CPU's own kernels."""
+    """What takes a round's updates and yields their mean: on a device, or without one by the CPU's own kernels.
+
+    Clients are numbered from `first` on.
+    """
     protocol, norm = protocol_of(mechanism), clip_norm(mechanism)
     if protocol is None:
         return FloatMean(dim, norm) if device is None else DeviceFloatMean(dim, norm, device)
     if device is None:
         # Without the promise: a run's own account knows how many messages each of its rounds had.
         summed = lineages if isinstance(lineages, SummedLineages) else None
-        return RoundSimulator(replace(protocol, promise=None), round, seed=seed, lineages=summed)
-    found = DeviceRound(protocol, round, seed=seed, device=device)
+        return RoundSimulator(replace(protocol, promise=None), round, seed=seed, lineages=summed, first=first)
+    found = DeviceRound(protocol, round, seed=seed, device=device, first=first)
     found.lineages = lineages if isinstance(lineages, DeviceLineages) else None
     return found
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 from cpsgd.learning.architecture import Loss, trainable
+from cpsgd.learning.averaging import MovingAverage
 from cpsgd.learning.devices import enough_memory, one_thread, own_code
 from cpsgd.learning.losses import Score
 from cpsgd.learning.options import ServerOptions
@@ -76,6 +78,7 @@ class Server:
         with enough_memory("the optimizer", "use a simpler one."):
             self.optimizer = make_optimizer(options, trainable(model).values())
             self.scheduler = make_scheduler(options, self.optimizer)
+            self._average = None if options.averaging is None else MovingAverage(model, options.averaging)
         self._first_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def step(self, mean: torch.Tensor, number: int) -> None:
@@ -90,6 +93,14 @@ class Server:
         self.optimizer.zero_grad(set_to_none=True)
         if self.scheduler is not None and not isinstance(self.scheduler, _WATCHES_LOSS):
             self.scheduler.step()
+        if self._average is not None:
+            self._average.update(number)
+            if number + 1 == self._rounds:
+                self._average.settle()
+
+    def measured(self) -> AbstractContextManager[None]:
+        """Within, the model is the one that is measured and comes out: the average, where there is one."""
+        return nullcontext() if self._average is None else self._average.in_place()
 
     def heard(self, loss: float) -> None:
         """Tells a schedule that waits for the loss to stop falling what it is on the test examples."""
@@ -110,13 +121,15 @@ class Server:
             "learning_rate": options.lr,
             "weight_decay": options.weight_decay,
             "schedule": schedule,
+            # Runs of earlier releases do not have it.
+            **({} if self._average is None else {"averaging": options.averaging}),
         }
 
     @property
     def parts(self) -> dict[str, Any]:
         """What must be kept of it beside the model, by the names in checkpoints."""
-        found = {"optimizer": self.optimizer}
-        return found if self.scheduler is None else {**found, "schedule": self.scheduler}
+        others = {"schedule": self.scheduler, "average": self._average}
+        return {"optimizer": self.optimizer} | {name: part for name, part in others.items() if part is not None}
 
     def is_finite(self) -> bool:
         """Whether all parameters of the model are numbers."""
@@ -133,7 +146,7 @@ class Server:
         """Mean loss on test examples, and their accuracy, or R² where labels are no classes."""
         loss, score = 0.0, Score()
         self._model.eval()
-        with torch.no_grad(), one_thread():
+        with self.measured(), torch.no_grad(), one_thread():
             for start in range(0, len(labels), _TEST_BATCH):
                 truth = labels[start : start + _TEST_BATCH]
                 outputs = self._model(features[start : start + _TEST_BATCH])

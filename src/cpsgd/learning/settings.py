@@ -9,7 +9,7 @@ import json
 import reprlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -51,7 +51,8 @@ class TaskOptions(OptionGroup):
         data: Data of your own, instead: module:function, where the function returns a data set of
             cpsgd.learning.datasets, or one with a model, or with a model and a loss.
         clients: Clients there are; by default as many as the data set has.
-        model: The model: linear, or mlp with the widths of its hidden layers, as mlp-60-60.
+        model: The model: linear, or mlp with the widths of its hidden layers, as mlp-60-60; scaled-mlp-60-60 scales
+            shades first.
         baselines: Run the baselines, too: without privacy, with Gaussian noise, rounded without noise, and as private
             with 4 bits, where there are fewer.
     """
@@ -120,6 +121,7 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
     delta: float = 1e-6
     colluding: int = 0
     ledger: str | None = None
+    witness: str | None = None
     optimizer: OptimizerName = "sgd"
     schedule: Schedule = "constant"
     seed: int | None = 0
@@ -201,6 +203,35 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 """Runs that have a name: where they differ from the defaults."""
+
+WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {
+    "paper": {
+        "model": "scaled-mlp-60-60",
+        "optimizer": "adam",
+        "lr": 0.00463,
+        "weight_decay": 1e-4,
+        "schedule": "late",
+        "averaging": 0.9,
+    },
+}
+"""What a preset's run without privacy has instead: selected for it alone, with as many tries as the private settings
+(`reproduction/select_settings.py`), and without clipping. With the private run's settings it would flatter that run."""
+
+_TASK = ("dataset", "clients", "model", "cohort", "rounds", "local_steps", "examples")
+
+
+def without_privacy(settings: Settings) -> Settings | None:
+    """The settings of the run without privacy that the private one is compared with.
+
+    None where the task is not the preset's: nothing was selected for it, and the baseline has the private settings.
+    """
+    preset = settings.preset
+    if preset not in WITHOUT_PRIVACY:
+        return None
+    original = Settings.of({"preset": preset})
+    if any(getattr(settings, name) != getattr(original, name) for name in _TASK):
+        return None
+    return replace(settings, **{"weight_decay": 0.0, "averaging": None, **WITHOUT_PRIVACY[preset]})
 
 
 @cache

@@ -36,7 +36,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ErrorBound:
-    """An upper bound on E‖estimate - mean‖² and the theorem that gives it."""
+    """An upper bound on E‖estimate - mean‖² and the theorem that gives it.
+
+    Example:
+        >>> from cpsgd import Protocol
+        >>> given = Protocol.rotated_binomial(clients=1000, dim=64, clip_norm=1.0, levels=4, trials=12)
+        >>> bound = given.error_bound()
+        >>> bound.squared_error > 0, bound.theorem.partition(",")[0]
+        (True, 'cpSGD')
+    """
 
     squared_error: float
     theorem: str
@@ -50,6 +58,10 @@ class ExpectedError:
         noise: Variance of the noise that was added.
         rounding: Variance of the stochastic rounding.
         clipping: Squared bias: what clipping (to the norm, to the range, to the grid) moved the mean by.
+
+    Example:
+        >>> ExpectedError(noise=0.5, rounding=0.25, clipping=0.0).total
+        0.75
     """
 
     noise: float

@@ -66,6 +66,11 @@ class Plan:
         explore: Computes the frontier.
         examples: The most examples of a client where one of them is protected; None where the whole client is.
         prefix: Where noise is correlated over rounds, what is left of it in the model, beside independent noise.
+
+    Example:
+        >>> best = plan(clients=100, dim=50, epsilon=4.0, delta=1e-6, bits=8, mechanism="rounded-gaussian")
+        >>> best.guarantee.epsilon <= 4.0, best.surviving, best.ratio < 1.01
+        (True, 100, True)
     """
 
     protocol: Protocol

@@ -63,6 +63,7 @@ class RoundSimulator:
         seed: int | None = None,
         threads: int = 2,
         lineages: SummedLineages | None = None,
+        first: int = 0,
     ) -> None:
         """Starts an empty round.
 
@@ -73,12 +74,14 @@ class RoundSimulator:
                 chunks and threads: good for experiments, but noise that can be repeated protects nobody.
             threads: Threads that share the rows of a chunk.
             lineages: Where noise is correlated over rounds, that of the run; without, all lineages begin here.
+            first: The number of the first client, where a round's clients are shared: each has numbers of its own.
         """
         self.protocol = protocol
         self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
         self.count = 0
         self._seed = None if seed is None else _validate.integer("seed", seed, low=0, high=2**64 - 1)
         self._threads = _validate.integer("threads", threads, low=1)
+        self._first = first
         self._floats = protocol.mechanism.grid is None
         self._sums: Sums = np.zeros(protocol.dim, dtype=np.float64 if self._floats else np.uint64)
         self._lineages = lineages
@@ -137,6 +140,11 @@ class RoundSimulator:
             self._mean = pipeline.decode(self.protocol, self._noisy_sums(), self.count, self.round)
         return self._mean
 
+    @property
+    def sums(self) -> Sums:
+        """The sums so far, without noise."""
+        return self._sums
+
     def noise_norm(self) -> float:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
         return noise_norm(self.protocol, self.count, settled=self._lineages is not None)
@@ -170,7 +178,7 @@ class RoundSimulator:
                     grid = pipeline.to_grid(protocol, vectors[row], self.round)
                 except NonFiniteError:
                     grid = np.zeros(protocol.dim, dtype=np.float32)
-                words = (shared or self._keystream(self.count + row)).fill(buffer, size)
+                words = (shared or self._keystream(self._first + self.count + row)).fill(buffer, size)
                 self._rounder.values(grid, words, values)
                 if held == room:
                     sums += small
@@ -219,6 +227,11 @@ class FloatMean:
         if self.count == 0:
             raise EmptyError("There is no mean: no vector was added.")
         return (self._sums / self.count).astype(np.float32)
+
+    @property
+    def sums(self) -> Sums:
+        """The sums so far."""
+        return self._sums
 
     def noise_norm(self) -> float:
         """Zero: there is no noise."""
