@@ -162,7 +162,6 @@ PEERS: tuple[tuple[str | None, Callable[[int], dict[str, Work]], bool], ...] = (
 
 
 def measure(turns: int, dim: int = DIM, short_dim: int = SHORT_DIM, neighbours: int = NEIGHBOURS) -> dict[str, Any]:
-    logging.getLogger("flwr").setLevel(logging.WARNING)  # it tells of every stage of every client
     contenders: dict[str, Work] = {}
     sizes: dict[str, int] = {}
     versions: dict[str, str | None] = {}
@@ -218,6 +217,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
     options = parser.parse_args()
+    logging.disable(logging.INFO)  # Flower tells of every stage of every client
     report = measure(options.turns)
     print(json.dumps(report, indent=2)) if options.json else print_report(report)
 
