@@ -29,6 +29,7 @@ FLOORS = [
     {"federation"},
     {"learning", "statistics"},
     {"engines", "reports"},
+    {"dashboard"},
     {"cli"},
     {"__main__"},
 ]
