@@ -31,7 +31,7 @@ from cpsgd.privacy import Participation
 from cpsgd.privacy.accountant import Rounds, composed_epsilon
 
 DIM, LEVELS, TRIALS, ROUND = 2**20, 2, 14, 0
-# OpenDP's exact samplers take microseconds per number: they get shorter vectors, as the time per number is the same.
+# OpenDP's exact samplers take many microseconds per number: they get shorter vectors, where a number takes no longer.
 SHORT_DIM = 2**10
 SIGMA = 0.1
 # A training of so many rounds with Poisson sampling, by the tight accountants.
