@@ -29,7 +29,7 @@ from cpsgd.federation.server import Node, RoundReport
 from cpsgd.secagg import Stage
 
 _FORMAT = "cpsgd course 1"
-_MAPS = ("dropped", "stages", "faults", "metrics", "measures", "upload_bytes", "accused")
+_MAPS = ("dropped", "stages", "faults", "metrics", "measures", "upload_bytes", "accused", "relay_bytes")
 
 
 @dataclass
@@ -110,6 +110,8 @@ def _plain(report: RoundReport[Any]) -> dict[str, Any]:
 
 
 def _report(fields: dict[str, Any]) -> RoundReport[Any]:
+    # Earlier releases handed nothing on.
+    fields = {"relay_bytes": [], **fields}
     maps = {name: dict(fields[name]) for name in _MAPS}
     maps["stages"] = {node: Stage(stage) for node, stage in maps["stages"].items()}
     return RoundReport(**{**fields, **maps})

@@ -365,6 +365,8 @@ def _of_one_kind(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
             raise ConditionError("There are several partitions of several kinds each.")
         proofs = [_of_one_kind(frozenset([(frozenset([kind]), 1)]), delta, adjacency) for kind in kinds]
         return max(proofs, key=lambda proof: proof.epsilon)
+    if next(iter(kinds)).protocol.mechanism.correlation is not None and sum(count for _, count in groups) > 1:
+        return _of_gaussians(groups, delta, adjacency)  # each is a whole run, and not a round of one
     sizes: Counter[int] = Counter()
     for kinds, count in _ordered(groups):
         (kind,) = kinds
