@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,8 @@ def test_only_one_holds_a_lock(tmp_path: Path) -> None:
         other = f"from pathlib import Path; from cpsgd._durable import lock_of; lock_of(Path({str(path)!r})).acquire(0)"
         assert subprocess.run([sys.executable, "-c", other], capture_output=True).returncode != 0
     _durable.lock_of(path).acquire(blocking=False)
+    with pytest.raises(FileNotFoundError), _durable.locked(tmp_path / "none" / "state"):
+        pass
 
 
 @pytest.mark.skipif(os.name == "nt", reason="folders are not synchronised on Windows")
@@ -52,6 +55,6 @@ def test_the_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_core_needs_no_module_that_windows_lacks() -> None:
     """Only where a file is imported on demand, on systems that have it."""
     root = Path(_durable.__file__).parent
-    missing = ("fcntl", "resource", "pwd")
-    wanted = [path for path in root.rglob("*.py") if any(f"import {name}" in path.read_text() for name in missing)]
+    missing = re.compile(r"^\s*(import|from) (fcntl|resource|pwd|grp|termios)\b", re.MULTILINE)
+    wanted = [path for path in root.rglob("*.py") if missing.search(path.read_text(encoding="utf-8"))]
     assert [str(path.relative_to(root)) for path in wanted] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,12 @@ def lock_of(path: Path) -> FileLock:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keeps others that lock the same path waiting, so that a file read here and written back loses nothing."""
+    """Keeps others that lock the same path waiting, so that a file read here and written back loses nothing.
+
+    Raises:
+        OSError: There is no such folder (filelock would make it), or nothing may be written there.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
     with lock_of(path):
         yield
