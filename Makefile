@@ -53,7 +53,7 @@ thorough: install
 	$(PYTEST) -m thorough
 
 mutants: install
-	$(BIN)/python -m tests.mutants.runner $(ONLY)
+	PYTHONPATH=tests $(BIN)/python -m mutants.runner $(ONLY)
 
 check: lint
 	$(PYTEST) -m "not slow and not thorough"

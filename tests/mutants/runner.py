@@ -1,6 +1,6 @@
 """`make mutants`: seeds one fault at a time in a copy of the source, and fails where the tests do not notice.
 
-    python -m tests.mutants.runner [WORDS]
+    PYTHONPATH=tests python -m mutants.runner [WORDS]
 
 With words, only the faults are seeded whose area or name has one of them.
 """
@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.mutants.faults import FAULTS, Fault
+from .faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
