@@ -41,7 +41,7 @@ FAULTS = (
         "mechanisms/binomial.py",
         '        """All coins heads."""\n        return self.trials',
         '        """All coins heads."""\n        return 0',
-        ("tests/mechanisms/test_interface.py", "tests/codec/test_pipeline.py"),
+        ("tests/audit/test_survey.py::test_the_product_passes",),
     ),
     Fault(
         "noise",
@@ -49,7 +49,7 @@ FAULTS = (
         "mechanisms/binomial.py",
         "weight = upper[-1] * (trials - j) * odds",
         "weight = upper[-1] * (trials - 2 - j) * odds",
-        ("tests/mechanisms/test_binomial.py",),
+        ("tests/mechanisms/test_binomial.py::test_the_table_is_within_its_stated_distance",),
     ),
     Fault(
         "noise",
@@ -57,7 +57,10 @@ FAULTS = (
         "mechanisms/binomial.py",
         "return (p == 0.5 and trials <= MAX_COINS) or trials == 0",
         "return (p == 0.5 and trials <= 2 * MAX_COINS) or trials == 0",
-        ("tests/mechanisms/test_binomial.py",),
+        (
+            "tests/mechanisms/test_binomial.py::test_coins_are_exact",
+            "tests/mechanisms/test_binomial.py::test_the_table_is_within_its_stated_distance",
+        ),
     ),
     Fault(
         "noise",
@@ -65,7 +68,10 @@ FAULTS = (
         "randomness.py",
         "os.urandom(16) if key is None else key",
         "bytes(16) if key is None else key",
-        ("tests/test_randomness.py", "tests/codec/test_pipeline.py"),
+        (
+            "tests/codec/test_pipeline.py::test_every_call_draws_fresh_noise",
+            "tests/test_randomness.py::test_streams_differ",
+        ),
     ),
     Fault(
         "noise",
@@ -73,7 +79,7 @@ FAULTS = (
         "randomness.py",
         "if os.getpid() != self._process:",
         "if self._process == 0:",
-        ("tests/test_randomness.py",),
+        ("tests/test_randomness.py::test_a_stream_does_not_go_on_in_a_forked_child",),
     ),
     Fault(
         "noise",
@@ -138,7 +144,7 @@ FAULTS = (
         "codec/clip.py",
         "return (real + math.sqrt(dim) + _FLOAT_SLACK",
         "return (real + _FLOAT_SLACK",
-        ("tests/codec/test_apart.py",),
+        ("tests/codec/test_apart.py::test_no_pair_is_further_apart_on_the_grid",),
     ),
     # ------------------------------------------------------------------ centre
     Fault(
@@ -147,7 +153,10 @@ FAULTS = (
         "mechanisms/lattice.py",
         "return self.noise_mean + (self.levels - 1) / 2",
         "return self.noise_mean + self.levels / 2",
-        ("tests/test_aggregator.py", "tests/mechanisms/test_interface.py"),
+        (
+            "tests/test_aggregator.py::test_the_mean_is_over_the_messages_received",
+            "tests/audit/test_survey.py::test_the_product_passes",
+        ),
     ),
     Fault(
         "centre",
@@ -155,7 +164,7 @@ FAULTS = (
         "codec/pipeline.py",
         "middle, factor = count * protocol.mechanism.centre, protocol.mechanism.scale / count",
         "middle, factor = count * protocol.mechanism.centre, protocol.mechanism.scale / (count + 1)",
-        ("tests/test_aggregator.py",),
+        ("tests/test_aggregator.py::test_the_mean_is_over_the_messages_received",),
     ),
     Fault(
         "centre",
@@ -163,7 +172,7 @@ FAULTS = (
         "mechanisms/correlated_gaussian.py",
         "return 0.5 * (self.window - 1) + math.ldexp(0.5, -self._finest_bits)",
         "return 0.5 * self.window + math.ldexp(0.5, -self._finest_bits)",
-        ("tests/mechanisms/test_correlated_gaussian.py",),
+        ("tests/mechanisms/test_correlated_gaussian.py::test_lineages_take_their_noise_away_again",),
     ),
     # ------------------------------------------------------------------ modulus
     Fault(
@@ -172,7 +181,10 @@ FAULTS = (
         "codec/pipeline.py",
         "np.mod(sums.astype(np.int64) - lowest, protocol.modulus)",
         "np.mod(sums.astype(np.int64) - lowest, protocol.modulus + 1)",
-        ("tests/test_aggregator.py", "tests/mechanisms/test_coins.py"),
+        (
+            "tests/audit/test_survey.py::test_the_product_passes",
+            "tests/mechanisms/test_coins.py::test_sums_under_a_modulus_decode_to_the_mean",
+        ),
     ),
     Fault(
         "modulus",
@@ -180,7 +192,7 @@ FAULTS = (
         "codec/pipeline.py",
         "lowest = math.ceil(middle - 0.5 * protocol.modulus)",
         "lowest = math.ceil(middle)",
-        ("tests/test_aggregator.py",),
+        ("tests/test_aggregator.py::test_a_modulus_from_the_concentration_of_the_sum_recovers_it",),
     ),
     Fault(
         "modulus",
@@ -188,7 +200,7 @@ FAULTS = (
         "protocol.py",
         "self.modulus, low=self.mechanism.values, high=MAX_RADIX",
         "self.modulus, low=2, high=MAX_RADIX",
-        ("tests/test_protocol.py",),
+        ("tests/test_protocol.py::test_bad_parameters_are_named",),
     ),
     # ------------------------------------------------------------------ accounting
     Fault(
@@ -197,7 +209,7 @@ FAULTS = (
         "privacy/gaussian.py",
         "scale = 0.5 * math.exp(-0.5 * near * near)",
         "scale = 0.25 * math.exp(-0.5 * near * near)",
-        ("tests/privacy/test_gaussian.py",),
+        ("tests/privacy/test_gaussian.py::test_delta_is_an_upper_bound_and_sharp",),
     ),
     Fault(
         "accounting",
@@ -205,7 +217,7 @@ FAULTS = (
         "privacy/gaussian.py",
         "math.log(1.25 / ",
         "math.log(1.0 / ",
-        ("tests/privacy/test_gaussian.py",),
+        ("tests/privacy/test_gaussian.py::test_classical_lemma",),
     ),
     Fault(
         "accounting",
@@ -213,7 +225,7 @@ FAULTS = (
         "privacy/guarantees.py",
         "moved = _Moved(honest * dim * mechanism.variation, mechanism.sampler_remedy)",
         "moved = _Moved(0.0, mechanism.sampler_remedy)",
-        ("tests/privacy/test_guarantees.py",),
+        ("tests/privacy/test_guarantees.py::test_samplers_total_variation_is_paid_from_delta",),
     ),
     Fault(
         "accounting",
@@ -221,7 +233,7 @@ FAULTS = (
         "privacy/guarantees.py",
         "        epsilon=epsilon,\n        delta=delta,\n        adjacency=neighbours,",
         "        epsilon=0.6 * epsilon,\n        delta=delta,\n        adjacency=neighbours,",
-        ("tests/privacy/test_guarantees.py",),
+        ("tests/privacy/test_guarantees.py::test_gaussian_protocol",),
     ),
     Fault(
         "accounting",
@@ -229,7 +241,10 @@ FAULTS = (
         "mechanisms/lattice.py",
         "ball = adjacency.distance(clip_norm) * (self.levels - 1) / (2.0 * self.coordinate_range)",
         "ball = adjacency.distance(clip_norm) * (self.levels - 2) / (2.0 * self.coordinate_range)",
-        ("tests/test_adjacency.py", "tests/audit/test_playing.py"),
+        (
+            "tests/test_adjacency.py::test_no_neighbours_are_further_apart",
+            "tests/audit/test_playing.py::test_the_corner_is_as_far_as_neighbours_can_be",
+        ),
     ),
     Fault(
         "accounting",
@@ -246,7 +261,7 @@ FAULTS = (
         "adjacency.py",
         "return {Adjacency.REPLACE_ONE: 2.0, Adjacency.ZERO_OUT: 1.0}[self]",
         "return {Adjacency.REPLACE_ONE: 1.0, Adjacency.ZERO_OUT: 1.0}[self]",
-        ("tests/test_adjacency.py",),
+        ("tests/test_adjacency.py::test_distances",),
     ),
     Fault(
         "adjacency",
@@ -254,7 +269,10 @@ FAULTS = (
         "adjacency.py",
         "if replace_one_distance is None or self is not Adjacency.REPLACE_ONE:",
         "if replace_one_distance is None:",
-        ("tests/test_adjacency.py", "tests/test_protocol.py"),
+        (
+            "tests/test_protocol.py::test_a_stated_distance_is_an_assumption_about_replacing_only",
+            "tests/test_adjacency.py",
+        ),
     ),
     # ------------------------------------------------------------------ durability
     Fault(
@@ -271,7 +289,7 @@ FAULTS = (
         "ledger/storage.py",
         'connection.execute("BEGIN IMMEDIATE")',
         'connection.execute("BEGIN")',
-        ("tests/ledger/test_storage.py", "tests/ledger/test_crash.py::test_two_processes_race_for_the_last_round"),
+        ("tests/ledger/test_crash.py::test_two_processes_race_for_the_last_round",),
     ),
     Fault(
         "durability",
@@ -304,7 +322,7 @@ FAULTS = (
         "privacy/guarantees.py",
         'honest = arrived - _validate.integer("colluding", colluding, low=0, high=arrived)',
         'honest = arrived - 0 * _validate.integer("colluding", colluding, low=0, high=arrived)',
-        ("tests/privacy/test_guarantees.py", "tests/privacy/test_rounds.py"),
+        ("tests/privacy/test_guarantees.py::test_only_honest_noise_that_arrived_counts",),
     ),
     Fault(
         "colluding",
@@ -312,7 +330,7 @@ FAULTS = (
         "privacy/rounds.py",
         "honest, mechanism = surviving - colluding, protocol.mechanism",
         "honest, mechanism = surviving, protocol.mechanism",
-        ("tests/privacy/test_rounds.py",),
+        ("tests/privacy/test_rounds.py::test_collusion_counts_like_dropping_out",),
     ),
     Fault(
         "colluding",
@@ -320,7 +338,7 @@ FAULTS = (
         "planner/problem.py",
         "honest=arriving - colluding,",
         "honest=arriving,",
-        ("tests/planner/test_planning.py",),
+        ("tests/planner/test_planning.py::test_more_privacy_costs_accuracy_and_more_clients_buy_it",),
     ),
     Fault(
         "colluding",
@@ -336,6 +354,9 @@ FAULTS = (
         "federation/conduct.py",
         "if len(accusers) > self._colluding}",
         "if len(accusers) >= self._colluding}",
-        ("tests/federation/test_conduct.py",),
+        (
+            "tests/federation/test_conduct.py::test_who_spoils_one_other_node_per_round_is_found_out_as_well",
+            "tests/federation/test_conduct.py::test_few_accusers_prove_nothing",
+        ),
     ),
 )

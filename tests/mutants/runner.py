@@ -20,7 +20,7 @@ from .faults import FAULTS, Fault
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
 _PASSED, _FAILED = 0, 1
-_SECONDS = 900
+_SECONDS = 1800
 # An editable install has a finder that comes before the path; without it the copy is what is imported, also by
 # processes that tests start.
 _CUSTOMIZED = """

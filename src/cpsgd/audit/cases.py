@@ -74,7 +74,7 @@ def everything() -> tuple[Case, ...]:
         _quiet("inversion", Binomial(levels=64, trials=20, p=0.3, coordinate_range=0.72)),
         _planned("counted coins", Binomial(levels=8, trials=256, coordinate_range=0.72)),
         _quiet("counted coins", Binomial(levels=64, trials=16, coordinate_range=0.72)),
-        _quiet("counted coins, modulo", Binomial(levels=64, trials=16, coordinate_range=0.72), modulus=509),
+        _quiet("counted coins, modulo", Binomial(levels=64, trials=16, coordinate_range=0.72), modulus=293),
         _planned("skellam", Skellam(levels=39, variance=1594.0, coordinate_range=0.7193)),
         _quiet("skellam", Skellam(levels=64, variance=4.0, coordinate_range=0.72)),
         _planned("discrete-gaussian", DiscreteGaussian(levels=39, sigma_squared=1597.0, coordinate_range=0.7191)),

@@ -52,8 +52,8 @@ def _one_way(played: SumLaw, other: SumLaw, delta: float) -> float:
         lowest += number * start
     found = np.fft.irfft(spectrum, _POINTS)
     found[found < 100.0 * _TRANSFORM * played.first.size] = 0.0
-    mass: Array = 0.99 * found[found > 0.0]
-    loss: Array = step * (lowest + np.flatnonzero(found > 0.0))
+    mass = 0.99 * found[found > 0.0]
+    loss = step * (lowest + np.flatnonzero(found > 0.0))
 
     def needed(epsilon: float) -> float:
         beyond = loss > epsilon
