@@ -64,7 +64,7 @@ def test_json_of_a_protocol_file(cpsgd: Any, tmp_path: Path) -> None:
 def test_a_broken_encoder_is_exit_code_1(cpsgd: Any, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]) -> None:
     real = pipeline.encode
 
-    def repeating(protocol: Protocol, vector: Any, round: int) -> bytes:
+    def repeating(protocol: Protocol, vector: Any, round: int, **options: Any) -> bytes:
         return real(protocol, vector, round, Keystream(bytes(16)))
 
     monkeypatch.setattr(pipeline, "encode", repeating)
@@ -107,7 +107,7 @@ def test_coins_that_are_missing_fail_everything(
     """Everywhere, or in odd rounds alone; their mean is there."""
     real = pipeline.encode
 
-    def silent(protocol: Protocol, vector: Any, round: int) -> bytes:
+    def silent(protocol: Protocol, vector: Any, round: int, **options: Any) -> bytes:
         noise = protocol.mechanism
         if not isinstance(noise, Binomial) or noise.trials > MAX_COINS or parity not in (None, round % 2):
             return real(protocol, vector, round)
