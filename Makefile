@@ -6,10 +6,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 KERNELS := $(shell find src -name '*.cpp' -o -name '*.h')
 SOURCES := $(KERNELS) CMakeLists.txt pyproject.toml constraints.txt
 
-.PHONY: help install train test thorough mutants check lint resolve bench fuzz sanitize lock dist sbom vulnerabilities clean
+.PHONY: help install train docs test thorough mutants check lint resolve bench fuzz sanitize lock dist sbom vulnerabilities clean
 
 help:
 	@echo "make train     install into $(VENV) and train privately on simulated clients (3 minutes)"
+	@echo "make docs      the documentation as a site, in build/site; needs no network once installed"
 	@echo "make test      install into $(VENV) and run the tests, all but the thorough ones"
 	@echo "make thorough  the same checks over more cases"
 	@echo "make mutants   seed faults in the source, one at a time: the tests must find each (half an hour)"
@@ -39,6 +40,11 @@ endif
 
 train: install
 	$(BIN)/cpsgd train
+
+# Strict: a broken link or a missing reference is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "build/site/index.html"
 
 # A missing extra is an error here; `pytest` by itself skips what needs it. One worker more than there are processors:
 # tests of real processes mostly wait. Each begins with a share of neighbouring tests, which have plans and fixtures in

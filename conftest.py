@@ -24,12 +24,17 @@ ROOT = Path(__file__).parent
 
 # What may need which package: folders and files below src/cpsgd and tests, and pages below the root.
 MAY_NEED = {
-    "flwr": ("engines/flower", "docs/flower.md"),
-    "matplotlib": ("reports", "reproduction"),
-    "nvflare": ("engines/nvflare", "docs/nvflare.md"),
+    "griffe": ("docs",),
+    "flwr": ("engines/flower", "docs"),
+    "httpx": ("cli/test_dashboard_command.py", "dashboard"),
+    "jinja2": ("cli/test_train_command.py", "cli/test_dashboard_command.py", "cli/test_train_own.py", "dashboard"),
+    "matplotlib": ("docs", "reports", "reproduction"),
+    "mkdocs": ("docs",),
+    "nbformat": ("docs",),
+    "nvflare": ("engines/nvflare", "docs"),
     "pandas": ("learning/datasets/test_frames.py", "statistics"),
     "polars": ("learning/datasets/test_frames.py", "statistics"),
-    "pyarrow": ("cli/test_statistics_commands.py", "learning/datasets/test_frames.py", "statistics"),
+    "pyarrow": ("docs", "cli/test_statistics_commands.py", "learning/datasets/test_frames.py", "statistics"),
     "sklearn": (
         "cli/test_train_command.py",
         "compatibility",
@@ -39,6 +44,8 @@ MAY_NEED = {
         "statistics",
         "docs",
     ),
+    "selenium": ("dashboard",),
+    "starlette": ("cli/test_dashboard_command.py", "dashboard"),
     "torch": (
         *("_torch.py", "cli/test_train_command.py", "compatibility", "engines", "fuzz", "learning", "reproduction"),
         *(
@@ -50,6 +57,7 @@ MAY_NEED = {
             "docs",
         ),
     ),
+    "uvicorn": ("cli/test_dashboard_command.py", "dashboard"),
     "triton": ("learning", "simulation/device", "simulation/device_fused.py"),
 }
 

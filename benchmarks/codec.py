@@ -12,10 +12,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,31 +128,43 @@ def measure(dim: int, seconds: float, with_numpy: bool) -> dict[str, float]:
     return {name: best / dim * 1e9 for name, best in best_times(contenders, seconds).items()}
 
 
-def thread_speedup(seconds: float) -> float:
-    """How much faster two threads encode a batch of 64 vectors of 2^20 coordinates than one does."""
-    dim = 2**20
+def thread_speedup(dim: int, seconds: float) -> dict[str, float]:
+    """How much faster two threads of `encode_many` are than one: on the clock, and by the processor time they take.
+
+    On a machine that others use as well the clock says little. Processor time that does not grow with the number of
+    threads says that they do not stand in each other's way, though not how long they wait for the interpreter lock.
+    """
     protocol = Protocol.rotated_binomial(clients=64, dim=dim, clip_norm=1.0, levels=LEVELS, trials=TRIALS)
     batch = np.random.default_rng(0).standard_normal((64, dim)).astype(np.float32)
-
-    def run(threads: int) -> None:
-        with ThreadPoolExecutor(threads) as executor:
-            for _ in executor.map(lambda row: protocol.encode(row, ROUND), batch):
+    clock, processor = ({1: float("inf"), 2: float("inf")} for _ in range(2))
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for threads in clock:
+            begun, used = time.perf_counter(), time.process_time()
+            for _ in protocol.encode_many(batch, ROUND, threads=threads):
                 pass
-
-    best = best_times({"one": lambda: run(1), "two": lambda: run(2)}, seconds)
-    return best["one"] / best["two"]
+            clock[threads] = min(clock[threads], time.perf_counter() - begun)
+            processor[threads] = min(processor[threads], time.process_time() - used)
+    return {"clock": clock[1] / clock[2], "processor": 2.0 * processor[1] / processor[2]}
 
 
 def encode_memory(dim: int) -> float:
-    """Peak memory of an encode beside its output, as a multiple of the input's bytes."""
+    """Peak memory of a thread's first encode beside its output, as a multiple of the input's bytes."""
     protocol = Protocol.rotated_binomial(clients=64, dim=dim, clip_norm=1.0, levels=LEVELS, trials=TRIALS)
     x = np.zeros(dim, np.float32)
     protocol.encode(x, ROUND)
-    tracemalloc.start()
-    message = protocol.encode(x, ROUND)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return (peak - len(message)) / x.nbytes
+    found: list[int] = []
+
+    def first() -> None:
+        tracemalloc.start()
+        message = protocol.encode(x, ROUND)
+        found.append(tracemalloc.get_traced_memory()[1] - len(message))
+        tracemalloc.stop()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    thread.join()
+    return found[0] / x.nbytes
 
 
 def avx2_only(seconds: float) -> dict[str, float] | None:
@@ -167,7 +179,7 @@ def avx2_only(seconds: float) -> dict[str, float] | None:
 
 
 def print_report(
-    rows: dict[int, dict[str, float]], avx2: dict[str, float] | None, speedup: float, memory: float
+    rows: dict[int, dict[str, float]], avx2: dict[str, float] | None, speedup: dict[str, float], memory: float
 ) -> None:
     table = Table(
         title=f"ns per coordinate (k={LEVELS}, m={TRIALS}, rotated; {kernels.simd_level()}; × = times memcpy)"
@@ -184,15 +196,19 @@ def print_report(
         table.add_row(f"{dim:,}", *cells)
     console.print(table)
 
-    million, small = rows[2**20], rows[2**16]
+    million, small, paper = rows[2**20], rows[2**16], rows[51_370]
     targets = [
-        ("encode at 2^20, times memcpy", million["encode"] / million["memcpy"], "<=", 20.0),
-        ("encode of one coin at 2^20, times memcpy", million["one coin"] / million["memcpy"], "<=", 14.0),
+        ("encode at 2^20, times memcpy", million["encode"] / million["memcpy"], "<=", 16.0),
+        ("encode of one coin at 2^20, times memcpy", million["one coin"] / million["memcpy"], "<=", 13.0),
+        ("encode at 51,370, times memcpy", paper["encode"] / paper["memcpy"], "<=", 20.0),
+        ("encode at 10^7, ns per coordinate", rows[10**7]["encode"], "<=", 2.2),
+        ("decode at 2^20, times memcpy", million["decode"] / million["memcpy"], "<=", 6.0),
         ("NumPy pipeline at 2^20, times encode", million["numpy pipeline"] / million["encode"], ">=", 40.0),
         ("NumPy clip + Gaussian at 2^20, times encode", million["numpy gaussian"] / million["encode"], ">=", 8.0),
         ("rotation at 2^16, times memcpy", small["rotation"] / small["memcpy"], "<=", 8.0),
         ("aggregator add at 2^20, times memcpy", million["add"] / million["memcpy"], "<=", 8.0),
-        ("two threads on 64 vectors, times one", speedup, ">=", 1.7),
+        ("two threads on 64 vectors of 2^20, times one", speedup["clock"], ">=", 1.85),
+        ("the same by processor time", speedup["processor"], ">=", 1.85),
         ("encode's memory at 2^20, times the input", memory, "<=", 1.5),
     ]
     if avx2 is not None:
@@ -217,7 +233,7 @@ def main() -> None:
         return
     progress = track(DIMENSIONS, "measuring", console=Console(stderr=True), transient=True)
     rows = {dim: measure(dim, options.seconds, with_numpy=True) for dim in progress}
-    avx2, speedup, memory = avx2_only(options.seconds), thread_speedup(options.seconds), encode_memory(2**20)
+    avx2, speedup, memory = avx2_only(options.seconds), thread_speedup(2**20, options.seconds), encode_memory(2**20)
     if options.json:
         print(json.dumps({"rows": rows, "avx2": avx2, "two_thread_speedup": speedup, "encode_memory": memory}))
     else:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ import torch
 
 from cpsgd import Protocol
 from cpsgd.codec import rotate
+from cpsgd.learning import AccountOptions, CohortOptions, NoPrivacy, RunOptions, Trainer
 from cpsgd.learning.cohorts import permuted
-from cpsgd.learning.datasets import load
+from cpsgd.learning.datasets import Dataset, from_arrays, load
 from cpsgd.learning.datasets.device import fused_kernels, on_device
 from cpsgd.learning.gradients import ClientUpdates, dense_layers, write_dense_gradients
 from cpsgd.learning.models import mlp
@@ -29,6 +31,8 @@ from cpsgd.simulation.device import DeviceRound, kernels_for
 
 DEVICE = torch.device("cuda", 0)
 COHORT, DIM, LEVELS, TRIALS = 10_000, 51_370, 3, 13
+# Clients times coordinates of rounds that are compared.
+NUMBERS = 100_000 * DIM
 REACH = 3.6 / math.sqrt(DIM)
 MECHANISMS: dict[str, Mechanism] = {
     "4 bits, binomial": Binomial(levels=LEVELS, trials=TRIALS, coordinate_range=0.02),
@@ -55,7 +59,7 @@ def milliseconds(work: Callable[[], object], repeats: int = 11) -> float:
         torch.cuda.synchronize()
         if number >= 2:
             times.append(start.elapsed_time(end))
-    return statistics.median(times)
+    return float(np.median(times))
 
 
 def copy_bandwidth() -> float:
@@ -123,8 +127,8 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
         ("decode", milliseconds(finish), 16 * dim),
     ]
     return [
-        {"stage": name, "milliseconds": time, "floor": moved / bandwidth, "ratio": time / (moved / bandwidth)}
-        for name, time, moved in found
+        {"stage": name, "milliseconds": spent, "floor": moved / bandwidth, "ratio": spent / (moved / bandwidth)}
+        for name, spent, moved in found
     ]
 
 
@@ -144,10 +148,17 @@ def whole_rounds() -> list[dict[str, Any]]:
     return found
 
 
-def scaling() -> list[dict[str, Any]]:
-    """A round of vectors already on the device, in chunks of at most 2 GiB, for several sizes."""
-    sizes = [(clients, 51_370) for clients in (1_000, 3_000, 10_000, 30_000, 100_000)]
-    sizes += [(1_000, dim) for dim in (10_000, 100_000, 1_000_000, 10_000_000)]
+def scaling(bandwidth: float) -> list[dict[str, Any]]:
+    """Rounds from vectors on the device to their mean, of several sizes.
+
+    The same measure for all: vectors are given in chunks of at most 2 GiB, and clipped, rotated, rounded and added up;
+    then the noise of the sum is drawn and the mean is rotated back. Dimensions are compared by rounds of as many
+    numbers, clients times coordinates. Floors are the bytes that must be moved: vectors of less than 2^16 coordinates
+    are read twice, for their norm and for the rest; of longer ones the first 2^j coordinates are read three times and
+    written twice, and the others, if any, read twice and written once.
+    """
+    sizes = [(clients, DIM) for clients in (1_000, 3_000, 10_000, 30_000, 100_000)]
+    sizes += [(NUMBERS // dim, dim) for dim in (10_000, 100_000, 1_000_000, 10_000_000)]
     found = []
     for clients, dim in sizes:
         chunk = max(1, min(clients, (2 << 30) // (4 * dim)))
@@ -158,20 +169,17 @@ def scaling() -> list[dict[str, Any]]:
         torch.cuda.reset_peak_memory_stats()
         rows = torch.randn(chunk, -(-dim // 32) * 32, device=DEVICE)[:, :dim]
 
-        def whole(protocol: Protocol = protocol, rows: torch.Tensor = rows, clients: int = clients) -> None:
-            round_ = DeviceRound(protocol, 0, seed=1, device=DEVICE)
-            for start in range(0, clients, len(rows)):
-                round_.add(rows[: clients - start])
-            round_.mean()
-
-        time = milliseconds(whole, repeats=3)
+        milliseconds = float(np.median([_round_time(protocol, rows, clients) for _ in range(5)]))
+        head = 1 << (dim.bit_length() - 1)
+        moved = 8 * dim if dim < 1 << 16 else 20 * head + 12 * (dim - head) if dim > head else 12 * dim
         found.append(
             {
                 "clients": clients,
                 "dim": dim,
                 "chunk": chunk,
-                "milliseconds": time,
-                "nanoseconds per coordinate and client": time * 1e6 / clients / dim,
+                "milliseconds": milliseconds,
+                "nanoseconds per coordinate and client": milliseconds * 1e6 / clients / dim,
+                "floor": moved / bandwidth * 1e6 / dim,
                 "peak MiB": torch.cuda.max_memory_allocated() / 2**20,
             }
         )
@@ -179,10 +187,139 @@ def scaling() -> list[dict[str, Any]]:
     return found
 
 
+def _round_time(protocol: Protocol, rows: torch.Tensor, clients: int) -> float:
+    """Milliseconds of a round; new vectors are drawn for each chunk, which takes none of them."""
+    times = [0.0]
+
+    def timed(work: Callable[[], object]) -> None:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+
+    rounds: list[DeviceRound] = []
+    timed(lambda: rounds.append(DeviceRound(protocol, 0, seed=1, device=DEVICE)))
+    for begin in range(0, clients, len(rows)):
+        rows.normal_()
+        timed(partial(rounds[0].add, rows[: clients - begin]))
+    timed(rounds[0].mean)
+    return sum(times)
+
+
+class Transformer(torch.nn.Module):
+    """A classifier of 64 tokens with a million parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = torch.nn.Embedding(64, 128)
+        self.places = torch.nn.Parameter(0.1 * torch.randn(64, 128))
+        layers = (torch.nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True) for _ in range(5))
+        self.layers = torch.nn.Sequential(*layers)
+        self.out = torch.nn.Linear(128, 10)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Scores of ten classes."""
+        found: torch.Tensor = self.out(self.layers(self.tokens(tokens) + self.places).mean(dim=1))
+        return found
+
+
+def convolutions() -> torch.nn.Module:
+    """A classifier of images of 28 × 28 pixels with 102,130 parameters."""
+    first = [torch.nn.Conv2d(1, 16, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
+    second = [torch.nn.Conv2d(16, 32, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten()]
+    return torch.nn.Sequential(*first, *second, torch.nn.Linear(800, 120), torch.nn.ReLU(), torch.nn.Linear(120, 10))
+
+
+def models(clients: int = 1_000, rounds: int = 40) -> list[dict[str, Any]]:
+    """Rounds per second of a `Trainer`, a client with one example each: private, and without privacy.
+
+    Without privacy a round is the mean of clipped updates, as `NoPrivacy` has it; and for comparison a step of ordinary
+    SGD on the same examples, one batch, which clips nobody. All move a round's examples to the GPU.
+    """
+    rng = np.random.default_rng(0)
+    everybody = clients * rounds
+    labels = rng.integers(0, 10, everybody)
+    inputs: dict[str, tuple[Callable[[], torch.nn.Module], Any]] = {
+        "convolutions": (convolutions, rng.random((everybody, 1, 28, 28), dtype=np.float32)),
+        "transformer": (Transformer, rng.integers(0, 64, (everybody, 64))),
+    }
+    found = []
+    for name, (make, features) in inputs.items():
+        data = from_arrays(features, labels, test_features=features[:100], test_labels=labels[:100])
+        dim = sum(p.numel() for p in make().parameters())
+        reach = 3.6 / math.sqrt(dim)
+        ways: dict[str, Protocol | NoPrivacy] = {
+            "1 bit, coins": Protocol(
+                clients=clients, dim=dim, clip_norm=1.0, mechanism=Coins(coins=1, theta=0.12, coordinate_range=reach)
+            ),
+            "4 bits, binomial": Protocol(
+                clients=clients, dim=dim, clip_norm=1.0, mechanism=Binomial(levels=3, trials=13, coordinate_range=reach)
+            ),
+            "clipped": NoPrivacy(1.0),
+        }
+        row: dict[str, Any] = {"model": name, "parameters": dim}
+        for way, mechanism in ways.items():
+            torch.manual_seed(0)
+            trainer = Trainer(
+                make(),
+                torch.nn.functional.cross_entropy,
+                data,
+                mechanism,
+                cohorts=CohortOptions(cohort=clients, rounds=rounds, participation="once"),
+                account=AccountOptions(delta=1e-6),
+                run=RunOptions(seed=0, device="cuda", evaluate_every=rounds),
+            )
+            row[way] = 1e3 / _milliseconds_each(trainer.step, 5, rounds - 6)
+        row["SGD"] = 1e3 / _milliseconds_each(_ordinary_step(make().to(DEVICE), data, clients), 5, rounds - 6)
+        found.append(row)
+    return found
+
+
+def _milliseconds_each(work: Callable[[], object], before: int, times: int) -> float:
+    """Wall-clock time of `work`, which may run on after it was asked for, after `before` others."""
+    for _ in range(before):
+        work()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(times):
+        work()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start) / times
+
+
+def _ordinary_step(model: torch.nn.Module, data: Dataset, clients: int) -> Callable[[], object]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    source, chosen = on_device(data, DEVICE), permuted(np.arange(clients), data.size, 1)
+
+    def step() -> None:
+        batch = source.batch(chosen)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(batch.features), batch.labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    json_only = parser.parse_args().json
+    parser.add_argument("--models", action="store_true", help="rounds of other models than dense layers only")
+    arguments = parser.parse_args()
+    if arguments.models:
+        rates = models()
+        if arguments.json:
+            print(json.dumps(rates, indent=2))
+            return
+        print("Rounds per second with 1,000 clients, and how many times longer a private round takes than others:")
+        for row in rates:
+            print(f"  {row['model']}, {row['parameters']:,} parameters")
+            for way in ("1 bit, coins", "4 bits, binomial", "clipped", "SGD"):
+                ratios = f"{row['clipped'] / row[way]:.2f}× clipped, {row['SGD'] / row[way]:.2f}× SGD"
+                print(f"    {way:<18} {row[way]:8.1f}   {ratios}")
+        return
+    json_only = arguments.json
     bandwidth = copy_bandwidth()
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name(DEVICE),
@@ -190,7 +327,7 @@ def main() -> None:
         "copy GB/s": bandwidth * 1e3 / GIGA,
         "stages": stages(bandwidth),
         "rounds": whole_rounds(),
-        "scaling": scaling(),
+        "scaling": scaling(bandwidth),
     }
     if json_only:
         print(json.dumps(report, indent=2))
@@ -207,7 +344,8 @@ def main() -> None:
     for row in report["scaling"]:
         print(
             f"  {row['clients']:>7,} clients × {row['dim']:>10,}  {row['milliseconds']:9.2f} ms  "
-            f"{row['nanoseconds per coordinate and client']:8.5f} ns per coordinate {row['peak MiB']:8,.0f} MiB"
+            f"{row['nanoseconds per coordinate and client']:8.5f} ns per coordinate, floor {row['floor']:.5f} "
+            f"{row['peak MiB']:8,.0f} MiB"
         )
 
 

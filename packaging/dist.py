@@ -1,8 +1,8 @@
 """Builds the sdist and the wheels of a release, and tries them: `make dist`.
 
-For every Python found (3.11 to 3.13) the wheel is built twice, from the sdist, in folders of different names: the bytes must
-be equal. `auditwheel` repairs and names it. Then it is installed into an empty environment in which no compiler is
-found, and `packaging/smoke.py` runs there. Last, the sdist itself is installed where there is no compiler, and must
+For every Python found (3.11 to 3.13), or given, the wheel is built twice, from the sdist, in folders of other names:
+the bytes must be equal. `auditwheel` repairs and names it. Then it is installed into an empty environment in which no
+compiler is found, and `packaging/smoke.py` runs there. Last, the sdist is installed without a compiler, and must
 work on NumPy.
 
 What is built with is locked, by hashes: `packaging/build.txt`.
@@ -41,7 +41,16 @@ def make_environment(folder: Path, python: str) -> Path:
 def builder(folder: Path, python: str) -> Path:
     """An environment with what the package is built with, and nothing else."""
     interpreter = make_environment(folder, python)
-    run(interpreter, "-m", "pip", "install", "--quiet", "--require-hashes", "--requirement", ROOT / "packaging/build.txt")
+    run(
+        interpreter,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--require-hashes",
+        "--requirement",
+        ROOT / "packaging/build.txt",
+    )
     return interpreter
 
 
@@ -54,6 +63,7 @@ def built(interpreter: Path, source: Path, out: Path) -> Path:
 
 
 def digest(path: Path) -> str:
+    """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -65,9 +75,11 @@ def without_compilers(folder: Path) -> dict[str, str]:
 
 
 def pythons() -> list[str]:
-    """The interpreters there are, one for each version, by what the path calls them."""
+    """The interpreters given, or those of the versions above that the path has and that run."""
     found = [shutil.which(f"python{version}") for version in PYTHONS]
-    return [python for python in found if python is not None]
+    return sys.argv[1:] or [
+        p for p in found if p and subprocess.run([p, "-c", ""], capture_output=True).returncode == 0
+    ]
 
 
 def main() -> None:
@@ -80,7 +92,9 @@ def main() -> None:
         run(first, "-m", "build", "--sdist", "--no-isolation", "--outdir", DIST, ROOT, **tools)
         (sdist,) = DIST.glob("*.tar.gz")
         for python in pythons():
-            label = Path(python).name
+            if list(DIST.glob("*-abi3-*.whl")):
+                break  # that of the first Python from 3.12 on is for all later ones
+            label = python.strip("/").replace("/", "-")
             interpreter = builder(work / f"build-{label}", python)
             wheels = []
             for copy in ("one", "another-folder"):
@@ -91,12 +105,23 @@ def main() -> None:
                 wheels.append(built(interpreter, source, place / "out"))
             if digest(wheels[0]) != digest(wheels[1]):
                 raise SystemExit(f"Two builds for {label} differ: {wheels[0]}, {wheels[1]}.")
-            if not (DIST / wheels[0].name).exists():
-                run(interpreter, "-m", "auditwheel", "repair", "--wheel-dir", DIST, wheels[0], **tools)
+            run(interpreter, "-m", "auditwheel", "repair", "--wheel-dir", DIST, wheels[0], **tools)
         bare = without_compilers(work)
         for python in pythons():
-            interpreter = make_environment(work / f"try-{Path(python).name}", python)
-            run(interpreter, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--find-links", DIST, "cpsgd", **bare)
+            interpreter = make_environment(work / f"try-{python.strip('/').replace('/', '-')}", python)
+            run(
+                interpreter,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--only-binary",
+                ":all:",
+                "--find-links",
+                DIST,
+                "cpsgd",
+                **bare,
+            )
             run(interpreter, ROOT / "packaging/smoke.py", **bare)
         interpreter = make_environment(work / "try-sdist", sys.executable)
         run(interpreter, "-m", "pip", "install", "--quiet", sdist, **bare)

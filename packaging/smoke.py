@@ -1,4 +1,4 @@
-"""What an installed wheel must do, with nothing beside it: run in an environment that holds the wheel and what it asks for.
+"""What an installed wheel must do, in an environment that holds it and what it asks for, and nothing else.
 
     python packaging/smoke.py [--numpy]
 
@@ -18,7 +18,7 @@ import numpy as np
 
 def main() -> None:
     import cpsgd
-    from cpsgd.codec import kernels
+    from cpsgd.codec._kernels import kernels
 
     expected = "numpy" if "--numpy" in sys.argv[1:] else "native"
     found = "numpy" if kernels.simd_level() == "numpy" else "native"
@@ -35,9 +35,10 @@ def main() -> None:
     error = float(np.linalg.norm(aggregator.mean() - vector))
     assert error < 1.0, f"the mean is {error:g} away"
 
-    command = [sys.executable, "-m", "cpsgd", "plan", "--clients", "1000", "--dim", "100", "--epsilon", "2", "--json"]
+    command = [sys.executable, "-m", "cpsgd", "plan", "--clients", "1000", "--dim", "100", "--epsilon", "2"]
+    more = ["--delta", "1e-6", "--bits", "4", "--json"]
     with tempfile.TemporaryDirectory() as elsewhere:
-        printed = subprocess.run([*command, "--bits", "4"], cwd=elsewhere, check=True, capture_output=True, text=True)
+        printed = subprocess.run([*command, *more], cwd=elsewhere, check=True, capture_output=True, text=True)
     assert json.loads(printed.stdout), "the command printed no plan"
     print(f"cpsgd {cpsgd.__version__}, Python {sys.version.split()[0]}, kernels {kernels.simd_level()}: works")
 

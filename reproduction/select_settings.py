@@ -1,130 +1,145 @@
-"""How presets were chosen, and what they come to: selection on held-out training images, then the test set.
+"""How the settings of presets and results were chosen: on held-back training images, with the same effort for all.
 
-A fifth of the training images is held back, and the infinite data set is made of the others. Every setting of a
-small grid is trained privately (ε = 2, 4 bits) and without privacy, and judged by its mean accuracy on the images held
-back, so that the test set has no say. Then the setting picked for the private run is trained on all training images
-with other seeds and measured on the test set, beside two baselines without privacy: one with the private run's setting,
-one with the setting picked for it.
+A fifth of the training images is held back and the infinite data set is made of the others, so that the test set has no
+say. For training without privacy, and for each ε and number of bands of correlated noise, the same number of settings
+is tried by `many_runs`, which trains dozens at once:
 
-Each training is a line of the file after `--out`; those already there are not repeated.
+1. so many drawn at random (every private group tries the same ones),
+2. half as many near the four best of them,
+3. the six best of all with three other seeds. The best mean accuracy of these wins; the loss settles ties.
+
+Without privacy nothing is clipped, and rates are drawn from a range for gradients as they are.
+
+Each training is a line of `tries.jsonl` in `--out`, and those already there are not repeated; the choice is written to
+`chosen.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import product
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Self, cast
+from typing import cast
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from cpsgd.learning import CohortOptions, NoPrivacy, RunOptions, ServerOptions, Trainer, mlp
 from cpsgd.learning.datasets import load
 from cpsgd.learning.datasets.infinite import InfiniteDataset
 from cpsgd.learning.options import Schedule
-from cpsgd.planner import plan
+from cpsgd.privacy import gdp_mu
+from cpsgd.privacy.correlation import Correlation
+from reproduction.many_runs import Optimizer, Outcome, Setting, train
 
-EPSILON, BITS = 2.0, 4
 DELTA = {"infinite-digits": 1e-6, "infinite-mnist": 1e-9}
-RATES = {"sgd": (2.0, 4.0, 8.0), "momentum": (1.0, 2.0, 4.0), "adam": (0.01,)}
-SCHEDULES: tuple[Schedule, ...] = ("constant", "linear")
+ROUNDS = {"infinite-digits": 80, "infinite-mnist": 2_500}
 HELD_BACK = 5
+SEARCH_SEED, FINAL_SEEDS = 100, (101, 102, 103)
+LEADERS, FINALISTS = 4, 6
+
+CLIP_NORMS = (0.05, 2.0)
+# Of the rate times the clip norm, which is the longest step.
+PRIVATE_RATES: dict[Optimizer, tuple[float, float]] = {
+    "sgd": (0.5, 16.0),
+    "momentum": (0.05, 1.6),
+    "adam": (3e-4, 3e-2),
+}
+PLAIN_RATES: dict[Optimizer, tuple[float, float]] = {"sgd": (0.05, 2.0), "momentum": (5e-3, 0.2), "adam": (3e-4, 3e-2)}
+SCHEDULES: tuple[Schedule, ...] = ("constant", "late", "linear")
+DECAYS, AVERAGING = (0.0, 1e-5, 1e-4, 3e-4), (0.0, 0.9, 0.98, 0.995)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is chosen: the server's optimizer, its rate and how the rate changes, and what updates are clipped to."""
+class Group:
+    """Trainings that are compared with each other: those without privacy (ε infinite), or with this ε and noise."""
 
-    optimizer: str
-    rate: float
-    schedule: Schedule
-    clip_norm: float = 1.0
-    weight_decay: float = 0.0
+    epsilon: float
+    bands: int = 1
+
+    @property
+    def private(self) -> bool:
+        """Whether there is noise."""
+        return math.isfinite(self.epsilon)
 
     def __str__(self) -> str:
-        text = f"{self.optimizer}, rate {self.rate:g}, {self.schedule}, clipped to {self.clip_norm:g}"
-        return text + (f", decay {self.weight_decay:g}" if self.weight_decay else "")
+        return f"ε = {self.epsilon:g}, {self.bands} bands" if self.private else "no privacy"
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """From "sgd:6:late:1:1e-4": optimizer, rate, schedule, clip norm, weight decay."""
-        optimizer, rate, schedule, clip_norm, decay = text.split(":")
-        return cls(optimizer, float(rate), cast(Schedule, schedule), float(clip_norm), float(decay))
+    def noise(self, delta: float, cohort: int, rounds: int) -> float:
+        """Standard deviation of z in a round's mean over the clip norm, for neighbours that differ by a replacement."""
+        if not self.private:
+            return 0.0
+        return 2.0 * Correlation(self.bands, rounds).sensitivity / (cohort * gdp_mu(self.epsilon, delta))
+
+    def weights(self, rounds: int) -> tuple[float, ...]:
+        """g₀, g₁, …, by which the noise of a round is made of that of the rounds before."""
+        return tuple(map(float, Correlation(self.bands, rounds).factors)) if self.private else (1.0,)
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training: on what, how, and how it ended."""
+    """One training to do, or done."""
 
-    images: str
-    private: bool
+    group: Group
     setting: Setting
     seed: int
-    accuracy: float
-    loss: float
+
+    @property
+    def key(self) -> str:
+        """What the file knows it by."""
+        return json.dumps([asdict(self.group), asdict(self.setting), self.seed])
 
 
 class Trainings:
     """Trainings of one size, kept in a file."""
 
-    def __init__(self, path: Path, dataset: str, device: str, cohort: int, rounds: int, console: Console) -> None:
+    def __init__(self, path: Path, data: InfiniteDataset, options: argparse.Namespace, console: Console) -> None:
         """Reads those that are there."""
-        self._path = path
-        self._device = device
-        self._delta = DELTA[dataset]
-        self._size = {"cohort": cohort, "rounds": rounds}
-        self._console = console
-        self._known: dict[str, dict[str, float]] = {}
+        self._path, self._data, self._options, self._console = path, data, options, console
+        self._known: dict[str, Outcome] = {}
         if path.exists():
             for line in path.read_text().splitlines():
                 row = json.loads(line)
-                self._known[row["key"]] = row["result"]
-        whole = load(dataset)
-        assert isinstance(whole, InfiniteDataset)
-        self._data = {"test": whole, "validation": with_validation(whole)}
+                self._known[json.dumps(row["training"])] = Outcome(**row["outcome"])
 
-    def train(self, images: str, private: bool, setting: Setting, seed: int) -> Training:
-        """Trains, unless the file has it, and measures on the "validation" or the "test" images."""
-        key = json.dumps([self._size, images, private, vars(setting), seed])
-        if key not in self._known:
-            self._known[key] = self._run(self._data[images], private, setting, seed)
-            with self._path.open("a") as file:
-                file.write(json.dumps({"key": key, "result": self._known[key]}) + "\n")
-            kind = "private" if private else "no privacy"
-            self._console.print(f"{images} {kind:<10} {setting} seed {seed}: {self._known[key]['accuracy']:.2%}")
-        return Training(images, private, setting, seed, **self._known[key])
+    def outcome(self, training: Training) -> Outcome:
+        """How one ended that was done."""
+        return self._known[training.key]
 
-    def _run(self, data: InfiniteDataset, private: bool, setting: Setting, seed: int) -> dict[str, float]:
-        model = mlp(data.feature_dim, data.classes, seed=seed)
-        dim = sum(p.numel() for p in model.parameters())
-        rounds, cohort = self._size["rounds"], self._size["cohort"]
-        trainer = Trainer(
-            model,
-            torch.nn.functional.cross_entropy,
-            data,
-            plan(cohort, dim, EPSILON, self._delta, setting.clip_norm, bits=BITS, rounds=rounds, participation="once")
-            if private
-            else NoPrivacy(setting.clip_norm),
-            cohorts=CohortOptions(cohort=cohort, rounds=rounds),
-            server=ServerOptions(
-                optimizer=setting.optimizer,
-                lr=setting.rate,
-                weight_decay=setting.weight_decay,
-                schedule=setting.schedule,
-            ),
-            run=RunOptions(seed=seed, evaluate_every=rounds, device=self._device),
+    def do(self, trainings: Sequence[Training]) -> None:
+        """Does those that the file does not have: as many at once as was asked for, those with equal seeds together."""
+        left = [t for t in trainings if t.key not in self._known]
+        left.sort(key=lambda t: (t.seed, t.group.bands))
+        while left:
+            together = [t for t in left if t.seed == left[0].seed][: self._options.together]
+            left = left[len(together) :]
+            self._run(together)
+
+    def _run(self, together: list[Training]) -> None:
+        options, begun = self._options, time.perf_counter()
+        rounds, cohort, delta = options.rounds, options.cohort, DELTA[options.dataset]
+        outcomes = train(
+            self._data,
+            [t.setting for t in together],
+            [t.group.noise(delta, cohort, rounds) for t in together],
+            [t.group.weights(rounds) for t in together],
+            cohort=cohort,
+            rounds=rounds,
+            seed=together[0].seed,
+            device=torch.device(options.device),
         )
-        *_, last = trainer.run()
-        assert last.accuracy is not None
-        assert last.loss is not None
-        return {"accuracy": last.accuracy, "loss": last.loss}
+        with self._path.open("a") as file:
+            for training, outcome in zip(together, outcomes, strict=True):
+                self._known[training.key] = outcome
+                file.write(json.dumps({"training": json.loads(training.key), "outcome": asdict(outcome)}) + "\n")
+        best = max(outcome.accuracy for outcome in outcomes)
+        self._console.print(f"{len(together)} trainings, {time.perf_counter() - begun:.1f} s, best {best:.2%}")
 
 
 def with_validation(data: InfiniteDataset) -> InfiniteDataset:
@@ -145,56 +160,106 @@ def with_validation(data: InfiniteDataset) -> InfiniteDataset:
     )
 
 
-def grid() -> Iterator[Setting]:
-    for optimizer, rates in RATES.items():
-        yield from (Setting(optimizer, rate, schedule) for rate, schedule in product(rates, SCHEDULES))
+def drawn(private: bool, count: int) -> list[Setting]:
+    """Settings drawn at random."""
+    random = np.random.default_rng(0)
+    rates = PRIVATE_RATES if private else PLAIN_RATES
+    found = []
+    for _ in range(count):
+        optimizer = cast(Optimizer, str(random.choice(list(rates))))
+        clip_norm = _log_uniform(random, *CLIP_NORMS)
+        rate = _log_uniform(random, *rates[optimizer])
+        schedule = cast(Schedule, str(random.choice(SCHEDULES)))
+        decay, averaging = float(random.choice(DECAYS)), float(random.choice(AVERAGING))
+        if private and optimizer != "adam":
+            rate /= clip_norm
+        norm = _rounded(clip_norm) if private else math.inf
+        found.append(Setting(optimizer, _rounded(rate), schedule, norm, decay, averaging, bool(random.random() < 0.5)))
+    return found
 
 
-def mean_and_range(trainings: list[Training]) -> str:
-    values = [training.accuracy for training in trainings]
-    return f"{fmean(values):.2%} ({min(values):.2%} to {max(values):.2%})"
+def near(leaders: Sequence[Setting], count: int) -> list[Setting]:
+    """Settings near these, in turn: other rates and clip norms, and now and then another choice of the rest."""
+    random = np.random.default_rng(1)
+    found = []
+    for index in range(count):
+        leader = leaders[index % len(leaders)]
+        shrink = math.exp(random.uniform(-0.7, 0.7)) if math.isfinite(leader.clip_norm) else 1.0
+        rate = leader.rate * math.exp(random.uniform(-0.5, 0.5)) / (1.0 if leader.optimizer == "adam" else shrink)
+        changed = replace(leader, rate=_rounded(rate), clip_norm=_rounded(leader.clip_norm * shrink))
+        if random.random() < 0.4:
+            changed = replace(changed, schedule=cast(Schedule, str(random.choice(SCHEDULES))))
+        if random.random() < 0.4:
+            changed = replace(changed, averaging=float(random.choice(AVERAGING)))
+        if random.random() < 0.4:
+            changed = replace(changed, weight_decay=float(random.choice(DECAYS)))
+        if random.random() < 0.2:
+            changed = replace(changed, normalised=not changed.normalised)
+        found.append(changed)
+    return found
+
+
+def _log_uniform(random: np.random.Generator, low: float, high: float) -> float:
+    return math.exp(random.uniform(math.log(low), math.log(high)))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def select(groups: Sequence[Group], trainings: Trainings, tries: int) -> dict[Group, Setting]:
+    """The setting for each group."""
+
+    def done(wanted: dict[Group, list[Setting]], seeds: Sequence[int]) -> None:
+        trainings.do([Training(g, s, seed) for g, settings in wanted.items() for s in settings for seed in seeds])
+
+    def ranked(group: Group, settings: Sequence[Setting], seeds: Sequence[int]) -> list[Setting]:
+        def score(setting: Setting) -> tuple[float, float]:
+            outcomes = [trainings.outcome(Training(group, setting, seed)) for seed in seeds]
+            return -fmean(o.accuracy for o in outcomes), fmean(o.loss for o in outcomes)
+
+        return sorted(dict.fromkeys(settings), key=score)
+
+    tried = {group: drawn(group.private, tries) for group in groups}
+    done(tried, [SEARCH_SEED])
+    more = {g: near(ranked(g, s, [SEARCH_SEED])[:LEADERS], tries // 2) for g, s in tried.items()}
+    done(more, [SEARCH_SEED])
+    finalists = {g: ranked(g, tried[g] + more[g], [SEARCH_SEED])[:FINALISTS] for g in groups}
+    done(finalists, FINAL_SEEDS)
+    return {group: ranked(group, finalists[group], FINAL_SEEDS)[0] for group in groups}
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--out", type=Path, default=Path("selection.jsonl"), help="where trainings are kept")
+    arguments.add_argument("--out", type=Path, required=True, help="folder of tries.jsonl and chosen.json")
     arguments.add_argument("--dataset", choices=list(DELTA), default="infinite-digits")
     arguments.add_argument("--device", default="cpu", help="cpu or cuda")
-    arguments.add_argument("--grid", nargs="+", type=Setting.parse, help="settings such as sgd:6:late:1:1e-4")
+    arguments.add_argument("--epsilon", type=float, nargs="+", default=[2.0])
+    arguments.add_argument("--bands", type=int, nargs="+", default=[1], help="of correlated noise; 1 is independent")
     arguments.add_argument("--cohort", type=int, default=10_000)
-    arguments.add_argument("--rounds", type=int, default=80)
-    arguments.add_argument("--select-seeds", type=int, default=2, help="trainings of each setting, seeds 100, 101, ...")
-    arguments.add_argument("--seeds", type=int, default=5, help="trainings for the test set, seeds 0, 1, ...")
+    arguments.add_argument("--rounds", type=int, help="those of the preset if not given")
+    arguments.add_argument("--tries", type=int, default=48, help="settings drawn at random for each group")
+    arguments.add_argument("--together", type=int, default=32, help="trainings at once")
     options = arguments.parse_args()
+    options.rounds = options.rounds or ROUNDS[options.dataset]
     console = Console(highlight=False)
-    trainings = Trainings(options.out, options.dataset, options.device, options.cohort, options.rounds, console)
+    whole = load(options.dataset)
+    assert isinstance(whole, InfiniteDataset)
+    options.out.mkdir(parents=True, exist_ok=True)
+    trainings = Trainings(options.out / "tries.jsonl", with_validation(whole), options, console)
+    groups = [Group(math.inf)] + [Group(epsilon, bands) for epsilon in options.epsilon for bands in options.bands]
+    chosen = select(groups, trainings, options.tries)
 
-    table = Table("setting", "private", "no privacy", title="Accuracy on the training images held back")
-    best: dict[bool, tuple[tuple[float, float], Setting]] = {}
-    for setting in options.grid or grid():
-        shown = []
-        for private in (True, False):
-            done = [trainings.train("validation", private, setting, 100 + i) for i in range(options.select_seeds)]
-            # The loss settles ties.
-            score = fmean(t.accuracy for t in done), -fmean(t.loss for t in done)
-            best[private] = max(best.get(private, (score, setting)), (score, setting), key=lambda pair: pair[0])
-            shown.append(mean_and_range(done))
-        table.add_row(str(setting), *shown)
+    table = Table("", "setting", "held-back accuracy", title="Chosen")
+    rows = []
+    for group, setting in chosen.items():
+        found = [trainings.outcome(Training(group, setting, seed)).accuracy for seed in FINAL_SEEDS]
+        table.add_row(str(group), str(setting), f"{fmean(found):.2%} ({min(found):.2%} to {max(found):.2%})")
+        rows.append({"epsilon": group.epsilon if group.private else None, "bands": group.bands, **asdict(setting)})
+        rows[-1]["clip_norm"] = setting.clip_norm if math.isfinite(setting.clip_norm) else None
+        rows[-1]["held_back_accuracy"] = found
     console.print(table)
-
-    chosen, own = best[True][1], best[False][1]
-    console.print(f"Chosen: {chosen} (private), {own} (no privacy)")
-    if options.seeds == 0:
-        return
-    table = Table("run", "setting", "test accuracy: mean (range)", title=f"Test set, {options.seeds} seeds")
-    for name, private, setting in (
-        ("private", True, chosen),
-        ("no privacy, the same setting", False, chosen),
-        ("no privacy, its own setting", False, own),
-    ):
-        done = [trainings.train("test", private, setting, seed) for seed in range(options.seeds)]
-        table.add_row(name, str(setting), mean_and_range(done))
-    console.print(table)
+    (options.out / "chosen.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

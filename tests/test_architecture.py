@@ -17,7 +17,7 @@ FLOORS = [
     {"_display", "_numbers"},
     {"errors"},
     {"_validate", "_torch", "adjacency", "randomness"},
-    {"correlation", "participation"},
+    {"correlation", "distance", "participation"},
     {"promise"},
     {"codec", "paper"},
     {"mechanisms"},
@@ -29,6 +29,7 @@ FLOORS = [
     {"federation"},
     {"learning", "statistics"},
     {"engines", "reports"},
+    {"dashboard"},
     {"cli"},
     {"__main__"},
 ]

@@ -22,6 +22,35 @@ def test_keystream_is_aes_128_ctr() -> None:
     assert taken == expected
 
 
+def test_private_streams_are_aes_128_in_counter_mode_from_block_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = bytes(range(16))
+    monkeypatch.setattr("os.urandom", lambda size: key[:size])
+    expected = Cipher(algorithms.AES128(key), modes.CTR(bytes(16))).encryptor().update(bytes(300_032))[32:]
+    stream = Keystream()
+    taken = b"".join(stream.take(size).tobytes() for size in (1, 15, 0, 17, 299_967))
+    assert taken == expected
+
+
+def test_a_private_stream_goes_on_under_a_new_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[bytes] = []
+
+    def urandom(size: int) -> bytes:
+        keys.append(bytes([len(keys)]) * size)
+        return keys[-1]
+
+    monkeypatch.setattr("os.urandom", urandom)
+    monkeypatch.setattr("cpsgd.randomness._REKEYED_AFTER", 1000)
+    stream = Keystream()
+    taken = [stream.take(400).tobytes() for _ in range(6)]
+    assert len(keys) == 3
+    assert len(set(taken)) == 6
+    fresh = Cipher(algorithms.AES128(keys[1]), modes.CTR(bytes(16))).encryptor().update(bytes(432))[32:]
+    assert taken[2] == fresh
+    # One that was given its key has to be what others derive.
+    assert Keystream(bytes(16)).take(3000).size == 3000
+    assert len(keys) == 3
+
+
 def test_a_fill_longer_than_the_run_of_zeros() -> None:
     size = (1 << 19) + 5
     assert Keystream(bytes(16)).take(size)[-5:].any()

@@ -241,6 +241,10 @@ class BudgetExceededError(LedgerError):
         self.total = total
 
 
+class BudgetExpiredError(LedgerError):
+    """The budget's time is over, whatever is left of it."""
+
+
 class PopulationError(LedgerError):
     """The ledger has no budget for a population, or has one already."""
 
@@ -267,6 +271,14 @@ class LedgerFormatError(LedgerError):
 
 class LedgerChainError(LedgerFormatError):
     """The chain of hashes is broken: a record was changed, removed or inserted."""
+
+
+class WitnessError(LedgerChainError):
+    """A ledger does not contain what a witness has seen of it, or the witness is not one."""
+
+
+class ReportError(CpsgdError):
+    """A report about budgets is not signed by whom it should be, or says something that does not follow from it."""
 
 
 class WorkerError(CpsgdError):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,8 +29,9 @@ from cpsgd import _validate, mechanisms
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
-from cpsgd.codec import pipeline, rotate, wire
+from cpsgd.codec import batch, pipeline, rotate, wire
 from cpsgd.codec.formats import Format
+from cpsgd.distance import check_distance
 from cpsgd.errors import ParameterError, VectorError
 from cpsgd.expectation import Expectation
 from cpsgd.mechanisms import Binomial, ErrorBound, ExpectedError, Gaussian, Mechanism
@@ -53,7 +54,6 @@ _MAX_GRID_NORM = 1e25
 _SHARED = ("clients", "dim", "clip_norm", "rotate", "modulus", "rotation_seed")
 # Also there, but only if it was stated: files and fingerprints of 0.1.0, which knew none of it, stay as they are.
 _STATED = ("replace_one_distance", "distance_reason")
-_LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +296,30 @@ class Protocol:
         """
         return pipeline.encode(self, vector, round, seeds=seeds)
 
+    def encode_many(
+        self, vectors: Iterable[ArrayLike], round: int, *, threads: int | None = None
+    ) -> Generator[bytes, None, None]:
+        """The messages of many clients, in order, encoded by several threads at once.
+
+        For one process that stands for many clients: a gateway, a simulation with real messages. Vectors are read a few
+        ahead of the messages that are taken, so that neither need fit in memory.
+
+        Args:
+            vectors: One per client, each as `encode` takes it; the rows of a matrix, for example.
+            round: Number of the round.
+            threads: How many threads; by default as many as this process has processors.
+
+        Raises:
+            NonFiniteError: A coordinate is NaN or infinite; raised when that vector's turn comes.
+            VectorError: A vector does not have `dim` coordinates; likewise.
+
+        Example:
+            >>> protocol = Protocol.rotated_binomial(clients=3, dim=4, clip_norm=1.0, levels=2, trials=14)
+            >>> [len(message) for message in protocol.encode_many(np.zeros((3, 4)), round=0)]
+            [66, 66, 66]
+        """
+        return batch.encode_many(self, vectors, round, threads)
+
     def encode_integers(
         self, vector: ArrayLike, round: int, *, seeds: Sequence[bytes | None] | None = None
     ) -> NDArray[np.uint32]:
@@ -463,43 +487,6 @@ class Protocol:
         for vector in vectors:
             expectation.add(vector)
         return expectation.error()
-
-
-def check_distance(distance: float | None, reason: str | None, *, clip_norm: float) -> float | None:
-    """The replace-one distance that is stated, or None if none is.
-
-    Raises:
-        ParameterError: It is not between D and 2D, or comes without a reason, or a reason without it.
-    """
-    if distance is None:
-        if reason is not None:
-            raise ParameterError("A distance_reason needs a replace_one_distance; give both or neither.")
-        return None
-    found = _validate.positive("replace_one_distance", distance)
-    # Zero is sent in place of a vector that is not finite, and to fill a cohort up.
-    if found < clip_norm:
-        raise ParameterError(
-            f"Expected replace_one_distance at least clip_norm={clip_norm:g}, got replace_one_distance={found!r}: zero "
-            "stands for vectors that are broken or missing, and clip_norm is how far one may be from it. Subtract a "
-            "public vector near all of them and lower clip_norm, or state clip_norm."
-        )
-    if found > 2.0 * clip_norm:
-        raise ParameterError(
-            f"Expected replace_one_distance at most 2 clip_norm = {2.0 * clip_norm:g}, which clipping already "
-            f"enforces, got replace_one_distance={found!r}; leave it out."
-        )
-    if not isinstance(reason, str) or not reason.strip():
-        raise ParameterError(
-            f"Expected distance_reason to say why no two vectors are further apart than {found:g}, got "
-            f"{reprlib.repr(reason)}: guarantees rest on it, and whoever reads one must be able to judge it."
-        )
-    # It is shown on terminals, and travels in files and messages.
-    if len(reason) > _LONGEST_REASON or not reason.isprintable():
-        raise ParameterError(
-            f"Expected distance_reason to be one line of at most {_LONGEST_REASON} printable characters, got "
-            f"{len(reason)} characters."
-        )
-    return found
 
 
 def _exact(data: dict[str, Any]) -> dict[str, Any]:

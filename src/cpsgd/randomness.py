@@ -8,6 +8,7 @@ construction, the same on every platform and in every release (test vectors in `
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import struct
 from typing import NoReturn
@@ -22,8 +23,13 @@ _ZEROS = memoryview(bytes(1 << 18))
 _SLACK = 16
 
 
-# Keys are used once, so all counters may begin with 0.
+# Keys are used once, so all counters may begin alike.
 _FROM_ZERO = modes.CTR(bytes(16))
+# GCM encrypts in counter mode, too, from block 2 on. Libraries run it on wider registers than the plain mode: a quarter
+# less time on current processors, also with the tag, which nobody asks for.
+_FROM_TWO = modes.GCM(bytes(12))
+# GCM counts blocks in 32 bits. Well before these are spent, a private stream goes on under a new key.
+_REKEYED_AFTER = 1 << 35
 
 
 class Keystream:
@@ -34,12 +40,24 @@ class Keystream:
     would go on with the same bytes.
     """
 
-    __slots__ = ("_encryptor", "_process")
+    __slots__ = ("_encryptor", "_left", "_process")
 
     def __init__(self, key: bytes | None = None) -> None:
-        """Starts a stream; `key` (16 bytes) is for masks, which two parties derive alike, and for tests."""
-        self._encryptor = Cipher(algorithms.AES128(os.urandom(16) if key is None else key), _FROM_ZERO).encryptor()
+        """Starts a stream.
+
+        `key` (16 bytes) is for streams that others derive alike (masks, coordinates that a message leaves out) and for
+        tests; such a stream is AES-128 in counter mode from block 0, without end.
+        """
         self._process = os.getpid()
+        if key is None:
+            self._start()
+        else:
+            self._left = math.inf
+            self._encryptor = Cipher(algorithms.AES128(key), _FROM_ZERO).encryptor()
+
+    def _start(self) -> None:
+        self._left = float(_REKEYED_AFTER)
+        self._encryptor = Cipher(algorithms.AES128(os.urandom(16)), _FROM_TWO).encryptor()
 
     @staticmethod
     def buffer(size: int) -> NDArray[np.uint8]:
@@ -52,6 +70,9 @@ class Keystream:
             raise RuntimeError("A private keystream cannot be used in a forked child: its bytes would be used twice.")
         for start in range(0, size, len(_ZEROS)):
             count = min(len(_ZEROS), size - start)
+            if self._left < count:
+                self._start()
+            self._left -= count
             self._encryptor.update_into(_ZEROS[:count], buffer[start : start + count + _SLACK].data)
         return buffer[:size]
 

@@ -191,6 +191,12 @@ def test_verify(budget: Any) -> None:
         connection.execute("DROP TRIGGER records_stay")
         connection.execute("DELETE FROM records WHERE number = 3")
         connection.execute(trigger)
+        result = budget("budget", "verify", "b.ledger")
+        assert result.exit_code == 1
+        assert "end of the ledger is missing" in result.stderr
+        # By somebody who knows what else is in the file:
+        connection.execute("UPDATE head SET number = 2, hash = (SELECT hash FROM records WHERE number = 2)")
+        connection.execute("UPDATE entries SET closed = NULL")
     assert budget("budget", "verify", "b.ledger", "--head", head).exit_code == 0
     result = budget("budget", "verify", "b.ledger", "--head", later, "--json")
     assert result.exit_code == 1

@@ -123,7 +123,7 @@ def test_what_silos_send_takes_away_what_they_sent_before(
         assert session.report.released, session.report.reason
         seeds = [seeds for at, seeds in drawn if at == round]
         assert [sum(seed is not None for seed in each) for each in seeds] == [min(round, 3)] * 4
-        noise = sum(mechanism.continued(each, round - 1, DIM) for each in seeds) * 2.0**-mechanism._finest_bits
+        noise = sum(mechanism.continued(each, round - 1, DIM) for each in seeds) * 2.0**-mechanism.finest_bits
         got = rotate.forward(federation.course.model - before, staying.protocol.rotation_signs(0))
         # What is left is the clients' own noise, of two steps each, and rounding.
         left = got * 4 / mechanism.step - noise

@@ -98,6 +98,35 @@ def test_an_adaptive_norm_and_models_of_other_kinds(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(models[0], models[1], rtol=1e-3, atol=1e-4)
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "poisson": {"cohort": 60, "participation": "poisson"},
+    "local steps": {"cohort": 120, "participation": "every", "local_steps": 3, "local_lr": 0.2},
+    "examples": {"cohort": 120, "participation": "every", "examples": 3, "lr": 2.0},
+    "few at a time": {"cohort": 120, "participation": "every", "examples": 3, "lr": 2.0, "memory_limit": 1},
+}
+
+
+@pytest.mark.parametrize("on", ["as on a GPU", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_model_whatever_clients_do(kind: str, on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of one example and more."""
+    digits = load_digits()
+    features = digits.images[:400].reshape(-1, 64) / 16.0
+    owners = np.concatenate([np.arange(120), np.random.default_rng(0).integers(0, 120, 280)])
+    test = {"test_features": features[:50], "test_labels": digits.target[:50]}
+    data = from_arrays(features, digits.target[:400], clients=owners, **test)
+    models = []
+    for where in ("cpu", on):
+        monkeypatch.setattr(devices, "is_gpu", lambda device, where=where: where != "cpu")
+        options = {"rounds": 3, "seed": 1, "lr": 0.5, "device": "cuda" if where == "gpu" else "cpu"}
+        found = Trainer(mlp(64, 10, (20,), seed=0), LOSS, data, NoPrivacy(1.0), **groups(**{**options, **KINDS[kind]}))
+        assert len(list(found.run())) == 3
+        models.append(torch.cat([p.detach().cpu().flatten() for p in found.model.parameters()]))
+    start = torch.cat([p.detach().flatten() for p in mlp(64, 10, (20,), seed=0).parameters()])
+    assert float((models[0] - start).norm()) > 0.1
+    torch.testing.assert_close(models[0], models[1], rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_private_rounds_are_charged_and_repeatable(gpu: None, tmp_path: Path) -> None:
     accuracies = []
@@ -143,9 +172,17 @@ def test_dropout(gpu: None) -> None:
     assert all(metrics.released and 100 <= metrics.survivors < 200 for metrics in history)
 
 
-def test_examples_are_for_the_cpu(gpu: None) -> None:
-    with pytest.raises(ParameterError, match="device cpu"):
-        trainer(replace(private().protocol, promise=None), examples=3)
+@pytest.mark.parametrize("on", ["as on a GPU", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_private_examples_are_charged(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "is_gpu", lambda device: True)
+    protocol = replace(private().protocol, promise=None)
+    found = trainer(protocol, examples=3, rounds=2, delta=1e-6, device="cuda" if on == "gpu" else "cpu")
+    history = list(found.run())
+    assert len(history) == 2
+    assert all(metrics.released for metrics in history)
+    guarantee = found.guarantee()
+    assert guarantee is not None
+    assert 0.0 < guarantee.epsilon < 100.0
 
 
 # How a full GPU is told of: by PyTorch, by CUDA before PyTorch has begun, and by its library for matrices.

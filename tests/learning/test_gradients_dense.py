@@ -6,7 +6,7 @@ import torch
 
 from cpsgd.learning import gradients
 from cpsgd.learning.gradients import ClientUpdates
-from cpsgd.learning.models import mlp
+from cpsgd.learning.models import Scaled, mlp
 
 LOSS = torch.nn.functional.cross_entropy
 
@@ -23,6 +23,22 @@ def test_gradients_equal_those_of_torch_func(hidden: tuple[int, ...]) -> None:
     rows = torch.full((40, updates.dim + 3), float("nan"))[:, : updates.dim]  # every coordinate must be written
     gradients.write_dense_gradients(layers, x, y, rows)
     torch.testing.assert_close(rows, general, rtol=1e-5, atol=1e-6)
+
+
+def test_scaled_features_come_before_the_layers() -> None:
+    model, plain = mlp(12, 5, (7,), scaled=True, seed=1), mlp(12, 5, (7,), seed=1)
+    layers, first = gradients.dense_layers(model, LOSS), gradients.scaling(model)
+    assert layers is not None
+    assert first is not None
+    assert gradients.scaling(plain) is None
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(40, 12, generator=generator), torch.randint(0, 5, (40,), generator=generator)
+    updates = ClientUpdates(model, LOSS)
+    general = torch.cat([rows.clone() for rows in updates.tensors(x, y, np.ones(40, dtype=np.int64))])
+    rows = torch.empty(40, updates.dim)
+    gradients.write_dense_gradients(layers, (x - 0.1307) / 0.3081, y, rows)
+    torch.testing.assert_close(rows, general, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(x), plain((x - 0.1307) / 0.3081))
 
 
 def frozen() -> torch.nn.Module:
@@ -57,6 +73,7 @@ def hooked_as_a_whole() -> torch.nn.Module:
         torch.nn.Sequential(torch.nn.Linear(4, 3, bias=False), torch.nn.ReLU(), torch.nn.Linear(3, 2)),
         torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(inplace=True), torch.nn.Linear(3, 2)),
         torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3), torch.nn.Linear(3, 2)),
+        torch.nn.Sequential(torch.nn.Linear(4, 3), Scaled(), torch.nn.Linear(3, 2)),
         frozen(),
         shared(),
         hooked(),

@@ -20,6 +20,8 @@ def test_a_seed_repeats_the_weights_and_leaves_the_global_generator_alone() -> N
 def test_models_by_name() -> None:
     assert sum(p.numel() for p in models.by_name("mlp-60-60", 784, 10).parameters()) == 51_370
     assert [type(layer).__name__ for layer in models.by_name("mlp-7", 3, 2).children()] == ["Linear", "ReLU", "Linear"]
-    for wrong in ("resnet", "mlp-x", "linear-3", "mlp-0"):
+    scaled = [type(layer).__name__ for layer in models.by_name("scaled-linear", 3, 2).children()]
+    assert scaled == ["Scaled", "Linear"]
+    for wrong in ("resnet", "scaled", "scaled-resnet", "mlp-x", "linear-3", "mlp-0"):
         with pytest.raises(ParameterError):
             models.by_name(wrong, 3, 2)

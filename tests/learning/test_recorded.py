@@ -40,7 +40,7 @@ def test_recorded_rounds(levels: int | None, monkeypatch: pytest.MonkeyPatch) ->
         with monkeypatch.context() as patch:
             if not record:
                 patch.setattr(RecordedRound, "of", lambda *arguments: None)
-            model = mlp(784, 10, seed=0)
+            model = mlp(784, 10, scaled=levels is None, seed=0)
             options = {"cohorts": CohortOptions(cohort=400, rounds=6, participation="once")}
             run = RunOptions(seed=3, device="cuda", evaluate_every=3)
             loss = torch.nn.functional.cross_entropy

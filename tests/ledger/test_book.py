@@ -261,17 +261,21 @@ def test_what_somebody_else_spends_between_the_price_and_the_lock_counts(
     for _ in range(affordable - 1):
         ledger.reserve("people", EVENT)
     other = Ledger(ledger.path)
-    real = Ledger.quote
+    real = Ledger._price
+    prices = 0
 
-    def quote(self: Ledger, population: str, events: list[RoundEvent]) -> object:
-        found = real(self, population, events)
+    def price(self: Ledger, population: str, event: RoundEvent, time: str) -> object:
+        nonlocal prices
+        found = real(self, population, event, time)
         if self is ledger:
+            prices += 1
             other.reserve("people", EVENT)  # takes the last round
         return found
 
-    monkeypatch.setattr(Ledger, "quote", quote)
+    monkeypatch.setattr(Ledger, "_price", price)
     with pytest.raises(BudgetExceededError):
         ledger.reserve("people", EVENT)
+    assert prices == 1
     assert ledger.total("people").rounds == affordable
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cpsgd.errors import LedgerChainError, LedgerError, LedgerFormatError
 from cpsgd.ledger import Budget, RoundEvent
-from cpsgd.ledger.chain import Head, State, canonical, link
+from cpsgd.ledger.chain import Head, Remembered, State, canonical, link
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=8)
@@ -44,14 +44,19 @@ def replay(records: list[tuple[Any, Any, Any]]) -> State:
     return state
 
 
+def remembered(state: State) -> Remembered:
+    assert isinstance(state.entries, Remembered)
+    return state.entries
+
+
 GOOD = rows(BODIES)
 
 
 def test_records_become_a_state() -> None:
     state = replay(GOOD)
-    (entry,) = state.entries_of("people")
+    (entry,) = remembered(state).all("people")
     assert (entry.number, entry.survivors, entry.released) == (2, 950, True)
-    assert state.find("people", "r", 1) is entry
+    assert remembered(state).find("people", "r", 1) is entry
     assert state.head == Head(3, GOOD[3][2])
     assert str(state.head) == f"3:{GOOD[3][2]}"
 
@@ -126,10 +131,10 @@ def test_records_that_no_ledger_writes_are_refused(bodies: list[dict[str, Any]])
 
 def test_a_refused_record_changes_nothing() -> None:
     state = replay(GOOD[:3])
-    before = json.dumps([entry.to_dict() for entry in state.entries.values()]), state.head
+    before = json.dumps([entry.to_dict() for entry in remembered(state).all()]), state.head
     with pytest.raises(LedgerFormatError):
         state.apply(*rows(broken(3, survivors=1))[3])
-    assert (json.dumps([entry.to_dict() for entry in state.entries.values()]), state.head) == before
+    assert (json.dumps([entry.to_dict() for entry in remembered(state).all()]), state.head) == before
     state.apply(*GOOD[3])
 
 

@@ -25,10 +25,11 @@ PROTOCOL = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=SIGMA)
 # writer reserves, releases, and only then writes its result to a file of its own and waits for the disk.
 WRITER = """
 import os, signal, sys
-from cpsgd.ledger import Ledger, RoundEvent
+from cpsgd.ledger import Ledger, RoundEvent, snapshots
 from cpsgd.protocol import Protocol
 
 path, folder = sys.argv[1:]
+snapshots.SNAPSHOT_EVERY = 7  # so that many are killed while they make one
 protocol = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=1_000.0)
 ledger = Ledger(path)
 ledger.total("people")  # imports what is imported late
@@ -96,6 +97,8 @@ def test_kill_minus_9_under_two_writers(kills: int, tmp_path: Path) -> None:
         assert server.stdout.read() == ""  # no writer failed by itself
     ledger = Ledger(path)
     found = ledger.verify()
+    assert ledger._state.snapshot > found.records - 10  # it was opened from the last snapshot
+    assert ledger._memory is None
     entries = {entry.number: entry for entry in ledger.events("people")}
     results = [line.split() for file in folder.iterdir() for line in file.read_text().splitlines(keepends=True)]
     assert len(results) > 20  # they really worked, also on a busy machine

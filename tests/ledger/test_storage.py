@@ -54,7 +54,7 @@ def test_the_file_is_one_file_in_the_promised_mode(spent: Ledger) -> None:
     with closing(sqlite3.connect(spent.path)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
     with spent._store.writing() as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
 
@@ -86,12 +86,13 @@ def test_accidents_with_a_database_tool_are_refused(spent: Ledger, statement: st
 
 
 # Removing the triggers is tampering, too, so they are put back for the sake of what is tested.
-def tamper(path: Path, statement: str) -> None:
+def tamper(path: Path, *statements: str) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
         for name, _ in triggers:
             connection.execute(f"DROP TRIGGER {name}")
-        connection.execute(statement)
+        for statement in statements:
+            connection.execute(statement)
         for _, sql in triggers:
             connection.execute(sql)
 
@@ -123,6 +124,13 @@ def test_edits_are_found_by_everybody_who_opens_the_file(spent: Ledger, statemen
 def test_a_cut_end_is_found_with_a_head(spent: Ledger) -> None:
     head = str(spent.head)
     tamper(spent.path, "DELETE FROM records WHERE number = 6")
+    with pytest.raises(LedgerChainError, match="The end of the ledger is missing"):
+        Ledger(spent.path)  # by somebody who did not know where the head is noted
+    tamper(
+        spent.path,
+        "DELETE FROM entries WHERE number = 6",
+        "UPDATE head SET number = 5, hash = (SELECT hash FROM records WHERE number = 5)",
+    )
     fresh = Ledger(spent.path)
     assert fresh.verify().records == 6  # nothing in the file itself tells
     with pytest.raises(LedgerChainError, match="cut off"):
@@ -182,7 +190,7 @@ def _unread(path: Path) -> Ledger:
 
 
 def test_a_newer_release_is_told(spent: Ledger) -> None:
-    execute(spent.path, "PRAGMA user_version = 2")
+    execute(spent.path, "PRAGMA user_version = 3")
     with pytest.raises(LedgerFormatError, match=r"newer release.*Upgrade"):
         Ledger(spent.path)
     with pytest.raises(LedgerFormatError, match="newer release"):

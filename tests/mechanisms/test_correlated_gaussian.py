@@ -92,7 +92,7 @@ def test_messages_are_exactly_linear_before_they_are_rounded() -> None:
     for number, shift in enumerate(sent._shifts):
         own += draw(8.0, stream[number * DRAW_BYTES * 6 :], 6) << shift
     points = np.rint(pipeline.to_grid(shared, vector, 9)).astype(np.int64) << sent._shifts[0]
-    exact = (points + own + noise) / 2.0**sent._finest_bits
+    exact = (points + own + noise) / 2.0**sent.finest_bits
     assert np.array_equal(found, np.floor(exact + 0.5 * sent.window).astype(np.uint32))
     # The same, packed, and read by an aggregator.
     message = pipeline.encode(shared, vector, 9, keystream=Keystream(seed(5)), seeds=seeds)
@@ -113,7 +113,7 @@ def test_lineages_take_their_noise_away_again() -> None:
         sums = pipeline.integers(shared, np.zeros(dim), number, keystream=Keystream(seed(number)), seeds=memory)
         total += shared.decode_sum(sums.astype(np.uint64), 1, number)
     expected = sent.correlation.prefix_variance()[-1] * sent.noise_deviation**2
-    expected += rounds * (sent._own_variance + 1.0 / 12.0)
+    expected += rounds * (sent.own_variance + 1.0 / 12.0)
     found = float(np.mean(total**2)) / sent.step**2
     # 5.4 standard errors of a mean of squares.
     assert abs(found / expected - 1.0) < 5.4 * math.sqrt(2.0 / dim)
@@ -183,7 +183,7 @@ def test_a_window_that_adversarial_seeds_could_leave_costs_all_of_delta() -> Non
     wide, narrow = mechanism(window=4096), mechanism(window=900)
     assert wide._cut < 1e-100
     assert narrow._cut == 1.0
-    reach = wide.correlation.inherited * farthest_point(wide._noise_ratio) / 2**wide._noise_bits
+    reach = wide.correlation.inherited * farthest_point(wide._noise_ratio) / 2**wide.noise_bits
     assert reach < 0.5 * wide.window - wide.coordinate_range / wide.step
 
 

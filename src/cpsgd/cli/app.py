@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cpsgd.cli import audit, exchange, mean, plan, statistics, tables, train
+from cpsgd.cli import audit, dashboard, exchange, mean, plan, statistics, tables, train
 from cpsgd.cli.frame import launch, new_app
 
 
@@ -31,6 +31,7 @@ _COMMANDS: dict[str, Callable[..., None] | str] = {
     "aggregate": exchange.aggregate,
     "audit": audit.run,
     "budget": "Privacy budgets on a durable ledger.",
+    "dashboard": dashboard.run,
     "identity": "Keys by which clients of secure aggregation know each other, whatever the server says.",
     "data": "Bring data sets to this machine.",
     "figures": "Pictures that are computed, not measured.",

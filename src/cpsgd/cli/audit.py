@@ -166,8 +166,8 @@ def _show_covered(found: Survey) -> None:
         failures.append(("levels", _said(found.agreement)))
     numbers = sorted({number for each in found.covered for number in each.numbers})
     console = output.console()
-    columns = ("protocol", "d", "rounds played", "ε claimed ≤", "ε found ≥", "law and claim")
-    console.print(output.grid(columns, lines, title="\nCovered", whole=("protocol", "law and claim")))
+    columns = ("protocol", "d", "rounds", "claimed ε ≤", "found ε ≥", "verdict")
+    console.print(output.grid(columns, lines, title="\nCovered", whole=("protocol", "rounds", "verdict")))
     rows = [("SIMD levels", ", ".join(found.levels)), ("round numbers", ", ".join(f"{n:,}" for n in numbers))]
     console.print(output.facts(rows))
     if failures:

@@ -267,13 +267,13 @@ class _Charge:
 
 def _quote(budget: BudgetOptions, protocol: Protocol, *, survivors: int, round: int, label: str) -> _Charge | None:
     """A round that everybody in the table takes part in, if the budget allows it; None where no ledger is given."""
-    if budget.ledger is None and budget.population is None:
-        return None
-    if budget.ledger is None or budget.population is None:
+    if (budget.ledger is None) != (budget.population is None):
         raise ParameterError("Give both --ledger and --population: a ledger may hold several budgets.")
-    from cpsgd.ledger import Ledger, RoundEvent
+    ledger = budget.open()
+    if ledger is None or budget.population is None:
+        return None
+    from cpsgd.ledger import RoundEvent
 
-    ledger = Ledger(budget.ledger)
     event = RoundEvent(protocol, survivors=survivors, participation="every", round=round, label=label)
     ledger.quote(budget.population, [event])
     return _Charge(ledger, budget.population, event)

@@ -75,6 +75,7 @@ def _summary(found: Plan) -> object:
             f"rounding {share['rounding']}, clipping {share['clipping']}",
         ),
         ("", f"{found.ratio:.3f} × the exact Gaussian mechanism's {found.gaussian_squared_error:.4g}"),
+        *([] if found.prefix is None else [("over the run", escape(str(found.prefix)))]),
         *([("", f"[yellow]{escape(warning)}[/yellow]")] if (warning := utility_warning(found)) else []),
         *_considered(found),
         *guarantee_rows(found.guarantee),

@@ -72,7 +72,7 @@ def kmeans(
     _files.check_vector_output(out, file)
     table, named = _read(file, key, columns, user)
     with output.warnings_told(), output.progress(rounds * table.rows) as advance:
-        wishes = {**vars(cost), **vars(budget), **named, "radius": radius}
+        wishes = {**vars(cost), **budget.wishes, **named, "radius": radius}
         found = find(table.source, clusters, **wishes, rounds=rounds, seed=seed, advance=advance)
     with _files.paid(budget.ledger is not None):
         _files.write_vector(out, found.centres.astype(np.float32))
@@ -156,7 +156,7 @@ def pca(
     table, named = _read(file, key, columns, user)
     with output.progress(table.rows) as advance:
         mean = np.zeros(table.dim) if centred else None
-        wishes = {**vars(cost), **vars(budget), **named, "radius": radius}
+        wishes = {**vars(cost), **budget.wishes, **named, "radius": radius}
         found = find(table.source, components, **wishes, mean=mean, advance=advance)
     with _files.paid(budget.ledger is not None):
         _files.write_vector(out, found.components.astype(np.float32))

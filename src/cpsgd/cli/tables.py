@@ -19,6 +19,7 @@ from cpsgd.planner.problem import BEST
 from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
+    from cpsgd.ledger import Ledger
     from cpsgd.statistics.columns import DataTable
     from cpsgd.statistics.results import Statistic
 
@@ -52,10 +53,28 @@ class BudgetOptions:
     Attributes:
         ledger: Charge the budget on this ledger, or refuse; see `cpsgd budget`.
         population: With --ledger: whose budget pays.
+        witness: With --ledger: a file elsewhere that keeps the ledger's heads, which the ledger must contain; see
+            `cpsgd budget witness`.
     """
 
     ledger: Annotated[Path | None, Parameter(metavar="FILE")] = None
     population: str | None = None
+    witness: Annotated[Path | None, Parameter(metavar="FILE")] = None
+
+    @property
+    def wishes(self) -> dict[str, Any]:
+        """For `cpsgd.statistics`."""
+        return {"ledger": self.open(), "population": self.population}
+
+    def open(self) -> Ledger | None:
+        """The ledger, if there is one."""
+        if self.ledger is None:
+            if self.witness is not None:
+                raise ParameterError("--witness keeps heads of a ledger: give --ledger, too.")
+            return None
+        from cpsgd.ledger import Ledger
+
+        return Ledger(self.ledger, witness=self.witness)
 
 
 # Given twice, the second would not add to the first but replace it.
@@ -292,7 +311,7 @@ def release(
         _files.check_output(result.plot, file)
         plotting.new_figure(1.0, 1.0)  # says so if it cannot draw, before anything is spent
     table = open_table(file)
-    wishes = {**cost, **columns.wishes, "confidence": result.confidence, **vars(budget)}
+    wishes = {**cost, **columns.wishes, "confidence": result.confidence, **budget.wishes}
     with output.warnings_told(), output.progress(table.rows, "rows") as advance:
         found = ask(table, **wishes, advance=advance)
     failure: OSError | None = None

@@ -33,11 +33,11 @@ _LEARNING, _RUN = Group("Learning", sort_key=3), Group("Run", sort_key=4)
 _PANELS = {
     _SETUP: ("preset", "dataset", "data", "clients", "model", "cohort", "rounds", "participation", "dropout"),
     _PRIVACY: (
-        *("epsilon", "delta", "bits", "clip_norm", "examples", "adjacency", "colluding"),
+        *("epsilon", "delta", "bits", "clip_norm", "correlated", "examples", "adjacency", "colluding"),
         *(entry.name for entry in fields(MechanismOptions)),
     ),
     _RUN: ("seed", "device", "memory_limit", "evaluate_every"),
-    options.BUDGET: ("ledger", "population"),
+    options.BUDGET: ("ledger", "population", "witness"),
 }
 
 _GIVEN = options.from_class(
@@ -78,13 +78,31 @@ def run(
         changes["seed"] = _seed(changes["seed"])
     if config is not None:
         changes = {**read_file(config), **changes}
+    # Of several processes that torchrun started the first one shows and keeps everything.
+    leads = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK") == "0"
     if resume:
         folder = _RUNS / _run_name(name) if name is not None else _latest()
         settings = _settings_of(folder, changes)
+        if not leads:
+            _assist(settings, folder)
+            return
     else:
         settings = Settings.of(changes)
+        if not leads:
+            _assist(settings, None)
+            return
         folder = _new_folder(name, _kind(settings))
     _train(settings, folder, resume=resume, json=json)
+
+
+def _assist(settings: Settings, begun: Path | None) -> None:
+    """What a process does that computes a share of another one's clients."""
+    from cpsgd.learning.experiment import Experiment
+
+    experiment = Experiment(settings, begun=begun)
+    for trainer in [experiment.trainer(name, None, resume=False) for name in experiment.mechanisms]:
+        for _ in trainer.run():
+            pass
 
 
 def _seed(text: str) -> int | str:
@@ -96,6 +114,7 @@ def _seed(text: str) -> int | str:
 
 def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> None:
     try:
+        from cpsgd.dashboard import saved
         from cpsgd.learning import checkpoints, export
         from cpsgd.learning.experiment import PRIVATE, Experiment, folder_of
     except ImportError as error:
@@ -151,7 +170,8 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         raise SystemExit(130) from None
     summary = _summary(experiment, folder, results)
     _files.write_bytes(folder / _SUMMARY, (json_module.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
-    summary["files"] = [str(path) for path in run_report.write(folder, summary, results)]
+    written = (run_report.draw(folder / run_report.CURVES, results), saved.write(folder))
+    summary["files"] = [str(path) for path in written]
     summary["files"] += [str(path) for path in trainers[PRIVATE].export(folder)]
     if json:
         output.show_json(summary)

@@ -45,23 +45,29 @@ def factor(vector: Vector, clip_norm: float) -> float:
     return 1.0 if length * unit <= bound else bound / unit / length
 
 
-def enforce(grid: NDArray[np.float32], *, norm_limit: float, coordinate_limit: float) -> None:
+def enforce(
+    grid: NDArray[np.float32], *, norm_limit: float, coordinate_limit: float, squared: float | None = None
+) -> None:
     """Shrinks `grid` in place until the grid point nearest to it surely has norm at most `norm_limit`.
 
     Args:
         grid: A vector in grid units. Rounding starts from the nearest integers, clipped to ±`coordinate_limit`.
         norm_limit: D in grid units.
         coordinate_limit: X^max in grid units.
+        squared: What `kernels.grid_norm_squared` says of it, where that is known already.
     """
     # Integer squares summed in float64 are off by at most a relative (d + 1) 2^-53; the limit itself came out of a
     # handful of float64 operations. Both are covered twice over.
     slack = 1.0 + (grid.size + 16) * 2.0**-52
     margin = MARGIN
-    while not (squared := kernels.grid_norm_squared(grid, coordinate_limit) * slack) <= norm_limit * norm_limit:
-        if not math.isfinite(squared):
+    if squared is None:
+        squared = kernels.grid_norm_squared(grid, coordinate_limit)
+    while not (bound := squared * slack) <= norm_limit * norm_limit:
+        if not math.isfinite(bound):
             raise VectorError("The vector changed while it was being encoded.")
         # A larger margin each time: where the grid is coarse, a little less may round to the same point again.
-        kernels.scale(grid, norm_limit / math.sqrt(squared) * (1.0 - margin), grid)
+        kernels.scale(grid, norm_limit / math.sqrt(bound) * (1.0 - margin), grid)
+        squared = kernels.grid_norm_squared(grid, coordinate_limit)
         margin = min(1.0, 2.0 * margin)
 
 

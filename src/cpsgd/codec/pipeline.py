@@ -1,8 +1,8 @@
 """All stages in one go: vector to message, and sums of messages back to a mean.
 
-The public path. It needs one scratch vector of float32 and one block of keystream beside its output; the integers
-between rounding and packing never leave the processor's first-level cache. What happens to a coordinate is for the
-protocol's mechanism to say; everything here is the same for all of them.
+The public path. It needs one vector of float32 and one block of keystream beside its output; the integers between
+rounding and packing never leave the processor's first-level cache. What happens to a coordinate is for the protocol's
+mechanism to say; everything here is the same for all of them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
-from cpsgd.codec import clip, wire
+from cpsgd.codec import clip, scratch, wire
 from cpsgd.codec._kernels import kernels
 from cpsgd.codec.clip import Vector
-from cpsgd.codec.formats import Chosen, Format, Sums
+from cpsgd.codec.formats import Format, Sums
+from cpsgd.codec.rounding import Grid
 from cpsgd.errors import VectorError
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
 
-# Keystream is drawn in blocks of a quarter of the (float32) input's bytes, within these bounds: large enough to hide
-# the cost of a call, small enough for the second-level cache and for the memory it takes beside the input's.
-_SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 18
+# Bytes of keystream that are drawn at a time: enough to hide the cost of a call, and few enough for the second-level
+# cache.
+_BLOCK_BYTES = 1 << 18
 # float32 factors outside this interval would lose digits on their own; such vectors take the float64 kernels.
 _FLOAT32_FACTORS = (1e-30, 1e30)
 
@@ -39,6 +40,8 @@ _FLOAT32_FACTORS = (1e-30, 1e30)
 class _Stages:
     """What the stages of a protocol need, worked out once."""
 
+    grid: Grid | None
+    norm_limit: float
     format: Format
     kernel: Any
     keystream_bytes: int
@@ -51,14 +54,16 @@ class _Stages:
 
 @lru_cache(maxsize=64)
 def _stages(protocol: Protocol) -> _Stages:
-    mechanism, form = protocol.mechanism, protocol.format
-    block_bytes = min(max(protocol.dim, _SMALLEST_BLOCK), _LARGEST_BLOCK)
+    mechanism, form, grid = protocol.mechanism, protocol.format, protocol.mechanism.grid
 
     def block(width: int) -> int:
-        return max(1, block_bytes // width // form.step) * form.step
+        return max(1, _BLOCK_BYTES // width // form.step) * form.step
 
     packer, packer_bytes = mechanism.packer()
     return _Stages(
+        grid=grid,
+        # Rounded down, so that the norm is within D also for the exact quotient.
+        norm_limit=math.inf if grid is None else protocol.clip_norm * grid.unit * (1.0 - 2.0**-48),
         format=form,
         kernel=mechanism.kernel(),
         keystream_bytes=mechanism.keystream_bytes,
@@ -93,21 +98,26 @@ def as_vector(vector: ArrayLike, dim: int) -> Vector:
 
 def to_grid(protocol: Protocol, vector: Vector, round: int) -> NDArray[np.float32]:
     """Clips and rotates: the vector in grid units, with its norm and coordinates within the protocol's bounds."""
-    grid = protocol.mechanism.grid
+    return _to_grid(protocol, _stages(protocol), vector, round, scratch.floats(protocol.dim))
+
+
+def _to_grid(
+    protocol: Protocol, stages: _Stages, vector: Vector, round: int, points: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """The same, written to `points`."""
+    grid = stages.grid
     protocol.mechanism.rotation_round(round)  # refuses rounds that a run does not have, rotated or not
     factor = clip.factor(vector, protocol.clip_norm) * (1.0 if grid is None else grid.unit)
     low, high = _FLOAT32_FACTORS
     if not low < factor < high:
         vector = vector.astype(np.float64)
-    points = np.empty(protocol.dim, dtype=np.float32)
-    if protocol.rotate:
-        kernels.rotate_forward(vector, factor, protocol.rotation_signs(round), points)
+    squared = None
+    if grid is not None and protocol.rotate:
+        squared = kernels.rotate_to_grid(vector, factor, protocol.rotation_signs(round), grid.limit, points)
     else:
-        kernels.scale(vector, factor, points)
+        kernels.scale(vector, factor, points)  # floats are never rotated
     if grid is not None:
-        # Rounded down, so that the norm is within D also for the exact quotient.
-        norm_limit = protocol.clip_norm * grid.unit * (1.0 - 2.0**-48)
-        clip.enforce(points, norm_limit=norm_limit, coordinate_limit=grid.limit)
+        clip.enforce(points, norm_limit=stages.norm_limit, coordinate_limit=grid.limit, squared=squared)
     return points
 
 
@@ -128,7 +138,13 @@ def encode(
     chosen = stages.format.chosen(message_id, protocol.dim)
     held = protocol.dim if chosen is None else chosen.size
     message = np.empty(wire.HEADER_BYTES + stages.format.payload_bytes(held), dtype=np.uint8)
-    _write_payload(protocol, checked, round, stream, chosen, inherited, message[wire.HEADER_BYTES :])
+    points = scratch.take(protocol.dim)
+    try:
+        _to_grid(protocol, stages, checked, round, points)
+        held_points = points if chosen is None else points[chosen]
+        _write_payload(stages, held_points, stream, inherited, message[wire.HEADER_BYTES :])
+    finally:
+        scratch.give_back(points)
     wire.write_header(
         message,
         radix=stages.format.radix,
@@ -142,19 +158,13 @@ def encode(
 
 
 def _write_payload(
-    protocol: Protocol,
-    vector: Vector,
-    round: int,
+    stages: _Stages,
+    points: NDArray[np.float32],
     stream: Keystream,
-    chosen: Chosen,
     inherited: NDArray[np.int64] | None,
     payload: NDArray[np.uint8],
 ) -> None:
-    """Block by block. Apart, so that the scratch vector is gone when the message is copied."""
-    points = to_grid(protocol, vector, round)
-    if chosen is not None:
-        points = points[chosen]
-    stages = _stages(protocol)
+    """Block by block. Apart, so that the keystream is gone when the message is copied."""
     width, block = stages.packer_bytes, stages.packer_block
     buffer = stream.buffer(min(block, points.size) * width)
     block_bytes = stages.format.payload_bytes(block)
@@ -173,17 +183,23 @@ def integers(
     `keystream` is for tests; the same one yields the integers that `encode` packs.
     """
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
-    points = to_grid(protocol, as_vector(vector, protocol.dim), round)
+    checked = as_vector(vector, protocol.dim)
     inherited = None if seeds is None else protocol.mechanism.continued(seeds, round, protocol.dim)
     stages = _stages(protocol)
     stream = Keystream() if keystream is None else keystream
-    buffer = stream.buffer(min(stages.block, points.size) * stages.keystream_bytes)
+    buffer = stream.buffer(min(stages.block, protocol.dim) * stages.keystream_bytes)
     values = np.empty(protocol.dim, dtype=np.uint32)
-    for start in range(0, points.size, stages.block):
-        part = points[start : start + stages.block]
-        words = stream.fill(buffer, part.size * stages.keystream_bytes)
-        kernel = stages.kernel if inherited is None else stages.kernel.after(inherited[start : start + stages.block])
-        kernel.values(part, words, values[start : start + stages.block])
+    points = scratch.take(protocol.dim)
+    try:
+        _to_grid(protocol, stages, checked, round, points)
+        for start in range(0, points.size, stages.block):
+            part = points[start : start + stages.block]
+            words = stream.fill(buffer, part.size * stages.keystream_bytes)
+            end = start + stages.block
+            kernel = stages.kernel if inherited is None else stages.kernel.after(inherited[start:end])
+            kernel.values(part, words, values[start:end])
+    finally:
+        scratch.give_back(points)
     return values
 
 
@@ -197,10 +213,10 @@ def decode(protocol: Protocol, sums: Sums, count: int, round: int) -> NDArray[np
         sums = np.mod(sums.astype(np.int64) - lowest, protocol.modulus).astype(np.uint64)
         middle -= lowest
     if sums.dtype.kind == "f":
-        mean = ((sums - middle) * factor).astype(np.float32)
-    else:
-        mean = np.empty(protocol.dim, dtype=np.float32)
-        kernels.centre(sums, middle, factor, mean)
+        return ((sums - middle) * factor).astype(np.float32)
+    mean = scratch.floats(protocol.dim)
     if protocol.rotate:
-        kernels.rotate_backward(mean, protocol.rotation_signs(round))
+        kernels.centre_and_rotate(sums, middle, factor, protocol.rotation_signs(round), mean)
+    else:
+        kernels.centre(sums, middle, factor, mean)
     return mean

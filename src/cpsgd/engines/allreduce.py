@@ -66,6 +66,12 @@ class PrivateMean:
         workers: n.
         round: Number of the next round; all before it count as spent.
         rounds: The rounds that the budget was checked for.
+
+    Example:
+        On each of the workers of a process group, once per round:
+
+        >>> def average(private: PrivateMean, gradient: ArrayLike) -> NDArray[np.float32]:
+        ...     return private.mean(lambda: gradient)
     """
 
     def __init__(

@@ -209,7 +209,7 @@ class RunCharges:
             BudgetExceededError: The budget is too small.
             CheckpointError: The run has spent more than the ledger knows of: it is not the run's ledger.
         """
-        known = {entry.event.round for entry in self._ledger.events(self._population) if entry.event.run == self.run}
+        known = self._ledger.rounds(self._population, self.run)
         if missing := sorted(set(charged) - known):
             raise CheckpointError(
                 f"Round {missing[0]} of the run is not on the ledger {self._ledger.path}: resume with the ledger that "

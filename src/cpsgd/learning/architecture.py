@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
@@ -58,10 +62,12 @@ class ModelTraits:
         activations: Numbers that are kept per example between the forward and the backward pass.
         together: Whether many clients' gradients can be computed at once, by `torch.func.vmap`. PyTorch cannot do that
             with some layers, such as GRU; their clients are computed one after the other.
+        repeats: Whether a forward pass draws nothing and leaves no trace, so that it is the same every time.
     """
 
     activations: int
     together: bool
+    repeats: bool
 
 
 def gradient_of(model: torch.nn.Module, loss: Loss) -> Gradient:
@@ -86,6 +92,7 @@ def rehearse(model: torch.nn.Module, loss: Loss, features: torch.Tensor, labels:
     with torch.random.fork_rng(devices=on_gpu), one_formula_for_attention():
         activations = _activations(model, zero)
         _check_memory(model, zero)
+        repeats = _repeats(model, zero)
         parameters = {name: p.detach() for name, p in trainable(model).items()}
         gradient = gradient_of(model, loss)
         gradient(parameters, zero, label)
@@ -98,7 +105,7 @@ def rehearse(model: torch.nn.Module, loss: Loss, features: torch.Tensor, labels:
                 each(parameters, torch.stack([zero, zero]), torch.stack([label, label]))
         except Exception:  # PyTorch has many ways to say that it cannot; one client alone could be computed
             together = False
-    return ModelTraits(activations, together)
+    return ModelTraits(activations, together, repeats)
 
 
 def _check_memory(model: torch.nn.Module, example: torch.Tensor) -> None:
@@ -119,6 +126,27 @@ def _check_memory(model: torch.nn.Module, example: torch.Tensor) -> None:
                 f"The model's {name} changes whenever examples pass: it would hold, and carry from client to client, "
                 "what no privacy guarantee covers. Compute it from each example alone, or leave it out."
             )
+
+
+def _repeats(model: torch.nn.Module, example: torch.Tensor) -> bool:
+    """Whether forward passes, which are not the first, change no attribute of a layer, draw no numbers and agree."""
+
+    def state() -> list[Any]:
+        generators = [torch.get_rng_state()]
+        if example.device.type == "cuda":
+            generators.append(torch.cuda.get_rng_state(example.device))
+        numpy = pickle.dumps(np.random.get_state())  # noqa: NPY002
+        drawn = [random.getstate(), numpy, *(bytes(each.numpy()) for each in generators)]
+        simple = bool, int, float, str, type(None)
+        for module in model.modules():
+            drawn += [(key, value) for key, value in vars(module).items() if isinstance(value, simple)]
+        return drawn
+
+    before = state()
+    with torch.no_grad():
+        first, second = model(example), model(example)
+    alike = torch.equal(first, second) if isinstance(first, torch.Tensor) else False
+    return alike and before == state()
 
 
 def one_formula_for_attention() -> Any:

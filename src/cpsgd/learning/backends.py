@@ -26,8 +26,11 @@ from cpsgd.learning.devices import enough_memory, own_code
 from cpsgd.learning.gradients import ClientUpdates, ExampleSums
 from cpsgd.learning.mechanisms import Mechanism, Simulator
 from cpsgd.learning.options import ClientOptions, RunOptions
+from cpsgd.learning.parallel import Processes, SharedRound, own_device
 from cpsgd.learning.recorded import RecordedRound
+from cpsgd.simulation.correlated import SummedLineages
 from cpsgd.simulation.device import DeviceRound
+from cpsgd.simulation.device_correlated import DeviceLineages
 
 _EXAMPLES_BYTES = 1 << 26
 # MiB that the clients computed together may take.
@@ -37,22 +40,28 @@ _BLOCKS, _BLOCK_ROUNDS, _BLOCK_CLIENTS = 4, 16, 1 << 18
 
 
 def start(
-    model: torch.nn.Module, loss: Loss, dataset: Dataset, mechanism: Mechanism, clients: ClientOptions, run: RunOptions
+    model: torch.nn.Module,
+    loss: Loss,
+    dataset: Dataset,
+    mechanism: Mechanism,
+    clients: ClientOptions,
+    run: RunOptions,
+    processes: Processes | None = None,
 ) -> CpuBackend:
     """Moves the model to the device that the options name, and makes the backend for it.
+
+    Where there are several `processes`, each computes its share of the clients.
 
     Raises:
         ParameterError: There is no such device, it has too little memory, or it cannot compute such updates.
     """
-    device = devices.resolve(run.device)
+    device = devices.resolve(own_device(run.device, processes))
     gpu = devices.is_gpu(device)
-    if gpu and clients.examples is not None:
-        raise ParameterError("Example-level privacy is simulated on the CPU only: use device cpu.")
     memory = run.memory_limit or (_GPU_MEMORY if gpu else _CPU_MEMORY)
     with enough_memory("the model", "use a smaller one."):
         model.to(device)
         updates = ClientUpdates(model, loss, clients, memory_limit=memory << 20)
-    return (GpuBackend if gpu else CpuBackend)(dataset, updates, mechanism, run.seed, device, clients)
+    return (GpuBackend if gpu else CpuBackend)(dataset, updates, mechanism, run.seed, device, clients, processes)
 
 
 class CpuBackend:
@@ -68,6 +77,7 @@ class CpuBackend:
         seed: int | None,
         device: torch.device,
         clients: ClientOptions,
+        processes: Processes | None = None,
     ) -> None:
         """Takes clients' rows from `updates`, whose memory is bounded; the examples of some are held beside it."""
         self.updates = updates
@@ -87,6 +97,9 @@ class CpuBackend:
             )
         self._mechanism = mechanism
         self._seed = seed
+        self.slots = mechanisms.slots_of(mechanism, seed)
+        self._lineages: SummedLineages | DeviceLineages | None = None
+        self._processes = processes
         self._slice = max(1, min(_EXAMPLES_BYTES, updates.memory_limit // 8) // (4 * dataset.feature_dim))
 
     @property
@@ -98,12 +111,18 @@ class CpuBackend:
         """The clients of one of `rounds` rounds."""
         return cohorts.clients(number)
 
-    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator | RecordedRound:
+    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator | RecordedRound | SharedRound:
         """The round with the messages of these clients, and of `zeros` more who send the zero vector."""
-        on = self.device if self.asynchronous else None
+        on, others = self.device if self.asynchronous else None, self._processes
+        own = range(len(clients)) if others is None else others.share(len(clients))
         with self._enough_memory():
-            simulator = mechanisms.start_round(self._mechanism, self.dim, number, self._seed, on)
-            for some, examples in self._groups(clients):
+            if self.slots is not None and self._lineages is None:
+                count = len(clients) + zeros
+                self._lineages = mechanisms.lineages_of(self._mechanism, self.slots, count, self.dim, on)
+            simulator = mechanisms.start_round(
+                self._mechanism, self.dim, number, self._seed, on, self._lineages, own.start
+            )
+            for some, examples in self._groups(clients[own.start : own.stop]):
                 chunks = self._chunks(some, simulator)
                 if examples > self._slice and isinstance(self._dataset, PartedDataset):
                     chunks = self._large(self._dataset, int(some[0]), examples)
@@ -113,8 +132,10 @@ class CpuBackend:
                     if chunk is None:
                         break
                     simulator.add(self.clipping.rows(chunk))
-            simulator.add_zeros(zeros)
-        return simulator
+            # They are numbered after all others.
+            if others is None or others.rank == others.size - 1:
+                simulator.add_zeros(zeros)
+        return simulator if others is None else others.add_up(simulator, len(clients) + zeros)
 
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Features and labels of the test set."""
@@ -180,14 +201,14 @@ class GpuBackend(CpuBackend):
                 self._ahead[block] = self._drawing.submit(cohorts.several, wanted)
         return self._ahead[own].result()[number % size]
 
-    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator | RecordedRound:
+    def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator | RecordedRound | SharedRound:
         """As on the CPU. Rounds as large as the one before are replayed, so that their many launches cost one."""
         recorded = self._recorded
         if zeros == 0 and recorded is not None and recorded.size == len(clients):
             recorded.start(number, clients)
             return recorded
         simulator = super().summed(number, clients, zeros)
-        plain = zeros == 0 and self.clipping.size == 0
+        plain = zeros == 0 and self._sends_gradients
         if plain and isinstance(self._data, DeviceInfinite) and isinstance(simulator, DeviceRound):
             with self._enough_memory():
                 self._recorded = RecordedRound.of(simulator, self._data, self.updates, self._seed)
@@ -199,6 +220,11 @@ class GpuBackend(CpuBackend):
 
     def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterator[Any]:
         batch, products = self._data.batch(clients), None
-        if isinstance(simulator, DeviceRound) and simulator.takes_products and self.clipping.size == 0:
+        if isinstance(simulator, DeviceRound) and simulator.takes_products and self._sends_gradients:
             products = self.updates.products(*batch)
-        yield from self.updates.tensors(*batch) if products is None else [products]
+        yield from self._rows.tensors(*batch) if products is None else [products]
+
+    @property
+    def _sends_gradients(self) -> bool:
+        """Whether clients' vectors are their updates, and nothing else."""
+        return self.clipping.size == 0 and self._rows is self.updates

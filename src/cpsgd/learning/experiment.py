@@ -11,7 +11,7 @@ from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.adjacency import Adjacency
-from cpsgd.errors import ConditionError
+from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.learning import mechanisms, models
 from cpsgd.learning.accounting import SAMPLED_SIZES
 from cpsgd.learning.architecture import trainable
@@ -21,9 +21,9 @@ from cpsgd.learning.datasets import Dataset, load
 from cpsgd.learning.history import RoundMetrics
 from cpsgd.learning.losses import loss_for
 from cpsgd.learning.mechanisms import NO_PRIVACY as NO_PRIVACY
-from cpsgd.learning.mechanisms import Mechanism
+from cpsgd.learning.mechanisms import Mechanism, NoPrivacy
 from cpsgd.learning.options import AccountOptions, FolderOptions
-from cpsgd.learning.settings import Settings
+from cpsgd.learning.settings import Settings, without_privacy
 from cpsgd.learning.tasks import Task, load_task
 from cpsgd.learning.trainer import Trainer
 from cpsgd.mechanisms import Binomial
@@ -42,6 +42,10 @@ PRIVATE = "private"
 _MORE_BITS = 4.0
 MORE_BITS = f"{_MORE_BITS:g} bits"
 """Name of the run that is as private and sends more, where the private one sends less than that."""
+
+
+# Longer than any gradient of a preset's model.
+_UNCLIPPED = 1e6
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class Experiment:
         self._first_weights = secrets.randbits(63) if settings.seed is None else settings.seed
         self._task = self._found_task(dataset)
         self.dataset = self._task.dataset
-        self.dim = sum(p.numel() for p in trainable(self._model()).values())
+        self.dim = sum(p.numel() for p in trainable(self._model(settings)).values())
         # Their sizes do not depend on the key.
         self._cohorts = Cohorts.plan(settings, population=self.dataset.size, key=0, delta=settings.delta)
         self._adjacency: Adjacency = settings.adjacency or self._cohorts.adjacency
@@ -128,13 +132,13 @@ class Experiment:
 
     def trainer(self, name: str, folder: Path | None, *, resume: bool) -> Trainer:
         """The trainer of one of the runs, which lives in a folder of its own."""
-        settings, mechanism = self.settings, self.mechanisms[name]
+        settings, mechanism = self._settings_of(name), self.mechanisms[name]
         account: AccountOptions = settings
         if not mechanisms.is_private(mechanism):
             # Nothing is spent; but what is to be charged is refused.
             account = AccountOptions(ledger=settings.ledger, population=settings.population)
         return Trainer(
-            self._model(),
+            self._model(settings),
             self._task.loss,
             self.dataset,
             mechanism,
@@ -200,8 +204,12 @@ class Experiment:
         if bits is not None and bits < _MORE_BITS:
             found[MORE_BITS] = self._chosen(_MORE_BITS)
         if isinstance(private, Plan):
-            return found | mechanisms.baselines(private)
-        return found | mechanisms.baselines_of(self.protocol, self._gaussian_sigma())
+            found |= mechanisms.baselines(private)
+        else:
+            found |= mechanisms.baselines_of(self.protocol, self._gaussian_sigma())
+        if without_privacy(self.settings) is not None:
+            found[NO_PRIVACY] = NoPrivacy(_UNCLIPPED)
+        return found
 
     @property
     def model_name(self) -> str:
@@ -214,11 +222,16 @@ class Experiment:
         found = load(self.settings.dataset, clients=self.settings.clients) if dataset is None else dataset
         return Task(found, None, loss_for(found))
 
-    def _model(self) -> torch.nn.Module:
+    def _settings_of(self, name: str) -> Settings:
+        """A run's settings: the experiment's, but for the run without privacy of a preset, which has its own."""
+        own = without_privacy(self.settings) if name == NO_PRIVACY else None
+        return own or self.settings
+
+    def _model(self, settings: Settings) -> torch.nn.Module:
         data = self.dataset
         if self._task.model is not None:
             return copy.deepcopy(self._task.model)
-        named = models.by_name(self.settings.model, data.feature_dim, data.classes or 1, seed=self._first_weights)
+        named = models.by_name(settings.model, data.feature_dim, data.classes or 1, seed=self._first_weights)
         # Named models take rows of numbers.
         flat = data.test_set().features.ndim == 2
         return named if flat else torch.nn.Sequential(torch.nn.Flatten(), *named.children())
@@ -248,6 +261,11 @@ class Experiment:
             "colluding": settings.colluding,
             "mechanism": settings.mechanism or BEST,
         }
+        if settings.correlated is not None:
+            if settings.examples is not None:
+                raise ParameterError("Noise that is correlated over rounds protects whole clients: leave out examples.")
+            name = "momentum" if settings.optimizer == "momentum" else "sgd"
+            requirements |= {"correlated": settings.correlated, "workload": f"{name}-{settings.schedule}"}
         if settings.examples is not None:
             scheme = settings.participation
             return plan_examples(**requirements, participation=scheme, examples=settings.examples).protocol

@@ -29,10 +29,13 @@ from cpsgd.learning.architecture import (
 )
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.datasets.device import fused_kernels
+from cpsgd.learning.models import Scaled
 from cpsgd.learning.options import ClientOptions
+from cpsgd.learning.recorded_updates import RecordedUpdates, places
 from cpsgd.privacy.examples import example_norm
 from cpsgd.simulation.device import current
 from cpsgd.simulation.device_cuda import Layout, Products
+from cpsgd.simulation.device_plain import clip_factors
 
 Parameters = dict[str, torch.Tensor]
 Parts = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
@@ -42,8 +45,12 @@ Parts = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
 _CHUNK_BYTES = 1 << 24
 # Rows on a GPU begin at multiples of this many numbers.
 _ALIGNED = 32
-# Clients whose sums of examples are held at a time.
+# Recordings are for multiples of this many clients.
+_RECORDED = 64
+# Clients whose sums of examples are held at a time, on a CPU; on a GPU so many 32-bit numbers are held per coordinate:
+# sums, a gradient, its copies in 32 and 64 bits, and the result.
 _CLIENTS = 64
+_SUM_NUMBERS = 7
 
 
 class ClientUpdates:
@@ -85,6 +92,11 @@ class ClientUpdates:
         # On a GPU the general way writes gradients several times; it is kept for all other models, and on the CPU.
         on_gpu = next(iter(self._parameters.values())).device.type == "cuda"
         self._layers = dense_layers(model, loss) if on_gpu and self.local_steps == 1 else None
+        self._scaling = scaling(model)
+        self._recorded: RecordedUpdates | None = None
+        self._recorded_at: tuple[int, ...] = ()
+        self._recordable = True
+        self._seen: tuple[int, ...] | None = None
 
     def rehearse(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         """Tries the model with zeros in the shape of these examples; raises whatever the model or the loss raise."""
@@ -108,28 +120,68 @@ class ClientUpdates:
         # Rows begin at multiples of 128 bytes, which a GPU reads faster; on a CPU they follow each other.
         stride = self.dim if features.device.type == "cpu" else -(-self.dim // _ALIGNED) * _ALIGNED
         # NumPy's unique takes a while, and nearly always all clients have equally many.
-        for count in counts[:1] if (counts == counts[:1]).all() else np.unique(counts):
+        alike = bool((counts == counts[:1]).all())
+        for count in counts[:1] if alike else np.unique(counts):
             members = np.flatnonzero(counts == count)
             if self._traits is None and len(features):
                 self.rehearse(features, labels)
             size = min(self._chunk_size(features, int(count)), len(members))
-            # Without examples an update is zero; otherwise every coordinate is written.
-            make = torch.zeros if count == 0 else torch.empty
-            rows = make((size, stride), device=features.device)[:, : self.dim]
+            # Chunks of one size, as far as that is possible.
+            size = -(-len(members) // -(-len(members) // size))
+            rows: torch.Tensor | None = None
             for start in range(0, len(members), size):
                 chosen = members[start : start + size]
-                chunk = rows[: len(chosen)]
                 if count > 0:
                     examples = starts[chosen, None] + np.arange(count)
                     part, shape = slice(int(examples[0, 0]), int(examples[-1, -1]) + 1), examples.shape
                     if np.array_equal(examples.reshape(-1), np.arange(part.start, part.stop)):
                         # Neighbours in memory: no copy.
                         x, y = features[part], labels[part]
-                        self._write(x.reshape(*shape, *x.shape[1:]), y.reshape(*shape, *y.shape[1:]), chunk)
+                        x, y = x.reshape(*shape, *x.shape[1:]), y.reshape(*shape, *y.shape[1:])
                     else:
                         index = torch.from_numpy(examples).to(features.device)
-                        self._write(features[index], labels[index], chunk)
+                        x, y = features[index], labels[index]
+                    recorded = self._recording(x, y, size, stride) if alike else None
+                    if recorded is not None:
+                        yield recorded.of(x, y)
+                        continue
+                if rows is None:
+                    # Without examples an update is zero; otherwise every coordinate is written.
+                    make = torch.zeros if count == 0 else torch.empty
+                    rows = make((size, stride), device=features.device)[:, : self.dim]
+                chunk = rows[: len(chosen)]
+                if count > 0:
+                    self._write(x, y, chunk)
                 yield chunk
+
+    def _recording(self, x: torch.Tensor, y: torch.Tensor, size: int, stride: int) -> RecordedUpdates | None:
+        """A recording of the updates of such clients; None where there cannot be one, or such clients are new.
+
+        What is recorded must have been computed before: then everything is compiled.
+        """
+        traits = self._traits
+        if x.device.type != "cuda" or self._layers is not None or traits is None:
+            return None
+        if not (traits.together and traits.repeats and self._recordable):
+            return None
+        own = places([*self._model.parameters(), *self._model.buffers()])
+        if self._recorded is not None and self._recorded_at == own and self._recorded.fits(x, y):
+            return self._recorded
+        shape = (*x.shape[1:], *y.shape[1:])
+        if self._seen != shape:
+            self._seen = shape
+            return None
+        # Cohorts that are sampled differ in size.
+        capacity = min(-(-size // _RECORDED) * _RECORDED, max(size, self._chunk_size(x, x.shape[1])))
+        # Memory of the old one, and of what was computed before, must be free for the new one.
+        self._recorded = None
+        torch.cuda.empty_cache()
+        rows = torch.empty((capacity, stride), device=x.device)[:, : self.dim]
+        try:
+            self._recorded, self._recorded_at = RecordedUpdates(self._write, x, y, rows), own
+        except RuntimeError:  # PyTorch has many ways to say that it cannot, a full GPU among them
+            self._recordable = False
+        return self._recorded
 
     def large(self, parts: Parts, count: int) -> torch.Tensor:
         """The update of one client with more examples than are to be in memory at once, as a single row.
@@ -159,6 +211,8 @@ class ClientUpdates:
         """All updates at once as products that are not written out; None where they are no such products."""
         if self._layers is None or len(counts) == 0 or not (counts == 1).all():
             return None
+        if self._scaling is not None:
+            features = self._scaling(features)
         layout = Layout(tuple((layer.out_features, layer.in_features) for layer in self._layers))
         parts = [part for back, incoming in dense_factors(self._layers, features, labels) for part in (incoming, back)]
         return Products(layout, torch.cat([*parts, torch.ones_like(parts[0][:, :1])], dim=1))
@@ -166,8 +220,9 @@ class ClientUpdates:
     def _write(self, features: torch.Tensor, labels: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the updates of clients with equally many examples, [clients, examples, ...], to the rows of `out`."""
         if self._layers is not None and features.shape[1] == 1:
+            examples = features[:, 0] if self._scaling is None else self._scaling(features[:, 0])
             with current(out.device):
-                write_dense_gradients(self._layers, features[:, 0], labels[:, 0], out, fused_kernels(out.device))
+                write_dense_gradients(self._layers, examples, labels[:, 0], out, fused_kernels(out.device))
             return
         most = self._part_size()
 
@@ -213,6 +268,9 @@ class ClientUpdates:
         """How many clients with `count` examples each are computed together."""
         # An update and its copy to a row; with local steps the client's own model, its gradient and the next model.
         vectors = 2 if self.local_steps == 1 else 5
+        if features.device.type == "cuda" and self._layers is None:
+            # A GPU's library of matrices puts a layer's updates out in another order first, and a recording keeps one.
+            vectors += 2
         # Layers' outputs, their gradients and one temporary, for each example.
         outputs = 3 * min(count, self._part_size()) * self._activations
         most = self.memory_limit // (4 * (vectors * self.dim + outputs))
@@ -258,17 +316,44 @@ class ExampleSums:
                 self._add(itertools.islice(gradients, int(count)), sums[client])
             yield sums.astype(np.float32)
 
+    def tensors(
+        self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]
+    ) -> Iterator[torch.Tensor]:
+        """As `chunks`, for examples on the model's device; the rows stay there. Clients come in another order."""
+        starts, counts = np.cumsum(counts) - counts, np.minimum(counts, self._examples)
+        # Clients with many examples first: those who have one more are always the first ones.
+        order = np.argsort(-counts, kind="stable")
+        size = max(1, self._gradients.memory_limit // (4 * _SUM_NUMBERS * self.dim))
+        for start in range(0, len(order), size):
+            own = order[start : start + size]
+            sums = torch.zeros((len(own), self.dim), dtype=torch.float64, device=features.device)
+            for place in range(int(counts[own[0]])):
+                chosen = torch.from_numpy(starts[own[counts[own] > place]] + place).to(features.device)
+                singles = features[chosen], labels[chosen], np.ones(len(chosen), dtype=np.int64)
+                row = 0
+                for gradients in self._gradients.tensors(*singles):
+                    sums[row : row + len(gradients)] += self._clipped(gradients)
+                    row += len(gradients)
+            yield sums.to(torch.float32)
+
     def large(self, parts: Parts, count: int) -> torch.Tensor:
         """The sum of one client with more examples than are to be in memory at once; see `ClientUpdates.large`."""
-        total, left = np.zeros(self.dim), min(count, self._examples)
+        total, left = torch.zeros(self.dim, dtype=torch.float64), min(count, self._examples)
         for x, y in parts():
-            kept = min(left, len(x))
-            singles = Batch(x[:kept].numpy(), y[:kept].numpy(), np.ones(kept, dtype=np.int64))
-            self._add(itertools.chain.from_iterable(self._gradients.chunks(singles)), total)
+            total, kept = total.to(x.device), min(left, len(x))
+            for gradients in self._gradients.tensors(x[:kept], y[:kept], np.ones(kept, dtype=np.int64)):
+                if x.device.type == "cpu":
+                    self._add(gradients.numpy(), total.numpy())
+                else:
+                    total += self._clipped(gradients).sum(dim=0)
             left -= kept
             if left == 0:
                 break
-        return torch.from_numpy(total.astype(np.float32))[None]
+        return total.to(torch.float32)[None]
+
+    def _clipped(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Gradients on any device, each clipped, in float64."""
+        return gradients * clip_factors(gradients, self._bound * (1.0 - clip.MARGIN))[:, None]
 
     def _add(self, gradients: Iterable[NDArray[np.float32]], total: NDArray[np.float64]) -> None:
         """Adds clipped gradients."""
@@ -281,10 +366,13 @@ class ExampleSums:
 
 
 def dense_layers(model: torch.nn.Module, loss: Loss) -> list[torch.nn.Linear] | None:
-    """The layers of a model of linear layers with ReLUs between them and cross-entropy for a loss; None for others."""
+    """The layers of a model of linear layers with ReLUs between them and cross-entropy for a loss; None for others.
+
+    `Scaled` may come first, which `scaling` finds.
+    """
     if type(model) is not torch.nn.Sequential or loss is not torch.nn.functional.cross_entropy:
         return None
-    modules = list(model)
+    modules = list(model)[scaling(model) is not None :]
     layers = [module for module in modules[::2] if type(module) is torch.nn.Linear]
     between = [module for module in modules[1::2] if type(module) is torch.nn.ReLU]
     if len(modules) % 2 == 0 or len(layers) + len(between) < len(modules) or any(m.inplace for m in between):
@@ -292,8 +380,14 @@ def dense_layers(model: torch.nn.Module, loss: Loss) -> list[torch.nn.Linear] | 
     parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
     if any(p is None or not p.requires_grad for p in parameters) or len(set(map(id, parameters))) < len(parameters):
         return None
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (model, *modules))
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
     return None if hooked else layers
+
+
+def scaling(model: torch.nn.Module) -> Scaled | None:
+    """The layer without parameters that a model of dense layers may begin with."""
+    first = next(model.children(), None)
+    return first if type(first) is Scaled else None
 
 
 @torch.no_grad()

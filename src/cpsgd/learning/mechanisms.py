@@ -16,8 +16,10 @@ from cpsgd.participation import Participation
 from cpsgd.planner.planning import Plan
 from cpsgd.promise import Promise
 from cpsgd.protocol import Protocol
+from cpsgd.simulation.correlated import Slots, SummedLineages
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator
 from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
+from cpsgd.simulation.device_correlated import DeviceLineages
 
 NO_PRIVACY, GAUSSIAN, QUANTIZED = "no privacy", "gaussian", "quantized"
 """Names of the baselines."""
@@ -170,15 +172,70 @@ def message_bytes(mechanism: Mechanism, dim: int) -> int:
     return 4 * dim if protocol is None else protocol.message_bytes
 
 
-def start_round(mechanism: Mechanism, dim: int, round: int, seed: int | None, device: torch.device | None) -> Simulator:
-    """What takes a round's updates and yields their mean: on a device, or without one by the CPU's own kernels."""
+def check_run(mechanism: Mechanism, rounds: int, dropout: float) -> None:
+    """Refuses a run that a protocol with correlated noise is not for.
+
+    Raises:
+        ParameterError: It has more rounds, or clients drop out.
+    """
+    protocol = protocol_of(mechanism)
+    correlation = None if protocol is None else protocol.mechanism.correlation
+    if correlation is None:
+        return
+    if rounds > correlation.rounds:
+        raise ParameterError(
+            f"The protocol's noise is correlated over a run of {correlation.rounds:,} rounds, and rounds={rounds:,} "
+            "are to be run: plan with so many rounds."
+        )
+    if dropout > 0.0:
+        raise ParameterError(
+            f"dropout={dropout:g}: where noise is correlated over rounds, lineages break when clients drop out, and "
+            "that is not simulated. Use dropout=0, or independent noise."
+        )
+
+
+def slots_of(mechanism: Mechanism, seed: int | None) -> Slots | None:
+    """The keys of a run's correlated noise; None where rounds are independent."""
+    protocol = protocol_of(mechanism)
+    if protocol is None or protocol.mechanism.correlation is None:
+        return None
+    return Slots(protocol.mechanism, seed)
+
+
+def lineages_of(
+    mechanism: Mechanism, slots: Slots, clients: int, dim: int, device: torch.device | None
+) -> SummedLineages | DeviceLineages:
+    """A run's correlated noise, for rounds of so many clients: on a device, or without one by the CPU."""
+    protocol = protocol_of(mechanism)
+    assert protocol is not None
+    if device is None:
+        return SummedLineages(protocol.mechanism, slots, clients, dim)
+    return DeviceLineages(protocol.mechanism, slots, clients, dim, device)
+
+
+def start_round(
+    mechanism: Mechanism,
+    dim: int,
+    round: int,
+    seed: int | None,
+    device: torch.device | None,
+    lineages: SummedLineages | DeviceLineages | None = None,
+    first: int = 0,
+) -> Simulator:
+    """What takes a round's updates and yields their mean: on a device, or without one by the CPU's own kernels.
+
+    Clients are numbered from `first` on.
+    """
     protocol, norm = protocol_of(mechanism), clip_norm(mechanism)
     if protocol is None:
         return FloatMean(dim, norm) if device is None else DeviceFloatMean(dim, norm, device)
     if device is None:
         # Without the promise: a run's own account knows how many messages each of its rounds had.
-        return RoundSimulator(replace(protocol, promise=None), round, seed=seed)
-    return DeviceRound(protocol, round, seed=seed, device=device)
+        summed = lineages if isinstance(lineages, SummedLineages) else None
+        return RoundSimulator(replace(protocol, promise=None), round, seed=seed, lineages=summed, first=first)
+    found = DeviceRound(protocol, round, seed=seed, device=device, first=first)
+    found.lineages = lineages if isinstance(lineages, DeviceLineages) else None
+    return found
 
 
 def as_data(mechanism: Mechanism) -> dict[str, Any]:

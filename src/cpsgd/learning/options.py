@@ -16,13 +16,13 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
 from cpsgd.ledger import Ledger
 from cpsgd.participation import Scheme
+from cpsgd.planner.workloads import Schedule as Schedule
 
 OptimizerName = Literal[
     "sgd", "momentum", "adagrad", "adam", "adamw", "adamax", "adadelta", "nadam", "radam", "rmsprop"
 ]
 OptimizerFactory = Callable[[Iterable[Any]], Any]
 """From parameters to an optimizer of `torch.optim`, such as `functools.partial(torch.optim.RMSprop, lr=0.01)`."""
-Schedule = Literal["constant", "linear", "late"]
 ScheduleFactory = Callable[[Any], Any]
 """From an optimizer to a scheduler of `torch.optim.lr_scheduler`, such as `partial(CosineAnnealingLR, T_max=80)`."""
 
@@ -115,12 +115,15 @@ class ServerOptions(OptionGroup):
             loss is flat.
         schedule: How the learning rate changes: constant, linear (towards 0 after the last round, which quietens the
             noise of the last steps) or late (the same in the last three tenths only).
+        averaging: Decay of a moving average of the models after the rounds, such as 0.98, which is measured and comes
+            out in place of the last model.
     """
 
     optimizer: str | OptimizerFactory = "sgd"
     lr: float = 0.1
     weight_decay: float = 0.0
     schedule: Schedule | ScheduleFactory = "constant"
+    averaging: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,6 +134,8 @@ class ServerOptions(OptionGroup):
             )
         _validate.positive("lr", self.lr)
         _validate.non_negative("weight_decay", self.weight_decay)
+        if self.averaging is not None:
+            _validate.probability("averaging", self.averaging)
         if not callable(self.schedule):
             _validate.choice("schedule", self.schedule, get_args(Schedule))
 
@@ -149,6 +154,7 @@ class AccountOptions(OptionGroup):
         colluding: Clients per round whose noise does not count because they may tell it.
         ledger: File of the privacy ledger that every round is charged to before its mean is computed.
         population: With `ledger`: whose budget pays.
+        witness: With `ledger`: a file elsewhere that keeps the ledger's heads, which the ledger must contain.
     """
 
     epsilon: float | None = None
@@ -157,6 +163,7 @@ class AccountOptions(OptionGroup):
     colluding: int | None = None
     ledger: Ledger | Path | str | None = None
     population: str | None = None
+    witness: Path | str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,6 +177,8 @@ class AccountOptions(OptionGroup):
             _validate.integer("colluding", self.colluding, low=0)
         if (self.ledger is None) != (self.population is None):
             raise ParameterError("Give both ledger and population: a ledger may hold several budgets.")
+        if self.witness is not None and not isinstance(self.ledger, Path | str):
+            raise ParameterError("A witness keeps heads of a ledger: give the ledger's file, too.")
 
 
 @dataclass(frozen=True, kw_only=True)

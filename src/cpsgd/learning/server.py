@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 from cpsgd.learning.architecture import Loss, trainable
+from cpsgd.learning.averaging import MovingAverage
 from cpsgd.learning.devices import enough_memory, one_thread, own_code
 from cpsgd.learning.losses import Score
-from cpsgd.learning.options import Schedule, ServerOptions
+from cpsgd.learning.options import ServerOptions
+from cpsgd.planner.workloads import MOMENTUM
+from cpsgd.planner.workloads import rate_factor as rate_factor
 
 _TEST_BATCH = 4096
-
-# The part of a run in which the schedule "late" lowers the rate.
-_LATE = 0.3
 
 _WATCHES_LOSS = torch.optim.lr_scheduler.ReduceLROnPlateau
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
-    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "momentum": partial(torch.optim.SGD, momentum=MOMENTUM),
     "adagrad": torch.optim.Adagrad,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -60,19 +61,6 @@ def make_scheduler(options: ServerOptions, optimizer: torch.optim.Optimizer) -> 
     return made
 
 
-def rate_factor(schedule: Schedule, round: int, rounds: int) -> float:
-    """What the learning rate is multiplied by in a round, a pure function of its number so that runs can be resumed.
-
-    Example:
-        >>> [rate_factor("linear", round, 4) for round in range(4)]
-        [1.0, 0.75, 0.5, 0.25]
-        >>> [round_ for round_ in range(10) if rate_factor("late", round_, 10) < 1.0]
-        [8, 9]
-    """
-    left = 1.0 - round / rounds
-    return {"constant": 1.0, "linear": left, "late": min(1.0, left / _LATE)}[schedule]
-
-
 class Server:
     """The server's part in a run. All it knows of clients are the rounds' means.
 
@@ -90,6 +78,7 @@ class Server:
         with enough_memory("the optimizer", "use a simpler one."):
             self.optimizer = make_optimizer(options, trainable(model).values())
             self.scheduler = make_scheduler(options, self.optimizer)
+            self._average = None if options.averaging is None else MovingAverage(model, options.averaging)
         self._first_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def step(self, mean: torch.Tensor, number: int) -> None:
@@ -104,6 +93,14 @@ class Server:
         self.optimizer.zero_grad(set_to_none=True)
         if self.scheduler is not None and not isinstance(self.scheduler, _WATCHES_LOSS):
             self.scheduler.step()
+        if self._average is not None:
+            self._average.update(number)
+            if number + 1 == self._rounds:
+                self._average.settle()
+
+    def measured(self) -> AbstractContextManager[None]:
+        """Within, the model is the one that is measured and comes out: the average, where there is one."""
+        return nullcontext() if self._average is None else self._average.in_place()
 
     def heard(self, loss: float) -> None:
         """Tells a schedule that waits for the loss to stop falling what it is on the test examples."""
@@ -124,13 +121,15 @@ class Server:
             "learning_rate": options.lr,
             "weight_decay": options.weight_decay,
             "schedule": schedule,
+            # Runs of earlier releases do not have it.
+            **({} if self._average is None else {"averaging": options.averaging}),
         }
 
     @property
     def parts(self) -> dict[str, Any]:
         """What must be kept of it beside the model, by the names in checkpoints."""
-        found = {"optimizer": self.optimizer}
-        return found if self.scheduler is None else {**found, "schedule": self.scheduler}
+        others = {"schedule": self.scheduler, "average": self._average}
+        return {"optimizer": self.optimizer} | {name: part for name, part in others.items() if part is not None}
 
     def is_finite(self) -> bool:
         """Whether all parameters of the model are numbers."""
@@ -147,7 +146,7 @@ class Server:
         """Mean loss on test examples, and their accuracy, or R² where labels are no classes."""
         loss, score = 0.0, Score()
         self._model.eval()
-        with torch.no_grad(), one_thread():
+        with self.measured(), torch.no_grad(), one_thread():
             for start in range(0, len(labels), _TEST_BATCH):
                 truth = labels[start : start + _TEST_BATCH]
                 outputs = self._model(features[start : start + _TEST_BATCH])

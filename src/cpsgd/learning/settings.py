@@ -9,7 +9,7 @@ import json
 import reprlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -51,7 +51,8 @@ class TaskOptions(OptionGroup):
         data: Data of your own, instead: module:function, where the function returns a data set of
             cpsgd.learning.datasets, or one with a model, or with a model and a loss.
         clients: Clients there are; by default as many as the data set has.
-        model: The model: linear, or mlp with the widths of its hidden layers, as mlp-60-60.
+        model: The model: linear, or mlp with the widths of its hidden layers, as mlp-60-60; scaled-mlp-60-60 scales
+            shades first.
         baselines: Run the baselines, too: without privacy, with Gaussian noise, rounded without noise, and as private
             with 4 bits, where there are fewer.
     """
@@ -72,13 +73,22 @@ class ProtocolOptions(MechanismOptions, OptionGroup):  # type: ignore[misc]  # m
         bits: Bits per coordinate, for which the planner picks the mechanism and its parameters; 1 by default.
         clip_norm: D: longer updates are scaled down to this Euclidean norm; 1 by default. With `examples`, each
             example's gradient is.
+        correlated: In how many rounds a draw of noise is, where later rounds are to take away again what earlier ones
+            added; "auto" chooses, for the optimizer and its schedule. Without `bits` the fewest are taken that come
+            near the best.
     """
 
     bits: float | None = 1.0
     clip_norm: float = 1.0
+    correlated: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.explicit and self.correlated is not None:
+            raise ParameterError(
+                f"correlated={self.correlated} is what the planner is given: leave it out, or the mechanism's "
+                f"parameters {', '.join(parameters_of(self))}."
+            )
         if self.explicit:
             given = parameters_of(self)
             needed = [name for name in required(self.mechanism, given) if name != "range"]
@@ -111,6 +121,7 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
     delta: float = 1e-6
     colluding: int = 0
     ledger: str | None = None
+    witness: str | None = None
     optimizer: OptimizerName = "sgd"
     schedule: Schedule = "constant"
     seed: int | None = 0
@@ -152,6 +163,8 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
         spelled_out = {entry.name for entry in fields(MechanismOptions) if entry.name != "mechanism"}
         if spelled_out & changes.keys() and "bits" not in changes:
             changes["bits"] = None
+        if changes.get("correlated") is not None and "bits" not in changes:
+            changes["bits"] = None  # one bit holds no noise of earlier rounds
         if "dataset" in changes and "clients" not in changes:
             changes["clients"] = None  # the preset's number belongs to its own data set
         if changes.get("ledger") is not None and "seed" not in changes:
@@ -191,6 +204,35 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Runs that have a name: where they differ from the defaults."""
 
+WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {
+    "paper": {
+        "model": "scaled-mlp-60-60",
+        "optimizer": "adam",
+        "lr": 0.00463,
+        "weight_decay": 1e-4,
+        "schedule": "late",
+        "averaging": 0.9,
+    },
+}
+"""What a preset's run without privacy has instead: selected for it alone, with as many tries as the private settings
+(`reproduction/select_settings.py`), and without clipping. With the private run's settings it would flatter that run."""
+
+_TASK = ("dataset", "clients", "model", "cohort", "rounds", "local_steps", "examples")
+
+
+def without_privacy(settings: Settings) -> Settings | None:
+    """The settings of the run without privacy that the private one is compared with.
+
+    None where the task is not the preset's: nothing was selected for it, and the baseline has the private settings.
+    """
+    preset = settings.preset
+    if preset not in WITHOUT_PRIVACY:
+        return None
+    original = Settings.of({"preset": preset})
+    if any(getattr(settings, name) != getattr(original, name) for name in _TASK):
+        return None
+    return replace(settings, **{"weight_decay": 0.0, "averaging": None, **WITHOUT_PRIVACY[preset]})
+
 
 @cache
 def _kinds() -> dict[str, Any]:
@@ -206,6 +248,8 @@ def _checked(name: str, value: object) -> object:
     """The value, if it is of the setting's type."""
     if name == "seed" and value == NO_SEED:
         return None
+    if name == "correlated" and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
     kind = _kinds()[name]
     if get_origin(kind) is Literal or issubclass(kind, StrEnum):
         return _validate.choice(name, value, get_args(kind) or list(kind))

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
-from cpsgd.learning import backends, devices, export, mechanisms
+from cpsgd.learning import backends, devices, export, mechanisms, parallel
 from cpsgd.learning.accounting import RunCharges, Spending
 from cpsgd.learning.architecture import Loss, trainable
 from cpsgd.learning.callbacks import Callback
@@ -59,7 +60,7 @@ class Trainer:
     """Trains a model from a population of simulated clients.
 
     Attributes:
-        model: The model, trained in place.
+        model: The model, trained in place; with averaging, the average after the last round.
         round: Number of the next round.
         rounds: Number of rounds in all.
         history: What is known of each round so far.
@@ -119,6 +120,7 @@ class Trainer:
         self.history: list[RoundMetrics] = []
         # The round that was charged and is not complete, if any.
         self._unfinished: int | None = None
+        self._charged: list[int] = []
         self._callbacks = tuple(callbacks)
         self._dataset = dataset
         self._mechanism = mechanism
@@ -127,15 +129,22 @@ class Trainer:
         # The mean of sums of examples is divided by their number.
         self._divisor = clients.examples or 1
         account = mechanisms.completed(account, mechanism)
+        self._processes = parallel.joined()
+        key = secrets.randbits(63) if run.seed is None else run.seed
+        if self._processes is not None:
+            key = self._processes.same(key)
+            if not self._processes.is_first:
+                account, folder = replace(account, ledger=None, population=None), FolderOptions()
         self._cohorts = Cohorts.plan(
             cohorts,
             population=dataset.size,
-            key=secrets.randbits(63) if run.seed is None else run.seed,
+            key=key,
             delta=account.delta or _NO_DELTA,
         )
         assert cohorts.rounds is not None
         self.rounds = cohorts.rounds
-        self._backend = backends.start(model, loss, dataset, mechanism, clients, run)
+        mechanisms.check_run(mechanism, self.rounds, cohorts.dropout)
+        self._backend = backends.start(model, loss, dataset, mechanism, clients, run, self._processes)
         self._server = Server(model, loss, server, self.rounds)
         self._score = "accuracy" if dataset.classes is not None else "r_squared"
         self._spending, self._ledger = self._accounts(account, clients.examples)
@@ -146,6 +155,7 @@ class Trainer:
         if folder.run_dir is not None:
             self._folder = RunFolder(Path(folder.run_dir), self.config, dataset, resume=folder.resume)
             self._take_up(self._folder)
+        self._follow()
         self._check_budget()
         if self.round == 0:
             self._save()
@@ -277,7 +287,8 @@ class Trainer:
                 f"Round {self._unfinished} was interrupted after its charge: there is no model to export."
             )
         privacy = export.privacy_facts(self.guarantee(), self.config)
-        return export.write(Path(folder), self.model, self._dataset, privacy, self.config, self.history)
+        with self._server.measured():
+            return export.write(Path(folder), self.model, self._dataset, privacy, self.config, self.history)
 
     def save(self) -> None:
         """Writes a checkpoint after the last complete round, due or not; without a `run_dir` nothing is kept.
@@ -305,7 +316,8 @@ class Trainer:
                 "A ledger pays for noise that protects people; on a GPU it comes from a counter and protects nobody. "
                 "Use device cpu, or no ledger."
             )
-        ledger = account.ledger if isinstance(account.ledger, Ledger) else Ledger(account.ledger)
+        given = account.ledger
+        ledger = given if isinstance(given, Ledger) else Ledger(given, witness=account.witness)
         seeded = self._options.seed is not None
         return spending, RunCharges(ledger, account.population, protocol, spending, repeatable=seeded)
 
@@ -352,7 +364,9 @@ class Trainer:
         self.model.train()
         draws: AbstractContextManager[None] = nullcontext()
         if not self._backend.updates.is_dense:
-            draws = fixed_draws(int(self._cohorts.generator("torch", number).integers(2**63)), self._backend.device)
+            rank = 0 if self._processes is None else self._processes.rank
+            drawn = int(self._cohorts.generator("torch", number).integers(2**63, size=rank + 1)[rank])
+            draws = fixed_draws(drawn, self._backend.device)
         with draws, one_thread():
             summed = self._backend.summed(number, clients, survivors - len(clients))
         if self._ledger is not None:
@@ -415,16 +429,36 @@ class Trainer:
             if not completed and self._options.seed is not None:
                 break
             self._spending.charge(survivors)
+            self._charged.append(survivors)
             if not completed:
                 nothing = {"released": False, "loss": None, "noise_to_signal": None, "seconds": 0.0}
                 self.history.append(self._metrics(number, survivors, **nothing))
                 self.round = number + 1
 
+    def _follow(self) -> None:
+        """Where there are several processes: goes on where the first one does, which has the folder."""
+        if self._processes is None:
+            return
+        parts = {name: part.state_dict() for name, part in self._parts.items()}
+        begun = self.round, self.history, self._cohorts, self._charged
+        found, weights, states = self._processes.same((begun, self.model.state_dict(), parts))
+        if self._processes.is_first:
+            return
+        self.round, self.history, self._cohorts, charged = found
+        self.model.load_state_dict(weights)
+        for name, part in self._parts.items():
+            part.load_state_dict(states[name])
+        for survivors in charged:
+            if self._spending is not None:
+                self._spending.charge(survivors)
+
     @property
     def _parts(self) -> dict[str, Any]:
         """What a checkpoint holds beside the model."""
         clipping = self._backend.clipping
-        return self._server.parts | ({} if clipping.norm is None else {"clip": clipping})
+        slots = self._backend.slots
+        found = self._server.parts | ({} if clipping.norm is None else {"clip": clipping})
+        return found | ({} if slots is None else {"lineages": slots})
 
     def _save(self) -> None:
         if self._folder is not None:

@@ -6,8 +6,9 @@
     ...                                                                                     # the round
     ledger.release(entry, survivors=970)                                                    # then hand out the result
 
-`events` says what a budget and a round are, `totals` what rounds cost together, `chain` how records are linked,
-`storage` how they get on the disk, and `book` puts these together. docs/ledger.md has the whole story.
+`events` says what a budget and a round are, `kinds` sorts rounds, `totals` knows what they cost together, `chain` how
+records are linked, `storage` how they get on the disk, `snapshots` how a long ledger is opened, and `book` puts these
+together. `witness` and `reports` are for other people's eyes. docs/ledger.md has the whole story.
 """
 
 from __future__ import annotations
@@ -19,4 +20,8 @@ from cpsgd.ledger.events import Budget as Budget
 from cpsgd.ledger.events import Entry as Entry
 from cpsgd.ledger.events import RoundEvent as RoundEvent
 from cpsgd.ledger.events import Unit as Unit
+from cpsgd.ledger.reports import Report as Report
+from cpsgd.ledger.reports import check_report as check_report
 from cpsgd.ledger.totals import Total as Total
+from cpsgd.ledger.witness import Line as Line
+from cpsgd.ledger.witness import Witness as Witness

@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from cpsgd import _validate
-from cpsgd.errors import BudgetExceededError, EntryError, LedgerChainError, LedgerError, PopulationError
-from cpsgd.ledger import chain, storage, totals
-from cpsgd.ledger.chain import Head, State, check_event
-from cpsgd.ledger.events import Budget, Entry, RoundEvent
-from cpsgd.ledger.totals import Total
+from cpsgd.errors import (
+    BudgetExceededError,
+    BudgetExpiredError,
+    EntryError,
+    LedgerAccessError,
+    LedgerChainError,
+    LedgerFormatError,
+    PopulationError,
+    WitnessError,
+)
+from cpsgd.ledger import chain, snapshots, storage, totals
+from cpsgd.ledger.chain import Head, Remembered, State, check_event, check_group
+from cpsgd.ledger.drafts import Draft
+from cpsgd.ledger.events import Budget, Entry, RoundEvent, name
+from cpsgd.ledger.kinds import Account, octave_of
+from cpsgd.ledger.reports import signed_report
+from cpsgd.ledger.storage import Index
+from cpsgd.ledger.totals import Price, Total
+from cpsgd.ledger.witness import Line, Witness
 from cpsgd.protocol import MAX_CLIENTS
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
 @dataclass(frozen=True)
@@ -48,8 +65,9 @@ class Ledger:
     An entry is on the disk when the call that makes it returns. An entry that was reserved counts as spent for ever,
     whether it is released or not: a process that dies between the two may have shown something to somebody.
 
-    The records are a chain of hashes, checked whenever they are read. A ledger object also remembers how the chain
-    ended when it last looked, and notices if that end is gone.
+    The records are a chain of hashes, checked whenever they are read. Opening a long ledger reads those since its last
+    snapshot; `verify` reads all. A ledger object also remembers how the chain ended when it last looked, and notices if
+    that end is gone.
 
     Example:
         >>> import tempfile
@@ -67,25 +85,35 @@ class Ledger:
         >>> folder.cleanup()
     """
 
-    def __init__(self, path: str | Path, *, timeout: float = 30.0) -> None:
+    def __init__(self, path: str | Path, *, timeout: float = 30.0, witness: str | Path | None = None) -> None:
         """Reads the ledger in a file; where there is none, `create` makes it.
 
         Args:
             path: The file.
             timeout: Seconds to wait for other processes that have it locked.
+            witness: A file elsewhere that gets the head after every record, before a call returns. The ledger must
+                contain the newest head there; a new ledger begins a new file.
 
         Raises:
             LedgerFormatError: The file is not a ledger, is damaged, or is one of a newer release.
             LedgerChainError: Its records were tampered with.
-            LedgerAccessError: It may not be read.
+            WitnessError: It does not contain what the witness has seen.
+            LedgerAccessError: It, or its witness, may not be read.
         """
         self.path = Path(path)
+        self._witness = None if witness is None else Witness(Path(witness))
         self._store = storage.Store(self.path, _validate.non_negative("timeout", timeout))
         self._state = State()
+        # Entries, where the file has no index, or none that fits its records.
+        self._memory: Remembered | None = None
         self._lock = threading.RLock()
         if self.path.exists() and self.path.stat().st_size > 0:
             with self._latest():
                 pass
+        elif self._witness is not None and self._witness.path.exists():
+            raise WitnessError(
+                f"There is no ledger at {self.path}, but {self._witness.path} has seen one. Restore it from a copy."
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -101,15 +129,18 @@ class Ledger:
         Raises:
             PopulationError: The population has a budget; budgets are never changed.
         """
-        with self._appending(create=True) as records:
+        if budget.group_of and not self.path.exists():
+            check_group(budget, {})  # before there is a file
+        with self._appending(create=True) as draft:
             if budget.population in self._state.budgets:
                 raise PopulationError(
                     f"{budget.population!r} has a budget already, and budgets are never changed: what was promised "
                     "stays promised. Use it, or name another population."
                 )
+            check_group(budget, self._state.budgets)
             if self._state.head.number < 0:
-                records.append({"kind": "ledger", "format": chain.VERSION, "id": secrets.token_hex(16)})
-            records.append({"kind": "budget", "budget": budget.to_dict()})
+                draft.records.append({"kind": "ledger", "format": chain.VERSION, "id": secrets.token_hex(16)})
+            draft.records.append({"kind": "budget", "budget": budget.to_dict()})
         return budget
 
     def reserve(self, population: str, event: RoundEvent) -> Entry:
@@ -127,19 +158,23 @@ class Ledger:
         """
         # Priced before the lock is taken, so that others wait for the disk only. If somebody else spends meanwhile, it
         # is priced again under the lock.
-        self.quote(population, [event])
-        with self._lock:
-            with self._appending() as records:
-                budget = self._budget(population)
-                if event.run and (known := self._state.find(population, event.run, event.round)) is not None:
-                    raise EntryError(
-                        f"Round {event.round} of run {event.run!r} was reserved before, as entry {known.number}. A "
-                        "second release would need a second charge: use another run or round."
-                    )
-                found = self._affordable(budget, event)
-                record = {"kind": "reserve", "population": population, "event": event.to_dict()}
-                records.append({**record, "spent": found.epsilon, "method": found.method})
-            return self._state.entries[self._state.head.number]
+        with self._latest() as state:
+            self._price(population, event, _now(state))
+        with self._appending() as draft:
+            price = self._price(population, event, draft.time)
+            if event.run and (known := draft.entries.find(population, event.run, event.round)) is not None:
+                raise EntryError(
+                    f"Round {event.round} of run {event.run!r} was reserved before, as entry {known.number}. A "
+                    "second release would need a second charge: use another run or round."
+                )
+            record: dict[str, Any] = {"kind": "reserve", "population": population, "event": event.to_dict()}
+            record |= {"spent": price.epsilon, "method": price.method}
+            if price.covers:
+                record["covers"] = price.covers
+            if self._budget(population).filter is not None:
+                record["octave"] = octave_of(self._state.reserved(population, draft.time))
+            draft.records.append(record)
+        return draft.changed[-1]
 
     def release(self, entry: Entry | int, survivors: int) -> Entry:
         """Records that a round's result is about to be handed out; do so only when this has returned.
@@ -154,21 +189,46 @@ class Ledger:
         """
         number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
         survivors = _validate.integer("survivors", survivors, low=1, high=MAX_CLIENTS)
-        with self._lock:
-            with self._appending() as records:
-                known = self._state.entries.get(number)
-                if known is None or (isinstance(entry, Entry) and known.event != entry.event):
-                    raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
-                if known.released:
-                    raise EntryError(f"Entry {number} was released before. A second result needs an entry of its own.")
-                if survivors < known.event.survivors:
-                    raise EntryError(
-                        f"Entry {number} was reserved for at least {known.event.survivors} survivors and has "
-                        f"{survivors}: there is less noise than was paid for. Do not release the result; the entry "
-                        "stays spent."
-                    )
-                records.append({"kind": "release", "entry": number, "survivors": survivors})
-            return self._state.entries[number]
+        with self._appending() as draft:
+            known = draft.known(number)
+            if known is None or (isinstance(entry, Entry) and known.event != entry.event):
+                raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
+            if known.closed_as is not None:
+                done = "given up" if known.abandoned else "released"
+                raise EntryError(f"Entry {number} was {done} before. A second result needs an entry of its own.")
+            if survivors < known.event.survivors:
+                raise EntryError(
+                    f"Entry {number} was reserved for at least {known.event.survivors} survivors and has "
+                    f"{survivors}: there is less noise than was paid for. Do not release the result; the entry "
+                    "stays spent."
+                )
+            draft.records.append({"kind": "release", "entry": number, "survivors": survivors})
+        return draft.changed[-1]
+
+    def abandon(self, entry: Entry | int, reason: str) -> Entry:
+        """Gives up a round that was reserved, of which nothing was shown to anybody and nothing ever will be.
+
+        It costs nothing any more, and its run may reserve the round again. The ledger takes the caller's word, which is
+        on record: a message that was sent without secure aggregation, a sum or anything computed from it is something.
+
+        Args:
+            entry: What `reserve` returned, or its number.
+            reason: Why nothing was shown, for people.
+
+        Raises:
+            EntryError: There is no such entry, or it was released or given up before.
+        """
+        number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
+        name("reason", reason, empty=False)
+        with self._appending() as draft:
+            known = draft.known(number)
+            if known is None or (isinstance(entry, Entry) and known.event != entry.event):
+                raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
+            if known.closed_as is not None:
+                done = "given up" if known.abandoned else "released, and its result may have been seen,"
+                raise EntryError(f"Entry {number} was {done} before: it cannot be given up.")
+            draft.records.append({"kind": "abandon", "entry": number, "reason": reason})
+        return draft.changed[-1]
 
     # ------------------------------------------------------------------ asking
 
@@ -179,13 +239,32 @@ class Ledger:
             BudgetExceededError: It does not.
             ConditionError: Nothing is proved about such rounds.
         """
-        with self._latest():
-            return self._affordable(self._budget(population), *events)
+        with self._latest() as state:
+            self._budget(population)
+            found = []
+            time = _now(state)
+            reserved = state.reserved(population, time)
+            for budget, accounts in state.purses(population, time):
+                _check(budget, events, time)
+                found.append(totals.priced(budget, accounts, events, reserved))
+                if found[-1].epsilon > budget.epsilon:
+                    raise _exceeded(budget, accounts, found[-1])
+            return found[0]
 
     def total(self, population: str) -> Total:
-        """What all rounds so far cost, by the accountant; entries reserved and not released count."""
+        """What all rounds so far cost, by the accountant; entries reserved and not released count.
+
+        For a group that is its own rounds and those of the whole population; for a budget that renews, the rounds of
+        the current period.
+        """
         with self._latest() as state:
-            return totals.total(self._budget(population), state.entries_of(population))
+            self._budget(population)
+            return totals.spent(*state.purses(population, _now(state))[0])
+
+    def lifetime(self, population: str) -> Total:
+        """The same over all periods: what somebody has spent whose data was there all the time."""
+        with self._latest() as state:
+            return totals.spent(self._budget(population), state.accounts_of(population))
 
     def budget(self, population: str) -> Budget:
         """A population's budget."""
@@ -197,11 +276,11 @@ class Ledger:
         with self._latest() as state:
             return tuple(state.budgets.values())
 
-    def events(self, population: str) -> tuple[Entry, ...]:
-        """The population's entries, oldest first."""
-        with self._latest() as state:
+    def events(self, population: str, last: int | None = None) -> tuple[Entry, ...]:
+        """The population's entries, oldest first; only the last so many, if that is given."""
+        with self._looking() as entries:
             self._budget(population)
-            return tuple(state.entries_of(population))
+            return tuple(entries.all(population, last))
 
     def find(self, population: str, *, run: str, round: int) -> Entry | None:
         """The entry of a run's round, for a run that is taken up after a crash; None if it was never reserved.
@@ -209,9 +288,15 @@ class Ledger:
         The entry pays for one result. Who finds it may go on with it only if no result was shown before, or if the
         round will have the very same result again (because its noise follows from a seed).
         """
-        with self._latest() as state:
+        with self._looking() as entries:
             self._budget(population)
-            return state.find(population, run, round)
+            return entries.find(population, run, round)
+
+    def rounds(self, population: str, run: str) -> frozenset[int]:
+        """The rounds of a run that were reserved."""
+        with self._looking() as entries:
+            self._budget(population)
+            return entries.of_run(population, run)
 
     @property
     def head(self) -> Head:
@@ -219,44 +304,105 @@ class Ledger:
         with self._latest() as state:
             return state.head
 
-    def verify(self, head: str | Head | None = None) -> Verification:
-        """Reads all records from the file again and checks every hash.
+    def verify(
+        self,
+        head: str | Head | None = None,
+        *,
+        witness: str | Path | None = None,
+        signers: Iterable[bytes] | None = None,
+    ) -> Verification:
+        """Reads all records from the file again and checks every hash, every snapshot and the index.
 
         Args:
             head: A head printed earlier, as "number:hash" or the hash alone. The chain must contain it.
+            witness: A file of heads, all of which the chain must contain; by default that of this object, if any.
+            signers: Raw public keys, one of which must have signed each of these.
 
         Raises:
+            WitnessError: A line of the witness is not in the chain, or not signed.
             LedgerChainError: A record was changed, removed or inserted, or the chain does not contain `head`: it was
                 cut off, replaced by an older copy, or rewritten.
-            LedgerFormatError: It is not a ledger.
+            LedgerFormatError: It is not a ledger, or what is kept beside its records does not follow from them.
         """
-        fresh = State()
-        with self._store.reading() as connection:
+        wanted = None if head is None else str(head).strip().lower().rpartition(":")[2]
+        book = self._witness if witness is None else Witness(Path(witness))
+        lines = [] if book is None else book.lines()
+        for line in lines if signers is not None else []:
+            line.check(signers or ())
+        seen = {line.head for line in lines}
+        entries = Remembered(forgets=True)
+        fresh = State(entries=entries)
+        contained = False
+        with self._lock, self._store.reading() as connection:
             storage.check_pages(connection)
+            last, found = self._state.head, Head()
             for row in storage.rows_after(connection, 0):
                 fresh.apply(*row)
-        with self._lock:
-            last = self._state.head.number
-            if last >= 0:
-                self._check_continues(fresh.hashes[last : last + 1])
-        if head is not None and (wanted := str(head).strip().lower().rpartition(":")[2]) not in fresh.hashes:
+                contained |= row[2] == wanted
+                seen.discard(fresh.head)
+                if fresh.head.number == last.number:
+                    found = fresh.head
+            if found != last:
+                raise self._went_back()
+            if storage.has_cache(connection) and not snapshots.fits(connection, fresh, entries):
+                raise LedgerFormatError(
+                    f"Every record of {self.path} holds, but what is kept beside them, its index or snapshot, is "
+                    "damaged. Make that anew with `cpsgd budget repair`."
+                )
+        if wanted is not None and not contained:
             raise LedgerChainError(
                 f"The chain of {self.path} holds by itself, but does not contain the head {wanted[:16]}…: its end was "
                 "cut off, it was replaced by another copy, or it was written anew."
             )
-        found = [totals.total(budget, fresh.entries_of(name)) for name, budget in fresh.budgets.items()]
-        return Verification(fresh.head, len(fresh.hashes), tuple(found))
+        if book is not None and seen:
+            raise self._unseen(min(seen, key=lambda each: each.number), book.path)
+        spent = [totals.spent(*purse) for name in fresh.budgets for purse in fresh.purses_over_time(name)]
+        return Verification(fresh.head, fresh.head.number + 1, tuple(spent))
+
+    def seen(self, identity: Ed25519PrivateKey | None = None) -> Line:
+        """The head as a line for a witness, signed if an identity is given."""
+        with self._latest() as state:
+            if state.head.number < 0:
+                raise LedgerAccessError(f"{self.path} is empty: it holds no ledger yet. Create a budget first.")
+            line = Line(state.head, _now(state))
+        return line if identity is None else line.signed(identity)
+
+    def report(self, identity: Ed25519PrivateKey) -> dict[str, Any]:
+        """What is spent of which budget, signed, for somebody who has neither the ledger nor the data.
+
+        `cpsgd.ledger.check_report` verifies it.
+        """
+        with self._latest() as state:
+            return signed_report(state, _now(state), identity)
+
+    def repair(self) -> Head:
+        """Reads all records, checks every hash, and makes the index and the snapshot beside them anew.
+
+        Returns:
+            The last record, which is a new snapshot.
+
+        Raises:
+            LedgerChainError: The records themselves do not hold, or the last of them are missing.
+        """
+        with self._lock:
+            if self._state.head.number >= 0:
+                _ = self.head  # refuses a file that went back in time
+            self._state = State()
+            with self._appending(whole=True):
+                pass
+            return self._state.head
 
     def export(self) -> dict[str, Any]:
         """Everything as plain JSON values: the records with their hashes, and what follows from them."""
         with self._lock, self._store.reading() as connection:
             self._read(connection)
+            entries = self._entries(connection)
             rows = list(storage.rows_after(connection, 0))
             populations = [
                 {
                     **budget.to_dict(),
-                    "total": totals.total(budget, self._state.entries_of(name)).to_dict(),
-                    "entries": [entry.to_dict() for entry in self._state.entries_of(name)],
+                    "total": totals.spent(*self._state.purses(name, _now(self._state))[0]).to_dict(),
+                    "entries": [entry.to_dict() for entry in entries.all(name)],
                 }
                 for name, budget in self._state.budgets.items()
             ]
@@ -278,20 +424,17 @@ class Ledger:
                 f"The ledger {self.path} has no budget for {population!r}; it has {known}. Create one first."
             ) from None
 
-    def _affordable(self, budget: Budget, *further: RoundEvent) -> Total:
-        for event in further:
-            check_event(budget, event)
-        entries = self._state.entries_of(budget.population)
-        found = totals.total(budget, entries, further)
-        if found.epsilon > budget.epsilon:
-            raise BudgetExceededError(
-                budget.population,
-                limit=budget.epsilon,
-                spent=totals.total(budget, entries).epsilon,
-                total=found.epsilon,
-                delta=budget.delta,
-            )
-        return found
+    def _price(self, population: str, event: RoundEvent, time: str) -> Price:
+        self._budget(population)
+        prices = []
+        reserved = self._state.reserved(population, time)
+        for budget, accounts in self._state.purses(population, time):
+            _check(budget, [event], time)
+            price = totals.affordable(budget, accounts, event, reserved)
+            if price is None:
+                raise _exceeded(budget, accounts, totals.priced(budget, accounts, [event], reserved))
+            prices.append(price)
+        return prices[0] if len(prices) == 1 else replace(prices[0], covers=0)
 
     @contextmanager
     def _latest(self) -> Iterator[State]:
@@ -302,48 +445,87 @@ class Ledger:
             yield self._state
 
     @contextmanager
-    def _appending(self, *, create: bool = False) -> Iterator[list[Mapping[str, Any]]]:
-        """A list for new records: on the disk, and only then known, when the block ends; forgotten if it raises."""
-        records: list[Mapping[str, Any]] = []
+    def _looking(self) -> Iterator[Index | Remembered]:
+        """The entries of the latest state."""
+        with self._lock, self._store.reading() as connection:
+            self._read(connection)
+            yield self._entries(connection)
+
+    @contextmanager
+    def _appending(self, *, create: bool = False, whole: bool = False) -> Iterator[Draft]:
+        """What to write: on the disk, and only then known, when the block ends; forgotten if it raises."""
         with self._lock:
             with self._store.writing(create=create) as connection:
-                self._read(connection)
-                yield records
-                rows = _append(connection, self._state.head, records)
-            self._learn(rows)
+                self._read(connection, whole=whole)
+                draft = Draft(self._entries(connection), _now(self._state))
+                yield draft
+                rows = draft.write(connection, self._state, self._memory)
+            self._memory = None
+            for row in rows:
+                self._state.apply(*row, entries=draft.looked_up)
+            if self._witness is not None and rows:
+                self._witness.append(Line(self._state.head, draft.time))
 
-    def _read(self, connection: Connection) -> None:
-        last = self._state.head.number
-        if last < 0:
-            storage.check_pages(connection)
-        rows = storage.rows_after(connection, max(last, 0))
-        if last >= 0:
-            self._check_continues([row[2] for row in islice(rows, 1)])
-        self._learn(rows)
+    def _entries(self, connection: Connection) -> Index | Remembered:
+        """Those of the file's index, where it has one that fits."""
+        return Index(connection) if self._memory is None else self._memory
 
-    def _learn(self, rows: Iterable[storage.Row]) -> None:
-        """Takes records that follow those known and are on the disk."""
+    def _read(self, connection: Connection, *, whole: bool = False) -> None:
+        last = self._state.head
+        if last.number < 0:
+            self._state, self._memory = snapshots.read(connection, whole=whole)
+            if self._witness is not None and self._state.head.number >= 0:
+                self._check_seen(connection, self._witness)
+            return
+        rows = storage.rows_after(connection, last.number)
+        if [row[2] for row in islice(rows, 1)] != [last.hash]:
+            raise self._went_back()
+        entries = self._entries(connection)
         for row in rows:
-            self._state.apply(*row)
+            self._state.apply(*row, entries=entries)
 
-    def _check_continues(self, found: list[Any]) -> None:
-        """Refuses a file in which these hashes stand where the last record was."""
-        if found != [self._state.head.hash]:
-            raise LedgerChainError(
-                f"{self.path} no longer continues what was read from it before: records that were there are gone."
-            )
+    def _check_seen(self, connection: Connection, witness: Witness) -> None:
+        """Refuses a ledger that does not contain the newest head that the witness has seen."""
+        seen = witness.newest()
+        rows = list(storage.rows_between(connection, seen.number, seen.number))
+        if [row[2] for row in rows] != [seen.hash]:
+            raise self._unseen(seen, witness.path)
+
+    def _unseen(self, seen: Head, path: Path) -> WitnessError:
+        return WitnessError(
+            f"{self.path} does not contain the head {seen.number}:{seen.hash[:16]}… that {path} has seen: its end was "
+            "cut off, it was replaced by an older copy, or it was written anew. What was spent is not known; find the "
+            "newest copy."
+        )
+
+    def _went_back(self) -> LedgerChainError:
+        return LedgerChainError(
+            f"{self.path} no longer continues what was read from it before: records that were there are gone."
+        )
 
 
-def _append(connection: Connection, head: Head, records: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str]]:
-    """Writes records in the open transaction, after the head; returns the rows."""
-    rows = []
+def _now(state: State) -> str:
+    """The time, but never before that of the last record: a period does not come back."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    for record in records:
-        number = head.number + 1
-        text = chain.canonical({**record, "number": number, "time": now})
-        if len(text) > chain.LONGEST_RECORD:
-            raise LedgerError("The record is too long for a ledger.")
-        head = Head(number, chain.link(head.hash, text))
-        rows.append((number, text, head.hash))
-        storage.append(connection, *rows[-1])
-    return rows
+    return max(now, state.time) if len(now) == len(state.time) else now
+
+
+def _check(budget: Budget, events: Sequence[RoundEvent], time: str) -> None:
+    """Refuses rounds that the budget is not for."""
+    if budget.expired(time):
+        raise BudgetExpiredError(
+            f"The budget of {budget.population!r} expired on {budget.expires}: nothing more is charged to it. Create "
+            "another one, for data that is not in this one's rounds."
+        )
+    for event in events:
+        check_event(budget, event)
+
+
+def _exceeded(budget: Budget, accounts: Sequence[Account], asked: Total) -> BudgetExceededError:
+    return BudgetExceededError(
+        budget.population,
+        limit=budget.epsilon,
+        spent=totals.spent(budget, accounts).epsilon,
+        total=asked.epsilon,
+        delta=budget.delta,
+    )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Literal, Self, get_args
 
 from cpsgd import _validate
@@ -12,12 +15,14 @@ from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.participation import Participation
 from cpsgd.privacy.accountant import LARGEST_EPSILON
+from cpsgd.privacy.filters import Filter, best_order
 from cpsgd.protocol import MAX_CLIENTS, Protocol
 
 Unit = Literal["client", "example"]
 """Whose data may change between neighbours: all that a client holds, or one of its examples."""
 
 _LONGEST_NAME = 200
+_LONGEST_PERIOD = 36_500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +35,14 @@ class Budget:
         delta: δ of that guarantee, in total.
         adjacency: Which data sets are neighbours. All rounds are accounted for these.
         unit: What neighbours differ in: a client's data, or one example of it.
+        accounting: How rounds may be chosen. "planned": without looking at earlier results; "adaptive": in any way,
+            also by results, and "adaptive-renyi:ORDER" the same by Rényi divergences of this order, for rounds that are
+            sampled ("adaptive-renyi" chooses an order for ε and δ).
+        group_of: Name of the population that this is a group of. Groups of a population have nobody in common; a round
+            of the whole population is charged to each of them.
+        expires: The day, as 2027-01-31 (UTC), from which on nothing more is reserved; empty for never.
+        renews: Days after which the budget begins anew, counted from its creation; 0 for never. Only where the rounds
+            of a period are about data of that period.
     """
 
     population: str
@@ -37,6 +50,10 @@ class Budget:
     delta: float
     adjacency: Adjacency = Adjacency.REPLACE_ONE
     unit: Unit = "client"
+    accounting: str = "planned"
+    group_of: str = ""
+    expires: str = ""
+    renews: int = 0
 
     def __post_init__(self) -> None:
         name("population", self.population, empty=False)
@@ -45,6 +62,49 @@ class Budget:
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
         if self.unit not in get_args(Unit):
             raise ParameterError(f"Expected unit to be one of {list(get_args(Unit))}, got {self.unit!r}.")
+        object.__setattr__(self, "accounting", self._parsed_accounting())
+        name("group_of", self.group_of, empty=True)
+        object.__setattr__(self, "renews", _validate.integer("renews", self.renews, low=0, high=_LONGEST_PERIOD))
+        if self.group_of == self.population:
+            raise ParameterError("A population is no group of itself.")
+        if self.group_of and self.renews:
+            raise ParameterError("A group has the periods of its population: leave renews out.")
+        if self.expires != "" and (not isinstance(self.expires, str) or _day(self.expires) is None):
+            raise ParameterError(f"Expected expires to be a day as 2027-01-31, got {self.expires!r}.")
+
+    def _parsed_accounting(self) -> str:
+        kind, colon, order = str(self.accounting).partition(":")
+        if kind == "adaptive-renyi" and isinstance(self.accounting, str):
+            try:
+                chosen = int(order) if colon else best_order(self.epsilon, self.delta)
+            except ValueError:
+                raise ParameterError(f"Expected a whole order in accounting={self.accounting!r}.") from None
+            Filter.of(self.epsilon, self.delta, chosen)
+            return f"{kind}:{chosen}"
+        if self.accounting not in ("planned", "adaptive"):
+            raise ParameterError(
+                "Expected accounting to be 'planned', 'adaptive' or 'adaptive-renyi:ORDER', got "
+                f"{str(self.accounting)[:50]!r}."
+            )
+        return self.accounting
+
+    @property
+    def filter(self) -> Filter | None:
+        """What decides about rounds that are chosen adaptively; None where they are planned."""
+        if self.accounting == "planned":
+            return None
+        order = self.accounting.partition(":")[2]
+        return Filter.of(self.epsilon, self.delta, int(order) if order else None)
+
+    def expired(self, time: str) -> bool:
+        """Whether nothing more may be reserved at this time (UTC, ISO 8601)."""
+        return self.expires != "" and _moment(time).date() >= _moment(self.expires).date()
+
+    def period(self, created: str, time: str) -> int:
+        """Which period, from 0, this time is in, for a budget that was created at the other."""
+        if not self.renews:
+            return 0
+        return max(0, (_moment(time) - _moment(created)) // timedelta(days=self.renews))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -52,8 +112,11 @@ class Budget:
 
     @classmethod
     def from_dict(cls, data: object) -> Self:
-        """What `to_dict` gave; anything else is refused with `ParameterError`."""
-        return cls(**_exactly(cls, data))
+        """What `to_dict` gave, here or in 0.1.0; anything else is refused with `ParameterError`."""
+        new = {"accounting": "planned", "group_of": "", "expires": "", "renews": 0}
+        if isinstance(data, Mapping) and not new.keys() & data.keys():
+            data = {**data, **new}
+        return cls(**exactly(cls, data))
 
 
 @dataclass(frozen=True)
@@ -145,12 +208,12 @@ class RoundEvent:
     @classmethod
     def from_dict(cls, data: object) -> Self:
         """What `to_dict` gave; anything else is refused with `ParameterError`."""
-        values = _exactly(cls, data, "fingerprint")
+        values = exactly(cls, data, "fingerprint")
         fingerprint = values.pop("fingerprint")
-        protocol = Protocol.from_dict(values["protocol"])
-        if protocol.fingerprint.hex() != fingerprint:
+        protocol, found = read_protocol(values["protocol"])
+        if found != fingerprint:
             raise ParameterError("The event's protocol does not have the event's fingerprint.")
-        participation = Participation(**_exactly(Participation, values["participation"]))
+        participation = Participation(**exactly(Participation, values["participation"]))
         return cls(**{**values, "protocol": protocol, "participation": participation})
 
 
@@ -168,6 +231,8 @@ class Entry:
         released_at: When it was released; None if it never was.
         released_survivors: Messages that the released sum holds; None if it never was released.
         released_as: Number of the record of its release; None if it never was released.
+        abandoned_as: Number of the record by which it was given up; None if it was not.
+        octave: For adaptive budgets: which share of δ its tails have; see `Filter.tail`.
     """
 
     number: int
@@ -179,6 +244,18 @@ class Entry:
     released_at: str | None = None
     released_survivors: int | None = None
     released_as: int | None = None
+    abandoned_as: int | None = None
+    octave: int | None = None
+
+    @property
+    def closed_as(self) -> int | None:
+        """Number of the record by which it was released or given up."""
+        return self.released_as if self.abandoned_as is None else self.abandoned_as
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it was given up, and costs nothing."""
+        return self.abandoned_as is not None
 
     @property
     def released(self) -> bool:
@@ -192,7 +269,7 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {**vars(self), "event": self.event.to_dict(), "released": self.released}
+        return {**vars(self), "event": self.event.to_dict(), "released": self.released, "abandoned": self.abandoned}
 
 
 def name(field: str, value: object, *, empty: bool) -> str:
@@ -204,7 +281,39 @@ def name(field: str, value: object, *, empty: bool) -> str:
     return value
 
 
-def _exactly(kind: type[Any], data: object, *others: str) -> dict[str, Any]:
+def _day(text: str) -> datetime | None:
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def _moment(text: str) -> datetime:
+    """A time as records have it, or a day."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ParameterError("Expected a time as ISO 8601 has it.") from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def read_protocol(data: object) -> tuple[Protocol, str]:
+    """A protocol's plain JSON values as the protocol, and its fingerprint in hexadecimal."""
+    try:
+        text = json.dumps(data, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        raise ParameterError("Expected a protocol as plain JSON values.") from None
+    return _parsed_protocol(text)
+
+
+# Most records of a ledger have the protocol of the one before.
+@lru_cache(maxsize=64)
+def _parsed_protocol(text: str) -> tuple[Protocol, str]:
+    protocol = Protocol.from_dict(json.loads(text))
+    return protocol, protocol.fingerprint.hex()
+
+
+def exactly(kind: type[Any], data: object, *others: str) -> dict[str, Any]:
     """The values by name if they are all there and no others are."""
     wanted = {field.name for field in fields(kind)} | set(others)
     if not isinstance(data, Mapping) or set(data) != wanted:

@@ -12,6 +12,12 @@ transaction; nothing is shared between threads or carried across a fork.
 
 Triggers refuse UPDATE and DELETE, so that an accident with a database tool does not cost the history. They do not stop
 a person who means to change it; the chain of hashes is for that.
+
+**Beside the records** three tables are kept, in the same transactions, that follow from them: `entries`, an index of
+entries by number and by run; `snapshot`, the text whose hash is in the last record of that kind; and `head`, the last
+record's hash once more, on a page of its own, so that an end which damage hides is missed. They are a cache: what is
+read from them is checked against the records, and they can be made anew from these at any time. Files of the first
+schema have the records alone; they get the rest with the first record that is added.
 """
 
 from __future__ import annotations
@@ -24,11 +30,20 @@ from pathlib import Path
 from urllib.parse import quote
 
 from cpsgd.errors import LedgerAccessError, LedgerBusyError, LedgerError, LedgerFormatError, LedgerStorageError
-from cpsgd.ledger.chain import LONGEST_RECORD
+from cpsgd.ledger.chain import (
+    LONGEST_RECORD,
+    Head,
+    closed,
+    index_hash,
+    read_record,
+    read_reservation,
+    refusing,
+)
+from cpsgd.ledger.events import Entry
 
 APPLICATION_ID = 0x63704C67
-SCHEMA_VERSION = 1
-_SCHEMA = (
+SCHEMA_VERSION = 2
+_RECORDS = (
     "CREATE TABLE records (number INTEGER PRIMARY KEY, body TEXT NOT NULL, hash TEXT NOT NULL)",
     "CREATE TRIGGER records_follow_each_other BEFORE INSERT ON records "
     "WHEN NEW.number IS NOT (SELECT coalesce(max(number), -1) + 1 FROM records) "
@@ -38,6 +53,19 @@ _SCHEMA = (
     "CREATE TRIGGER records_stay_as_they_are BEFORE UPDATE ON records "
     "BEGIN SELECT RAISE(ABORT, 'records of a ledger are never changed'); END",
 )
+_CACHE = (
+    "CREATE TABLE entries (number INTEGER PRIMARY KEY, population TEXT NOT NULL, run TEXT NOT NULL, "
+    "round INTEGER NOT NULL, closed INTEGER)",
+    "CREATE INDEX entries_by_run ON entries (population, run, round)",
+    "CREATE TABLE snapshot (part INTEGER PRIMARY KEY, body TEXT NOT NULL)",
+    "CREATE TABLE head (id INTEGER PRIMARY KEY CHECK (id = 0), number INTEGER NOT NULL, hash TEXT NOT NULL, "
+    "snapshot INTEGER NOT NULL)",
+)
+_SCHEMAS = {1: set(_RECORDS), 2: {*_RECORDS, *_CACHE}}
+# A snapshot is stored in pieces of this length.
+_PART = 1 << 17
+# What a file from elsewhere has beyond is not read.
+_MOST_PARTS = 1 << 10
 
 Row = tuple[object, object, object]
 """Number, text and hash of a record, as found."""
@@ -73,10 +101,10 @@ class Store:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 if create and self._is_empty(connection):
-                    for statement in _SCHEMA:
+                    for statement in _RECORDS:
                         connection.execute(statement)
                     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                    connection.execute("PRAGMA user_version = 1")
                 self._check_schema(connection)
                 yield connection
                 connection.execute("COMMIT")
@@ -117,7 +145,7 @@ class Store:
         if self._is_empty(connection):
             raise LedgerAccessError(f"{self.path} is empty: it holds no ledger yet. Create a budget first.")
         found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master")}
-        if application != APPLICATION_ID or version != SCHEMA_VERSION or found != set(_SCHEMA):
+        if application != APPLICATION_ID or found != _SCHEMAS.get(version):
             raise LedgerFormatError(f"{self.path} is a database, but not a ledger or not as a ledger is made.")
 
     @contextmanager
@@ -145,9 +173,18 @@ class Store:
         return LedgerFormatError(f"{reason}. It is not a ledger, or is damaged; restore it from a copy.")
 
 
+# ------------------------------------------------------------------ records
+
+
 def rows_after(connection: sqlite3.Connection, number: int) -> Iterator[Row]:
     """The records from `number` on (that one included), in order."""
     return connection.execute("SELECT number, body, hash FROM records WHERE number >= ? ORDER BY number", (number,))
+
+
+def rows_between(connection: sqlite3.Connection, first: int, last: int) -> Iterator[Row]:
+    """The records of these numbers, both included, in order."""
+    asked = "SELECT number, body, hash FROM records WHERE number BETWEEN ? AND ? ORDER BY number"
+    return connection.execute(asked, (first, last))
 
 
 def check_pages(connection: sqlite3.Connection) -> None:
@@ -160,3 +197,141 @@ def check_pages(connection: sqlite3.Connection) -> None:
 def append(connection: sqlite3.Connection, number: int, text: str, digest: str) -> None:
     """Adds a record."""
     connection.execute("INSERT INTO records (number, body, hash) VALUES (?, ?, ?)", (number, text, digest))
+
+
+# ------------------------------------------------------------------ what is kept beside them
+
+
+def has_cache(connection: sqlite3.Connection) -> bool:
+    """Whether the file has the tables beside the records."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return bool(version >= 2)
+
+
+def read_head(connection: sqlite3.Connection) -> tuple[object, object, object] | None:
+    """Number and hash of the last record, and the number of the last snapshot's, as the cache has them."""
+    found: tuple[object, object, object] | None = connection.execute(
+        "SELECT number, hash, snapshot FROM head"
+    ).fetchone()
+    return found
+
+
+def write_head(connection: sqlite3.Connection, number: int, digest: str, snapshot: int) -> None:
+    """Notes the last record."""
+    connection.execute("INSERT OR REPLACE INTO head VALUES (0, ?, ?, ?)", (number, digest, snapshot))
+
+
+def read_snapshot(connection: sqlite3.Connection) -> str:
+    """The text of the last snapshot."""
+    asked = "SELECT body FROM snapshot ORDER BY part LIMIT ?"
+    return "".join(str(body) for (body,) in connection.execute(asked, (_MOST_PARTS,)))
+
+
+def write_snapshot(connection: sqlite3.Connection, text: str) -> None:
+    """Replaces the text of the last snapshot."""
+    connection.execute("DELETE FROM snapshot")
+    for place in range(0, len(text), _PART):
+        connection.execute("INSERT INTO snapshot VALUES (?, ?)", (place // _PART, text[place : place + _PART]))
+
+
+def clear_cache(connection: sqlite3.Connection) -> None:
+    """Makes the tables beside the records, or empties them."""
+    if has_cache(connection):
+        for table in ("entries", "snapshot", "head"):
+            connection.execute(f"DELETE FROM {table}")
+        return
+    for statement in _CACHE:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+class Index:
+    """Entries of the file, by number and by run, for one transaction.
+
+    A row is believed only as far as the records it points to bear it out, each checked against the hash of the one
+    before it.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """In this transaction."""
+        self._connection = connection
+
+    def get(self, number: int, before: int | None = None) -> Entry | None:
+        """The entry that was reserved by the record of this number."""
+        found = list(self._entries("e.number = ?", (number,), before))
+        return found[0] if found else None
+
+    def taken(self, population: str, run: str, round: int, before: int) -> bool:
+        """Whether a run's round was reserved."""
+        return any(not entry.abandoned for entry in self._of_round(population, run, round, before))
+
+    def find(self, population: str, run: str, round: int) -> Entry | None:
+        """The entry of a run's round."""
+        found = [entry for entry in self._of_round(population, run, round) if not entry.abandoned]
+        return found[-1] if run and found else None
+
+    def _of_round(self, population: str, run: str, round: int, before: int | None = None) -> Iterator[Entry]:
+        return self._entries("e.population = ? AND e.run = ? AND e.round = ?", (population, run, round), before)
+
+    def of_run(self, population: str, run: str) -> frozenset[int]:
+        """The rounds of a run."""
+        asked = (
+            "SELECT e.round, e.closed, x.body FROM entries e LEFT JOIN records x ON x.number = e.closed "
+            "WHERE e.population = ? AND e.run = ?"
+        )
+        rows = self._connection.execute(asked, (population, run))
+        return frozenset(round for round, by, body in rows if by is None or '"kind":"abandon"' not in str(body))
+
+    def all(self, population: str, last: int | None = None) -> list[Entry]:
+        """A population's entries, in order; or the last so many."""
+        if last is None:
+            return list(self._entries("e.population = ?", (population,)))
+        newest = "e.number IN (SELECT number FROM entries WHERE population = ? ORDER BY number DESC LIMIT ?)"
+        return list(self._entries(newest, (population, last)))
+
+    def put(self, entry: Entry) -> None:
+        """Nothing: what the file has, it has since the record was written."""
+
+    def _entries(self, where: str, values: tuple[object, ...], before: int | None = None) -> Iterator[Entry]:
+        asked = f"""
+            SELECT e.number, p.hash, r.body, r.hash, e.population, e.run, e.round, e.closed, q.hash, x.body, x.hash
+            FROM entries e
+            LEFT JOIN records p ON p.number = e.number - 1 LEFT JOIN records r ON r.number = e.number
+            LEFT JOIN records q ON q.number = e.closed - 1 LEFT JOIN records x ON x.number = e.closed
+            WHERE {where} ORDER BY e.number"""
+        for number, previous, text, digest, *stated, by, before_it, its_text, its_digest in self._connection.execute(
+            asked, values
+        ):
+            if before is not None and number >= before:
+                continue
+            body = read_record(number, _hash(previous), number, text, digest)
+            with refusing(number):
+                entry = read_reservation(body)
+            if stated != [entry.population, entry.event.run, entry.event.round]:
+                raise LedgerFormatError(_REMEDY.format(number=number))
+            if by is not None and (before is None or by < before):
+                body = read_record(by, _hash(before_it), by, its_text, its_digest)
+                with refusing(by):
+                    entry = closed(entry, body)
+            yield entry
+
+
+_REMEDY = "The ledger's index does not fit record {number}. Make it anew with `cpsgd budget repair`."
+
+
+def _hash(value: object) -> str:
+    """A hash as found; where it is none, one that no record follows."""
+    whole = isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+    return str(value) if whole else Head().hash
+
+
+def index_entry(connection: sqlite3.Connection, entry: Entry) -> None:
+    """Notes an entry, or what became of it."""
+    row = (entry.number, entry.population, entry.event.run, entry.event.round, entry.closed_as)
+    connection.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", row)
+
+
+def index_digest(connection: sqlite3.Connection) -> int:
+    """What `Remembered.digest` is for the entries of the index."""
+    rows = connection.execute("SELECT number, population, run, round, closed FROM entries")
+    return sum(index_hash(*row) for row in rows)

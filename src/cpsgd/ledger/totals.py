@@ -25,10 +25,10 @@ from typing import Any
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
+from cpsgd.ledger.kinds import Account, Groups, Kind, kind_of, merged, octave_of
 from cpsgd.mechanisms.law import Steps
-from cpsgd.participation import Participation
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
-from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
 from cpsgd.privacy.rounds import (
     SAMPLED_TAIL_SHARE,
     TAIL_SHARES,
@@ -37,15 +37,15 @@ from cpsgd.privacy.rounds import (
     joint_cost,
     round_cost,
 )
-from cpsgd.protocol import Protocol
 
 BASIC = "basic composition"
 _BASIC_CITATION = (
     "basic composition, ε and δ added over kinds of rounds: Dwork and Roth, "
     '"The Algorithmic Foundations of Differential Privacy", 2014, Theorem 3.16 and Appendix B'
 )
-_EVERY = Participation.every()
 _FEW = 8
+# From so many rounds on a charge may count one more for each; see `affordable`.
+_PLENTY = 128
 # The share of δ for the tails of rounds that are smoothed together; more of it would gain next to nothing.
 _JOINT_SHARE = 0.003
 
@@ -98,37 +98,143 @@ def total(budget: Budget, entries: Sequence[Entry], further: Sequence[RoundEvent
     Raises:
         ConditionError: Nothing is proved about them.
     """
-    rounds = [(entry.event, entry.survivors) for entry in entries]
-    rounds += [(event, event.survivors) for event in further]
-    ways = [_groups(rounds)]
-    if entries and not further:
-        # Bounds are not monotone in the number of messages, and rounds of more sizes are harder to compose. But noise
-        # may be left out of account: what the last reservation was allowed for holds whatever was released since, so no
-        # release brings the total over the limit.
-        ways.append(_groups((entry.event, _survivors(entry, before=entries[-1].number)) for entry in entries))
-    found = _cheapest(ways, budget)
+    account = Account()
+    steps: list[tuple[int, int, Entry]] = []
+    for entry in entries:
+        steps.append((entry.number, 0, entry))
+        if entry.released:
+            steps.append((entry.number if entry.released_as is None else entry.released_as, 1, entry))
+    for _, released, entry in sorted(steps, key=lambda step: step[:2]):
+        if released:
+            account.release(entry.event, entry.survivors, entry.octave)
+        else:
+            account.reserve(entry.event, octave=entry.octave)
+    return priced(budget, [account], further) if further else spent(budget, [account])
+
+
+def spent(budget: Budget, accounts: Sequence[Account]) -> Total:
+    """What all rounds of these accounts cost somebody who is in all of them.
+
+    Raises:
+        ConditionError: Nothing is proved about them.
+    """
+    now = merged(account.tally.groups() for account in accounts)
+    if budget.filter is not None:
+        return _total(budget, accounts, _filtered(budget, budget.filter, now))
+    # Bounds are not monotone in the number of messages, and rounds of more sizes are harder to compose. But noise may
+    # be left out of account: what the last reservation was allowed for holds whatever was released since, so no release
+    # brings the total over the limit.
+    tallies = [account.at_the_last_reservation() for account in accounts]
+    allowed = merged(tally.groups() for tally in tallies)
+    found = _cheapest([now, allowed], budget)
+    room = accounts[0].room
+    if found.epsilon > budget.epsilon and room is not None and len(accounts) == 1:
+        # Nor are bounds quite monotone in the number of rounds, and it was allowed together with more of them.
+        found = _cheapest([allowed, tallies[0].groups([("", room.kind, room.rounds)])], budget)
+    return _total(budget, accounts, found)
+
+
+def priced(
+    budget: Budget, accounts: Sequence[Account], further: Sequence[RoundEvent], reserved: int | None = None
+) -> Total:
+    """What the rounds of these accounts cost together with further ones of the first of them.
+
+    `reserved` is how many rounds came before these, for a filter (`State.reserved`); by default those of the accounts.
+
+    Raises:
+        ConditionError: Nothing is proved about them.
+    """
+    first, *others = accounts
+    limits = budget.filter
+    before = sum(account.reserved for account in accounts) if reserved is None else reserved
+    more = [
+        (event.partition, kind_of(event, event.survivors, None if limits is None else octave_of(before + place)), 1)
+        for place, event in enumerate(further)
+    ]
+    groups = merged([first.tally.groups(more), *(account.tally.groups() for account in others)])
+    found = _cheapest([groups], budget) if limits is None else _filtered(budget, limits, groups)
+    return _total(budget, accounts, found, [kind for _, kind, _ in more])
+
+
+@dataclass(frozen=True)
+class Price:
+    """What an account's rounds cost at most together with one more, and by which method.
+
+    Attributes:
+        epsilon: ε, rounded up.
+        method: Name of the method that proved it.
+        covers: How many further rounds of that kind are covered by the same proof.
+    """
+
+    epsilon: float
+    method: str
+    covers: int
+
+
+def affordable(
+    budget: Budget, accounts: Sequence[Account], event: RoundEvent, reserved: int | None = None
+) -> Price | None:
+    """What the rounds cost together with one more of the first account; None where that is more than the budget.
+
+    A proof about more rounds is one about these. So beyond 128 rounds a few more of the same kind are counted, 1 % at
+    most, where the budget allows it; and then there is nothing to prove for the next ones. (A filter has no use for
+    that: it adds up.)
+
+    Raises:
+        ConditionError: Nothing is proved about them.
+    """
+    if budget.filter is not None:
+        found = priced(budget, accounts, [event], reserved)
+        return Price(found.epsilon, found.method, 0) if found.epsilon <= budget.epsilon else None
+    first, *others = accounts
+    kind, room = kind_of(event, event.survivors), first.room
+    alone = not event.partition and not others
+    if room is not None and alone and room.kind is kind and room.rounds and room.epsilon <= budget.epsilon:
+        return Price(room.epsilon, room.method, room.rounds - 1)
+    more = most_covered(first.rounds) if alone else 0
+    while True:
+        rounds = [(event.partition, kind, 1 + more)]
+        groups = merged([first.tally.groups(rounds), *(account.tally.groups() for account in others)])
+        try:
+            proof = _cheapest([groups], budget)
+        except ConditionError:
+            if not more:
+                raise
+        else:
+            if proof.epsilon <= budget.epsilon:
+                return Price(proof.epsilon, proof.method, more)
+            if not more:
+                return None
+        more //= 8
+
+
+def most_covered(before: int) -> int:
+    """How many more rounds may be counted with one that comes after so many others."""
+    return (before + 1) // _PLENTY
+
+
+def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: Sequence[Kind] = ()) -> Total:
+    kinds = {kind for account in accounts for kind in account.tally.kinds()} | set(further)
     return Total(
-        **{**vars(budget), **vars(found)},
+        population=budget.population,
+        delta=budget.delta,
+        adjacency=budget.adjacency,
+        unit=budget.unit,
+        **vars(found),
         limit=budget.epsilon,
-        rounds=len(rounds),
-        unreleased=sum(not entry.released for entry in entries),
-        assumptions=_assumptions((event for event, _ in rounds), budget.adjacency),
+        rounds=sum(account.rounds for account in accounts) + len(further),
+        unreleased=sum(account.unreleased for account in accounts),
+        assumptions=_assumptions(kinds, budget.adjacency),
     )
 
 
-def _assumptions(events: Iterable[RoundEvent], adjacency: Adjacency) -> tuple[str, ...]:
+def _assumptions(kinds: Iterable[Kind], adjacency: Adjacency) -> tuple[str, ...]:
     """What the accounting takes on trust; that of single examples rests on no distance of whole sums."""
-    stated = {event.protocol.assumption(adjacency) for event in events if event.examples is None}
+    stated = {kind.base.assumption(adjacency) for kind in kinds if kind.examples is None}
     return tuple(sorted(text for text in stated if text is not None))
 
 
-def _survivors(entry: Entry, *, before: int) -> int:
-    """Messages it was accounted with when the record of this number was made."""
-    later = entry.released_as is not None and entry.released_as > before
-    return entry.event.survivors if later else entry.survivors
-
-
-def _cheapest(ways: Sequence[_Groups], budget: Budget) -> _Proof:
+def _cheapest(ways: Sequence[Groups], budget: Budget) -> _Proof:
     """The best proof about any of these, each of which describes all rounds."""
     found: list[_Proof] = []
     failures: list[ConditionError] = []
@@ -142,67 +248,6 @@ def _cheapest(ways: Sequence[_Groups], budget: Budget) -> _Proof:
     return min(found, key=lambda proof: proof.epsilon)
 
 
-# ------------------------------------------------------------------ rounds sorted by kind
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """All that the cost of a round depends on."""
-
-    protocol: Protocol
-    honest: int
-    participation: Participation
-    overflow: float
-
-
-_Groups = frozenset[tuple[frozenset[_Kind], int]]
-"""Sets of kinds of which a client meets at most one, and how many such sets there are."""
-
-
-def _groups(rounds: Iterable[tuple[RoundEvent, int]]) -> _Groups:
-    single: Counter[_Kind] = Counter()
-    partitions: dict[str, set[_Kind]] = {}
-    for event, survivors in rounds:
-        kind = _kind(event, survivors)
-        if event.partition:
-            partitions.setdefault(event.partition, set()).add(kind)
-        else:
-            single[kind] += 1
-    groups: Counter[frozenset[_Kind]] = Counter({frozenset([kind]): count for kind, count in single.items()})
-    groups.update(_worst(kinds) for kinds in partitions.values())
-    return frozenset(groups.items())
-
-
-def _worst(kinds: set[_Kind]) -> frozenset[_Kind]:
-    """Of the kinds that differ in the number of messages only, the one with the fewest."""
-    fewest: dict[_Kind, int] = {}
-    for kind in kinds:
-        rest = replace(kind, honest=1)
-        fewest[rest] = min(fewest.get(rest, kind.honest), kind.honest)
-    return frozenset(replace(rest, honest=honest) for rest, honest in fewest.items())
-
-
-def _kind(event: RoundEvent, survivors: int) -> _Kind:
-    honest = survivors - event.colluding
-    taking_part = event.taking_part
-    sampled = taking_part.sampled and taking_part.rate < 1.0
-    # Each size is a certificate of its own, and with sampling a distribution, too. So sizes keep a few binary digits,
-    # rounded down; but not below what was reserved, or a release could raise the total.
-    step = 1 << max(0, honest.bit_length() - (6 if sampled else 10))
-    honest = max(honest // step * step, event.survivors - event.colluding)
-    protocol = _accounted(event.protocol, event.examples)
-    return _Kind(protocol, honest, taking_part if sampled else _EVERY, event.overflow)
-
-
-@lru_cache(maxsize=256)
-def _accounted(protocol: Protocol, examples: int | None) -> Protocol:
-    """The protocol the accounting is about."""
-    if examples is not None:
-        protocol = example_protocol(protocol, examples)
-    # Privacy depends on neither the rotation's seed nor a modulus (sums modulo something are post-processing).
-    return replace(protocol, rotation_seed=0, modulus=None, promise=None)
-
-
 # ------------------------------------------------------------------ what they cost
 
 
@@ -214,8 +259,56 @@ class _Proof:
     tail: float
 
 
+def _filtered(budget: Budget, limits: Filter, groups: Groups) -> _Proof:
+    """By a filter: the odometer's reading, or where the rounds are too many the ε that a filter for them would have."""
+    each = [(largest(_filter_cost(kind, limits, budget.adjacency) for kind in kinds), count) for kinds, count in groups]
+    cost = summed(each)
+    method = "gaussian-filter" if limits.order is None else "renyi-filter"
+    citation = GAUSSIAN_CITATION if limits.order is None else RENYI_CITATION
+    tail = cost.tail + cost.variation * (1.0 + math.exp(limits.epsilon))
+    if cost.within(limits.limit):
+        return _Proof(limits.reading(cost), method, citation, tail)
+    if math.isinf(needed := limits.enough(cost)):
+        raise ConditionError(
+            f"Tails (δ={cost.tail:.2g} of {limits.limit.tail:.2g}), samplers and windows (variation "
+            f"{cost.variation:.2g} of {limits.limit.variation:.2g}) or rounding (Λ={cost.slack:.2g} of "
+            f"{limits.limit.slack:.2g}) would take more than an adaptive budget has for them; plan the rounds for a "
+            "smaller delta or more bits."
+        )
+    return _Proof(max(needed, math.nextafter(limits.epsilon, math.inf)), method, citation, tail)
+
+
+@lru_cache(maxsize=1 << 16)
+def _filter_cost(kind: Kind, limits: Filter, adjacency: Adjacency) -> Cost:
+    """What a round takes of a filter: never more than was reserved for it."""
+    if kind.octave is None:
+        raise ConditionError("The round was not charged to an adaptive budget.")
+    reserved = kind.at_least
+    if reserved is not kind:
+        least = _filter_cost(reserved, limits, adjacency)
+        with contextlib.suppress(ConditionError):
+            found = _single_cost(kind, limits, adjacency)
+            return found if found.within(least) else least
+        return least
+    return _single_cost(kind, limits, adjacency)
+
+
+def _single_cost(kind: Kind, limits: Filter, adjacency: Adjacency) -> Cost:
+    assert kind.octave is not None
+    target = limits.tail(kind.octave)
+    joint = _joint_cost(kind, 1, target, adjacency) if kind.participation.rate == 1.0 else None
+    try:
+        rounds = _cost(kind, target, adjacency)
+    except ConditionError:
+        if joint is None:
+            raise
+        rounds = joint
+    best = joint if joint is not None and joint.mu < rounds.mu else rounds
+    return limits.cost(best, kind.participation, kind.overflow)
+
+
 @lru_cache(maxsize=256)
-def _composed(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:
+def _composed(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     if not groups:
         return _Proof(0.0, "nothing spent", "nothing was released", 0.0)
     overflow = math.fsum(count * max(kind.overflow for kind in kinds) for kinds, count in groups) * (1.0 + 1e-12)
@@ -228,7 +321,7 @@ def _composed(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:
     return replace(found, tail=found.tail + overflow)
 
 
-def _proved(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:
+def _proved(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     if len(groups) == 1 or _alike(groups):
         try:
             return _of_one_kind(groups, delta, adjacency)
@@ -248,29 +341,23 @@ def _proved(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:
     return found
 
 
-def _alike(groups: _Groups) -> bool:
+def _alike(groups: Groups) -> bool:
     """Whether all rounds differ in the number of messages only."""
     return len({(kind.protocol, kind.participation) for kinds, _ in groups for kind in kinds}) == 1 and all(
         len(kinds) == 1 for kinds, _ in groups
     )
 
 
-def _ordered(groups: _Groups) -> list[tuple[frozenset[_Kind], int]]:
+def _ordered(groups: Groups) -> list[tuple[frozenset[Kind], int]]:
     """In an order that is the same in every process, so that roundings are, too: what one reserves, others verify."""
-    return sorted(groups, key=lambda group: (sorted(map(_sort_key, group[0])), group[1]))
+    return sorted(groups, key=lambda group: (sorted(kind.order for kind in group[0]), group[1]))
 
 
-@lru_cache(maxsize=4096)
-def _sort_key(kind: _Kind) -> tuple[bytes, int, str, float, float]:
-    participation = kind.participation
-    return kind.protocol.fingerprint, kind.honest, participation.scheme, participation.rate, kind.overflow
-
-
-def _sampled(groups: _Groups) -> bool:
+def _sampled(groups: Groups) -> bool:
     return any(kind.participation.rate < 1.0 for kinds, _ in groups for kind in kinds)
 
 
-def _of_one_kind(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:
+def _of_one_kind(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     """`guarantee_over_rounds`, for the costliest kind where there is one set of several kinds."""
     ((kinds, count), *_) = groups
     if len(groups) == 1 and len(kinds) > 1:
@@ -278,18 +365,17 @@ def _of_one_kind(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:
             raise ConditionError("There are several partitions of several kinds each.")
         proofs = [_of_one_kind(frozenset([(frozenset([kind]), 1)]), delta, adjacency) for kind in kinds]
         return max(proofs, key=lambda proof: proof.epsilon)
-    pairs = [(kind, count) for kinds, count in _ordered(groups) for kind in kinds]
+    sizes: Counter[int] = Counter()
+    for kinds, count in _ordered(groups):
+        (kind,) = kinds
+        sizes[kind.honest] += count
     found = guarantee_over_rounds(
-        pairs[0][0].protocol,
-        delta,
-        participation=pairs[0][0].participation,
-        adjacency=adjacency,
-        surviving=[kind.honest for kind, count in pairs for _ in range(count)],
+        kind.protocol, delta, participation=kind.participation, adjacency=adjacency, surviving=sizes
     )
     return _Proof(found.epsilon, found.method, found.citation, found.tail)
 
 
-def _of_gaussians(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:
+def _of_gaussians(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     """All rounds as equivalent Gaussians in one accountant, over a few shares of δ for the tails."""
     count = sum(count for _, count in groups)
     # Certificates are kept, and asked for again with every round that is added; so their tails change rarely.
@@ -309,7 +395,7 @@ def _of_gaussians(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof
     return _Proof(epsilon, "gaussian composition", composition_citation({p.scheme for _, p in parts}), tail)
 
 
-def _part(kinds: frozenset[_Kind], count: int, delta: float, share: float, adjacency: Adjacency) -> Part:
+def _part(kinds: frozenset[Kind], count: int, delta: float, share: float, adjacency: Adjacency) -> Part:
     """One of these kinds, `count` times: the largest μ and the largest tails of them. `delta` is that of a round."""
     (participation,) = {kind.participation for kind in kinds}
     joint: Rounds | None = None
@@ -327,19 +413,19 @@ def _part(kinds: frozenset[_Kind], count: int, delta: float, share: float, adjac
 
 
 @lru_cache(maxsize=4096)
-def _cost(kind: _Kind, tail: float, adjacency: Adjacency) -> Rounds:
+def _cost(kind: Kind, tail: float, adjacency: Adjacency) -> Rounds:
     return round_cost(kind.protocol, adjacency, kind.honest, 0, 1, tail, kind.participation)
 
 
 @lru_cache(maxsize=4096)
-def _joint_cost(kind: _Kind, count: int, tail: float, adjacency: Adjacency) -> Rounds | None:
+def _joint_cost(kind: Kind, count: int, tail: float, adjacency: Adjacency) -> Rounds | None:
     try:
         return joint_cost(kind.protocol, adjacency, kind.honest, count, tail)
     except ConditionError:
         return None
 
 
-def _added_up(groups: _Groups, delta: float, adjacency: Adjacency) -> _Proof:
+def _added_up(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     """ε and δ of each kind of round, and of each partition that has several kinds, added up."""
     terms = [(kinds, count) for kinds, count in groups if len(kinds) == 1]
     # A client may meet one kind in one partition and another in the next, so these are not repetitions of each other.

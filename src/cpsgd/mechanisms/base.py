@@ -11,6 +11,7 @@ sends, one per coordinate; `scale` (s) is what one unit of them is worth.
 from __future__ import annotations
 
 import dataclasses
+import math
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ErrorBound:
-    """An upper bound on E‖estimate - mean‖² and the theorem that gives it."""
+    """An upper bound on E‖estimate - mean‖² and the theorem that gives it.
+
+    Example:
+        >>> from cpsgd import Protocol
+        >>> given = Protocol.rotated_binomial(clients=1000, dim=64, clip_norm=1.0, levels=4, trials=12)
+        >>> bound = given.error_bound()
+        >>> bound.squared_error > 0, bound.theorem.partition(",")[0]
+        (True, 'cpSGD')
+    """
 
     squared_error: float
     theorem: str
@@ -49,6 +58,10 @@ class ExpectedError:
         noise: Variance of the noise that was added.
         rounding: Variance of the stochastic rounding.
         clipping: Squared bias: what clipping (to the norm, to the range, to the grid) moved the mean by.
+
+    Example:
+        >>> ExpectedError(noise=0.5, rounding=0.25, clipping=0.0).total
+        0.75
     """
 
     noise: float
@@ -118,6 +131,40 @@ class SumRounding:
     clients: int
     offset: int
     centre: float
+
+
+@dataclass(frozen=True)
+class RunNoise:
+    """What the noise of a run is made of where its rounds are correlated, for whoever simulates its sums.
+
+    A client's number is x + Σ_k g_k z_(t-k) + ξ, before it is rounded: ξ is noise of its own that nobody takes away.
+
+    Attributes:
+        correlation: g.
+        deviation: σ, the standard deviation of a client's z, in steps.
+        own_variance: That of ξ, in squared steps.
+        vector_bits: x has 2 to this power of points per step.
+        noise_bits: The same for z.
+        finest_bits: The same for ξ, and for the whole.
+        limit: The largest |x|, in its points.
+        window: How many integers a message can hold.
+        centre: The mean of a client's integer whose coordinate is zero.
+    """
+
+    correlation: Correlation
+    deviation: float
+    own_variance: float
+    vector_bits: int
+    noise_bits: int
+    finest_bits: int
+    limit: int
+    window: int
+    centre: float
+
+    def rest(self, count: int) -> SumRounding:
+        """What the sum of `count` clients' points has beside the noise of lineages: own noise, and the rounding."""
+        deviation = math.ldexp(math.sqrt(self.own_variance * count), self.vector_bits)
+        return SumRounding(deviation, self.vector_bits, count, self.limit, self.centre)
 
 
 @dataclass(frozen=True)
@@ -205,6 +252,10 @@ class Mechanism(ABC):
 
         With one, all that is said of privacy below is about the whole run: one guarantee pays for all its rounds.
         """
+        return None
+
+    def run_noise(self) -> RunNoise | None:
+        """What the noise of a run is made of, where its rounds are correlated; None where they are independent."""
         return None
 
     def continued(self, seeds: Sequence[bytes | None], round: int, dim: int) -> NDArray[np.int64]:

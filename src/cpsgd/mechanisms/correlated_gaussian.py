@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self
 
 from cpsgd import _validate
@@ -27,7 +27,7 @@ from cpsgd.codec.rounding import Grid
 from cpsgd.correlation import WEIGHT_BITS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.base import Search, SumRounding
+from cpsgd.mechanisms.base import RunNoise, Search, SumRounding
 from cpsgd.mechanisms.fine_gaussian import CELL
 from cpsgd.mechanisms.law import RoundedNormal
 from cpsgd.mechanisms.lineages import (
@@ -40,7 +40,14 @@ from cpsgd.mechanisms.lineages import (
     farthest_point,
     own_shifts,
 )
-from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA, RoundedGaussian, cut_off, uniformity
+from cpsgd.mechanisms.rounded_gaussian import (
+    MAX_WINDOW,
+    MOST_SIGMA,
+    RoundedGaussian,
+    cut_off,
+    reach_of,
+    uniformity,
+)
 
 LEAST_SIGMA = 4.0
 # The finer draws of a client's own noise add so much to its variance, at most.
@@ -48,6 +55,12 @@ _FINER = 1.0 + 2.0 ** (1 - 2 * FINER_BITS)
 _ROUNDING = 1.0 + 8 * 2.0**-53
 # Rounds may hold up to twice as many messages as the fewest, which the accountant knows.
 _MORE = 2
+
+
+@lru_cache(maxsize=64)
+def _correlation(bands: int, rounds: int, separation: int | None) -> Correlation:
+    """One object for all mechanisms that have it: its sensitivity takes a while to compute."""
+    return Correlation(bands, rounds, separation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +111,10 @@ class CorrelatedGaussian(RoundedGaussian):
 
     # ------------------------------------------------------------------ the run
 
-    @cached_property
+    @property
     def correlation(self) -> Correlation:
         """How the noise of the run's rounds hangs together."""
-        return Correlation(self.bands, self.run_length, self.separation)
+        return _correlation(self.bands, self.run_length, self.separation)
 
     @cached_property
     def lineages(self) -> Lineages:
@@ -172,18 +185,18 @@ class CorrelatedGaussian(RoundedGaussian):
         return math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
 
     @cached_property
-    def _noise_bits(self) -> int:
+    def noise_bits(self) -> int:
         """G: z has 2^G points per step."""
         return math.ceil(math.log2(fine_gaussian.LEAST_RATIO * CELL / self.noise_deviation))
 
     @property
     def _noise_ratio(self) -> float:
-        return math.ldexp(self.noise_deviation, self._noise_bits) / CELL
+        return math.ldexp(self.noise_deviation, self.noise_bits) / CELL
 
     @property
-    def _finest_bits(self) -> int:
+    def finest_bits(self) -> int:
         """F: everything is a multiple of 2^-F steps."""
-        return self._noise_bits + WEIGHT_BITS
+        return self.noise_bits + WEIGHT_BITS
 
     @property
     def grid(self) -> Grid:
@@ -194,17 +207,17 @@ class CorrelatedGaussian(RoundedGaussian):
     @property
     def keystream_bytes(self) -> int:
         """Those of the own noise, and of a lineage that begins."""
-        return fine_gaussian.DRAW_BYTES * (len(own_shifts(self._finest_bits)) + 1)
+        return fine_gaussian.DRAW_BYTES * (len(own_shifts(self.finest_bits)) + 1)
 
     def kernel(self) -> Any:
         """Adds noise and rounds."""
         limit = int(self.grid.limit)
-        return LineageKernel(self.lineages, limit=limit, window=self.window, fraction_bits=self._finest_bits)
+        return LineageKernel(self.lineages, limit=limit, window=self.window, fraction_bits=self.finest_bits)
 
     @property
     def centre(self) -> float:
         """The middle of the window, and half a point of the finest grid: halves are rounded up."""
-        return 0.5 * (self.window - 1) + math.ldexp(0.5, -self._finest_bits)
+        return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.finest_bits)
 
     # ------------------------------------------------------------------ simulation and error
 
@@ -213,29 +226,44 @@ class CorrelatedGaussian(RoundedGaussian):
         deviation = math.ldexp(math.sqrt(self.noise_variance * count), OWN_BITS)
         return SumRounding(deviation, OWN_BITS, count, int(self.grid.limit), self.centre)
 
+    def run_noise(self) -> RunNoise:
+        """Noise of lineages, and of each client's own."""
+        return RunNoise(
+            correlation=self.correlation,
+            deviation=self.noise_deviation,
+            own_variance=self.own_variance,
+            vector_bits=OWN_BITS,
+            noise_bits=self.noise_bits,
+            finest_bits=self.finest_bits,
+            limit=int(self.grid.limit),
+            window=self.window,
+            centre=self.centre,
+        )
+
     @property
-    def _own_variance(self) -> float:
-        return sum(math.ldexp(OWN_DEVIATION, shift - self._finest_bits + OWN_BITS) ** 2 for shift in self._shifts)
+    def own_variance(self) -> float:
+        """That of the noise that a client adds for itself and nobody takes away, in squared steps."""
+        return sum(math.ldexp(OWN_DEVIATION, shift - self.finest_bits + OWN_BITS) ** 2 for shift in self._shifts)
 
     @property
     def _shifts(self) -> tuple[int, ...]:
-        return own_shifts(self._finest_bits)
+        return own_shifts(self.finest_bits)
 
     @property
     def noise_variance(self) -> float:
         """That of a lineage's first round: z and the client's own noise."""
-        return self.noise_deviation**2 + self._own_variance
+        return self.noise_deviation**2 + self.own_variance
 
     @property
     def settled_variance(self) -> float:
-        """That of a lineage that has gone on for b rounds."""
-        return (self.noise_deviation * self.correlation.spread) ** 2 + self._own_variance
+        """That of a lineage that has gone on for b rounds: the largest."""
+        return (self.noise_deviation * self.correlation.spread) ** 2 + self.own_variance
 
     # ------------------------------------------------------------------ privacy
 
     @property
     def _counted_variance(self) -> float:
-        return self.noise_deviation**2 - math.ldexp(fine_gaussian.GRID_VARIANCE, -2 * self._noise_bits)
+        return self.noise_deviation**2 - math.ldexp(fine_gaussian.GRID_VARIANCE, -2 * self.noise_bits)
 
     @property
     def told(self) -> int:
@@ -282,18 +310,26 @@ class CorrelatedGaussian(RoundedGaussian):
         if excess >= 1.0:
             return math.inf
         weights = 1.0 + self.correlation.inherited
-        own = math.ldexp(OWN_DEVIATION, self._noise_bits) ** 2 / weights**2
-        z = math.ldexp(self._counted_variance, 2 * self._noise_bits)
+        own = math.ldexp(OWN_DEVIATION, self.noise_bits) ** 2 / weights**2
+        z = math.ldexp(self._counted_variance, 2 * self.noise_bits)
         uneven = 2.2 * math.exp(-2.0 * math.pi**2 * (own * z / (own + z)) * (1.0 - 1e-12))
         return self.run_length * (-math.log1p(-excess) + 2.0 * self.bands * _MORE * honest * uneven) * (1.0 + 1e-12)
 
     @property
     def _cut(self) -> float:
         """A bound on the probability that a message leaves the window, whatever seeds its client was handed."""
-        inherited = self.correlation.inherited * math.ldexp(farthest_point(self._noise_ratio), -self._noise_bits)
-        room = 0.5 * self.window - math.ldexp(self.grid.limit, -OWN_BITS) - inherited
-        deviation = math.sqrt(self.noise_deviation**2 + OWN_DEVIATION**2 * _FINER)
-        return cut_off(room * (1.0 - 1e-12) / deviation)
+        room = 0.5 * self.window - self._taken
+        return cut_off(room * (1.0 - 1e-12) / self._fresh_deviation)
+
+    @property
+    def _taken(self) -> float:
+        """What the vector and the noise of earlier rounds take of the window, at most, either way."""
+        inherited = self.correlation.inherited * math.ldexp(farthest_point(self._noise_ratio), -self.noise_bits)
+        return math.ldexp(self.grid.limit, -OWN_BITS) + inherited
+
+    @property
+    def _fresh_deviation(self) -> float:
+        return math.sqrt(self.noise_deviation**2 + OWN_DEVIATION**2 * _FINER)
 
     @property
     def _ripple(self) -> float:
@@ -305,6 +341,18 @@ class CorrelatedGaussian(RoundedGaussian):
     def candidates(cls, search: Search) -> Iterator[Self]:
         """None without a run: the planner asks for one with `correlated`."""
         raise InfeasibleError("Correlated noise is planned for a run of rounds: give correlated, the number of bands.")
+
+    @classmethod
+    def with_room(cls, *, noise_deviation: float, step: float, coordinate_range: float, cut: float, **run: Any) -> Self:
+        """With as wide a window as is needed for a message to leave it with a probability of at most `cut`.
+
+        Raises:
+            ParameterError: No window is wide enough, or something is out of range.
+        """
+        fixed: dict[str, Any] = {"noise_deviation": noise_deviation, "step": step, **run}
+        widest = cls(window=MAX_WINDOW, coordinate_range=coordinate_range, **fixed)
+        needed = 2.0 * (widest._taken + reach_of(cut) * widest._fresh_deviation) * (1.0 + 1e-9)
+        return replace(widest, window=math.ceil(needed))
 
     def quieter(self, factor: float) -> Self | None:
         """The same with less noise, in a window as wide."""

@@ -179,7 +179,7 @@ class RoundedGaussian(Mechanism):
         mean = MeanCoordinate(clients, dim, clip_norm, self.coordinate_range, rotate, mean_norm, self.grid.unit)
         slack = clients * (2.0**-self._fraction_bits + 2.0**-18 * clip_norm / self.step)
         unit = clients / self.step
-        proxy = clients * (self.noise_deviation**2 + 1.0 / 12.0) * _ROUNDING
+        proxy = clients * (self.settled_variance + 1.0 / 12.0) * _ROUNDING
         more = clients * (self._ripple + self._cut)
 
         def rest(slope: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.participation import Participation
+from cpsgd.planner.correlated import PrefixNoise, correlated_plan
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
 from cpsgd.planner.problem import BEST, WHOLE_BITS, Finished, Problem, Requirements
 from cpsgd.planner.search import MAX_BITS, Considered, Design
@@ -64,6 +65,12 @@ class Plan:
         considered: What each mechanism reaches at these bits, the one that is chosen first.
         explore: Computes the frontier.
         examples: The most examples of a client where one of them is protected; None where the whole client is.
+        prefix: Where noise is correlated over rounds, what is left of it in the model, beside independent noise.
+
+    Example:
+        >>> best = plan(clients=100, dim=50, epsilon=4.0, delta=1e-6, bits=8, mechanism="rounded-gaussian")
+        >>> best.guarantee.epsilon <= 4.0, best.surviving, best.ratio < 1.01
+        (True, 100, True)
     """
 
     protocol: Protocol
@@ -80,6 +87,7 @@ class Plan:
     considered: tuple[Considered, ...]
     explore: Callable[[], tuple[FrontierPoint, ...]] = field(repr=False, compare=False)
     examples: int | None = field(default=None, kw_only=True)
+    prefix: PrefixNoise | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
         return (
@@ -97,6 +105,7 @@ class Plan:
             ("proved by", self.guarantee.citation),
             *([] if self.guarantee.assumption is None else [("assuming", self.guarantee.assumption)]),
             ("error", f"{error.total:.4g} expected squared error, {self.ratio:.3f} × the exact Gaussian mechanism's"),
+            *([] if self.prefix is None else [("over the run", str(self.prefix))]),
         ]
         return html_table(f"Plan for {protocol.clients:,} clients of {protocol.dim:,} coordinates", rows)
 
@@ -133,6 +142,7 @@ class Plan:
             "colluding": self.colluding,
             "examples": self.examples,
             "overflow_probability": self.overflow_probability,
+            "prefix": None if self.prefix is None else {**asdict(self.prefix), "gain": self.prefix.gain},
             "guarantee": self.guarantee.to_dict(),
             "considered": [
                 {**asdict(each), "ratio": each.squared_error and each.squared_error / self.gaussian_squared_error}
@@ -174,6 +184,8 @@ def plan(
     mechanism: str = BEST,
     replace_one_distance: float | None = None,
     distance_reason: str | None = None,
+    correlated: int | str | None = None,
+    workload: str | Sequence[float] | None = None,
 ) -> Plan:
     """Chooses the parameters of a mechanism (and the modulus) with the smallest expected squared error that keep ε, δ.
 
@@ -192,6 +204,9 @@ def plan(
         ('coins', 15, 1.01)
         >>> best.guarantee.epsilon <= 2.0
         True
+        >>> run = plan(10_000, 65_536, 2.0, 1e-9, bits=12, rounds=2500, participation="once", correlated=8)
+        >>> run.protocol.mechanism.name, round(run.prefix.gain, 1)
+        ('correlated-gaussian', 11.7)
     """
     return plan_for(
         Requirements(
@@ -214,13 +229,22 @@ def plan(
             mechanism=mechanism,
             replace_one_distance=replace_one_distance,
             distance_reason=distance_reason,
+            correlated=correlated,
+            workload=workload,
         )
     )
 
 
 def plan_for(required: Requirements) -> Plan:
     """The plan for requirements; see `plan`."""
-    return best_plan(Problem.of(required), bits=required.bits, max_error=required.max_error)
+    problem = Problem.of(required)
+    if required.correlated is None and required.workload is not None:
+        raise ParameterError("workload says what correlated noise is judged by: give correlated with it.")
+    found = None if required.correlated is None else correlated_plan(required, problem)
+    if found is None:
+        return best_plan(problem, bits=required.bits, max_error=required.max_error)
+    designs, chosen = found.explore, (found.bits, found.design)
+    return _assembled(problem, *chosen, lambda: [*designs(), chosen], prefix=found.prefix)
 
 
 def best_plan(
@@ -246,8 +270,26 @@ def best_plan(
     if max_error is not None and design.error.total > max_error:
         raise problem.too_accurate(chosen, design, max_error)
 
+    def frontier() -> Iterable[tuple[float, Design]]:
+        return (problem.designs(enough, WHOLE_BITS) | {chosen: design}).items()
+
+    return _assembled(problem, chosen, design, frontier, examples=examples)
+
+
+def _assembled(
+    problem: Problem,
+    bits: float,
+    design: Finished,
+    designs: Callable[[], Iterable[tuple[float, Design]]],
+    *,
+    examples: int | None = None,
+    prefix: PrefixNoise | None = None,
+) -> Plan:
+    """The plan with a design; `designs` are those of all numbers of bits."""
+    gaussian = problem.gaussian_squared_error
+
     def frontier() -> tuple[FrontierPoint, ...]:
-        points = problem.designs(enough, WHOLE_BITS) | {chosen: design}
+        points = dict(designs())
         return tuple(
             FrontierPoint(b, point.mechanism, point.modulus, point.error.total, point.error.total / gaussian)
             for b, point in sorted(points.items())
@@ -268,7 +310,7 @@ def best_plan(
         protocol=replace(design.protocol, promise=promise),
         guarantee=design.guarantee,
         wished_epsilon=problem.target.epsilon,
-        bits=chosen,
+        bits=bits,
         error=design.error,
         gaussian_squared_error=gaussian,
         rounds=problem.target.rounds,
@@ -279,4 +321,5 @@ def best_plan(
         considered=_chosen_first(design),
         explore=frontier,
         examples=examples,
+        prefix=prefix,
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cpsgd import _validate, mechanisms
 from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pack
+from cpsgd.distance import check_distance
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.law import Steps
@@ -29,7 +30,7 @@ from cpsgd.planner.search import (
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.privacy.rounds import guarantee_over_rounds
-from cpsgd.protocol import NORM_LIMITS, Protocol, check_distance
+from cpsgd.protocol import NORM_LIMITS, Protocol
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
 _ADJUSTMENTS = 2
@@ -87,6 +88,11 @@ class Requirements:
             guarantee rests on it; needs `distance_reason`, and replace-one neighbours.
         distance_reason: Why no two vectors are further apart, in a sentence that goes into the protocol and into every
             guarantee.
+        correlated: In how many rounds a draw of noise is, where later rounds are to take away again what earlier ones
+            added; "auto" chooses. The guarantee is then that of the whole run.
+        workload: With `correlated`, what training makes of the rounds' means: "sgd" (the default) or "momentum", with a
+            schedule as in "momentum-late". In Python also what a round's mean has moved the model by 0, 1, 2, ...
+            rounds later, for plain SGD all ones.
     """
 
     clients: int
@@ -108,6 +114,8 @@ class Requirements:
     mechanism: str = BEST
     replace_one_distance: float | None = None
     distance_reason: str | None = None
+    correlated: int | str | None = None
+    workload: str | Sequence[float] | None = None
 
 
 def surviving(clients: int, dropout: float) -> int:

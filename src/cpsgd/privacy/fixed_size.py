@@ -67,6 +67,8 @@ _DEEPEST = 74
 # Losses beyond so many lengths of the window are taken for infinite, to save time.
 _MOST_WINDOWS = 16
 _TINY = 1e-300
+# Losses rarer than this are left out of the divergence of a single round.
+_RARE = 1e-40
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,17 @@ def sampled_profile(kinds: Sequence[SampledRounds], points: int) -> Callable[[fl
         '0.000844'
     """
     return _Composition(kinds, points).delta
+
+
+def sampled_divergence(mu: float, rate: float, order: float) -> tuple[float, float]:
+    """Rényi divergence, rounded up, of the pair of one round, and the mass of losses that it leaves out.
+
+    Example:
+        >>> f"{sampled_divergence(1.0, 0.01, 8)[0]:.3g}"
+        '0.00126'
+    """
+    losses = _rough(SampledRounds(mu, rate, 1), _RARE)
+    return losses.log_moment(order - 1.0) / (order - 1.0) * (1.0 + 4.0 * _UNIT), losses.infinite
 
 
 @dataclass(frozen=True)

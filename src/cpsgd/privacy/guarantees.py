@@ -83,6 +83,13 @@ class Guarantee:
         alternatives: The other methods with the ε they prove, or the reason why they prove none.
         noise_clients: Number of honest clients whose noise was counted.
         assumption: What is taken on trust about the vectors (`Protocol.assumption`); None where all is enforced.
+
+    Example:
+        >>> from cpsgd.protocol import Protocol
+        >>> given = Protocol.rotated_binomial(clients=1000, dim=64, clip_norm=1.0, levels=4, trials=12)
+        >>> proved = guarantee(given, 1e-6)
+        >>> proved.method, proved.noise_clients, proved.to_dict()["delta"]
+        ('gaussian-certificate', 1000, 1e-06)
     """
 
     epsilon: float

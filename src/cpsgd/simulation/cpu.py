@@ -34,6 +34,7 @@ from cpsgd.codec.formats import Sums
 from cpsgd.errors import EmptyError, NonFiniteError, ParameterError, VectorError
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
+from cpsgd.simulation.correlated import SummedLineages
 
 # Rows a thread takes at a time: enough to hide the cost of handing them out.
 _ROWS = 16
@@ -54,7 +55,16 @@ class RoundSimulator:
         (1000, [0.5, -0.5, 0.10000000149011612, 0.0])
     """
 
-    def __init__(self, protocol: Protocol, round: int, *, seed: int | None = None, threads: int = 2) -> None:
+    def __init__(
+        self,
+        protocol: Protocol,
+        round: int,
+        *,
+        seed: int | None = None,
+        threads: int = 2,
+        lineages: SummedLineages | None = None,
+        first: int = 0,
+    ) -> None:
         """Starts an empty round.
 
         Args:
@@ -63,16 +73,22 @@ class RoundSimulator:
             seed: None for randomness from the operating system. A number makes the round repeatable, whatever the
                 chunks and threads: good for experiments, but noise that can be repeated protects nobody.
             threads: Threads that share the rows of a chunk.
+            lineages: Where noise is correlated over rounds, that of the run; without, all lineages begin here.
+            first: The number of the first client, where a round's clients are shared: each has numbers of its own.
         """
         self.protocol = protocol
         self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
         self.count = 0
         self._seed = None if seed is None else _validate.integer("seed", seed, low=0, high=2**64 - 1)
         self._threads = _validate.integer("threads", threads, low=1)
+        self._first = first
         self._floats = protocol.mechanism.grid is None
         self._sums: Sums = np.zeros(protocol.dim, dtype=np.float64 if self._floats else np.uint64)
-        self._rounding = protocol.mechanism if self._floats else protocol.mechanism.rounding_part()
-        self._rounder = self._rounding.kernel()
+        self._lineages = lineages
+        rounding = protocol.mechanism if self._floats else protocol.mechanism.rounding_part()
+        self._rounder = rounding.kernel() if lineages is None else lineages.grid_points
+        self._values = rounding.values if lineages is None else lineages.grid_points.count
+        self._keystream_bytes = rounding.keystream_bytes if lineages is None else 0
         self._mean: NDArray[np.float32] | None = None
 
     def add(self, vectors: NDArray[np.float32]) -> None:
@@ -121,26 +137,37 @@ class RoundSimulator:
             raise EmptyError("There is no mean: no vector was added.")
         if self._mean is None:
             self.protocol.release(self.count, accept_epsilon=accept_epsilon)
-            mechanism = self.protocol.mechanism
-            at_once = self._seed is not None or mechanism.sum_variation(self.count) <= self.count * mechanism.variation
-            draw = mechanism.sum_noise if at_once else mechanism.clients_noise
-            noise = draw(self.count, self.protocol.dim, self._keystream(_NOISE))
-            total = self._sums + noise.astype(self._sums.dtype)
-            self._mean = pipeline.decode(self.protocol, total, self.count, self.round)
+            self._mean = pipeline.decode(self.protocol, self._noisy_sums(), self.count, self.round)
         return self._mean
+
+    @property
+    def sums(self) -> Sums:
+        """The sums so far, without noise."""
+        return self._sums
 
     def noise_norm(self) -> float:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
-        return noise_norm(self.protocol, self.count)
+        return noise_norm(self.protocol, self.count, settled=self._lineages is not None)
+
+    def _noisy_sums(self) -> Sums:
+        keystream = self._keystream(_NOISE)
+        if self._lineages is not None:
+            return self._lineages.rounded(self._sums.astype(np.uint64), self.count, self.round, keystream)
+        mechanism = self.protocol.mechanism
+        at_once = self._seed is not None or mechanism.sum_variation(self.count) <= self.count * mechanism.variation
+        draw = mechanism.sum_noise if at_once else mechanism.clients_noise
+        noise = draw(self.count, self.protocol.dim, keystream)
+        total: Sums = self._sums + noise.astype(self._sums.dtype)
+        return total
 
     def _rounded_sum(self, vectors: NDArray[np.float32], starts: range) -> NDArray[np.uint64]:
         protocol = self.protocol
         sums = np.zeros(protocol.dim, dtype=np.uint64)
         # 32-bit sums are twice as fast to add to; they are emptied before they could overflow.
         small = np.zeros(protocol.dim, dtype=np.uint32)
-        room = (2**32 - 1) // (self._rounding.values - 1)
+        room = (2**32 - 1) // (self._values - 1)
         values = np.empty(protocol.dim, dtype=np.uint32)
-        size = self._rounding.keystream_bytes * protocol.dim
+        size = self._keystream_bytes * protocol.dim
         buffer = Keystream.buffer(size)
         held = 0
         for start in starts:
@@ -151,7 +178,7 @@ class RoundSimulator:
                     grid = pipeline.to_grid(protocol, vectors[row], self.round)
                 except NonFiniteError:
                     grid = np.zeros(protocol.dim, dtype=np.float32)
-                words = (shared or self._keystream(self.count + row)).fill(buffer, size)
+                words = (shared or self._keystream(self._first + self.count + row)).fill(buffer, size)
                 self._rounder.values(grid, words, values)
                 if held == room:
                     sums += small
@@ -201,6 +228,11 @@ class FloatMean:
             raise EmptyError("There is no mean: no vector was added.")
         return (self._sums / self.count).astype(np.float32)
 
+    @property
+    def sums(self) -> Sums:
+        """The sums so far."""
+        return self._sums
+
     def noise_norm(self) -> float:
         """Zero: there is no noise."""
         return 0.0
@@ -225,8 +257,12 @@ def clipped_sum(vectors: NDArray[np.float32], clip_norm: float) -> NDArray[np.fl
     return sums
 
 
-def noise_norm(protocol: Protocol, count: int) -> float:
-    """√E‖noise‖² of the mean of `count` messages: the noise added, and rounding at its largest."""
+def noise_norm(protocol: Protocol, count: int, *, settled: bool = False) -> float:
+    """√E‖noise‖² of the mean of `count` messages: the noise added, and rounding at its largest.
+
+    Where noise is correlated over rounds, that of a round with new lineages only, or with those that are `settled`.
+    """
     mechanism = protocol.mechanism
-    variance = mechanism.noise_variance + mechanism.largest_rounding_variance
+    variance = mechanism.settled_variance if settled else mechanism.noise_variance
+    variance += mechanism.largest_rounding_variance
     return mechanism.scale * math.sqrt(protocol.dim * variance / count)

@@ -2,7 +2,7 @@
 
 Its kernels are written in plain PyTorch (`device_plain.py`), for any device, and in Triton (`device_fused.py`), for
 GPUs. The two give the same integers, bit for bit. So does one kernel in CUDA (`device_cuda.py`), where it is made for
-what it is asked.
+what it is asked; long vectors have kernels of their own (`device_long.py`).
 
 The law of the mean is that of `RoundSimulator`, and so of single messages: every client's vector is really clipped,
 rotated and rounded, the noise of the sum is drawn once, where rounding is not itself the noise. Three things differ.
@@ -36,15 +36,15 @@ from cpsgd.mechanisms.base import FairCoins, Rounding, SumRounding
 from cpsgd.mechanisms.law import Normal
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
-from cpsgd.simulation import device_cuda
+from cpsgd.simulation import device_cuda, device_long
 from cpsgd.simulation import device_plain as plain
+from cpsgd.simulation.correlated import FEW_CLIENTS
 from cpsgd.simulation.cpu import noise_norm
+from cpsgd.simulation.device_correlated import DeviceLineages
 from cpsgd.simulation.device_cuda import Products
 
 # Triton's kernels number coordinates with 32 bits.
 _MAX_DIM = 1 << 30
-# Up to so many clients the rounding of each is drawn by itself.
-_FEW_CLIENTS = 32
 
 
 def carried(array: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -81,6 +81,7 @@ class DeviceRound:
         count: How many clients' messages were added.
         device: Where everything is computed.
         takes_products: Whether `add` takes `Products`, too.
+        lineages: Where noise is correlated over rounds, that of the run; None where all lineages begin here.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=4, clip_norm=1.0, levels=256, trials=16)
@@ -98,6 +99,7 @@ class DeviceRound:
         seed: int | None,
         device: torch.device | str,
         kernels: ModuleType | None = None,
+        first: int = 0,
     ) -> None:
         """Starts an empty round.
 
@@ -107,6 +109,7 @@ class DeviceRound:
             seed: What the round's random numbers follow from; None takes a seed from the operating system.
             device: Where vectors are, and where everything is computed.
             kernels: `device_plain` or `device_fused`; the fastest that run there by default.
+            first: The number of the first client, where a round's clients are shared: each has numbers of its own.
 
         Raises:
             ParameterError: The protocol has more coordinates than a device computes with.
@@ -119,6 +122,7 @@ class DeviceRound:
             )
         self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
         self.count = 0
+        self._first = first
         chosen = int.from_bytes(os.urandom(7), "little") if seed is None else seed
         self._seed = _validate.integer("seed", chosen, low=0, high=2**64 - 1)
         self._grid, self._rounding = protocol.mechanism.grid, protocol.mechanism.device_rounding()
@@ -128,8 +132,10 @@ class DeviceRound:
         self.device = self._sums.device
         self._kernels = kernels or kernels_for(self.device)
         self._mean: torch.Tensor | None = None
+        self.lineages: DeviceLineages | None = None
         rounding = self._rounding if protocol.rotate and kernels is None else None
         self.takes_products = rounding is not None and device_cuda.supports(self.device, protocol.dim, rounding)
+        self._is_long = rounding is not None and device_long.supports(self.device, protocol.dim)
         # The keys of rounding and coins, and the rotation's signs.
         self._inputs = carried(self.inputs(self.round, self._seed), self.device)
         self._signs = self._inputs[16:]
@@ -197,9 +203,14 @@ class DeviceRound:
                 self._mean = self._noisy_mean()
         return self._mean
 
+    @property
+    def sums(self) -> torch.Tensor:
+        """The sums so far, without noise."""
+        return self._sums
+
     def noise_norm(self) -> float:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
-        return noise_norm(self.protocol, self.count)
+        return noise_norm(self.protocol, self.count, settled=self.lineages is not None)
 
     def _add_products(self, products: Products) -> None:
         if not self.takes_products or products.layout.dim != self.protocol.dim or self._grid is None:
@@ -209,7 +220,7 @@ class DeviceRound:
         options: dict[str, Any] = {
             "bound": bound,
             "unit": self._grid.unit,
-            "first": self.count,
+            "first": self._first + self.count,
             "rounding": self._rounding,
         }
         with current(self.device):
@@ -219,17 +230,25 @@ class DeviceRound:
     def _add_rounded(self, vectors: torch.Tensor, unit: float, rounding: Rounding) -> None:
         protocol = self.protocol
         bound = protocol.clip_norm * (1.0 - clip.MARGIN)
-        if self.takes_products:
-            options: dict[str, Any] = {"bound": bound, "unit": unit, "first": self.count, "rounding": rounding}
-            device_cuda.add_rows(vectors, self._sums, self._signs, keys=self._inputs[:8], **options)
+        if self.takes_products or (self._is_long and device_cuda.is_small(rounding)):
+            options: dict[str, Any] = {
+                "bound": bound,
+                "unit": unit,
+                "first": self._first + self.count,
+                "rounding": rounding,
+            }
+            add_rows = device_long.add_rows if self._is_long else device_cuda.add_rows
+            add_rows(vectors, self._sums, self._signs, keys=self._inputs[:8], **options)
             return
         columns: plain.Columns = [(0, vectors)]
-        if protocol.rotate:
+        if self._is_long:
+            columns = device_long.scale_and_rotate(vectors, self._signs, bound, unit)
+        elif protocol.rotate:
             columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, unit)
         else:
             plain.scale(vectors, bound, unit)
         key = _key("rounding", self.round, self._seed)
-        self._kernels.round_and_sum(columns, self._sums, key=key, first=self.count, rounding=rounding)
+        self._kernels.round_and_sum(columns, self._sums, key=key, first=self._first + self.count, rounding=rounding)
 
     def _noisy_mean(self) -> torch.Tensor:
         protocol, mechanism = self.protocol, self.protocol.mechanism
@@ -243,6 +262,8 @@ class DeviceRound:
         mean = ((sums.to(torch.float64) - middle) * (mechanism.scale / self.count)).to(torch.float32)
         if self.takes_products:
             device_cuda.rotate_back(mean, self._signs)
+        elif self._is_long:
+            device_long.rotate_back(mean, self._signs)
         elif protocol.rotate:
             self._kernels.rotate_back(mean, self._signs)
         return mean
@@ -251,7 +272,7 @@ class DeviceRound:
         """Adds the noise of `count` clients to the sums: drawn here if the device can, else by the exact sampler."""
         noise = self.protocol.mechanism.device_noise(self.count)
         if isinstance(noise, FairCoins):
-            if noise.trials and self.takes_products:
+            if noise.trials and (self.takes_products or self._is_long):
                 device_cuda.add_coins(self._sums, keys=self._inputs[8:16], trials=noise.trials)
             elif noise.trials:
                 self._kernels.add_coins(self._sums, key=_key("coins", self.round, self._seed), trials=noise.trials)
@@ -261,7 +282,7 @@ class DeviceRound:
             normal = torch.randn(self.protocol.dim, generator=generator, device=self.device, dtype=torch.float64)
             self._sums += noise.deviation * normal
         elif isinstance(noise, SumRounding):
-            self._round_sums(noise)
+            self._round_sums(noise if self.lineages is None else self.lineages.rest)
         else:
             keystream = Keystream(hashlib.sha256(_text("noise", self.round, self._seed)).digest()[:16])
             drawn = self.protocol.mechanism.sum_noise(self.count, self.protocol.dim, keystream)
@@ -275,8 +296,10 @@ class DeviceRound:
         level = float(1 << noise.fraction_bits)
         points = (self._sums - noise.clients * noise.offset).to(torch.float64)
         points += noise.deviation * torch.randn(self.protocol.dim, **drawn)
+        if self.lineages is not None:
+            points += self.lineages.noise(self.round, self.count)
         levels = points / level
-        if noise.clients <= _FEW_CLIENTS:
+        if noise.clients <= FEW_CLIENTS:
             for _ in range(noise.clients - 1):
                 levels += torch.rand(self.protocol.dim, **drawn) - 0.5
         else:  # the sum of so many is a Gaussian, too
@@ -314,6 +337,11 @@ class DeviceFloatMean:
         if self.count == 0:
             raise EmptyError("There is no mean: no vector was added.")
         return (self._sums / self.count).to(torch.float32)
+
+    @property
+    def sums(self) -> torch.Tensor:
+        """The sums so far."""
+        return self._sums
 
     def noise_norm(self) -> float:
         """Zero: there is no noise."""

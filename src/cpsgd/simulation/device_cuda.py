@@ -2,7 +2,8 @@
 
 A client's whole vector is clipped, rotated and rounded within one multiprocessor, and the sums of all clients that it
 takes on stay there, too: nothing is written but sums (`device_cuda.cu`). It is for GPUs with so much shared memory as
-Hopper's and for vectors of 2^15 to 2^16 - 1 coordinates whose integers are small; `device_fused.py` does the others.
+Hopper's and for vectors of 2^15 to 2^16 - 1 coordinates whose integers are small. Longer ones are for `device_long.py`,
+and `device_fused.py` does the others.
 
 The integers are those of `device_plain.py`, bit for bit, with two exceptions. The last digit of a clipped vector's
 factor may be another. And 4 to 15 coins are not tossed: how many show heads is drawn by inversion, with the same law,
@@ -88,9 +89,13 @@ class Products:
 
 def supports(device: torch.device, dim: int, rounding: Rounding) -> bool:
     """Whether the kernel runs on a device, for vectors of so many coordinates rounded in this way."""
-    small = rounding.largest <= _LARGEST and rounding.limit < 1 << 22
+    return _SIZE <= dim < 2 * _SIZE and is_small(rounding) and device.type == "cuda" and compiles(device)
+
+
+def is_small(rounding: Rounding) -> bool:
+    """Whether integers are so small that their sums may be bytes for a while, and can be drawn by the kernels."""
     few = rounding.coins is None or rounding.coins <= plain.FEW_COINS
-    return _SIZE <= dim < 2 * _SIZE and small and few and device.type == "cuda" and _compiles(device)
+    return rounding.largest <= _LARGEST and rounding.limit < 1 << 22 and few
 
 
 def add_rows(
@@ -156,7 +161,7 @@ def _launch(compiled: tuple[Any, int, torch.Tensor | None], arguments: list[Any]
 
 
 @cache
-def _compiles(device: torch.device) -> bool:
+def compiles(device: torch.device) -> bool:
     """Whether there is a compiler, and shared memory enough; the compiler needs a CUDA toolkit's headers."""
     memory = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
     if memory < 220 << 10 or not hasattr(torch.cuda, "_compile_kernel"):
@@ -169,38 +174,53 @@ def _compiles(device: torch.device) -> bool:
     return True
 
 
-def _compiled(device: torch.device, kernel: str, names: dict[str, Any]) -> Any:
-    """One of the kernels, with these names defined."""
-    code = resources.files("cpsgd.simulation").joinpath("device_cuda.cu").read_text(encoding="utf-8")
+def compiled(device: torch.device, kernel: str, file: str, names: dict[str, Any]) -> Any:
+    """One of a file's kernels, with these names defined."""
     names = {kernel.upper(): 1, **names}
-    source = "".join(f"#define {name} {value}\n" for name, value in names.items()) + code
+    parts = [f"#define {name} {value}\n" for name, value in names.items()]
+    for part in ("device_rounding.cu", file):
+        parts.append(resources.files("cpsgd.simulation").joinpath(part).read_text(encoding="utf-8"))
     with torch.cuda.device(device):
-        return torch.cuda._compile_kernel(source, kernel)
+        return torch.cuda._compile_kernel("".join(parts), kernel)
 
 
-def _definitions(dim: int, rounding: Rounding, factors: int) -> dict[str, Any]:
-    size, rest, normalise = plain.split(dim)
-    assert size == _SIZE
+def definitions(dim: int, rounding: Rounding, *, threads: int, place: str, late: int) -> dict[str, Any]:
+    """What `device_rounding.cu` must be told; `place` is the coordinate of a thread's register r."""
     return {
-        "REST": rest,
-        "NORMALISE": f"{np.float32(normalise).view(np.uint32):#x}u",
+        "THREADS": threads,
+        "PLACE(r)": place,
+        "LATE": late,
+        "NORMALISE": f"{np.float32(plain.split(dim)[2]).view(np.uint32):#x}u",
         "LIMIT": rounding.limit,
         "OFFSET": rounding.offset,
         "FRACTION": rounding.fraction_bits,
         "SAMPLED": int(rounding.rate is not None),
         "RATE": rounding.rate or 0,
         "COINS": rounding.coins or 0,
-        "FLUSH": 255 // rounding.largest,
+        "FLUSH": 255 // min(rounding.largest, 255),
         "ROUNDING": plain.ROUNDING,
         "TOSSES": plain.TOSSES,
         "COIN_WORDS": plain.COINS,
         "LONGEST": plain.LONGEST,
-        "PRODUCTS": int(factors > 0),
-        "FACTORS": max(factors, 32),
-        "FACTORS_END": (max(factors, 32) * 36 // 32 + 35) // 4 * 4,
         "QUANTILES": int(is_drawn(rounding)),
         "MASK": f"{coin_bits(rounding.coins or 0):#x}u",
     }
+
+
+def _definitions(dim: int, rounding: Rounding, factors: int) -> dict[str, Any]:
+    size, rest, _ = plain.split(dim)
+    assert size == _SIZE
+    return {
+        **definitions(dim, rounding, threads=_THREADS, place="((r) << 10)", late=_LATE),
+        "REST": rest,
+        "PRODUCTS": int(factors > 0),
+        "FACTORS": max(factors, 32),
+        "FACTORS_END": (max(factors, 32) * 36 // 32 + 35) // 4 * 4,
+    }
+
+
+def _compiled(device: torch.device, kernel: str, names: dict[str, Any]) -> Any:
+    return compiled(device, kernel, "device_cuda.cu", names)
 
 
 @lru_cache(maxsize=32)

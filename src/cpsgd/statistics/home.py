@@ -57,7 +57,15 @@ def sum(
     rows_per_user: int | None = None,
     **wishes: Unpack[Wishes],
 ) -> Statistic:
-    """The sum of each column over all rows, at most `rows_per_user` of each user; see `Sum` and `mean`."""
+    """The sum of each column over all rows, at most `rows_per_user` of each user; see `Sum` and `mean`.
+
+    Example:
+        >>> table = {"age": [20.0, 40.0] * 500, "smokes": [0, 1] * 500}
+        >>> asked = {"epsilon": 4.0, "delta": 1e-6}
+        >>> found = sum(table, bounds={"age": (0, 100)}, **asked)
+        >>> bool(abs(found.values[0] - 30_000) < 1_000)
+        True
+    """
     rows, group_by = _rows(rows_per_user, wishes.get("user")), wishes.get("group_by")
     if (rows > 1 or group_by is not None) and (bounds is None or set(columns or ()) - set(bounds)):
         raise ParameterError("Sums by group, or of several rows per user, need bounds of every column.")
@@ -67,7 +75,15 @@ def sum(
 def count(
     table: object, *, columns: Sequence[str] = (), rows_per_user: int | None = None, **wishes: Unpack[Wishes]
 ) -> Statistic:
-    """How many rows there are, or in how many each of some columns of 0 and 1 is 1; see `Count`."""
+    """How many rows there are, or in how many each of some columns of 0 and 1 is 1; see `Count`.
+
+    Example:
+        >>> table = {"age": [20.0, 40.0] * 500, "smokes": [0, 1] * 500}
+        >>> asked = {"epsilon": 4.0, "delta": 1e-6}
+        >>> found = count(table, columns=["smokes"], **asked)
+        >>> bool(abs(found.values[0] - 500) < 20)
+        True
+    """
     rows = _rows(rows_per_user, wishes.get("user"))
     return release(table, Count(columns, rows=rows, group_by=wishes.get("group_by")), None, wishes)
 
@@ -104,7 +120,15 @@ def quantiles(
     bins: int = 512,
     **wishes: Unpack[Wishes],
 ) -> Statistic:
-    """Quantiles of each column over users, each of whom counts once; see `Quantiles` and `mean`."""
+    """Quantiles of each column over users, each of whom counts once; see `Quantiles` and `mean`.
+
+    Example:
+        >>> table = {"age": [20.0, 40.0] * 500, "smokes": [0, 1] * 500}
+        >>> asked = {"epsilon": 4.0, "delta": 1e-6}
+        >>> found = quantiles(table, [0.9], bounds={"age": (0, 100)}, bins=50, **asked)
+        >>> bool(abs(found.values[0] - 40) < 3)
+        True
+    """
     group_by = wishes.get("group_by")
     return _ask(table, columns, bounds, lambda known: Quantiles(known, quantiles, bins=bins, group_by=group_by), wishes)
 

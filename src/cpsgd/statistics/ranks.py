@@ -78,6 +78,14 @@ class Quantiles(RowQuestion):
         quantiles: Which, each between 0 and 1.
         bins: Bins of equal width.
         group_by: One column and its (public) groups.
+
+    Example:
+        >>> asked = Quantiles({"age": (0, 100)}, [0.9], bins=50).plan(
+        ...     clients=1000, epsilon=4.0, delta=1e-6, mechanism="rounded-gaussian"
+        ... )
+        >>> found = asked.aggregate([asked.encode(value) for value in [20.0, 40.0] * 500])
+        >>> bool(abs(found.values[0] - 40) < 3)
+        True
     """
 
     statistic = "quantiles"

@@ -119,6 +119,14 @@ class Sum(RowQuestion):
         bounds: The columns with the bounds of each.
         rows: c, the most rows of a user that count.
         group_by: One column and its (public) groups.
+
+    Example:
+        >>> asked = Sum({"age": (0, 100)}).plan(
+        ...     clients=1000, epsilon=4.0, delta=1e-6, mechanism="rounded-gaussian"
+        ... )
+        >>> found = asked.aggregate([asked.encode(value) for value in [20.0, 40.0] * 500])
+        >>> bool(abs(found.values[0] - 30_000) < 1_000)
+        True
     """
 
     statistic = "sum"
@@ -171,6 +179,14 @@ class Count(Sum):
         columns: Columns of 0 and 1 (or truth values); none to count rows.
         rows: c, the most rows of a user that count.
         group_by: One column and its (public) groups.
+
+    Example:
+        >>> asked = Count(["smokes"]).plan(
+        ...     clients=1000, epsilon=4.0, delta=1e-6, mechanism="rounded-gaussian"
+        ... )
+        >>> found = asked.aggregate([asked.encode(value) for value in [0, 1] * 500])
+        >>> bool(abs(found.values[0] - 500) < 20)
+        True
     """
 
     statistic = "count"

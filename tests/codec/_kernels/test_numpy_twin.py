@@ -138,6 +138,50 @@ def test_rotation_gives_the_same_bits(dim: int, dtype: type[np.float32] | type[n
     np.testing.assert_array_equal(rotate.backward(forward, signs), backward)
 
 
+@pytest.mark.parametrize("dim", [*DIMENSIONS, 2**13, 2**14 + 77, 2**16, 2**17 + 12345])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("factor", [30.0, 3e4])
+def test_the_norm_of_a_rotation_is_that_of_its_grid_point(
+    dim: int, dtype: type[np.float32] | type[np.float64], factor: float
+) -> None:
+    x, signs = vector(dim).astype(dtype), rotate.signs(dim, 5, 9)
+    found, twin = np.empty((2, dim), np.float32)
+    squared = _native.rotate_to_grid(x, factor, signs, 2.0**15, found)
+    assert squared == numpy_twin.rotate_to_grid(x, factor, signs, 2.0**15, twin)
+    np.testing.assert_array_equal(found, twin)
+    np.testing.assert_array_equal(found, rotate.forward(x, signs, factor))
+
+
+@pytest.mark.parametrize("dim", [2**13, 2**13 + 1, 3 * 2**13])
+@pytest.mark.parametrize("size", [2.0**20, 2.0**23, 2.0**26, 2.0**30])
+def test_the_norm_is_the_same_also_where_float64_rounds_its_sum(dim: int, size: float) -> None:
+    # Around and beyond 2^53 the order of additions shows.
+    x, signs = vector(dim), rotate.signs(dim, 1, 2)
+    found, twin = np.empty((2, dim), np.float32)
+    squared = _native.rotate_to_grid(x, size, signs, 2.0**31, found)
+    assert squared == numpy_twin.rotate_to_grid(x, size, signs, 2.0**31, twin)
+    np.testing.assert_array_equal(found, twin)
+
+
+@pytest.mark.parametrize("dim", [100, 2**13, 2**13 + 1000])
+def test_the_norm_of_a_rotation_that_is_no_number(dim: int) -> None:
+    x, signs = vector(dim), rotate.signs(dim, 1, 2)
+    x[-1] = np.nan
+    for module in (_native, numpy_twin):
+        assert np.isnan(module.rotate_to_grid(x, 1.0, signs, 2.0**15, np.empty(dim, np.float32)))
+
+
+@pytest.mark.parametrize("dim", [*DIMENSIONS, 2**13, 2**14 + 77, 2**16, 2**17 + 12345])
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_decoding_gives_the_same_bits(dim: int, dtype: type[np.uint32] | type[np.uint64]) -> None:
+    sums = np.random.default_rng(dim).integers(0, np.iinfo(dtype).max, dim, dtype, endpoint=True)
+    arguments = (sums, 0.375 * float(sums.max()), 1.7e-5, rotate.signs(dim, 3, 4))
+    found = written(_native.centre_and_rotate, *arguments, size=dim)
+    np.testing.assert_array_equal(found, written(numpy_twin.centre_and_rotate, *arguments, size=dim))
+    plain = written(_native.centre, *arguments[:3], size=dim)
+    np.testing.assert_array_equal(found, rotate.backward(plain, arguments[3]))
+
+
 @pytest.mark.parametrize("dim", [*DIMENSIONS, 2**20 - 1, 2**20, 10**7, 2**32 - 1])
 def test_a_rotation_takes_as_many_signs(dim: int) -> None:
     assert _native.sign_bytes(dim) == numpy_twin.sign_bytes(dim)
@@ -414,6 +458,24 @@ def test_checksum_check_value() -> None:
         lambda: _native.scale(np.zeros(3, np.float32), 1.0, np.zeros(4, np.float32)),
         lambda: _native.rotate_forward(np.zeros(64, np.float32), 1.0, np.zeros(7, np.uint8), np.zeros(64, np.float32)),
         lambda: _native.rotate_backward(np.zeros(65, np.float32), np.zeros(8, np.uint8)),
+        lambda: _native.rotate_to_grid(
+            np.zeros(64, np.float32), 1.0, np.zeros(7, np.uint8), 9.0, np.zeros(64, np.float32)
+        ),
+        lambda: _native.rotate_to_grid(
+            np.zeros(64, np.float32), 1.0, np.zeros(8, np.uint8), 9.0, np.zeros(63, np.float32)
+        ),
+        lambda: _native.rotate_to_grid(
+            np.zeros(0, np.float32), 1.0, np.zeros(8, np.uint8), 9.0, np.zeros(0, np.float32)
+        ),
+        lambda: _native.centre_and_rotate(
+            np.zeros(65, np.uint32), 1.0, 1.0, np.zeros(8, np.uint8), np.zeros(65, np.float32)
+        ),
+        lambda: _native.centre_and_rotate(
+            np.zeros(64, np.uint64), 1.0, 1.0, np.zeros(8, np.uint8), np.zeros(65, np.float32)
+        ),
+        lambda: _native.centre_and_rotate(
+            np.zeros(0, np.uint32), 1.0, 1.0, np.zeros(8, np.uint8), np.zeros(0, np.float32)
+        ),
         lambda: _native.unpack(np.zeros(3, np.uint8), 16, 1, 4, 0, np.zeros(8, np.uint32)),
         lambda: _native.add_packed(np.zeros(5, np.uint8), 16, 1, 4, 0, np.zeros(8, np.uint32)),
         lambda: _native.pack(np.zeros(8, np.uint32), 1, 1, 4, 0, np.zeros(4, np.uint8)),

@@ -10,6 +10,13 @@ def sign_bytes(n: int) -> int: ...
 def rotate_forward(
     x: NDArray[np.float32] | NDArray[np.float64], factor: float, signs: NDArray[np.uint8], out: NDArray[np.float32]
 ) -> None: ...
+def rotate_to_grid(
+    x: NDArray[np.float32] | NDArray[np.float64],
+    factor: float,
+    signs: NDArray[np.uint8],
+    limit: float,
+    out: NDArray[np.float32],
+) -> float: ...
 def rotate_backward(data: NDArray[np.float32], signs: NDArray[np.uint8]) -> None: ...
 
 class Rounder:
@@ -87,6 +94,13 @@ def add_signs(
 ) -> None: ...
 def centre(
     sums: NDArray[np.uint32] | NDArray[np.uint64], middle: float, factor: float, out: NDArray[np.float32]
+) -> None: ...
+def centre_and_rotate(
+    sums: NDArray[np.uint32] | NDArray[np.uint64],
+    middle: float,
+    factor: float,
+    signs: NDArray[np.uint8],
+    out: NDArray[np.float32],
 ) -> None: ...
 def cell_masses(
     x: NDArray[np.float64], e: NDArray[np.float64], w: float, bent: float, mass: NDArray[np.float64]

@@ -11,7 +11,8 @@ namespace CPSGD_LEVEL {
 
 constexpr int kLaneBits = kLanes == 16 ? 4 : kLanes == 8 ? 3 : 2;
 constexpr int kTileBits = kLaneBits + kMaxRowBits;  // a tile is transformed within registers
-constexpr int kLeafBits = 12;   // a leaf of 16 KiB stays in the first-level cache
+constexpr int kLeafBits = 12;  // a leaf of 16 KiB stays in the first-level cache
+constexpr std::size_t kLeaf = std::size_t{1} << kLeafBits;
 constexpr int kFarRowBits = 3;  // rows a power of two apart share a cache set, which has eight ways
 
 template <int kRows>
@@ -28,12 +29,15 @@ static inline void row_butterflies(Floats (&rows)[kRows], Floats one) {
   }
 }
 
-static inline void tile_transform(float* data, Floats one) {
+// The stages of one tile. `source(position)` brings a register of the input.
+template <typename Source>
+static inline void tile_transform(float* data, std::size_t start, const Source& source,
+                                  Floats one) {
   constexpr int kRows = 1 << kMaxRowBits;
   Floats rows[kRows];
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
-    Floats v = load(data + i * kLanes);
+    Floats v = source(start + i * kLanes);
     v = lane_butterfly<1>(v);
     v = lane_butterfly<2>(v);
 #if CPSGD_LANES >= 8
@@ -46,37 +50,87 @@ static inline void tile_transform(float* data, Floats one) {
   }
   row_butterflies(rows, one);
 #pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i) store(data + i * kLanes, rows[i]);
+  for (int i = 0; i < kRows; ++i) store(data + start + i * kLanes, rows[i]);
 }
 
-// log2(kRows) stages at once over rows that lie `stride` floats apart.
-template <int kRows>
-static void row_pass(float* data, std::size_t stride, Floats one) {
-  for (std::size_t column = 0; column < stride; column += kLanes) {
+// log2(kRows) stages at once over rows that lie `stride` floats apart. `sink(position, register)`
+// takes the result away; what it remembers is kept in registers meanwhile.
+template <int kRows, typename Sink>
+static void row_pass(const float* data, std::size_t start, std::size_t stride, Sink& shared,
+                     Floats one) {
+  Sink sink = shared;
+  for (std::size_t column = start; column < start + stride; column += kLanes) {
     Floats rows[kRows];
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) rows[i] = load(data + column + i * stride);
     row_butterflies(rows, one);
 #pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) store(data + column + i * stride, rows[i]);
+    for (int i = 0; i < kRows; ++i) sink(column + i * stride, rows[i]);
   }
+  shared = sink;
 }
 
-static void row_pass(float* data, std::size_t stride, int bits, Floats one) {
+template <typename Sink>
+static void row_pass(const float* data, std::size_t start, std::size_t stride, int bits, Sink& sink,
+                     Floats one) {
   switch (bits) {
-    case 1: return row_pass<2>(data, stride, one);
-    case 2: return row_pass<4>(data, stride, one);
-    case 3: return row_pass<8>(data, stride, one);
+    case 1: return row_pass<2>(data, start, stride, sink, one);
+    case 2: return row_pass<4>(data, start, stride, sink, one);
+    case 3: return row_pass<8>(data, start, stride, sink, one);
 #if CPSGD_LANES == 16
-    case 4: return row_pass<16>(data, stride, one);
+    case 4: return row_pass<16>(data, start, stride, sink, one);
 #endif
   }
 }
+
+// Takes registers from where they are, and puts them back there.
+struct InPlace {
+  float* data;
+  Floats operator()(std::size_t position) const { return load(data + position); }
+  void operator()(std::size_t position, Floats v) const { store(data + position, v); }
+};
 
 // How many of `stages` one pass takes, at most `most`, so that passes are few and of equal width.
 static int pass_bits(int stages, int most) {
   const int passes = (stages + most - 1) / most;
   return (stages + passes - 1) / passes;
+}
+
+template <typename Source>
+static void leaf_transform(float* data, std::size_t start, int bits, const Source& source,
+                           Floats one) {
+  const std::size_t size = std::size_t{1} << bits;
+  InPlace sink{data};
+  for (std::size_t tile = 0; tile < size; tile += std::size_t{1} << kTileBits) {
+    tile_transform(data, start + tile, source, one);
+  }
+  for (int done = kTileBits; done < bits;) {
+    const int step = pass_bits(bits - done, kMaxRowBits);
+    const std::size_t stride = std::size_t{1} << done;
+    for (std::size_t base = 0; base < size; base += stride << step) {
+      row_pass(data, start + base, stride, step, sink, one);
+    }
+    done += step;
+  }
+}
+
+// Depth first, so that each part is finished while it is in cache. `prepare(start, size)` is called
+// for each leaf, in order, just before its input is taken from the source. The last pass hands its
+// results to the sink; there is none where the whole is a leaf.
+template <typename Prepare, typename Source, typename Sink>
+static void large_transform(float* data, std::size_t start, int bits, const Prepare& prepare,
+                            const Source& source, Sink& sink, Floats one) {
+  if (bits <= kLeafBits) {
+    prepare(start, std::size_t{1} << bits);
+    return leaf_transform(data, start, bits, source, one);
+  }
+  const int step = pass_bits(bits - kLeafBits, kFarRowBits);
+  const std::size_t stride = std::size_t{1} << (bits - step);
+  InPlace inner{data};
+  for (std::size_t part = 0; part < (std::size_t{1} << step); ++part) {
+    large_transform(data, start + part * stride, bits - step, prepare, source, inner, one);
+  }
+  row_pass(data, start, stride, step, sink, one);
 }
 
 static void small_transform(float* data, int bits) {
@@ -90,38 +144,6 @@ static void small_transform(float* data, int bits) {
       }
     }
   }
-}
-
-static void leaf_transform(float* data, int bits, Floats one) {
-  if (bits < kTileBits) return small_transform(data, bits);
-  for (std::size_t tile = 0; tile < (std::size_t{1} << bits); tile += std::size_t{1} << kTileBits) {
-    tile_transform(data + tile, one);
-  }
-  for (int done = kTileBits; done < bits;) {
-    const int step = pass_bits(bits - done, kMaxRowBits);
-    const std::size_t stride = std::size_t{1} << done;
-    for (std::size_t base = 0; base < (std::size_t{1} << bits); base += stride << step) {
-      row_pass(data + base, stride, step, one);
-    }
-    done += step;
-  }
-}
-
-// Depth first, so that each part is finished while it is in cache. `fill(data, size)` is called
-// once for each leaf, in order, just before it is transformed: it brings the input there (scaled
-// and signed).
-template <typename Fill>
-static void transform(float* data, int bits, const Fill& fill, Floats one) {
-  if (bits <= kLeafBits) {
-    fill(data, std::size_t{1} << bits);
-    return leaf_transform(data, bits, one);
-  }
-  const int step = pass_bits(bits - kLeafBits, kFarRowBits);
-  const std::size_t stride = std::size_t{1} << (bits - step);
-  for (int part = 0; part < (1 << step); ++part) {
-    transform(data + part * stride, bits - step, fill, one);
-  }
-  row_pass(data, stride, step, one);
 }
 
 }  // namespace CPSGD_LEVEL

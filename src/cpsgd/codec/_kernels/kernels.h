@@ -75,6 +75,11 @@ struct Kernels {
                                std::size_t);
   void (*rotate_forward_double)(const double*, double factor, const std::uint8_t* signs, float* out,
                                 std::size_t);
+  // The same, and the squared norm of the grid point nearest to the result.
+  double (*rotate_to_grid_float)(const float*, double factor, const std::uint8_t* signs,
+                                 float limit, float* out, std::size_t);
+  double (*rotate_to_grid_double)(const double*, double factor, const std::uint8_t* signs,
+                                  float limit, float* out, std::size_t);
   void (*rotate_backward)(float*, const std::uint8_t* signs, std::size_t);
   // Rounding and noise: values of a block of grid points, from its keystream.
   void (*round_block)(const float*, const std::uint32_t* words, const Lattice&, const Noise&,
@@ -105,10 +110,15 @@ struct Kernels {
                        std::uint32_t* sums, std::size_t);
   void (*add_signs_64)(const std::uint8_t* bits, const std::uint32_t* positions, std::size_t count,
                        std::uint64_t* sums, std::size_t);
-  void (*centre_32)(const std::uint32_t* sums, double centre, double factor, float* out,
+  // Decoding: (sums - middle) · factor, as it is or rotated back.
+  void (*centre_32)(const std::uint32_t* sums, double middle, double factor, float* out,
                     std::size_t);
-  void (*centre_64)(const std::uint64_t* sums, double centre, double factor, float* out,
+  void (*centre_64)(const std::uint64_t* sums, double middle, double factor, float* out,
                     std::size_t);
+  void (*centre_and_rotate_32)(const std::uint32_t* sums, double middle, double factor,
+                               const std::uint8_t* signs, float* out, std::size_t);
+  void (*centre_and_rotate_64)(const std::uint64_t* sums, double middle, double factor,
+                               const std::uint8_t* signs, float* out, std::size_t);
   // Accounting: see the NumPy twin.
   double (*cell_masses)(const double* x, const double* e, double w, double bent, double* mass,
                         std::size_t curves, std::size_t points);

@@ -6,7 +6,9 @@
 #include "blur.h"
 #include "coins.h"
 #include "inversion.h"
+#include "norms.h"
 #include "packing.h"
+#include "rotation.h"
 #include "sampling.h"
 #include "stages.h"
 
@@ -127,13 +129,15 @@ static void add_packed(const std::uint8_t* bytes, const Grouping& grouping, Sum*
 }
 
 extern const Kernels kernels = {
-    norm_squared<float>,
-    norm_squared<double>,
+    norm_squared,
+    norm_squared,
     grid_norm_squared,
     scale<float>,
     scale<double>,
     rotate_forward<float>,
     rotate_forward<double>,
+    rotate_to_grid<float>,
+    rotate_to_grid<double>,
     rotate_backward,
     round_block,
     encode_block,
@@ -151,6 +155,8 @@ extern const Kernels kernels = {
     add_signs<std::uint64_t>,
     centre<std::uint32_t>,
     centre<std::uint64_t>,
+    centre_and_rotate<std::uint32_t>,
+    centre_and_rotate<std::uint64_t>,
     cell_masses,
     tilted_sums,
     log_averages,

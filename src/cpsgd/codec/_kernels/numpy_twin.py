@@ -104,6 +104,12 @@ def rotate_forward(x: Floats, factor: float, signs: NDArray[np.uint8], out: NDAr
         out[:size] = hadamard(out[:size] * normalise * _sign_values(signs, max(16, size), size))
 
 
+def rotate_to_grid(x: Floats, factor: float, signs: NDArray[np.uint8], limit: float, out: NDArray[np.float32]) -> float:
+    """The rotation, and the squared norm of the grid point nearest to its result."""
+    rotate_forward(x, factor, signs, out)
+    return grid_norm_squared(out, limit)
+
+
 def rotate_backward(data: NDArray[np.float32], signs: NDArray[np.uint8]) -> None:
     """The inverse rotation, in place."""
     size, rest, normalise = _split(data.size)
@@ -297,6 +303,14 @@ def add_signs(bits: NDArray[np.uint8], positions: NDArray[np.uint32], sums: Sums
 def centre(sums: Sums, middle: float, factor: float, out: NDArray[np.float32]) -> None:
     """(sums - middle) · factor, in float64."""
     out[:] = (sums.astype(np.float64) - middle) * factor
+
+
+def centre_and_rotate(
+    sums: Sums, middle: float, factor: float, signs: NDArray[np.uint8], out: NDArray[np.float32]
+) -> None:
+    """(sums - middle) · factor, rotated back."""
+    centre(sums, middle, factor, out)
+    rotate_backward(out, signs)
 
 
 @lru_cache(maxsize=1)

@@ -31,6 +31,7 @@ constexpr int kLanes = CPSGD_LANES;
 constexpr int kMaxRowBits = kLanes == 16 ? 4 : 3;
 
 typedef float Floats __attribute__((vector_size(4 * CPSGD_LANES)));
+typedef std::uint32_t Words __attribute__((vector_size(4 * CPSGD_LANES)));
 
 static inline Floats load(const float* p) {
   Floats v;
@@ -55,6 +56,17 @@ static inline Floats subtract(Floats a, Floats b, Floats one) {
 #endif
 }
 
+// ±a + b for signs of ±1: multiplying by one is exact, so that FMA rounds as a sum does.
+static inline Floats add_signed(Floats a, Floats signs, Floats b) {
+#if CPSGD_LANES == 16
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)signs, (__m512)b);
+#elif CPSGD_LANES == 8
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)signs, (__m256)b);
+#else
+  return a * signs + b;
+#endif
+}
+
 // The constant 1, hidden from the optimiser: it would fold the multiplication in `subtract` away.
 static inline Floats opaque_one() {
   Floats one = broadcast(1.0f);
@@ -65,6 +77,41 @@ static inline Floats opaque_one() {
 #endif
   return one;
 }
+
+// Clipped to ±limit; what is not a number stays so.
+static inline float clamp(float y, float limit) {
+  y = y < -limit ? -limit : y;
+  return y > limit ? limit : y;
+}
+
+#if CPSGD_LANES >= 8
+// The same for a register, where the second operand of these instructions is what NaN yields.
+static inline Floats clamp(Floats y, float limit) {
+  const Floats high = broadcast(limit), low = -high;
+#if CPSGD_LANES == 16
+  return (Floats)_mm512_min_ps((__m512)high, _mm512_max_ps((__m512)low, (__m512)y));
+#else
+  return (Floats)_mm256_min_ps((__m256)high, _mm256_max_ps((__m256)low, (__m256)y));
+#endif
+}
+
+// The nearest integers, halves to even, as floats and as words.
+static inline Floats nearest(Floats y) {
+#if CPSGD_LANES == 16
+  return (Floats)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  return (Floats)_mm256_round_ps((__m256)y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#endif
+}
+
+static inline Words nearest_words(Floats y) {
+#if CPSGD_LANES == 16
+  return (Words)_mm512_cvtps_epi32((__m512)y);
+#else
+  return (Words)_mm256_cvtps_epi32((__m256)y);
+#endif
+}
+#endif
 
 // To be called when kernels are done. Compilers clear the upper register halves themselves, but GCC
 // 12 forgets it on some paths, and code compiled for SSE that runs afterwards then crawls (a
@@ -90,11 +137,31 @@ static inline Floats lane_signs(std::index_sequence<kIndex...>) {
   return Floats{((kIndex & kDistance) ? -1.0f : 1.0f)...};
 }
 
+template <std::size_t... kIndex>
+static inline Words lane_bits(std::index_sequence<kIndex...>) {
+  return Words{(std::uint32_t{1} << kIndex)...};
+}
+
+// The numbers, negated where a bit from `position` (a multiple of kLanes) on is set.
+static inline Floats negate(Floats v, const std::uint8_t* bits, std::size_t position) {
+  const std::uint8_t* bytes = bits + position / 8;
+#if CPSGD_LANES == 16
+  std::uint16_t word;
+  std::memcpy(&word, bytes, 2);
+  return (Floats)_mm512_mask_xor_ps((__m512)v, word, (__m512)v, _mm512_set1_ps(-0.0f));
+#else
+  const std::uint32_t word = std::uint32_t{*bytes} >> (position % 8);
+  const Words lanes = lane_bits(std::make_index_sequence<kLanes>{});
+  const Words sign = reinterpret_cast<Words>((word & lanes) == lanes) & 0x80000000u;
+  return reinterpret_cast<Floats>(reinterpret_cast<Words>(v) ^ sign);
+#endif
+}
+
 // One butterfly stage inside a register: lanes i and i ^ kDistance become their sum and difference.
 template <int kDistance>
 static inline Floats lane_butterfly(Floats v) {
   using Indices = std::make_index_sequence<kLanes>;
-  return v * lane_signs<kDistance>(Indices{}) + exchange_lanes<kDistance>(v, Indices{});
+  return add_signed(v, lane_signs<kDistance>(Indices{}), exchange_lanes<kDistance>(v, Indices{}));
 }
 
 }  // namespace CPSGD_LEVEL

@@ -1,0 +1,148 @@
+"""What a charge and opening cost, by the number of entries on the ledger.
+
+    python benchmarks/ledger.py 10000 1000000 --folder /dev/shm
+
+A ledger of that many released rounds is written at once, without waiting for the disk after each. Then: opening it, a
+charge (reserve and release, each on the disk when it returns), looking up a run's round, and, with --verify, reading
+all of it. The disk's part of a charge is measured apart, by transactions of one row in a file in the same folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+from cpsgd.ledger import Budget, Entry, Ledger, RoundEvent, chain, storage
+from cpsgd.ledger.chain import Head
+from cpsgd.ledger.kinds import kind_of
+from cpsgd.protocol import Protocol
+
+PROTOCOL = Protocol.rotated_binomial(clients=10_000, dim=1_000, clip_norm=1.0, levels=16, trials=100_000)
+EVENT = RoundEvent(PROTOCOL, survivors=9_000, run="benchmark")
+NOW = "2026-01-01T00:00:00.000+00:00"
+
+
+def build(path: Path, entries: int) -> None:
+    """A ledger with so many rounds, each released, and a snapshot after the last but one."""
+    ledger = Ledger(path)
+    ledger.create(Budget(population="people", epsilon=100.0, delta=1e-6))
+    head = ledger.head
+    reserve = {"kind": "reserve", "population": "people", "event": EVENT.to_dict(), "spent": 1.0, "method": "some"}
+    before, middle, after = _template(reserve, "round")
+    state = ledger._state
+
+    def link(text: str) -> tuple[int, str, str]:
+        nonlocal head
+        head = Head(head.number + 1, chain.link(head.hash, text))
+        return head.number, text, head.hash
+
+    def rows() -> Iterator[tuple[int, str, str]]:
+        for number in range(entries):
+            place = head.number + 1
+            yield link(f"{before}{number}{middle}{place}{after}")
+            yield link(f'{{"entry":{place},"kind":"release","number":{place + 1},"survivors":9500,"time":"{NOW}"}}')
+
+    first = head.number + 1
+    index = ((first + 2 * i, "people", "benchmark", i, first + 2 * i + 1) for i in range(entries))
+    account = state.accounts["people", 0]
+    account.reserve(EVENT)
+    account.release(EVENT, 9_500)
+    account.tally.add(kind_of(EVENT, 9_500), "", entries - 1)
+    account.rounds = account.reserved = entries
+    state.time = NOW
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("BEGIN")
+        # The trigger that looks for gaps would double the time.
+        ((trigger, sql),) = connection.execute("SELECT name, sql FROM sqlite_master WHERE name LIKE '%follow%'")
+        connection.execute(f"DROP TRIGGER {trigger}")
+        connection.executemany("INSERT INTO records VALUES (?, ?, ?)", rows())
+        connection.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", index)
+        text = state.to_text()
+        record = {"kind": "snapshot", "version": chain.STATE_VERSION, "digest": chain.digest_of(text)}
+        storage.append(connection, *link(chain.canonical({**record, "number": head.number + 1, "time": NOW})))
+        storage.write_snapshot(connection, text)
+        storage.write_head(connection, head.number, head.hash, head.number)
+        connection.execute(sql)
+        connection.execute("COMMIT")
+
+
+def _template(record: dict[str, object], field: str) -> tuple[str, str, str]:
+    """The canonical text around its number and its event's field."""
+    event = {**json.loads(json.dumps(record["event"])), field: -77}
+    text = chain.canonical({**record, "event": event, "number": -88, "time": NOW})
+    places = sorted((text.index(mark), mark) for mark in ("-77", "-88"))
+    if [mark for _, mark in places] != ["-77", "-88"]:
+        raise SystemExit("The record's fields are in another order than this program knows.")
+    (a, _), (b, _) = places
+    return text[:a], text[a + 3 : b], text[b + 3 :]
+
+
+def median(work: Callable[[int], object], repeats: int) -> float:
+    """Milliseconds."""
+    times = []
+    for number in range(repeats):
+        start = time.perf_counter()
+        work(number)
+        times.append(1e3 * (time.perf_counter() - start))
+    return sorted(times)[repeats // 2]
+
+
+def disk(folder: Path) -> float:
+    """Milliseconds of a transaction of one row."""
+    with closing(sqlite3.connect(folder / "disk", isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = EXTRA")
+        connection.execute("CREATE TABLE t (x)")
+        return median(lambda number: connection.execute("INSERT INTO t VALUES (?)", (number,)), 30)
+
+
+def main() -> None:
+    """Prints a line for each number of entries."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("entries", type=int, nargs="+")
+    parser.add_argument("--folder", help="where the ledgers are made; a folder for temporary files if not given")
+    parser.add_argument("--verify", action="store_true", help="also read all of it")
+    options = parser.parse_args()
+    for entries in options.entries:
+        with tempfile.TemporaryDirectory(dir=options.folder) as name:
+            found = measure(Path(name), entries, verify=options.verify)
+        print(json.dumps({name: round(value, 2) for name, value in found.items()}), flush=True)
+
+
+def measure(folder: Path, entries: int, *, verify: bool) -> dict[str, float]:
+    """One line."""
+    path = folder / "budgets.ledger"
+    build(path, entries)
+    ledger = Ledger(path)
+    found = {
+        "entries": entries,
+        "megabytes": path.stat().st_size / 1e6,
+        "open_ms": median(lambda number: Ledger(path), 5),
+        "find_ms": median(lambda number: ledger.find("people", run="benchmark", round=entries // 2), 20),
+        "disk_ms": disk(folder),
+        # The first is priced, and the proof covers the next ones.
+        "first_charge_ms": median(lambda number: ledger.reserve("people", event_of("first", 0)), 1),
+    }
+    reserved: list[Entry] = []
+    found["reserve_ms"] = median(lambda number: reserved.append(ledger.reserve("people", event_of("run", number))), 50)
+    found["release_ms"] = median(lambda number: ledger.release(reserved[number], 9_500), 50)
+    # With a hundred records since the snapshot; there are never more than 128.
+    found["open_later_ms"] = median(lambda number: Ledger(path), 5)
+    if verify:
+        found["verify_s"] = median(lambda number: ledger.verify(), 1) / 1e3
+    return found
+
+
+def event_of(run: str, round: int) -> RoundEvent:
+    """A round of the same kind."""
+    return RoundEvent(PROTOCOL, survivors=9_000, run=run, round=round)
+
+
+if __name__ == "__main__":
+    main()

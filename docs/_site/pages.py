@@ -1,0 +1,158 @@
+"""Pages of the site that are not written in docs/: README.md as its front, commands, names, notebooks.
+
+A hook of mkdocs. Links that leave docs/ are led to a page made here or to a copy of the file in the site, so that the
+same Markdown can be read on the site and in the repository.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+
+PROJECT = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
+    "examples/flower-digits/README.md": "project/flower-digits.md",
+    "examples/nvflare-digits/README.md": "project/nvflare-digits.md",
+    "reproduction/README.md": "project/reproduction.md",
+}
+"""Pages outside of docs/, and where they are on the site."""
+
+PACKAGES = (
+    *("cpsgd", "cpsgd.planner", "cpsgd.privacy", "cpsgd.mechanisms", "cpsgd.statistics", "cpsgd.learning"),
+    *("cpsgd.learning.datasets", "cpsgd.engines.ddp", "cpsgd.engines.flower", "cpsgd.engines.nvflare", "cpsgd.ledger"),
+    *("cpsgd.audit", "cpsgd.secagg", "cpsgd.federation.limits", "cpsgd.federation.terms", "cpsgd.federation.course"),
+    *("cpsgd.federation.server", "cpsgd.federation.client", "cpsgd.federation.settings", "cpsgd.federation.extras"),
+    *("cpsgd.paper.theorem", "cpsgd.paper.bounds", "cpsgd.paper.convergence", "cpsgd.paper.design", "cpsgd.errors"),
+)
+"""Modules whose names are public; each is a page of the reference."""
+
+LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
+DIRECTIVE = re.compile(r"^[ ]*<!-- (?:not run|before|file|thorough)\b.*?-->\n+", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages and files that are not in docs/."""
+    for source, uri in PROJECT.items():
+        files.append(File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8")))
+    files.append(File.generated(config, "reference/commands.md", content=commands()))
+    for package in PACKAGES:
+        files.append(File.generated(config, f"reference/{package}.md", content=names_page(package)))
+    for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        for uri, content in notebook_files(notebook):
+            files.append(File.generated(config, uri, content=content))
+    wanted = {target for file in files.documentation_pages() for target in outside(file)}
+    for target in sorted(wanted):
+        files.append(File.generated(config, f"files/{target}", content=(ROOT / target).read_bytes()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Leads links to where their targets are on the site, and leaves out what is said to the tests."""
+    folder = posixpath.dirname(source_of(page.file.src_uri))
+
+    def led(match: re.Match[str]) -> str:
+        uri = uri_of(folder, match[1])
+        if uri is None:
+            return match[0]
+        return f"]({posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or '.')}{match[2] or ''})"
+
+    return LINK.sub(led, DIRECTIVE.sub("", markdown))
+
+
+def source_of(uri: str) -> str:
+    """Where a page of the site is in the repository."""
+    return next((source for source, made in PROJECT.items() if made == uri), f"docs/{uri}")
+
+
+def uri_of(folder: str, link: str) -> str | None:
+    """The place on the site of what a page in this folder of the repository links to; None for other sites."""
+    if "://" in link or link.startswith("mailto:"):
+        return None
+    target = posixpath.normpath(posixpath.join(folder, link))
+    if target in PROJECT:
+        return PROJECT[target]
+    if target.startswith("docs/"):
+        return re.sub(r"\.ipynb$", ".md", target.removeprefix("docs/"))
+    return f"files/{target}"
+
+
+def outside(file: File) -> Iterator[str]:
+    """Files of the repository that a page links to and that no page of the site is made of."""
+    folder = posixpath.dirname(source_of(file.src_uri))
+    for link, _ in LINK.findall(file.content_string):
+        uri = uri_of(folder, link) or ""
+        if uri.startswith("files/") and (ROOT / uri.removeprefix("files/")).is_file():
+            yield uri.removeprefix("files/")
+
+
+def commands() -> str:
+    """The commands with all their options, as the command line itself knows them."""
+    from cpsgd.cli.app import app
+
+    text = app.generate_docs(output_format="markdown", heading_level=1, usage_name="cpsgd")
+    contents = re.compile(r"^## Table of Contents\n.*?(?=^\*\*Commands)", re.MULTILINE | re.DOTALL)
+    text = contents.sub("", text).replace("# cpsgd\n", "# Commands\n", 1)
+    return re.sub(r"^```console\n", "```text\n", text, flags=re.MULTILINE)
+
+
+def public_names(module: str) -> list[str]:
+    """What a module defines or passes on, in the order in which it does."""
+    path = ROOT / "src" / module.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    found: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+        if isinstance(node, ast.ImportFrom):
+            found += [alias.name for alias in node.names if alias.asname == alias.name]
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            found.append(node.name)
+    return found
+
+
+def names_page(module: str) -> str:
+    """The page of a module: every public name with its docstring."""
+    members = "".join(f"        - {name}\n" for name in public_names(module))
+    return f"# `{module}`\n\n::: {module}\n    options:\n      members:\n{members}"
+
+
+def notebook_files(path: Path) -> Iterator[tuple[str, str | bytes]]:
+    """A notebook as a page, and its pictures."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    parts: list[str] = []
+    for number, cell in enumerate(notebook["cells"]):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/svg+xml" in data:
+                name = f"{path.stem}-{number}.svg"
+                yield f"notebooks/{name}", "".join(data["image/svg+xml"])
+                parts.append(f"![Output of the cell above]({name})")
+            elif "image/png" in data:
+                name = f"{path.stem}-{number}.png"
+                yield f"notebooks/{name}", base64.b64decode(data["image/png"])
+                parts.append(f"![Output of the cell above]({name})")
+            else:
+                parts.append("```text\n" + "".join(data["text/plain"]).rstrip() + "\n```")
+    heading, _, rest = "\n\n".join(parts).partition("\n")
+    download = f'<a class="md-button" href="{path.name}" download>Download this notebook</a>'
+    yield f"notebooks/{path.stem}.md", f"{heading}\n\n{download}\n{rest}\n"

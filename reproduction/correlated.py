@@ -1,0 +1,184 @@
+"""Noise that cancels over rounds: accuracy against rounds and against ε, for several numbers of bands.
+
+Each setting that `select_settings.py` chose on held-back training images is trained by the real protocol on all
+training images, once for every seed, and measured on the test set; nothing is selected here.
+
+    python -m reproduction.correlated --chosen docs/results/correlated/chosen.json --out docs/results/correlated
+
+Each training is a line of `runs.jsonl` in `--out`, and those already there are not repeated. `summary.csv` and the
+picture are made of all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from cpsgd.learning import CohortOptions, NoPrivacy, RunOptions, ServerOptions, Trainer, mlp
+from cpsgd.learning.datasets import load
+from cpsgd.learning.datasets.base import Dataset
+from cpsgd.planner import plan
+from cpsgd.reports import plotting
+from reproduction.select_settings import DELTA, ROUNDS
+
+# Where nothing is clipped: no gradient of these networks is as long.
+UNCLIPPED = 1e6
+RUNS, SUMMARY, PICTURE = "runs.jsonl", "summary.csv", "accuracy.png"
+
+
+def trained(data: Dataset, row: dict[str, Any], seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One training: its accuracy every so many rounds, and what it cost."""
+    assert data.classes is not None
+    model = mlp(data.feature_dim, data.classes, scaled=row["normalised"], seed=seed)
+    dim = sum(p.numel() for p in model.parameters())
+    clip_norm = row["clip_norm"] or UNCLIPPED
+    rounds, cohort = options.rounds, options.cohort
+    mechanism: Any = NoPrivacy(clip_norm)
+    if row["epsilon"] is not None:
+        wanted = {"correlated": row["bands"]} if row["bands"] > 1 else {}
+        mechanism = plan(
+            cohort,
+            dim,
+            row["epsilon"],
+            DELTA[options.dataset],
+            clip_norm,
+            bits=options.bits if row["bands"] > 1 else options.independent_bits,
+            rounds=rounds,
+            participation="once",
+            **wanted,
+        )
+    begun = time.perf_counter()
+    trainer = Trainer(
+        model,
+        torch.nn.functional.cross_entropy,
+        data,
+        mechanism,
+        cohorts=CohortOptions(cohort=cohort, rounds=rounds),
+        server=ServerOptions(
+            optimizer=row["optimizer"],
+            lr=row["rate"],
+            weight_decay=row["weight_decay"],
+            schedule=row["schedule"],
+            averaging=row["averaging"] or None,
+        ),
+        run=RunOptions(seed=seed, evaluate_every=max(1, rounds // 50), device=options.device),
+    )
+    curve = [(m.round + 1, m.accuracy) for m in trainer.run() if m.accuracy is not None]
+    guarantee = trainer.guarantee()
+    return {
+        "epsilon": row["epsilon"],
+        "bands": row["bands"],
+        "seed": seed,
+        "proved_epsilon": None if guarantee is None else guarantee.epsilon,
+        "bytes_per_client": trainer.history[-1].bytes_per_client,
+        "seconds": round(time.perf_counter() - begun, 2),
+        "curve": curve,
+    }
+
+
+def write_summary(path: Path, runs: Sequence[dict[str, Any]]) -> None:
+    """A row for each ε and number of bands: accuracy after the last round over the seeds."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        names = ("epsilon", "bands", "seeds", "accuracy_mean", "accuracy_min", "accuracy_max", "proved_epsilon")
+        table.writerow([*names, "bytes_per_client", "seconds"])
+        for (epsilon, bands), group in grouped(runs).items():
+            ends = [run["curve"][-1][1] for run in group]
+            proved = max((run["proved_epsilon"] for run in group), key=lambda value: value or 0.0)
+            size, seconds = group[0]["bytes_per_client"], fmean(run["seconds"] for run in group)
+            figures = [f"{value:.4f}" for value in (fmean(ends), min(ends), max(ends))]
+            table.writerow([epsilon, bands, len(ends), *figures, proved, size, f"{seconds:.1f}"])
+
+
+def grouped(runs: Sequence[dict[str, Any]]) -> dict[tuple[float | None, int], list[dict[str, Any]]]:
+    """Runs that differ by their seeds only, without privacy first, then by falling ε."""
+    found = defaultdict(list)
+    for run in sorted(runs, key=lambda run: (-(run["epsilon"] or float("inf")), run["bands"], run["seed"])):
+        found[run["epsilon"], run["bands"]].append(run)
+    return dict(found)
+
+
+def draw(path: Path, runs: Sequence[dict[str, Any]]) -> None:
+    """Accuracy against rounds at the smallest ε, and after the last round against ε."""
+    groups = grouped(runs)
+    epsilons = sorted({epsilon for epsilon, _ in groups if epsilon is not None})
+    bands = sorted({b for epsilon, b in groups if epsilon is not None})
+    figure = plotting.new_figure(10.0, 4.2)
+    left, right = figure.subplots(1, 2)
+    for index, count in enumerate(bands):
+        colour, label = plotting.SEQUENCE[index], f"{count} bands" if count > 1 else "independent noise"
+        ends = [[100 * run["curve"][-1][1] for run in groups[epsilon, count]] for epsilon in epsilons]
+        right.plot(epsilons, [fmean(values) for values in ends], "o-", color=colour, label=label)
+        right.fill_between(
+            epsilons, [min(v) for v in ends], [max(v) for v in ends], color=colour, alpha=0.2, linewidth=0
+        )
+        _draw_curve(left, groups[epsilons[0], count], colour, label)
+    if (None, 1) in groups:
+        best = fmean(100 * run["curve"][-1][1] for run in groups[None, 1])
+        for axes in (left, right):
+            axes.axhline(best, color=plotting.INK, linewidth=1.2, label="no privacy, tuned by itself, at the end")
+    plotting.tidy(left, title=f"While training, ε = {epsilons[0]:g}", xlabel="rounds", ylabel="test accuracy, %")
+    left.set_ylim(90.0, 99.5)
+    plotting.tidy(right, title="After the epoch", xlabel="ε", ylabel=None)
+    right.set_xscale("log")
+    right.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    right.minorticks_off()
+    for axes in (left, right):
+        axes.legend(frameon=False, fontsize=9, labelcolor=plotting.INK, loc="lower right")
+    plotting.save(figure, path)
+
+
+def _draw_curve(axes: Any, group: list[dict[str, Any]], colour: str, label: str) -> None:
+    rounds = [point[0] for point in group[0]["curve"]]
+    mean = [100 * fmean(run["curve"][i][1] for run in group) for i in range(len(rounds))]
+    axes.plot(rounds, mean, color=colour, linewidth=1.8, label=label)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--chosen", type=Path, help="settings, as select_settings.py writes them; none: draw only")
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--dataset", choices=list(DELTA), default="infinite-mnist")
+    arguments.add_argument("--device", default="cuda")
+    arguments.add_argument("--cohort", type=int, default=10_000)
+    arguments.add_argument("--rounds", type=int)
+    arguments.add_argument("--bits", type=float, default=12.0, help="of messages with correlated noise")
+    arguments.add_argument("--independent-bits", type=float, default=4.0, help="of messages with independent noise")
+    arguments.add_argument("--seeds", type=int, default=3)
+    arguments.add_argument("--no-draw", action="store_true", help="numbers only, without matplotlib")
+    options = arguments.parse_args()
+    options.rounds = options.rounds or ROUNDS[options.dataset]
+    options.out.mkdir(parents=True, exist_ok=True)
+    path, console = options.out / RUNS, Console(highlight=False)
+    runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    known = {(run["epsilon"], run["bands"], run["seed"]) for run in runs}
+    rows = json.loads(options.chosen.read_text()) if options.chosen else []
+    data = load(options.dataset) if rows else None
+    for seed in range(options.seeds):
+        for row in rows:
+            if (row["epsilon"], row["bands"], seed) in known:
+                continue
+            assert data is not None
+            run = trained(data, row, seed, options)
+            runs.append(run)
+            with path.open("a") as file:
+                file.write(json.dumps(run) + "\n")
+            name = "no privacy" if row["epsilon"] is None else f"ε = {row['epsilon']:g}, {row['bands']} bands"
+            console.print(f"{name}, seed {seed}: {run['curve'][-1][1]:.2%}, {run['seconds']:.1f} s")
+    write_summary(options.out / SUMMARY, runs)
+    if not options.no_draw:
+        draw(options.out / PICTURE, runs)
+
+
+if __name__ == "__main__":
+    main()

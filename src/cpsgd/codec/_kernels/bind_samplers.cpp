@@ -1,0 +1,232 @@
+// Python's view of the kernels that round and draw noise: parameters are fixed once, in a class.
+#include <vector>
+
+#include "bindings.h"
+
+namespace cpsgd {
+namespace {
+
+Lattice make_lattice(std::uint32_t levels, int fraction_bits) {
+  require(levels >= 2 && levels <= (1u << 24) && fraction_bits >= 1 && fraction_bits <= 16 &&
+              ((std::uint64_t{levels} - 1) << fraction_bits) < (std::uint64_t{1} << 32),
+          "lattice is out of range");
+  const std::uint32_t offset = (levels - 1) << (fraction_bits - 1);
+  return Lattice{static_cast<float>(offset), offset, fraction_bits};
+}
+
+// Ascending thresholds in the order of the bisection's steps. A block holds sixteen of one step:
+// their least significant bytes, then the next ones. All are complemented, so that zero, which
+// fills up a step's last block and is what the kernels find beyond it, stands for the largest
+// number there is.
+std::vector<std::uint8_t> arrange_in_blocks(const std::uint64_t* high, const std::uint64_t* low,
+                                            std::size_t count, std::size_t first_step) {
+  std::vector<std::uint8_t> blocks;
+  for (std::size_t step = first_step; step != 0; step /= 2) {
+    const std::size_t start = blocks.size();
+    blocks.resize(start + kBlockBytes * blocks_of_step(count, step));
+    for (std::size_t i = 0; i < thresholds_of_step(count, step); ++i) {
+      const std::size_t threshold = (2 * i + 1) * step - 1;
+      for (std::size_t byte = 0; byte < 16; ++byte) {
+        const std::uint64_t half = byte < 8 ? low[threshold] : high[threshold];
+        blocks[start + kBlockBytes * (i / 16) + 16 * byte + i % 16] =
+            static_cast<std::uint8_t>(~half >> (8 * (byte % 8)));
+      }
+    }
+  }
+  return blocks;
+}
+
+// The largest power of two that is at most count; 0 for none.
+std::size_t first_step(std::size_t count) {
+  std::size_t step = count == 0 ? 0 : 1;
+  while (step != 0 && 2 * step <= count) step *= 2;
+  return step;
+}
+
+// Rounding, noise and (given a grouping) packing with fixed parameters.
+class Rounder {
+ public:
+  Rounder(std::uint32_t levels, int fraction_bits, std::uint32_t trials,
+          const Input<std::uint64_t>& high, const Input<std::uint64_t>& low, std::uint32_t base)
+      : levels_(levels), lattice_(make_lattice(levels, fraction_bits)) {
+    const std::size_t count = high.shape(0);
+    require(count == low.shape(0), "threshold halves differ in length");
+    require(count <= kMostThresholds, "too many thresholds");
+    require(count != 0 || trials <= 4096, "too many coins: use thresholds");
+    require(count == 0 || std::uint64_t{base} + count <= trials,
+            "thresholds reach beyond the number of trials");
+    const std::size_t step = first_step(count);
+    blocks_ = arrange_in_blocks(aligned(high), aligned(low), count, step);
+    noise_ = Noise{trials, {blocks_.data(), count, step, base}};
+  }
+  Rounder(const Rounder&) = delete;
+
+  void values(const Input<float>& grid, const Input<std::uint8_t>& keystream,
+              Array<std::uint32_t> values) const {
+    require(values.shape(0) == grid.shape(0), "values has another length than the vector");
+    const std::uint32_t* words = block_words(keystream, grid.shape(0));
+    unlocked([&] {
+      kernels().round_block(aligned(grid), words, lattice_, noise_, aligned(values), grid.shape(0));
+    });
+  }
+
+  void packed(const Input<float>& grid, const Input<std::uint8_t>& keystream, std::uint64_t radix,
+              std::size_t digits, int bits, int last_bits, Array<std::uint8_t> out) const {
+    const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+    require(out.shape(0) == packed_bytes(grid.shape(0), grouping), "out has the wrong length");
+    require(std::uint64_t{levels_} + noise_.trials <= radix,
+            "the radix is too small for the values");
+    const std::uint32_t* words = block_words(keystream, grid.shape(0));
+    unlocked([&] {
+      kernels().encode_block(aligned(grid), words, lattice_, noise_, grouping, aligned(out),
+                             grid.shape(0));
+    });
+  }
+
+ private:
+  // The keystream of a block as 32-bit words, checked for length and alignment.
+  const std::uint32_t* block_words(const Input<std::uint8_t>& keystream, std::size_t n) const {
+    const std::size_t planes = noise_.trials <= 16 ? 0 : (noise_.trials - 16 + 31) / 32;
+    const std::size_t words = noise_.table.count != 0 ? 5 : 1 + planes;
+    require(keystream.shape(0) >= 4 * words * n, "keystream is too short for the block");
+    require(reinterpret_cast<std::uintptr_t>(keystream.data()) % 4 == 0,
+            "keystream is not aligned to 4 bytes");
+    return reinterpret_cast<const std::uint32_t*>(keystream.data());
+  }
+
+  std::uint32_t levels_;
+  Lattice lattice_;
+  std::vector<std::uint8_t> blocks_;
+  Noise noise_;
+};
+
+// Biased coins and (given a grouping) packing of their heads, with fixed parameters.
+class Flipper {
+ public:
+  Flipper(std::uint32_t limit, std::uint32_t coins) : coins_{static_cast<float>(limit), coins} {
+    require(limit >= 1 && limit <= (1u << 15), "limit is out of range");
+    require(coins >= 1 && coins <= 4096, "the number of coins is out of range");
+  }
+
+  void values(const Input<float>& grid, const Input<std::uint8_t>& keystream,
+              Array<std::uint32_t> values) const {
+    require(values.shape(0) == grid.shape(0), "values has another length than the vector");
+    const std::uint16_t* words = block_words(keystream, grid.shape(0));
+    unlocked([&] {
+      kernels().flip_block(aligned(grid), words, coins_, aligned(values), grid.shape(0));
+    });
+  }
+
+  void packed(const Input<float>& grid, const Input<std::uint8_t>& keystream, std::uint64_t radix,
+              std::size_t digits, int bits, int last_bits, Array<std::uint8_t> out) const {
+    const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+    require(out.shape(0) == packed_bytes(grid.shape(0), grouping), "out has the wrong length");
+    require(coins_.count < radix, "the radix is too small for the values");
+    const std::uint16_t* words = block_words(keystream, grid.shape(0));
+    unlocked([&] {
+      kernels().encode_flips(aligned(grid), words, coins_, grouping, aligned(out), grid.shape(0));
+    });
+  }
+
+ private:
+  // The keystream of a block as 16-bit words, checked for length and alignment.
+  const std::uint16_t* block_words(const Input<std::uint8_t>& keystream, std::size_t n) const {
+    require(keystream.shape(0) / coins_.count / 2 >= n, "keystream is too short for the block");
+    require(reinterpret_cast<std::uintptr_t>(keystream.data()) % 2 == 0,
+            "keystream is not aligned to 2 bytes");
+    return reinterpret_cast<const std::uint16_t*>(keystream.data());
+  }
+
+  Coins coins_;
+};
+
+// Gaussian noise, rounding and (given a grouping) packing with fixed parameters.
+class GaussianRounder {
+ public:
+  GaussianRounder(std::uint32_t limit, std::uint32_t window, int fraction_bits,
+                  const Input<std::uint64_t>& high, const Input<std::uint64_t>& low) {
+    const std::size_t count = high.shape(0);
+    require(count == low.shape(0), "threshold halves differ in length");
+    require(count >= 2 && count % 2 == 0 && count <= (1u << 12), "thresholds are out of range");
+    require(limit >= 1 && limit <= (1u << 24), "limit is out of range");
+    require(fraction_bits >= 1 && fraction_bits <= 16 && window >= 2 &&
+                (std::uint64_t{window} << fraction_bits) <= (1u << 30),
+            "the window is out of range");
+    const std::size_t step = first_step(count);
+    blocks_ = arrange_in_blocks(aligned(high), aligned(low), count, step);
+    const std::int64_t mean = 256 * static_cast<std::int64_t>(count / 2) + kUniforms * 255 / 2;
+    const std::int64_t half = static_cast<std::int64_t>(window) << (fraction_bits - 1);
+    blur_ = Blur{static_cast<float>(limit),
+                 static_cast<std::int32_t>(half - mean),
+                 static_cast<std::int32_t>(window - 1),
+                 fraction_bits,
+                 {blocks_.data(), count, step, 0}};
+  }
+  GaussianRounder(const GaussianRounder&) = delete;
+
+  void values(const Input<float>& grid, const Input<std::uint8_t>& keystream,
+              Array<std::uint32_t> values) const {
+    require(values.shape(0) == grid.shape(0), "values has another length than the vector");
+    check_length(keystream, grid.shape(0));
+    unlocked([&] {
+      kernels().blur_block(aligned(grid), keystream.data(), blur_, aligned(values), grid.shape(0));
+    });
+  }
+
+  void packed(const Input<float>& grid, const Input<std::uint8_t>& keystream, std::uint64_t radix,
+              std::size_t digits, int bits, int last_bits, Array<std::uint8_t> out) const {
+    const Grouping grouping = make_grouping(radix, digits, bits, last_bits);
+    require(out.shape(0) == packed_bytes(grid.shape(0), grouping), "out has the wrong length");
+    require(static_cast<std::uint64_t>(blur_.last) < radix,
+            "the radix is too small for the values");
+    check_length(keystream, grid.shape(0));
+    unlocked([&] {
+      kernels().encode_blurred(aligned(grid), keystream.data(), blur_, grouping, aligned(out),
+                               grid.shape(0));
+    });
+  }
+
+ private:
+  static void check_length(const Input<std::uint8_t>& keystream, std::size_t n) {
+    require(keystream.shape(0) / (16 + kUniforms) >= n, "keystream is too short for the block");
+  }
+
+  std::vector<std::uint8_t> blocks_;
+  Blur blur_;
+};
+
+}  // namespace
+
+void bind_samplers(nb::module_& m) {
+  nb::class_<Rounder>(m, "Rounder")
+      .def(nb::init<std::uint32_t, int, std::uint32_t, Input<std::uint64_t>, Input<std::uint64_t>,
+                    std::uint32_t>(),
+           nb::arg("levels"), nb::arg("fraction_bits"), nb::arg("trials"),
+           nb::arg("high").noconvert(), nb::arg("low").noconvert(), nb::arg("base"))
+      .def("values", &Rounder::values, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("values").noconvert())
+      .def("packed", &Rounder::packed, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+           nb::arg("last_bits"), nb::arg("out").noconvert());
+
+  nb::class_<Flipper>(m, "Flipper")
+      .def(nb::init<std::uint32_t, std::uint32_t>(), nb::arg("limit"), nb::arg("coins"))
+      .def("values", &Flipper::values, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("values").noconvert())
+      .def("packed", &Flipper::packed, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+           nb::arg("last_bits"), nb::arg("out").noconvert());
+
+  nb::class_<GaussianRounder>(m, "GaussianRounder")
+      .def(nb::init<std::uint32_t, std::uint32_t, int, const Input<std::uint64_t>&,
+                    const Input<std::uint64_t>&>(),
+           nb::arg("limit"), nb::arg("window"), nb::arg("fraction_bits"),
+           nb::arg("high").noconvert(), nb::arg("low").noconvert())
+      .def("values", &GaussianRounder::values, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("values").noconvert())
+      .def("packed", &GaussianRounder::packed, nb::arg("grid").noconvert(),
+           nb::arg("keystream").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
+           nb::arg("last_bits"), nb::arg("out").noconvert());
+}
+
+}  // namespace cpsgd

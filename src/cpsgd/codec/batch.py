@@ -1,0 +1,66 @@
+"""Many clients' messages at once, on as many threads as there are processors.
+
+The kernels and the cipher run without the interpreter lock, so that threads share nothing but the parameters. Each
+message is what `pipeline.encode` makes of its vector alone, with noise of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from numpy.typing import ArrayLike
+
+from cpsgd import _validate
+from cpsgd.codec import pipeline, wire
+
+if TYPE_CHECKING:
+    from cpsgd.protocol import Protocol
+
+MAX_THREADS = 1024
+# A thread gets vectors of so many coordinates at a time, and at least one: enough to hide the cost of handing over.
+_COORDINATES = 1 << 17
+# Such parts per thread that are read ahead of the one that is waited for.
+_AHEAD = 2
+
+
+def encode_many(
+    protocol: Protocol, vectors: Iterable[ArrayLike], round: int, threads: int | None = None
+) -> Generator[bytes, None, None]:
+    """See `Protocol.encode_many`."""
+    _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
+    count = processors() if threads is None else _validate.integer("threads", threads, low=1, high=MAX_THREADS)
+    return _messages(protocol, iter(vectors), round, count)
+
+
+def processors() -> int:
+    """Processors that this process may run on."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return (len(allowed(0)) if allowed else os.cpu_count()) or 1
+
+
+def _messages(
+    protocol: Protocol, vectors: Iterator[ArrayLike], round: int, threads: int
+) -> Generator[bytes, None, None]:
+    at_a_time = max(1, _COORDINATES // protocol.dim)
+
+    def encode(part: list[ArrayLike]) -> list[bytes]:
+        return [pipeline.encode(protocol, vector, round) for vector in part]
+
+    waiting: deque[Future[list[bytes]]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="cpsgd-encode") as executor:
+        try:
+            while part := list(islice(vectors, at_a_time)):
+                waiting.append(executor.submit(encode, part))
+                if len(waiting) > _AHEAD * threads:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+        finally:
+            # Where the caller stops early, or a vector is refused: what was not begun need not be.
+            for future in waiting:
+                future.cancel()

@@ -1,0 +1,100 @@
+"""A ledger as it is shown: its chain checked, and for every population what was spent by which round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpsgd.errors import LedgerBusyError
+from cpsgd.ledger import Entry, Ledger, Total
+
+# Entries of a population that are listed, the latest ones; the chart has all.
+_LISTED = 50
+# Seconds to wait for whoever writes to it.
+_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True)
+class Spent:
+    """One round on the record, as far as it is shown."""
+
+    number: int
+    reserved_at: str
+    run: str
+    round: int
+    survivors: int
+    participation: str
+    released: bool
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Population:
+    """A budget, what is spent of it, ε after each of its rounds, and the latest of these."""
+
+    total: Total
+    spending: tuple[float, ...]
+    latest: tuple[Spent, ...]
+
+
+@dataclass(frozen=True)
+class Book:
+    """A ledger whose chain holds."""
+
+    records: int
+    head: str
+    overspent: tuple[str, ...]
+    populations: tuple[Population, ...]
+
+
+def read(path: str) -> Iterator[Book]:
+    """Reads a ledger and checks all of it: a job that yields once.
+
+    Raises:
+        LedgerError: It does not hold, or cannot be read.
+    """
+    _wait(Path(path))
+    ledger = Ledger(Path(path), timeout=_TIMEOUT)
+    verified = ledger.verify()
+    yield Book(
+        records=verified.records,
+        head=str(verified.head),
+        overspent=verified.overspent,
+        populations=tuple(_population(total, ledger.events(total.population)) for total in verified.totals),
+    )
+
+
+def _wait(path: Path) -> None:
+    """Until nobody is in the middle of writing.
+
+    To read a database that has a journal is to repair it, by whatever the journal says: whoever wrote it may be
+    hostile, and nothing is written here.
+    """
+    journals = [path.with_name(path.name + suffix) for suffix in ("-journal", "-wal", "-shm")]
+    deadline = time.monotonic() + _TIMEOUT
+    while any(journal.exists() or journal.is_symlink() for journal in journals):
+        if time.monotonic() > deadline:
+            raise LedgerBusyError(
+                f"{path.name} is being written to, or was when a process died. Look again later; `cpsgd budget verify` "
+                "repairs it."
+            )
+        time.sleep(0.02)
+
+
+def _population(total: Total, entries: tuple[Entry, ...]) -> Population:
+    latest = [
+        Spent(
+            number=entry.number,
+            reserved_at=entry.reserved_at[:19].replace("T", " "),
+            run=entry.event.run,
+            round=entry.event.round,
+            survivors=entry.survivors,
+            participation=str(entry.event.taking_part),
+            released=entry.released,
+            epsilon=entry.spent,
+        )
+        for entry in reversed(entries[-_LISTED:])
+    ]
+    return Population(total, tuple(entry.spent for entry in entries), tuple(latest))

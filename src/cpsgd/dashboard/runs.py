@@ -1,0 +1,239 @@
+"""A run as its folder tells it: settings, the rounds of each of its curves, how far it is and how long it will take."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from cpsgd.dashboard import folder, values
+from cpsgd.dashboard.folder import BASELINES, CONFIG, METRICS, SUMMARY
+from cpsgd.errors import DataError
+
+PRIVATE = "private"
+"""Name of the curve that the others are compared with."""
+
+# Silence after which a run that is not finished is taken to be stopped: seconds, and times what a checkpoint takes.
+_SILENCE, _TIMES = 60.0, 4.0
+# Rounds whose seconds say how long the others will take.
+_RECENT = 50
+_MOST_CURVES = 12
+# Bytes of settings and of a summary, lines of metrics, and bytes of metrics that are read to list all runs.
+_LARGEST, _MOST_LINES, _MOST_LISTED = 4 << 20, 500_000, 512 << 20
+
+Figure = Literal["loss", "score", "epsilon", "message", "bytes_total"]
+State = Literal["running", "stopped", "finished"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round's figures, None where there are none. `number` counts from 1, and `message` is bytes of one."""
+
+    number: int
+    loss: float | None
+    score: float | None
+    epsilon: float | None
+    message: float | None
+    bytes_total: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RunCurve:
+    """The rounds of the private run, or of one that it is compared with.
+
+    Attributes:
+        name: What it is called.
+        rounds: What was written down so far.
+        regression: Whether its score is R² and not accuracy.
+        damaged: Lines that could not be read.
+        written: When its file was last written to, in seconds since 1970.
+    """
+
+    name: str
+    rounds: tuple[Round, ...]
+    regression: bool
+    damaged: int
+    written: float
+
+    def last(self, figure: Figure) -> float | None:
+        """The latest value there is."""
+        found = (getattr(each, figure) for each in reversed(self.rounds))
+        return next((value for value in found if value is not None), None)
+
+    def points(self, figure: Figure) -> list[tuple[float, float]]:
+        """The rounds that have a figure, with it."""
+        found = ((float(each.number), getattr(each, figure)) for each in self.rounds)
+        return [(number, value) for number, value in found if value is not None]
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds per round of late."""
+        recent = self.rounds[-_RECENT:]
+        return sum(each.seconds for each in recent) / len(recent) if recent else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a run.
+
+    Attributes:
+        name: Its name in the folder that is shown.
+        title: What it is called.
+        settings: What it was started with.
+        summary: What `cpsgd train --json` printed at its end; None before that.
+        curves: The private one first.
+        now: When it was looked at.
+        version: What changes whenever there is something new to be read.
+    """
+
+    name: str
+    title: str
+    settings: Mapping[str, Any]
+    summary: Mapping[str, Any] | None
+    curves: tuple[RunCurve, ...]
+    now: float
+    version: str
+
+    @property
+    def private(self) -> RunCurve:
+        """The curve that the run is about."""
+        return self.curves[0]
+
+    @property
+    def current(self) -> RunCurve:
+        """The first curve that is not complete; the private one where all are."""
+        return next((curve for curve in self.curves if len(curve.rounds) < (self.rounds or 0)), self.private)
+
+    @property
+    def rounds(self) -> int | None:
+        """Rounds that were asked for."""
+        return values.whole(self.settings.get("rounds"), low=1)
+
+    @property
+    def limit(self) -> float | None:
+        """ε that may be spent."""
+        return values.number(self.settings.get("epsilon"))
+
+    @property
+    def state(self) -> State:
+        """Whether it goes on, as far as its files tell."""
+        if self.summary is not None:
+            return "finished"
+        every = values.whole(self.settings.get("evaluate_every"), low=1) or 1
+        patience = max(_SILENCE, *(_TIMES * every * (curve.pace or 0.0) for curve in self.curves))
+        return "running" if self.now - max(curve.written for curve in self.curves) < patience else "stopped"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """For the rounds that are missing, of all curves; None where nothing tells."""
+        pace = next((curve.pace for curve in self.curves if curve.pace is not None), None)
+        if self.rounds is None or pace is None or self.state != "running":
+            return None
+        return sum(
+            max(0, self.rounds - len(curve.rounds)) * (pace if curve.pace is None else curve.pace)
+            for curve in self.curves
+        )
+
+    def at_present(self) -> Run:
+        """The same, looked at now."""
+        return replace(self, now=time.time())
+
+    @property
+    def seconds(self) -> float:
+        """That all rounds took together."""
+        return sum(each.seconds for curve in self.curves for each in curve.rounds)
+
+
+def _places(path: Path) -> list[tuple[str, Path]]:
+    """The curves of a run and their files."""
+    compared = folder.subfolders(path / BASELINES)[: _MOST_CURVES - 1]
+    others = [(name.replace("-", " "), path / BASELINES / name / METRICS) for name in compared]
+    return [(PRIVATE, path / METRICS), *others]
+
+
+def version(path: Path) -> str:
+    """What changes whenever there is something new to be read."""
+    files = [path / CONFIG, path / SUMMARY, *(place for _, place in _places(path))]
+    return hashlib.sha256(repr([folder.signature(file) for file in files]).encode()).hexdigest()
+
+
+def read(path: Path, name: str) -> Run:
+    """Reads a run's folder.
+
+    Raises:
+        DataError: Its files are not as `cpsgd train` writes them.
+    """
+    read = version(path)  # before its files are, so that nothing that comes later is missed
+    summary = folder.read_object(path / SUMMARY, _LARGEST) if folder.signature(path / SUMMARY) is not None else None
+    return Run(
+        name=name,
+        title=path.name,
+        settings=folder.read_object(path / CONFIG, _LARGEST),
+        summary=summary,
+        curves=_ordered([_curve(*place) for place in _places(path)], summary),
+        now=time.time(),
+        version=read,
+    )
+
+
+def _ordered(curves: list[RunCurve], summary: Mapping[str, Any] | None) -> tuple[RunCurve, ...]:
+    """The private one, and then as in the summary."""
+    results = values.mapping(summary).get("results")
+    names = [values.mapping(each).get("name") for each in results] if isinstance(results, list) else []
+    rest = sorted(curves[1:], key=lambda curve: names.index(curve.name) if curve.name in names else len(names))
+    return (curves[0], *rest)
+
+
+def _curve(name: str, path: Path) -> RunCurve:
+    signature = folder.signature(path)
+    if signature is None:
+        return RunCurve(name, (), regression=False, damaged=0, written=0.0)
+    data = folder.read_bytes(path)
+    if data.count(b"\n") > _MOST_LINES:
+        raise DataError(f"{path.name} has more than {_MOST_LINES:,} lines.")
+    rounds: dict[int, Round] = {}
+    damaged, regression = 0, False
+    # A line without an end is still being written.
+    for line in data[: data.rfind(b"\n") + 1].splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        number = values.whole(row.get("round")) if isinstance(row, dict) else None
+        if number is None:
+            damaged += 1
+            continue
+        squared = values.number(row.get("r_squared"))
+        regression = regression or squared is not None
+        rounds[number + 1] = Round(
+            number=number + 1,
+            loss=values.number(row.get("loss")),
+            score=values.number(row.get("accuracy")) if squared is None else squared,
+            epsilon=values.number(row.get("epsilon")),
+            message=values.number(row.get("bytes_per_client")),
+            bytes_total=values.number(row.get("bytes_total")),
+            seconds=max(0.0, values.number(row.get("seconds")) or 0.0),
+        )
+    ordered = tuple(rounds[number] for number in sorted(rounds))
+    return RunCurve(name, ordered, regression, damaged, signature[0] / 1e9)
+
+
+def read_all(root: folder.Folder) -> tuple[list[Run], list[tuple[str, str]]]:
+    """The runs of a folder that can be read, and why others cannot."""
+    found, failed = [], []
+    left = _MOST_LISTED
+    for name in root.runs():
+        left -= sum(size for _, place in _places(root.root / name) for _, size in [folder.signature(place) or (0, 0)])
+        if left < 0:
+            failed.append((name, "It and those after it are left out: there is too much to be read at once."))
+            break
+        try:
+            found.append(read(root.root / name, name))
+        except DataError as error:
+            failed.append((name, str(error)))
+    return found, failed

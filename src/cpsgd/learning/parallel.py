@@ -1,0 +1,101 @@
+"""Several processes that share a run's clients, one per GPU: data parallel over clients, by `torch.distributed`.
+
+Each process that torchrun starts makes the same `Trainer` and computes its share of a round's clients. Their sums are
+added up as integers, so that the result is exactly that of one process. The first process draws the noise, after it has
+charged the round, and sends the mean to the others; all take the same step. It alone writes the run's folder and
+charges a ledger.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cpsgd._torch import torch
+from cpsgd.learning.mechanisms import Simulator
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a run.
+
+    Attributes:
+        rank: The number of this one.
+        size: How many there are.
+    """
+
+    rank: int
+    size: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one draws noise, and keeps what is to be kept."""
+        return self.rank == 0
+
+    def share(self, count: int) -> range:
+        """Which of so many clients are this one's."""
+        return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
+    def same(self, value: Any) -> Any:
+        """What the first process has for a value."""
+        values = [value]
+        torch.distributed.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]
+
+    def add_up(self, simulator: Simulator, count: int) -> SharedRound:
+        """The round with all processes' messages, of which there are `count`."""
+        sums: Any = simulator.sums
+        if not isinstance(sums, torch.Tensor):
+            # Sums of 64 bits that wrap around are the same with a sign and without one.
+            sums = torch.from_numpy(sums.view(np.int64) if sums.dtype == np.uint64 else sums)
+        torch.distributed.all_reduce(sums)
+        simulator.count = count
+        return SharedRound(self, simulator)
+
+
+class SharedRound:
+    """A round whose mean the first process sends to the others."""
+
+    def __init__(self, processes: Processes, simulator: Simulator) -> None:
+        """Takes a round with the messages of all processes."""
+        self.count = simulator.count
+        self._processes = processes
+        self._simulator = simulator
+
+    def mean(self) -> torch.Tensor:
+        """The mean with the noise that the first process draws."""
+        sums: Any = self._simulator.sums
+        if self._processes.is_first:
+            mean = torch.as_tensor(self._simulator.mean()).clone()
+        else:
+            device = sums.device if isinstance(sums, torch.Tensor) else torch.device("cpu")
+            mean = torch.empty(len(sums), dtype=torch.float32, device=device)
+        torch.distributed.broadcast(mean, src=0)
+        return mean
+
+    def noise_norm(self) -> float:
+        """√E‖noise‖² of the mean."""
+        return self._simulator.noise_norm()
+
+
+def joined() -> Processes | None:
+    """The processes that torchrun started this one with; None where it is alone."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return None
+    if not torch.distributed.is_initialized():
+        # Each process needs a GPU of its own, or they meet by way of the CPU.
+        own = 0 < int(os.environ.get("LOCAL_WORLD_SIZE", size)) <= torch.cuda.device_count()
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if own else "gloo")
+    return Processes(torch.distributed.get_rank(), size)
+
+
+def own_device(name: str, processes: Processes | None) -> str:
+    """The device of this process: where a GPU without a number was asked for, its own one."""
+    count = torch.cuda.device_count()
+    if processes is None or count == 0 or name not in ("cuda", "auto"):
+        return name
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', processes.rank)) % count}"

@@ -1,0 +1,130 @@
+"""Opening a ledger from its last snapshot, and what that still checks.
+
+Reading a record takes some 50 µs: parsing it, checking its hash and that a ledger would have written it. So a ledger of
+a million entries is not read as a whole each time. Every `SNAPSHOT_EVERY` records one more record is written that holds
+the hash of a text with all that follows from the records before it (`State.to_text`); the text itself is kept beside
+the records. Who opens the ledger
+
+* takes the text if its hash is the one in the snapshot's record, and that record follows the one before it,
+* reads all records from there on, as ever, and
+* compares the last of them with a copy of the head that is kept on another page of the file.
+
+Where anything of this does not fit, or there is no snapshot yet, all records are read, and SQLite's pages checked.
+
+**What is kept of the chain's promise.** The text is part of the chain: its hash is in a record, so whoever keeps a
+later head keeps it, too. Damage to records before the snapshot is not noticed on opening, nor does it change what
+counts as spent. Whoever changes the text, or totals through it, has to write the chain anew from the snapshot's record
+on, as they would have to for any other record, and is found in the same way: by a head kept elsewhere. `Ledger.verify`
+reads everything, and computes every snapshot anew.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from sqlite3 import Connection
+
+from cpsgd.errors import LedgerChainError, LedgerError, ParameterError
+from cpsgd.ledger import storage
+from cpsgd.ledger.chain import STATE_VERSION, Head, Remembered, State, digest_of, read_record
+from cpsgd.ledger.storage import Index
+
+SNAPSHOT_EVERY = 128
+"""Records after which a new snapshot is made."""
+
+
+class _NotUsableError(Exception):
+    """There is no snapshot to begin with."""
+
+
+_UNUSABLE = (_NotUsableError, LedgerError, sqlite3.Error)
+
+
+def read(connection: Connection, *, whole: bool = False) -> tuple[State, Remembered | None]:
+    """The state of a ledger, and its entries where the file has no index that fits.
+
+    Args:
+        connection: A transaction.
+        whole: Read all records, and take the index for damaged.
+
+    Raises:
+        LedgerFormatError: It is damaged.
+        LedgerChainError: It was tampered with.
+    """
+    cached = storage.has_cache(connection)
+    if cached and not whole:
+        try:
+            return _read_from_snapshot(connection), None
+        except _UNUSABLE:
+            pass  # Reading all says what is wrong, if it is more than the snapshot.
+    storage.check_pages(connection)
+    entries = Remembered()
+    state = State(entries=entries)
+    for row in storage.rows_after(connection, 0):
+        state.apply(*row)
+    if cached:
+        _check_end(connection, state)
+        if not whole and fits(connection, state, entries):
+            state.entries = Remembered()
+            return state, None
+    return state, entries
+
+
+def fits(connection: Connection, state: State, entries: Remembered) -> bool:
+    """Whether what is kept beside the records is what follows from them."""
+    try:
+        if storage.read_head(connection) != (state.head.number, state.head.hash, state.snapshot):
+            return False
+        if state.snapshot >= 0:
+            _text(connection, state.snapshot)
+        return storage.index_digest(connection) == entries.digest
+    except _UNUSABLE:
+        return False
+
+
+def _read_from_snapshot(connection: Connection) -> State:
+    head = storage.read_head(connection)
+    if head is None or not isinstance(head[2], int) or head[2] < 1:
+        raise _NotUsableError
+    state = _snapshot(connection, head[2])
+    index = Index(connection)
+    for row in storage.rows_after(connection, state.head.number + 1):
+        state.apply(*row, entries=index)
+    if head[:2] != (state.head.number, state.head.hash):
+        raise _NotUsableError
+    return state
+
+
+def _snapshot(connection: Connection, number: int) -> State:
+    """The state after the record of this number, which is a snapshot."""
+    text, version, digest = _text(connection, number)
+    if version != STATE_VERSION:
+        raise _NotUsableError
+    try:
+        return State.from_text(text, Head(number, digest))
+    except ParameterError:
+        raise _NotUsableError from None
+
+
+def _text(connection: Connection, number: int) -> tuple[str, object, str]:
+    """The text that the record of this number speaks of, its version, and the hash of the record."""
+    rows = list(storage.rows_between(connection, number - 1, number))
+    text = storage.read_snapshot(connection)
+    if len(rows) != 2 or not isinstance(rows[0][2], str) or not text.isascii():
+        raise _NotUsableError
+    try:
+        body = read_record(number, rows[0][2], *rows[1])
+    except ValueError:
+        raise _NotUsableError from None
+    if body.get("kind") != "snapshot" or body.get("digest") != digest_of(text):
+        raise _NotUsableError
+    return text, body.get("version"), str(rows[1][2])
+
+
+def _check_end(connection: Connection, state: State) -> None:
+    """Refuses a file whose last records are not there any more."""
+    head = storage.read_head(connection)
+    if head is not None and head[:2] != (state.head.number, state.head.hash):
+        raise LedgerChainError(
+            "The end of the ledger is missing, or damaged: its last record is not the one that was written last. "
+            "What was spent is not known; restore the file from a copy."
+        )

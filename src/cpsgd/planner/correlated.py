@@ -1,0 +1,319 @@
+"""The best protocol for a run whose noise is correlated over rounds.
+
+All candidates have the same noise z in the vector's units, σs, which the run's (ε, δ) fixes. What the bits decide is
+how many steps that is: a client's own noise of two steps and the rounding are not taken away again, so that the most
+steps are best that the window holds, or the modulus. A wider range of coordinates takes room in the window, a narrower
+one clips; a few are tried.
+
+What is judged is the error of the model, not of a round: the mean over rounds of the squared error of what training has
+made of the means so far (`Workload`). Clipping is counted as if it were the same in every round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cpsgd import _validate
+from cpsgd.correlation import MAX_BANDS, Correlation
+from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
+from cpsgd.mechanisms.correlated_gaussian import LEAST_SIGMA
+from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA
+from cpsgd.participation import Participation
+from cpsgd.planner.problem import BEST, WHOLE_BITS, Finished, Problem, Requirements
+from cpsgd.planner.search import MAX_BITS, AnyDesign, Considered, Design, values_of
+from cpsgd.planner.target import Target
+from cpsgd.planner.workloads import Workload
+
+AUTO = "auto"
+"""In place of a number of bands: the fewest that are nearly the best."""
+
+_CHOICES = (2, 4, 8, 16, 32, 64, 128)
+# Ranges of coordinates, in standard deviations of a rotated one.
+_REACHES = (3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0)
+# What leaves the window costs so much of what the planner allows a sampler.
+_CUT_SHARE = 0.1
+# Fewer bands, or bits, are taken where these gain no more than that.
+_NEARLY_BANDS, _NEARLY_BITS = 1.05, 1.1
+# σ is found within this factor.
+_CLOSE = 1.0 + 1e-3
+# More bits that leave so much of the error are of no use.
+_NO_GAIN = 0.999
+
+
+@dataclass(frozen=True)
+class PrefixNoise:
+    """What training makes of the rounds' errors: the mean over rounds of the squared error of the model so far.
+
+    For a learning rate of 1, and with what `workload` says about later rounds; for plain SGD it is that of the sum of
+    all means so far.
+
+    Attributes:
+        workload: Name of the workload; "own" where its weights were given.
+        squared_error: With the plan.
+        independent: With the Gaussian mechanism for the same (ε, δ), which has independent noise in every round, and
+            real numbers for messages.
+    """
+
+    workload: str
+    squared_error: float
+    independent: float
+
+    @property
+    def gain(self) -> float:
+        """How many times smaller it is; below 1 correlation does not pay."""
+        return self.independent / self.squared_error
+
+    def __str__(self) -> str:
+        return (
+            f"squared error of the model so far ({self.workload}, rate 1, mean over rounds) {self.squared_error:.4g}, "
+            f"with independent Gaussian noise {self.independent:.4g}: {self.gain:.3g} × less"
+        )
+
+
+@dataclass(frozen=True)
+class CorrelatedPlan:
+    """A protocol with so many `bits`, what it is worth, and how to find the best for other numbers of bits."""
+
+    bits: float
+    design: Finished
+    prefix: PrefixNoise
+    explore: Callable[[], list[tuple[float, Design]]]
+
+
+def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan | None:
+    """The best protocol with correlated noise; None where `correlated` is "auto" and independent noise is as good.
+
+    Raises:
+        InfeasibleError: None has so few bits, or keeps (ε, δ); the message names the fewest bits that will do.
+        ParameterError: Nothing is proved about such rounds, or the requirements contradict each other.
+    """
+    _check(required)
+    auto = required.correlated == AUTO
+    rounds = problem.target.rounds
+    if auto:
+        choices: Iterable[int] = (b for b in _CHOICES if b <= rounds)
+    else:
+        choices = [_bands(required.correlated, rounds)]
+    workload, failure = Workload.of(required.workload, rounds), None
+    found: list[CorrelatedPlan] = []
+    for bands in choices:
+        run = _Run(problem, workload, _name(required), bands)
+        try:
+            found.append(run.best(required.bits))
+        except InfeasibleError as error:
+            failure = failure or error
+    if not found:
+        if failure is not None:
+            raise failure
+        return None  # the run is too short for any
+    least = min(each.prefix.squared_error for each in found)
+    chosen = next(each for each in found if each.prefix.squared_error <= _NEARLY_BANDS * least)
+    return None if auto and chosen.prefix.gain <= 1.0 else chosen
+
+
+def _check(required: Requirements) -> None:
+    participation = Participation.parse(required.participation)
+    if participation.sampled:
+        raise ParameterError(
+            f"participation={str(participation)!r}: amplification by sampling is not proved for noise that is "
+            "correlated over rounds; use participation 'once', or leave correlated out."
+        )
+    if required.max_error is not None:
+        raise ParameterError(
+            "max_error is about the mean of a round, and noise that is correlated over rounds is about their sums: "
+            "give bits, or neither."
+        )
+    if required.mechanism not in (BEST, CorrelatedGaussian.name):
+        raise ParameterError(
+            f"mechanism={required.mechanism!r} has independent noise in every round: leave it out, or correlated."
+        )
+
+
+def _bands(said: int | str | None, rounds: int) -> int:
+    """The number of bands, which may be text, checked."""
+    if isinstance(said, str) and not said.isdecimal():
+        raise ParameterError(f"Expected correlated to be a number of bands from 2 on, or {AUTO!r}, got {said!r}.")
+    bands = _validate.integer("correlated", int(said) if isinstance(said, str) else said, low=2, high=MAX_BANDS)
+    if bands > rounds:
+        raise ParameterError(
+            f"Expected correlated to be at most rounds={rounds}, got correlated={bands}: noise is taken away by later "
+            "rounds of the same run. Use fewer bands, or a longer run."
+        )
+    return bands
+
+
+def _name(required: Requirements) -> str:
+    return "sgd" if required.workload is None else required.workload if isinstance(required.workload, str) else "own"
+
+
+@dataclass(frozen=True)
+class _Run:
+    problem: Problem
+    workload: Workload
+    name: str
+    bands: int
+
+    @cached_property
+    def _correlation(self) -> Correlation:
+        target = self.problem.target
+        separation = 1 if target.participation.scheme == "every" and target.rounds > 1 else None
+        return Correlation(self.bands, target.rounds, separation)
+
+    @cached_property
+    def _target(self) -> Target:
+        """That of one round: the mechanism's own numbers are about the whole run."""
+        return replace(self.problem.target, rounds=1, participation=Participation.once())
+
+    @cached_property
+    def _fixed(self) -> dict[str, Any]:
+        correlation, target = self._correlation, self._target
+        # Silos that stay keep their seeds; others hand them on, and whoever colludes may hold some.
+        kept = self.problem.target.participation.scheme == "every"
+        return {
+            "bands": correlation.bands,
+            "run_length": correlation.rounds,
+            "separation": correlation.separation,
+            "untrusted_holders": None if kept else self.problem.colluding,
+            "cut": _CUT_SHARE * target.variation / (2 * correlation.rounds),
+        }
+
+    @cached_property
+    def _weights(self) -> tuple[float, float, float]:
+        """What z, a round's own noise, and a bias weigh."""
+        workload = self.workload
+        return workload.variance(self._correlation.factors), workload.variance(np.ones(1)), workload.bias()
+
+    def best(self, bits: float | None) -> CorrelatedPlan:
+        """The best with these bits; without, the fewest whole ones that come near the best of all."""
+        if bits is not None:
+            bits = _validate.positive("bits", bits, high=MAX_BITS + 1e-9)
+            found = self._designed(bits)
+            if found is None:
+                raise self._too_few(bits)
+            return self._finished(bits, found)
+        designs = self._designs()
+        if not designs:
+            raise self._too_few(MAX_BITS)
+        least = min(self._error(mechanism) for mechanism in designs.values())
+        chosen = next(b for b, mechanism in designs.items() if self._error(mechanism) <= _NEARLY_BITS * least)
+        return self._finished(chosen, designs[chosen])
+
+    def _designs(self) -> dict[float, CorrelatedGaussian]:
+        """The best for each whole number of bits, rising, until more are of no use."""
+        found: dict[float, CorrelatedGaussian] = {}
+        for bits in WHOLE_BITS:
+            mechanism = self._designed(bits)
+            if mechanism is None:
+                continue
+            if found and self._error(mechanism) > _NO_GAIN * self._error(list(found.values())[-1]):
+                break
+            found[bits] = mechanism
+        return found
+
+    def _too_few(self, bits: float) -> InfeasibleError:
+        """Names the fewest bits that will do."""
+        problem, target = self.problem, self.problem.target
+        more = next((b for b in WHOLE_BITS if b > bits and self._designed(b) is not None), None)
+        remedy = "more clients, fewer bands, fewer colluding clients or a larger delta may help"
+        if more is not None:
+            remedy = f"bits={more:g} is the fewest whole number that will do; fewer bands take less room"
+        return InfeasibleError(
+            f"No protocol with {bits:g} bits per coordinate and {self.bands} bands keeps δ={target.delta:g} for "
+            f"{problem.setting.clients:,} clients: a message must have room for the noise of earlier rounds, too, of "
+            f"at least {LEAST_SIGMA:g} steps each. The nearest that can be had: {remedy}."
+        )
+
+    def _designed(self, bits: float) -> CorrelatedGaussian | None:
+        """The best mechanism with these bits, None if there is none."""
+        setting, root = self.problem.setting, math.sqrt(self.problem.setting.dim)
+        reaches = {min(reach, root) for reach in _REACHES} if setting.rotate else {root}
+        tried = (self._reaching(setting.clip_norm * reach / root, bits) for reach in sorted(reaches))
+        return min((each for each in tried if each is not None), key=self._error, default=None)
+
+    def _reaching(self, coordinate_range: float, bits: float) -> CorrelatedGaussian | None:
+        """With this range, and the most noise that the bits hold."""
+        target, values = self._target, values_of(bits)
+        distance = target.distance * self._correlation.sensitivity
+        told = (self.bands - 1) * (self._fixed["untrusted_holders"] or 0)
+        if target.honest <= told:
+            return None
+        unit = distance / (target.gaussian_mu * math.sqrt(target.honest - told))
+        for _ in range(2):
+            found = self._loudest(unit, coordinate_range, values)
+            if found is None:
+                return None
+            try:
+                scale = target.smallest_scale(found)
+            except ConditionError:
+                return None
+            # Zero where the range itself keeps neighbours close; less noise is not looked for then.
+            unit = max(unit, scale * found.run_noise().deviation * (1.0 + 1e-9))
+        return self._loudest(unit, coordinate_range, values)
+
+    def _loudest(self, unit: float, coordinate_range: float, values: int) -> CorrelatedGaussian | None:
+        """With the most steps of noise whose window, and whose sums, fit; z has `unit` in the vector's units."""
+
+        def fitting(sigma: float) -> CorrelatedGaussian | None:
+            try:
+                found = CorrelatedGaussian.with_room(
+                    noise_deviation=sigma, step=unit / sigma, coordinate_range=coordinate_range, **self._fixed
+                )
+            except ParameterError:
+                return None
+            needed = self.problem.setting.needed_modulus(found) if found.window <= values else None
+            return found if max(found.window, needed or 0) <= values else None
+
+        best, low, high = fitting(LEAST_SIGMA), LEAST_SIGMA, MOST_SIGMA
+        if best is None:
+            return None
+        if (most := fitting(high)) is not None:
+            return most
+        while high > _CLOSE * low:
+            middle = math.sqrt(low * high)
+            tried = fitting(middle)
+            if tried is None:
+                high = middle
+            else:
+                low, best = middle, tried
+        return best
+
+    def _error(self, mechanism: Mechanism) -> float:
+        """The mean over rounds of the squared error of the model so far."""
+        of_z, of_own, of_bias = self._weights
+        setting, noise = self.problem.setting, mechanism.run_noise()
+        assert noise is not None  # rounds are correlated
+        per_unit = setting.dim * mechanism.scale**2 / setting.surviving
+        own = noise.own_variance + mechanism.largest_rounding_variance
+        clipping = setting.error(mechanism).clipping
+        return per_unit * (noise.deviation**2 * of_z + own * of_own) + clipping * of_bias
+
+    def _finished(self, bits: float, mechanism: CorrelatedGaussian) -> CorrelatedPlan:
+        """As a protocol, whose own accounting has the last word."""
+        try:
+            finished = self.problem.finish(self.problem.setting.design(mechanism), bits)
+        except ConditionError as error:
+            raise InfeasibleError(f"The best that {bits:.4g} bits hold cannot be accounted for. {error}") from None
+        kept = finished.mechanism
+        finished = self._settled(finished)
+        considered = (Considered(kept.name, finished.error.total, proved=True),)
+        independent = self.problem.gaussian_squared_error * self._weights[1]
+        return CorrelatedPlan(
+            bits,
+            replace(finished, considered=considered),
+            PrefixNoise(self.name, self._error(kept), independent),
+            lambda: [(b, self._settled(self.problem.setting.design(each))) for b, each in self._designs().items()],
+        )
+
+    @staticmethod
+    def _settled(design: AnyDesign) -> AnyDesign:
+        """With the error of a round's mean when lineages have gone on for b rounds."""
+        error, mechanism = design.error, design.mechanism
+        grown = mechanism.settled_variance / mechanism.noise_variance
+        return replace(design, error=ExpectedError(error.noise * grown, error.rounding, error.clipping))

@@ -1,0 +1,225 @@
+// What the kernels of `device_cuda.cu` and `device_long.cu` have in common: random words, butterflies, and the rounding of
+// a thread's 32 numbers to integers that are added to its sums.
+//
+// A block has THREADS threads. Register r of thread t holds coordinate `first` + PLACE(r) + t when it is rounded, where
+// `first` is a multiple of 8192, and registers 8 i, ..., 8 i + 7 are 1024 coordinates apart each: they take the words of
+// one counter. Sums are bytes, four to a word.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+struct Keys { u32 low, high; };
+
+// The same number, of which the compiler knows nothing: it would compute ahead what registers have no room for.
+__device__ __forceinline__ u32 opaque(u32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+__shared__ u32 zero;
+
+// The same for the assembler, which would keep 32 addresses for their next use: `zero` might change.
+__device__ __forceinline__ u32 fresh(u32 value) {
+  u32 nothing;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(nothing) : "r"((u32)__cvta_generic_to_shared(&zero)));
+  return value + nothing;
+}
+
+__device__ __forceinline__ void philox(Keys key, u32 c0, u32 c1, u32 c2, u32 (&words)[4]) {
+  u32 w0 = c0, w1 = c1, w2 = c2, w3 = 0;
+  u32 k0 = key.low, k1 = key.high;
+#pragma unroll
+  for (int round = 0; round < 10; round++) {
+    u64 a = (u64)w0 * 0xD2511F53u, b = (u64)w2 * 0xCD9E8D57u;
+    w0 = (u32)(b >> 32) ^ w1 ^ k0;
+    w1 = (u32)b;
+    w2 = (u32)(a >> 32) ^ w3 ^ k1;
+    w3 = (u32)a;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  words[0] = w0, words[1] = w1, words[2] = w2, words[3] = w3;
+}
+
+// Butterflies over bits BEGIN, ..., END - 1 of the number of a register.
+template <int BEGIN = 0, int END = 5>
+__device__ __forceinline__ void butterflies(float (&x)[32]) {
+#pragma unroll
+  for (int distance = 1 << BEGIN; distance < 1 << END; distance *= 2)
+#pragma unroll
+    for (int r = 0; r < 32; r++)
+      if (!(r & distance)) {
+        float a = x[r], b = x[r | distance];
+        x[r] = a + b;
+        x[r | distance] = a - b;
+      }
+}
+
+// The nearest point of the grid, within the limit, plus 3 · 2^22: so large numbers are integers.
+__device__ __forceinline__ float nearest(float x) {
+  return fminf(fmaxf(x, -(float)LIMIT), (float)LIMIT) + 12582912.0f;
+}
+
+#if QUANTILES
+// A coin of a client is forced with probability |g| / 2^15, to show what the sign of its grid point g says, and fair
+// otherwise. How many are forced is drawn by inversion: as many as there are k with U >= C[k], where C[k] is the
+// probability of at most k and U is uniform, both as integers of 15 + 7 · 32 bits, in which C is exact. Most often the
+// first 15 bits of U and of the four smallest C decide; the few draws that they do not are put off.
+struct Draws {
+  u32 table;    // where the first 15 bits are in shared memory, 8 bytes for each |g|
+  uint2* late;  // those put off by a block: place, |g| and sign; and the client
+};
+
+__shared__ u32 late_count;
+
+// |g|, plus the bits of 3 · 2^22.
+__device__ __forceinline__ u32 size_of(float x) {
+  return __float_as_uint(fminf(fabsf(x), (float)LIMIT) + 12582912.0f);
+}
+
+// Heads of one client in one coordinate, by a random word: bytes 0 and 2 are the first bits of U, and the bits of MASK
+// in bytes 1 and 3 are fair coins. Sets a bit of 0x80008000 in `unsure` where more bits of U must be looked at. `origin`
+// is where the table would begin if |g| began with the bits of 0.
+__device__ __forceinline__ u32 draw(float x, u32 word, u32 origin, u32& unsure) {
+  u32 low, high;
+  asm("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(origin + (size_of(x) << 3)));
+  // Both halves are compared at once, with C[0] and C[1], and with C[2] and C[3]: bits 15 and 31 are 1 if U is not less.
+  const u32 both = __byte_perm(word, 0, 0x2020) | 0x80008000u, some = both - low, more = both - high;
+  const u32 forced = (some & 0x80008000u) | ((more >> 1) & 0x40004000u);
+  // Less by one it is less, so it was equal. What is not less than C[3] is unsure, too.
+  unsure |= some & ~(some - 0x00010001u);
+  unsure |= more & ~(more - 0x80000001u);
+  const u32 turned = (u32)(__float_as_int(x) >> 31);
+  return __popc(((word & MASK) | forced) ^ (turned & MASK));
+}
+
+__device__ __forceinline__ void put_off(Draws draws, u32 draw, u32 client) {
+  u32 number;
+  asm volatile("atom.shared.add.u32 %0, [%1], 1;"
+               : "=r"(number)
+               : "r"((u32)__cvta_generic_to_shared(&late_count))
+               : "memory");
+  draws.late[number] = make_uint2(draw, client);
+}
+
+// Draws that were put off, with all bits. Forced coins are bits of MASK, in an order that begins with the usual four.
+// Places count from coordinate `base`; there are `end` coordinates.
+__device__ void draw_late(Draws draws, const u32* exact, u64* sums, u32 t, Keys key, u32 base, u32 end) {
+  __syncthreads();
+#pragma unroll 1
+  for (u32 entry = t; entry < late_count; entry += THREADS) {
+    const uint2 late = draws.late[entry];
+    const u32 place = base + (late.x & 0xFFFF), size = late.x >> 16 & 0x7FFF;
+    u32 words[4], more[2][4];
+    philox(key, place / 4096 * 1024 + place % 1024, late.y, TOSSES, words);
+    philox(key, place, late.y, TOSSES + 1, more[0]);
+    philox(key, place, late.y, TOSSES + 2, more[1]);
+    const u32 word = words[place / 1024 % 4], first = __byte_perm(word, 0, 0x4420) & 0x7FFF;
+    u32 forced = 0, others = MASK & ~0xC000C000u;
+#pragma unroll 1
+    for (u32 k = 0; k < COINS; k++) {
+      const u32* bound = exact + (size * COINS + k) * 8;
+      bool below = first < bound[0], decided = first != bound[0];
+#pragma unroll
+      for (int i = 0; i < 7; i++) {
+        const u32 own = more[i / 4][i % 4], its = bound[i + 1];
+        below = decided ? below : own < its;
+        decided = decided || own != its;
+      }
+      if (below) break;
+      if (k < 4)
+        forced |= (k < 2 ? 0x8000u : 0x4000u) << (k % 2 * 16);
+      else
+        forced |= others & -others, others &= others - 1;
+    }
+    const u32 turned = late.x >> 31 ? MASK : 0;
+    if (place < end) atomicAdd(sums + place, (u64)__popc(((word & MASK) | forced) ^ turned));
+  }
+  __syncthreads();
+  if (t == 0) late_count = 0;
+  __syncthreads();
+}
+#else
+struct Draws {};
+#endif
+
+#define QUARTER(r) (PLACE(r) / 4096 * 1024 + PLACE(r) % 1024)
+#define EIGHTH(r) (PLACE(r) / 8192 * 1024 + PLACE(r) % 1024)
+
+// One integer for each of COUNT numbers of a thread, added to its sums. The numbers are lost. Draws are put off with
+// places from `local` on.
+template <int COUNT>
+__device__ __forceinline__ void round_part(
+    float (&x)[32], u32* totals, u32 first, u32 local, u32 t, u32 client, Keys key, Draws draws
+) {
+#if QUANTILES
+  const u32 origin = fresh(draws.table - (0x4B400000u << 3)), here = fresh(local + t);
+#pragma unroll
+  for (int r = 0; r < COUNT; r += 4) {
+    u32 words[4], total = totals[r / 4 * THREADS], unsure = 0;
+    philox(key, opaque(first / 4 + QUARTER(r) + t), client, TOSSES, words);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      if (r + k < COUNT) total += draw(x[r + k], words[k], origin, unsure) << (8 * k);
+    if (unsure & 0x80008000u) {
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+        if (r + k < COUNT) {
+          u32 own = 0;
+          const u32 heads = draw(x[r + k], words[k], origin, own);
+          if (own & 0x80008000u) {
+            total -= heads << (8 * k);
+            const u32 size = size_of(x[r + k]) - 0x4B400000u, sign = __float_as_uint(x[r + k]) & 0x80000000u;
+            put_off(draws, (here + PLACE(r + k)) | size << 16 | sign, client);
+          }
+        }
+    }
+    totals[r / 4 * THREADS] = total;
+  }
+#elif COINS == 0
+#pragma unroll
+  for (int r = 0; r < COUNT; r += 4) {
+    u32 words[4], total = totals[r / 4 * THREADS];
+    philox(key, opaque(first / 4 + QUARTER(r) + t), client, ROUNDING, words);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      if (r + k < COUNT) {
+        u32 point = __float_as_uint(nearest(x[r + k])) + (OFFSET - 0x4B400000u);
+        u32 drawn = (point + ((words[k] & 0xFFFF) >> (16 - FRACTION))) >> FRACTION;
+        if (SAMPLED) drawn = (words[k] >> 16) < RATE ? 2 * drawn : 1;
+        total += drawn << (8 * k);
+      }
+    totals[r / 4 * THREADS] = total;
+  }
+#else
+#pragma unroll
+  for (int r = 0; r < COUNT; r += 8) {
+    // A coin shows heads if u + point >= 2^16, u being 16 random bits: if (2^23 + u) - (2^23 + 65535 - point) >= 1. All
+    // of these are integers and exact, and the difference is cut to 0 or 1.
+    float heads[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      heads[k] = 0.0f;
+      if (r + k < COUNT) x[r + k] = (8388608.0f + 65535.0f - OFFSET) - (nearest(x[r + k]) - 12582912.0f);
+    }
+#pragma unroll 1
+    for (u32 coin = 0; coin < COINS; coin++) {
+      u32 words[4];
+      philox(key, opaque(first / 8 + EIGHTH(r) + t), client, TOSSES + coin, words);
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        if (r + k < COUNT) heads[k] += __saturatef(__uint_as_float((words[k] & 0xFFFF) | 0x4B000000u) - x[r + k]);
+        if (r + k + 4 < COUNT)
+          heads[k + 4] += __saturatef(__uint_as_float(__byte_perm(words[k], 0x4B00u, 0x5432)) - x[r + k + 4]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k += 4)
+      if (r + k < COUNT) {
+        // Bytes 0 and 1, and 2 and 3, of a word: the last bits of numbers from 2^23 on.
+        float low = 8388608.0f + heads[k] + 256.0f * heads[k + 1], high = 8388608.0f + heads[k + 2] + 256.0f * heads[k + 3];
+        totals[(r + k) / 4 * THREADS] += __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x5410);
+      }
+  }
+#endif
+}

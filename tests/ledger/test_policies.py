@@ -1,0 +1,362 @@
+"""Budgets for rounds chosen by results, for groups, with an end or a renewal, and rounds that are given up."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cpsgd.errors import (
+    BudgetExceededError,
+    BudgetExpiredError,
+    ConditionError,
+    EntryError,
+    LedgerFormatError,
+    ParameterError,
+)
+from cpsgd.ledger import Budget, Ledger, RoundEvent, book, snapshots, totals
+from cpsgd.ledger.chain import State, canonical, link
+from cpsgd.ledger.kinds import Account, octave_of
+from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.protocol import Protocol
+
+GAUSSIAN = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=1.0)
+BINOMIAL = Protocol.rotated_binomial(clients=1_000, dim=100, clip_norm=1.0, levels=8, trials=2_000)
+MU = 2.0 / math.sqrt(1_000)
+
+
+def event(protocol: Protocol = GAUSSIAN, survivors: int = 1_000, **options: object) -> RoundEvent:
+    return RoundEvent(protocol, survivors=survivors, **options)
+
+
+def spend(budget: Budget, one: RoundEvent, most: int = 10_000) -> Account:
+    """As many such rounds as it allows."""
+    account = Account()
+    while account.rounds < most and totals.affordable(budget, [account], one) is not None:
+        account.reserve(one, octave=None if budget.filter is None else octave_of(account.reserved))
+    return account
+
+
+def opened(tmp_path: Path, *budgets: Budget) -> Ledger:
+    ledger = Ledger(tmp_path / "budgets.ledger")
+    for budget in budgets:
+        ledger.create(budget)
+    return ledger
+
+
+def exhaust(ledger: Ledger) -> None:
+    for _ in range(100):
+        ledger.reserve("people", event())
+
+
+PEOPLE = Budget(population="people", epsilon=1.0, delta=1e-6)
+ADAPTIVE = Budget(population="people", epsilon=1.0, delta=1e-6, accounting="adaptive")
+
+
+# ------------------------------------------------------------------ adaptive
+
+
+def test_an_adaptive_budget_allows_what_a_planned_one_does() -> None:
+    planned = spend(Budget(population="people", epsilon=3.0, delta=1e-6), event()).rounds
+    adaptive = spend(Budget(population="people", epsilon=3.0, delta=1e-6, accounting="adaptive"), event()).rounds
+    assert planned > 50
+    assert 0.98 * planned <= adaptive <= planned
+
+
+def test_rounds_with_tails_are_paid_for_one_by_one() -> None:
+    budget = Budget(population="people", epsilon=1.0, delta=1e-6, accounting="adaptive")
+    account = spend(budget, event(BINOMIAL), most=12)
+    found = totals.spent(budget, [account])
+    assert account.rounds >= 4
+    assert found.method == "gaussian-filter"
+    assert 0.0 < found.tail < 0.011 * budget.delta
+    assert found.epsilon >= guarantee_over_rounds(BINOMIAL, 1e-6, rounds=account.rounds).epsilon
+    octaves = {kind.octave for kind in account.tally.kinds()}
+    assert octaves == set(range(account.rounds.bit_length()))
+
+
+def test_sampled_rounds_are_cheaper_by_renyi_filters() -> None:
+    sampled = event(participation="poisson:0.02")
+    options = {"population": "people", "epsilon": 1.0, "delta": 1e-6, "adjacency": "zero-out"}
+    blind = spend(Budget(**options, accounting="adaptive"), sampled, most=300).rounds
+    renyi = spend(Budget(**options, accounting="adaptive-renyi"), sampled, most=300).rounds
+    assert blind < 60
+    assert renyi == 300
+    for wrong in ("adaptive-renyi:1", "adaptive-renyi:x", "adaptively", 5, "adaptive:3"):
+        with pytest.raises((ParameterError, ConditionError)):
+            Budget(**options, accounting=wrong)
+
+
+def test_a_ledger_with_an_adaptive_budget(tmp_path: Path) -> None:
+    ledger = opened(tmp_path, ADAPTIVE)
+    costs: list[float] = []
+
+    def work() -> None:
+        for number in range(100):
+            entry = ledger.reserve("people", event(survivors=900, run="r", round=number))
+            assert entry.octave == octave_of(number)
+            costs.append(ledger.total("people").epsilon)
+            if number % 2:
+                assert ledger.release(entry, 1_000).octave == entry.octave
+
+    with pytest.raises(BudgetExceededError) as refused:
+        work()
+    assert refused.value.total > 1.0 >= refused.value.spent
+    assert costs == sorted(costs)
+    assert costs[-1] == 1.0  # an upper bound, in steps
+    again = Ledger(ledger.path)
+    assert again.total("people") == ledger.total("people")
+    assert again.verify().overspent == ()
+    planned = spend(PEOPLE, event(survivors=900)).rounds
+    assert len(costs) >= planned - 1
+    # Rounds with many messages cost less, and then there is room again.
+    for entry in again.events("people"):
+        if not entry.released:
+            again.release(entry, 1_000)
+    with pytest.raises(BudgetExceededError):
+        again.reserve("people", event(survivors=500))
+
+
+def test_a_release_never_costs_more_than_was_reserved() -> None:
+    little = Protocol.rotated_binomial(clients=30, dim=1, clip_norm=1.0, levels=2, trials=40, coordinate_range=1.0)
+    budget = Budget(population="people", epsilon=20.0, delta=0.01, accounting="adaptive")
+    for survivors in range(30, 60):
+        account = Account()
+        account.reserve(event(little, 30), octave=0)
+        before = totals.spent(budget, [account])
+        account.release(event(little, 30), survivors, 0)
+        after = totals.spent(budget, [account])
+        assert after.epsilon <= before.epsilon
+        assert after.tail <= before.tail
+
+
+def test_a_quote_is_for_the_octaves_that_the_rounds_will_have(tmp_path: Path) -> None:
+    ledger = opened(tmp_path, ADAPTIVE)
+    quoted = ledger.quote("people", [event(BINOMIAL)] * 3)
+    for _ in range(3):
+        ledger.reserve("people", event(BINOMIAL))
+    found = ledger.total("people")
+    assert (found.epsilon, found.tail) == (quoted.epsilon, quoted.tail)
+
+
+def test_a_forged_octave_is_refused(tmp_path: Path) -> None:
+    ledger = opened(tmp_path, ADAPTIVE)
+    state = ledger._state
+    for octave in ({}, {"octave": 1}, {"octave": -1}):
+        record = {"kind": "reserve", "population": "people", "event": event().to_dict(), "spent": 0.5, "method": "m"}
+        text = canonical({**record, **octave, "number": 2, "time": state.time})
+        with pytest.raises(LedgerFormatError, match=r"share of δ|octave"):
+            state.apply(2, text, link(state.head.hash, text))
+
+
+def test_a_forged_proof_about_more_rounds_is_refused(tmp_path: Path) -> None:
+    ledger = opened(tmp_path, PEOPLE)
+    state = ledger._state
+    record = {"kind": "reserve", "population": "people", "event": event().to_dict(), "spent": 0.1, "method": "m"}
+    text = canonical({**record, "covers": 1_000_000, "number": 2, "time": state.time})
+    with pytest.raises(LedgerFormatError, match="covers"):
+        state.apply(2, text, link(state.head.hash, text))
+
+
+def test_disjoint_cohorts_of_an_adaptive_budget(tmp_path: Path) -> None:
+    ledger = opened(tmp_path, ADAPTIVE)
+    for number in range(5):
+        ledger.reserve("people", event(participation="once", partition="spring", round=number))
+    (tmp_path / "alone").mkdir()
+    alone = opened(tmp_path / "alone", ADAPTIVE)
+    alone.reserve("people", event())
+    assert ledger.total("people").epsilon == alone.total("people").epsilon
+
+
+def test_budgets_of_the_first_release_are_planned() -> None:
+    old = {"population": "p", "epsilon": 1.0, "delta": 1e-6, "adjacency": "replace-one", "unit": "client"}
+    budget = Budget.from_dict(old)
+    assert (budget.accounting, budget.group_of, budget.expires, budget.renews) == ("planned", "", "", 0)
+    assert Budget.from_dict(budget.to_dict()) == budget
+    with pytest.raises(ParameterError):
+        Budget.from_dict({**old, "renews": 3})
+
+
+# ------------------------------------------------------------------ groups
+
+
+@pytest.mark.parametrize("accounting", ["planned", "adaptive"])
+def test_groups_pay_for_their_own_rounds_and_for_everybodys(tmp_path: Path, accounting: str) -> None:
+    def budget(population: str, epsilon: float, group_of: str = "") -> Budget:
+        return Budget(population=population, epsilon=epsilon, delta=1e-6, group_of=group_of, accounting=accounting)
+
+    ledger = opened(tmp_path, budget("people", 2.0), budget("young", 1.2, "people"), budget("old", 1.9, "people"))
+    ledger.reserve("young", event())
+    assert ledger.total("people").rounds == ledger.total("old").rounds == 0
+    ledger.reserve("people", event())
+    assert [ledger.total(name).rounds for name in ("people", "young", "old")] == [1, 2, 1]
+    assert ledger.total("young").epsilon > ledger.total("old").epsilon
+    if accounting == "planned":
+        assert ledger.total("old").epsilon == ledger.total("people").epsilon
+    # The whole population stops where the first of its groups has nothing left.
+    with pytest.raises(BudgetExceededError) as refused:
+        exhaust(ledger)
+    assert refused.value.population == "young"
+    with pytest.raises(BudgetExceededError):
+        ledger.quote("people", [event()])
+    ledger.reserve("old", event())
+    assert ledger.total("young").epsilon <= 1.2
+    assert ledger.total("people").epsilon < 1.5
+    found = Ledger(ledger.path).verify()
+    assert found.overspent == ()
+    assert found.totals == tuple(ledger.total(name) for name in ("people", "young", "old"))
+    assert sum(len(ledger.events(name)) for name in ("people", "young", "old")) == ledger.total("old").rounds + 1
+
+
+def test_groups_that_cannot_be(tmp_path: Path) -> None:
+    ledger = opened(tmp_path, PEOPLE)
+    options = {"epsilon": 1.0, "delta": 1e-6}
+    ledger.create(Budget(population="young", group_of="people", **options))
+    for wrong in (
+        Budget(population="a", group_of="nobody", **options),
+        Budget(population="b", group_of="young", **options),
+        Budget(population="c", group_of="people", adjacency="zero-out", **options),
+        Budget(population="d", group_of="people", unit="example", **options),
+        Budget(population="e", group_of="people", accounting="adaptive", **options),
+    ):
+        with pytest.raises(ParameterError):
+            ledger.create(wrong)
+    ledger.create(Budget(population="yearly", renews=365, **options))
+    with pytest.raises(ParameterError, match="renews"):
+        ledger.create(Budget(population="f", group_of="yearly", **options))
+    with pytest.raises(ParameterError, match="itself"):
+        Budget(population="x", group_of="x", **options)
+    with pytest.raises(ParameterError, match="periods of its population"):
+        Budget(population="x", group_of="people", renews=3, **options)
+
+
+# ------------------------------------------------------------------ time
+
+
+class Clock:
+    """A clock that tests can set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = datetime(2026, 3, 1, tzinfo=UTC)
+        clock = self
+
+        class Fake(datetime):
+            @classmethod
+            def now(cls, tz: object = None) -> Fake:
+                return cls.fromisoformat(clock.now.isoformat())
+
+        monkeypatch.setattr(book, "datetime", Fake)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_an_expired_budget_pays_for_nothing_more(tmp_path: Path, clock: Clock) -> None:
+    ledger = opened(tmp_path, Budget(population="people", epsilon=1.0, delta=1e-6, expires="2026-03-03"))
+    entry = ledger.reserve("people", event())
+    clock.now = datetime(2026, 3, 2, 23, 59, tzinfo=UTC)
+    ledger.reserve("people", event())
+    clock.now = datetime(2026, 3, 3, tzinfo=UTC)
+    for ask in (lambda: ledger.reserve("people", event()), lambda: ledger.quote("people", [event()])):
+        with pytest.raises(BudgetExpiredError, match="2026-03-03"):
+            ask()
+    ledger.release(entry, 1_000)  # what was paid for may be shown
+    assert ledger.verify().totals[0].rounds == 2
+    # A clock that is set back does not help.
+    clock.now = datetime(2026, 3, 1, tzinfo=UTC)
+    with pytest.raises(BudgetExpiredError):
+        ledger.reserve("people", event())
+    for wrong in ("2026-13-01", "tomorrow", "2026-3-1T00", 5):
+        with pytest.raises(ParameterError, match="expires"):
+            Budget(population="people", epsilon=1.0, delta=1e-6, expires=wrong)
+
+
+def test_a_budget_that_renews(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY", 4)
+    ledger = opened(tmp_path, Budget(population="people", epsilon=0.5, delta=1e-6, renews=30))
+
+    def exhaust() -> int:
+        for number in range(100):
+            try:
+                last.append(ledger.reserve("people", event()))
+            except BudgetExceededError:
+                return number
+        raise AssertionError
+
+    last: list[object] = []
+    first = exhaust()
+    assert first >= 1
+    clock.now += timedelta(days=29, hours=23)
+    assert exhaust() == 0
+    clock.now += timedelta(hours=1)
+    assert ledger.total("people").rounds == 0
+    ledger.release(last[0], 1_000)  # type: ignore[arg-type] # of the period before
+    assert ledger.total("people").rounds == 0
+    assert exhaust() == first
+    assert ledger.total("people").epsilon <= 0.5
+    over = ledger.lifetime("people")
+    assert over.rounds == 2 * first
+    assert over.unreleased == 2 * first - 1
+    assert over.epsilon == pytest.approx(guarantee_over_rounds(GAUSSIAN, 1e-6, rounds=2 * first).epsilon)
+    fresh = Ledger(ledger.path)
+    assert (fresh.total("people"), fresh.lifetime("people")) == (ledger.total("people"), over)
+    found = fresh.verify()
+    assert [total.rounds for total in found.totals] == [first, first]
+    assert found.overspent == ()
+    # A clock that is set back does not bring back a period, nor a new one with it.
+    clock.now -= timedelta(days=300)
+    assert exhaust() == 0
+
+
+# ------------------------------------------------------------------ rounds that are given up
+
+
+@pytest.mark.parametrize("accounting", ["planned", "adaptive"])
+def test_a_round_that_is_given_up_costs_nothing(tmp_path: Path, accounting: str) -> None:
+    ledger = opened(tmp_path, Budget(population="people", epsilon=1.0, delta=1e-6, accounting=accounting))
+    ledger.reserve("people", event())
+    before = ledger.total("people")
+    entry = ledger.reserve("people", event(run="r", round=3))
+    gone = ledger.abandon(entry, "nobody was asked")
+    assert (gone.abandoned, gone.released) == (True, False)
+    assert ledger.total("people") == before
+    assert ledger.find("people", run="r", round=3) is None
+    assert ledger.rounds("people", "r") == frozenset()
+    with pytest.raises(EntryError, match="given up"):
+        ledger.abandon(entry, "twice")
+    with pytest.raises(EntryError, match="given up"):
+        ledger.release(entry, 1_000)
+    # Its run may have the round again.
+    second = ledger.reserve("people", event(run="r", round=3))
+    assert ledger.find("people", run="r", round=3) == second
+    ledger.release(second, 1_000)
+    with pytest.raises(EntryError, match="may have been seen"):
+        ledger.abandon(second, "too late")
+    with pytest.raises(EntryError, match="no such entry"):
+        ledger.abandon(1_000, "none")
+    with pytest.raises(ParameterError, match="reason"):
+        ledger.abandon(entry, "")
+    fresh = Ledger(ledger.path)
+    assert fresh.events("people") == ledger.events("people")
+    assert [entry.abandoned for entry in fresh.events("people")] == [False, True, False]
+    assert fresh.verify().totals == (ledger.total("people"),)
+    with ledger._store.reading() as connection:
+        whole, entries = snapshots.read(connection, whole=True)
+    assert entries is not None
+    assert tuple(entries.all("people")) == fresh.events("people")
+    assert State.from_text(whole.to_text(), whole.head).to_text() == fresh._state.to_text()
+
+
+def test_giving_up_frees_the_budget(tmp_path: Path) -> None:
+    ledger = opened(tmp_path, PEOPLE)
+    with pytest.raises(BudgetExceededError):
+        exhaust(ledger)
+    ledger.abandon(ledger.events("people")[0], "the server did not start")
+    ledger.reserve("people", event())
+    with pytest.raises(BudgetExceededError):
+        ledger.reserve("people", event())
+    assert ledger.verify().overspent == ()

@@ -1,0 +1,183 @@
+"""Witnesses: a ledger that went back in time, or was written anew, is found out by what was seen of it elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from cpsgd.errors import LedgerAccessError, LedgerChainError, LedgerStorageError, ParameterError, WitnessError
+from cpsgd.ledger import Budget, Ledger, Line, RoundEvent, Witness, snapshots
+from cpsgd.ledger.chain import Head
+from cpsgd.protocol import Protocol
+
+PROTOCOL = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=10.0)
+EVENT = RoundEvent(PROTOCOL, survivors=900)
+KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([byte]) * 32) for byte in (1, 2))
+HEAD = Head(7, "ab" * 32)
+
+
+@pytest.fixture
+def witness(tmp_path: Path) -> Path:
+    (tmp_path / "elsewhere").mkdir()
+    return tmp_path / "elsewhere" / "heads.txt"
+
+
+@pytest.fixture
+def watched(tmp_path: Path, witness: Path) -> Ledger:
+    """With a round, and a witness from the beginning."""
+    ledger = Ledger(tmp_path / "budgets.ledger", witness=witness)
+    ledger.create(Budget(population="people", epsilon=1.0, delta=1e-6))
+    ledger.release(ledger.reserve("people", EVENT), 950)
+    return ledger
+
+
+def public(key: Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes_raw()
+
+
+def test_every_head_is_with_the_witness_when_a_call_returns(watched: Ledger, witness: Path) -> None:
+    assert [line.head.number for line in Witness(witness).lines()] == [1, 2, 3]
+    assert Witness(witness).newest() == watched.head
+    watched.abandon(watched.reserve("people", EVENT), "nobody was asked")
+    assert Witness(witness).newest() == watched.head
+    assert Ledger(watched.path).verify(witness=witness).records == 6
+    assert Ledger(watched.path, witness=witness).verify().records == 6
+
+
+def test_an_older_copy_is_refused(watched: Ledger, witness: Path) -> None:
+    old = watched.path.read_bytes()
+    watched.reserve("people", EVENT)
+    watched.path.write_bytes(old)
+    Ledger(watched.path)  # nothing in the file itself tells
+    with pytest.raises(WitnessError, match="has seen"):
+        Ledger(watched.path, witness=witness)
+    with pytest.raises(WitnessError, match="has seen"):
+        Ledger(watched.path).verify(witness=witness)
+    watched.path.unlink()
+    with pytest.raises(WitnessError, match="no ledger"):
+        Ledger(watched.path, witness=witness)
+
+
+def test_a_chain_that_was_written_anew_is_refused(watched: Ledger, witness: Path, tmp_path: Path) -> None:
+    forged = Ledger(tmp_path / "forged.ledger")
+    forged.create(Budget(population="people", epsilon=1.0, delta=1e-6))
+    for _ in range(3):
+        forged.reserve("people", EVENT)
+    os.replace(forged.path, watched.path)
+    with pytest.raises(WitnessError):
+        Ledger(watched.path, witness=witness)
+    with pytest.raises(LedgerChainError):
+        watched.total("people")
+
+
+def test_a_witness_behind_the_ledger_is_no_alarm(watched: Ledger, witness: Path) -> None:
+    """A process that dies between the two, or one that does not know of the witness."""
+    Ledger(watched.path).reserve("people", EVENT)
+    again = Ledger(watched.path, witness=witness)
+    again.reserve("people", EVENT)
+    assert Witness(witness).newest() == again.head
+    assert again.verify().records == 6
+
+
+def test_the_newest_head_is_found_whatever_the_order(watched: Ledger, witness: Path) -> None:
+    lines = witness.read_text().splitlines()
+    witness.write_text("\n".join([lines[2], lines[0], lines[1]]) + "\n")
+    assert Witness(witness).newest() == watched.head
+
+
+@pytest.mark.parametrize("rest", ["cpsgd-witness 1 4 abcd", "x", "\0\0\0", "cpsgd-witness 1 9 " + "0" * 63])
+def test_half_a_line_after_a_crash(watched: Ledger, witness: Path, rest: str) -> None:
+    with witness.open("a") as file:
+        file.write(rest)
+    again = Ledger(watched.path, witness=witness)
+    again.reserve("people", EVENT)
+    assert Witness(witness).newest() == again.head
+    assert again.verify().records == 5
+
+
+def test_files_that_are_no_witness(watched: Ledger, tmp_path: Path) -> None:
+    with pytest.raises(LedgerAccessError, match="cpsgd budget witness"):
+        Ledger(watched.path, witness=tmp_path / "none.txt")
+    (tmp_path / "text").write_text("hello\n")
+    with pytest.raises(WitnessError, match="no witness"):
+        Ledger(watched.path, witness=tmp_path / "text")
+
+
+def test_a_witness_that_cannot_be_written_stops_the_round(watched: Ledger, witness: Path) -> None:
+    witness.unlink()
+    witness.mkdir()
+    with pytest.raises(LedgerStorageError, match=r"record is on the ledger.*Nothing may be released"):
+        watched.reserve("people", EVENT)
+    assert Ledger(watched.path).total("people").rounds == 2
+
+
+def test_signed_lines(watched: Ledger, tmp_path: Path) -> None:
+    line = watched.seen(KEY)
+    assert Line.parse(str(line)) == line
+    line.check([public(OTHER), public(KEY)])
+    with pytest.raises(WitnessError, match="not signed by whom"):
+        line.check([public(OTHER)])
+    with pytest.raises(WitnessError, match="not signed by whom"):
+        watched.seen().check([public(KEY)])
+    # Neither head nor time can be changed, nor a signature be moved.
+    for forged in (
+        Line(HEAD, line.time, line.key, line.signature),
+        Line(line.head, "2020-01-01", line.key, line.signature),
+        Line(line.head, line.time, public(OTHER), line.signature),
+        Line(line.head, line.time, line.key, bytes(64)),
+        Line(line.head, line.time, line.key, b"short"),
+    ):
+        with pytest.raises(WitnessError, match="wrong"):
+            forged.check([public(KEY), public(OTHER)])
+    file = tmp_path / "signed.txt"
+    Witness(file).append(line)
+    assert watched.verify(witness=file, signers=[public(KEY)]).records == 4
+    with pytest.raises(WitnessError):
+        watched.verify(witness=file, signers=[public(OTHER)])
+    Witness(file).append(watched.seen())
+    with pytest.raises(WitnessError):
+        watched.verify(witness=file, signers=[public(KEY)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "cpsgd-witness",
+        f"cpsgd-witness 2 7 {'ab' * 32} now",
+        f"cpsgd-witness 1 -7 {'ab' * 32} now",
+        f"cpsgd-witness 1 07 {'ab' * 32} now",
+        f"cpsgd-witness 1 7 {'ab' * 31} now",
+        f"cpsgd-witness 1 7 {'zz' * 32} now",
+        f"cpsgd-witness 1 7 {'ab' * 32} now x",
+        f"cpsgd-witness 1 7 {'ab' * 32} now é é",
+        f"cpsgd-witness 1 7 {'ab' * 32} now\t",
+        f"cpsgd-witness 1 {'9' * 5000} {'ab' * 32} now",
+    ],
+)
+def test_what_is_no_line(text: str) -> None:
+    with pytest.raises(ParameterError):
+        Line.parse(text)
+
+
+def test_killed_between_the_record_and_the_witness(
+    watched: Ledger, witness: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY", 2)
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(Witness, "append", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        try:
+            watched.reserve("people", EVENT)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    again = Ledger(watched.path, witness=witness)
+    assert again.total("people").rounds == 2
+    again.reserve("people", EVENT)
+    assert Ledger(watched.path, witness=witness).verify().totals[0].rounds == 3

@@ -1,0 +1,157 @@
+"""Plans with noise that is correlated over rounds."""
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpsgd.correlation import Correlation
+from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.mechanisms import CorrelatedGaussian
+from cpsgd.planner import Plan, plan
+from cpsgd.planner.workloads import Workload
+from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.protocol import Protocol
+
+
+def paper(epsilon: float = 2.0, bits: float | None = 12, **changes: Any) -> Plan:
+    wanted = {"rounds": 2500, "participation": "once", "correlated": 8} | changes
+    return plan(10_000, 51_370, epsilon, 1e-9, 1.0, bits=bits, **wanted)
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 1.0, 0.5])
+@pytest.mark.parametrize("bands", [8, 32])
+def test_the_papers_run_is_planned_quickly_and_near_the_best_there_is(epsilon: float, bands: int) -> None:
+    begun = time.perf_counter()
+    found = paper(epsilon, correlated=bands)
+    assert time.perf_counter() - begun < 1.0
+    protocol = found.protocol
+    assert protocol.bits_per_coordinate <= 12.0
+    assert found.prefix is not None
+    # What real numbers for messages would gain, and what own noise and rounding leave of it.
+    ideal = Correlation(bands, 2500).gain
+    assert 0.9 * ideal < found.prefix.gain < 1.001 * ideal
+    proved = guarantee_over_rounds(protocol, 1e-9, rounds=2500, participation="once")
+    assert 0.998 * epsilon < proved.epsilon == found.guarantee.epsilon <= epsilon
+    assert Protocol.from_json(protocol.to_json()) == protocol
+
+
+def test_the_promise_is_about_the_whole_run() -> None:
+    found = paper()
+    assert found.protocol.promise is not None
+    assert (found.protocol.promise.rounds, found.protocol.promise.epsilon) == (2500, 2.0)
+    assert found.protocol.release(10_000) is not None
+
+
+def test_too_few_bits_name_the_fewest_that_will_do() -> None:
+    with pytest.raises(InfeasibleError, match="bits=8 is the fewest"):
+        paper(bits=6)
+    assert paper(bits=8).bits == 8
+
+
+def test_more_bits_never_do_worse() -> None:
+    errors = [paper(bits=bits).prefix.squared_error for bits in (8, 8.5, 9, 10, 12, 17)]  # type: ignore[union-attr]
+    assert errors == sorted(errors, reverse=True)
+
+
+def test_without_bits_they_are_chosen() -> None:
+    found = paper(bits=None)
+    best = paper(bits=17)
+    assert found.prefix is not None
+    assert best.prefix is not None
+    assert found.bits < 13
+    assert found.prefix.squared_error < 1.11 * best.prefix.squared_error
+    assert next(point.bits for point in found.frontier) == 8
+
+
+def test_secure_sums_fit_the_modulus() -> None:
+    found = paper(bits=18, secure=True)
+    assert found.protocol.modulus is not None
+    assert found.protocol.modulus <= 2**18
+    assert 0.0 < found.overflow_probability <= 1e-9
+    assert found.prefix is not None
+    assert found.prefix.gain > 9.0
+
+
+def test_colluding_clients_cost_the_slots_whose_seeds_they_hold() -> None:
+    alone, colluding = paper(), paper(colluding=100)
+    mechanism = colluding.protocol.mechanism
+    assert isinstance(mechanism, CorrelatedGaussian)
+    assert (mechanism.untrusted_holders, mechanism.told) == (100, 700)
+    assert alone.prefix is not None
+    assert colluding.prefix is not None
+    assert colluding.guarantee.epsilon <= 2.0
+    # 9,200 of 10,000 slots count.
+    assert colluding.prefix.squared_error / alone.prefix.squared_error == pytest.approx(1 / 0.92, rel=0.01)
+    with pytest.raises(InfeasibleError, match="fewer colluding"):
+        paper(colluding=1250)
+
+
+def test_in_every_round_it_does_not_pay_and_says_so() -> None:
+    found = plan(100, 50, 8.0, 1e-6, bits=12, rounds=20, participation="every", correlated=4)
+    assert found.prefix is not None
+    assert found.prefix.gain < 1.0
+    assert found.guarantee.epsilon <= 8.0
+    chosen = plan(100, 50, 8.0, 1e-6, bits=12, rounds=20, participation="every", correlated="auto")
+    assert chosen.prefix is None
+    assert chosen.protocol.mechanism.correlation is None
+
+
+def test_bands_are_chosen_for_the_workload_and_the_bits() -> None:
+    few, many = paper(bits=8, correlated="auto"), paper(bits=14, correlated="auto")
+    chosen = [p.protocol.mechanism.correlation.bands for p in (few, many)]  # type: ignore[union-attr]
+    assert chosen[0] < chosen[1]
+    assert few.prefix is not None
+    # With few bits a client's own noise is most of it, and more bands gain nothing.
+    assert paper(bits=8, correlated=128).prefix.squared_error > few.prefix.squared_error  # type: ignore[union-attr]
+    # A model that forgets at once has no use for noise that cancels.
+    forgets = np.eye(1, 2500)[0]
+    assert paper(correlated="auto", workload=forgets).prefix is None
+
+
+def test_a_workload_is_the_models_own_arithmetic() -> None:
+    """Against a model of one number, trained by momentum with a falling rate from unit noise in one round each."""
+    rounds, bands = 12, 4
+    factors = Correlation(bands, rounds).factors
+    workload = Workload.of("momentum-linear", rounds)
+    moved = np.zeros((rounds, rounds))  # the model after a round, by the round whose z is one
+    for source in range(rounds):
+        model = velocity = 0.0
+        for t in range(rounds):
+            noise = factors[t - source] if 0 <= t - source < bands else 0.0
+            velocity = 0.9 * velocity + noise
+            model += (1.0 - t / rounds) * velocity
+            moved[t, source] = model
+    assert workload.variance(factors) == pytest.approx(float(np.mean(np.sum(moved**2, axis=1))))
+    plain = Workload.of(None, 40)
+    assert plain.variance(Correlation(8, 40).factors) == pytest.approx(np.mean(Correlation(8, 40).prefix_variance()))
+    assert plain.bias() == pytest.approx(np.mean(np.arange(1, 41.0) ** 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"correlated": 1}, "correlated"),
+        ({"correlated": 257}, "correlated"),
+        ({"correlated": "many"}, "auto"),
+        ({"correlated": 8, "rounds": 4}, "at most rounds=4"),
+        ({"participation": "fixed-size:0.01"}, "not proved"),
+        ({"bits": None, "max_error": 0.1}, "max_error"),
+        ({"mechanism": "binomial"}, "independent noise"),
+        ({"workload": "adam"}, "momentum-late"),
+        ({"workload": [1.0, 2.0]}, "one for each round"),
+        ({"correlated": None, "workload": "sgd"}, "give correlated"),
+    ],
+)
+def test_bad_requirements_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        paper(**changes)
+
+
+def test_a_plan_can_be_shown() -> None:
+    found = paper()
+    assert json.loads(json.dumps(found.to_dict()))["prefix"]["gain"] > 10.0
+    assert "over the run" in found._repr_html_()
+    assert paper(correlated="8").protocol == found.protocol

@@ -1,0 +1,225 @@
+"""The kernels for long vectors against plain ones that take the same steps, bit for bit; and against the plain ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cpsgd.codec import rotate
+from cpsgd.mechanisms.base import Rounding
+from cpsgd.protocol import Protocol
+from cpsgd.simulation import device_cuda as cuda
+from cpsgd.simulation import device_long as long
+from cpsgd.simulation import device_plain as plain
+from cpsgd.simulation.device import DeviceRound
+
+from .roundings import COIN, HALF, exact_coins, goodness_of_fit, rounding_to
+
+ROUNDINGS = {
+    "two": rounding_to(2),
+    "three": rounding_to(3),
+    "thirty": rounding_to(30),
+    "one coin": COIN["one"],
+    "three coins": COIN["three"],
+    "sampled": COIN["sampled"],
+}
+FIFTEEN = Rounding(2_548, HALF, 16, coins=15)
+KEY = 2**62 + 12345
+# Powers of two, little and much beyond one, and several numbers of bits that a pass takes: from 2^24 on two passes do.
+DIMS = [1 << 16, 100_000, (1 << 17) - 1, (1 << 18) + 1, 1_000_000, (1 << 20) + 8_191, 3_000_000, 5_000_000, 10_000_000]
+LONGEST = [(1 << 24) + 1_000_003, 1 << 25]
+
+
+def rows_of(count: int, dim: int) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(dim)
+    return torch.randn(count, dim + 22, generator=generator, device="cuda")[:, :dim]
+
+
+def signs_of(dim: int) -> torch.Tensor:
+    return torch.from_numpy(rotate.signs(dim, 3, 4).copy()).cuda()
+
+
+def transform(rows: torch.Tensor, bits: list[int]) -> None:
+    """The transform of rows, stages in this order."""
+    whole = rows.contiguous()
+    for bit in bits:
+        pairs = whole.view(len(whole), -1, 2, 1 << bit)
+        first, second = pairs[:, :, 0], pairs[:, :, 1]
+        difference = first - second
+        first += second
+        second.copy_(difference)
+    rows.copy_(whole)
+
+
+def rotated(rows: torch.Tensor, bound: float, unit: float) -> torch.Tensor:
+    """What the kernels must find for rows that are not clipped."""
+    (size, rest, normalise), signs = plain.split(rows.shape[1]), signs_of(rows.shape[1])
+    once, again = long.stages(rows.shape[1])
+    rows = rows * torch.tensor(1.0 / bound, dtype=torch.float32)
+    head = rows[:, :size]
+    head *= normalise * plain.sign_values(signs, 0, size)
+    transform(head, once)
+    if rest:
+        plain._swap(rows, size, rest)
+        head *= normalise * plain.sign_values(signs, size, size)
+        transform(head, again)
+    return rows * torch.tensor(bound * unit, dtype=torch.float32)
+
+
+def sums_of(points: torch.Tensor, rounding: Rounding, first: int) -> torch.Tensor:
+    sums = torch.zeros(points.shape[1], dtype=torch.int64, device="cuda")
+    plain.round_and_sum([(0, points)], sums, key=KEY, first=first, rounding=rounding)
+    return sums
+
+
+def sums_by_kernels(rows: torch.Tensor, bound: float, unit: float, rounding: Rounding, first: int) -> torch.Tensor:
+    dim = rows.shape[1]
+    sums = torch.zeros(dim, dtype=torch.int64, device="cuda")
+    keys = torch.tensor([KEY & 0xFFFFFFFF, KEY >> 32]).to(torch.int32).cuda()
+    options = {"bound": bound, "unit": unit, "keys": keys, "first": first, "rounding": rounding}
+    # A view whose rows do not follow each other, which the kernels overwrite.
+    own = torch.cat([rows, rows[:, :5]], dim=1)[:, :dim]
+    long.add_rows(own, sums, signs_of(dim), **options)
+    return sums
+
+
+@pytest.mark.parametrize("dim", [*DIMS, *LONGEST, 1 << 30])
+def test_every_bit_is_transformed_once(dim: int) -> None:
+    once, again = long.stages(dim)
+    bits = list(range(dim.bit_length() - 1))
+    assert sorted(once) == bits
+    assert sorted(again) == (bits if dim > 2 << bits[-1] else [])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", DIMS)
+def test_rows(dim: int) -> None:
+    rounding, count = ROUNDINGS["three"], max(2, 20_000_000 // dim)
+    rows = rows_of(count, dim)
+    rows[0, 7], rows[1, dim - 1] = float("nan"), float("inf")
+    unit, bound = 0.4 * rounding.limit, 2.0 * dim**0.5
+    found = sums_by_kernels(rows, bound, unit, rounding, first=7)
+    points = rotated(rows, bound, unit)
+    points[:2] = 0.0
+    assert torch.equal(found, sums_of(points, rounding, first=7))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", LONGEST)
+def test_rows_of_four_passes(dim: int) -> None:
+    rows = rows_of(2, dim)
+    found = sums_by_kernels(rows, 1e6, 1e5, ROUNDINGS["three"], first=0)
+    assert torch.equal(found, sums_of(rotated(rows, 1e6, 1e5), ROUNDINGS["three"], first=0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=ROUNDINGS)
+@pytest.mark.parametrize("count", [1, 300])
+def test_roundings(rounding: Rounding, count: int) -> None:
+    rows = rows_of(count, 100_000)
+    unit, bound = 0.4 * rounding.limit, 1e3
+    found = sums_by_kernels(rows, bound, unit, rounding, first=2**31 - 100)
+    assert torch.equal(found, sums_of(rotated(rows, bound, unit), rounding, first=2**31 - 100))
+
+
+@pytest.mark.gpu
+def test_integers_too_large_for_the_kernels() -> None:
+    rows = rows_of(20, 100_000)
+    points = rotated(rows, 1e3, 1e6)
+    own = torch.cat([rows, rows[:, :5]], dim=1)[:, :100_000]
+    ((start, found),) = long.scale_and_rotate(own, signs_of(100_000), 1e3, 1e6)
+    assert start == 0
+    assert torch.equal(found, points)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [1 << 16, 100_000, 1_000_000])
+def test_close_to_the_plain_kernels(dim: int) -> None:
+    """Also where rows are clipped: the order of additions moves last digits, and with them few integers, by one."""
+    rounding = ROUNDINGS["three"]
+    rows = rows_of(30_000_000 // dim, dim)
+    unit, bound = 0.4 * rounding.limit, 0.5 * dim**0.5
+    found = sums_by_kernels(rows, bound, unit, rounding, first=0)
+    columns = plain.scale_and_rotate(rows.clone(), signs_of(dim), bound, unit)
+    sums = torch.zeros(dim, dtype=torch.int64, device="cuda")
+    plain.round_and_sum(columns, sums, key=KEY, first=0, rounding=rounding)
+    apart = (found - sums).abs()
+    assert int(apart.max()) <= 2
+    assert int(apart.sum()) < 3_000  # of 30 million
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [1 << 16, (1 << 16) + 30_000])
+@pytest.mark.parametrize("rounding", [COIN["one"], FIFTEEN], ids=["one", "fifteen"])
+def test_law_of_coins(rounding: Rounding, dim: int) -> None:
+    """A vector with one coordinate becomes one with few different coordinates, and each has the exact law."""
+    rows = torch.zeros(2, dim, device="cuda")
+    rows[:, 1] = 1.0
+    unit = 0.3 * rounding.limit * dim**0.5
+    points = rotated(rows, 1e3, unit)[0].clamp(-rounding.limit, rounding.limit).round().long().cpu().numpy()
+    found = sums_by_kernels(rows, 1e3, unit, rounding, first=0).cpu().numpy()
+    values, numbers = torch.unique(torch.from_numpy(points), return_counts=True)
+    common = [int(value) for value, number in zip(values, numbers, strict=True) if number > 10_000]
+    assert common
+    for point in common:
+        assert goodness_of_fit(found[points == point], exact_coins(rounding, [point] * 2)) > 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rounding", [ROUNDINGS["three"], FIFTEEN], ids=["three", "fifteen"])
+def test_the_same_sums_every_time(rounding: Rounding) -> None:
+    """A race would show itself now and then."""
+    for dim in (100_000, 1_000_000):
+        rows = rows_of(40_000_000 // dim, dim)
+        expected = sums_by_kernels(rows, 1.0, 5e5, rounding, first=0)
+        for _ in range(30):
+            assert torch.equal(sums_by_kernels(rows, 1.0, 5e5, rounding, first=0), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [*DIMS, *LONGEST])
+def test_rotation_back(dim: int) -> None:
+    vector = rows_of(1, dim)[0].clone()
+    rows = vector[None].clone()
+    long.scale_and_rotate(rows, signs_of(dim), 1e6, 1.0)
+    back = rows[0].clone()
+    long.rotate_back(back, signs_of(dim))
+    torch.testing.assert_close(back, vector, rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(rows[0].norm(), vector.norm(), rtol=1e-4, atol=0.0)
+    plain.rotate_back(rows[0], signs_of(dim))
+    torch.testing.assert_close(rows[0], vector, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("levels", [3, 200])
+def test_a_round(levels: int) -> None:
+    """Small integers, and such as the last pass leaves to Triton."""
+    dim = 100_000
+    protocol = Protocol.rotated_binomial(clients=500, dim=dim, clip_norm=1e3, levels=levels, trials=13)
+    assert protocol.mechanism.device_rounding() is not None
+    rows = rows_of(500, dim)
+    rounds = [DeviceRound(protocol, 0, seed=1, device="cuda", kernels=kernels) for kernels in (None, plain)]
+    for round_ in rounds:
+        round_.add(rows.clone())
+    means = [round_.mean() for round_ in rounds]
+    # The same noise and random words: what differs is last digits, and few integers.
+    apart = torch.linalg.vector_norm(means[0] - means[1]) / torch.linalg.vector_norm(means[1])
+    assert float(apart) < 1e-2
+
+
+@pytest.mark.gpu
+def test_memory_beside_the_rows() -> None:
+    rows = rows_of(200, 1_000_000)
+    rounding, signs = ROUNDINGS["three"], signs_of(1_000_000)
+    sums = torch.zeros(1_000_000, dtype=torch.int64, device="cuda")
+    keys = torch.zeros(2, dtype=torch.int32, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    long.add_rows(rows, sums, signs, bound=1e3, unit=1e5, keys=keys, first=0, rounding=rounding)
+    assert torch.cuda.max_memory_allocated() - before < rows.numel() * 4 // 100
+
+
+def test_not_without_a_gpu() -> None:
+    assert not long.supports(torch.device("cpu"), 100_000)
+    assert cuda.is_small(ROUNDINGS["thirty"])
+    assert not cuda.is_small(rounding_to(200))
