@@ -430,3 +430,17 @@ def test_what_correlated_noise_does_not_cover_is_not_accounted_for() -> None:
         guarantee(protocol, DELTA, surviving=41)
     with pytest.raises(ConditionError):
         guarantee(protocol, DELTA, surviving=19)
+
+
+def test_a_run_shares_its_partition_with_no_other_protocol() -> None:
+    """Else a second run under the same name, with a little more noise, would be free."""
+    mechanism = CorrelatedGaussian(
+        noise_deviation=64.0, step=0.02, window=1 << 12, coordinate_range=0.7, bands=3, run_length=6, separation=1
+    )
+    run = Protocol(clients=40, dim=40, clip_norm=1.0, mechanism=mechanism)
+    other = replace(run, mechanism=replace(mechanism, noise_deviation=70.0))
+    first = event(run, 40, participation="once", partition="run")
+    for protocol in (other, GAUSSIAN):
+        with pytest.raises(ParameterError, match="one run of one protocol"):
+            total(first, event(protocol, 40, participation="once", partition="run", round=1))
+    assert total(first, replace(first, survivors=30, round=1)).rounds == 2
