@@ -124,9 +124,9 @@ def draw(path: Path, runs: Sequence[dict[str, Any]]) -> None:
         )
         _draw_curve(left, groups[epsilons[0], count], colour, label)
     if (None, 1) in groups:
-        _draw_curve(left, groups[None, 1], plotting.INK, "no privacy, tuned by itself")
-        ends = [100 * run["curve"][-1][1] for run in groups[None, 1]]
-        right.axhline(fmean(ends), color=plotting.INK, linewidth=1.2, label="no privacy, tuned by itself")
+        best = fmean(100 * run["curve"][-1][1] for run in groups[None, 1])
+        for axes in (left, right):
+            axes.axhline(best, color=plotting.INK, linewidth=1.2, label="no privacy, tuned by itself, at the end")
     plotting.tidy(left, title=f"While training, ε = {epsilons[0]:g}", xlabel="rounds", ylabel="test accuracy, %")
     left.set_ylim(90.0, 99.5)
     plotting.tidy(right, title="After the epoch", xlabel="ε", ylabel=None)
@@ -162,12 +162,13 @@ def main() -> None:
     path, console = options.out / RUNS, Console(highlight=False)
     runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     known = {(run["epsilon"], run["bands"], run["seed"]) for run in runs}
-    data = load(options.dataset)
     rows = json.loads(options.chosen.read_text()) if options.chosen else []
+    data = load(options.dataset) if rows else None
     for seed in range(options.seeds):
         for row in rows:
             if (row["epsilon"], row["bands"], seed) in known:
                 continue
+            assert data is not None
             run = trained(data, row, seed, options)
             runs.append(run)
             with path.open("a") as file:

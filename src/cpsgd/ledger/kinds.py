@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +22,7 @@ _EVERY = Participation.every()
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class EntryKind:
     """All that the cost of a round depends on. Made by `kind_of`, so that equal kinds are one object.
 
     Attributes:
@@ -59,7 +58,7 @@ class Kind:
         return self.protocol.fingerprint, self.honest, who.scheme, who.rate, self.overflow, octave, self.reserved or 0
 
     @property
-    def at_least(self) -> Kind:
+    def at_least(self) -> EntryKind:
         """The same round with the fewest messages that were reserved for."""
         if self.reserved is None or self.reserved == self.honest:
             return self
@@ -80,7 +79,7 @@ class Kind:
         }
 
     @classmethod
-    def from_dict(cls, data: object) -> Kind:
+    def from_dict(cls, data: object) -> EntryKind:
         """What `to_dict` gave; anything else is refused with `ParameterError`."""
         names = {"protocol", "examples", "honest", "participation", "overflow", "octave", "reserved"}
         if not isinstance(data, Mapping) or set(data) != names:
@@ -100,11 +99,11 @@ class Kind:
         )
 
 
-Groups = frozenset[tuple[frozenset[Kind], int]]
+Groups = frozenset[tuple[frozenset[EntryKind], int]]
 """Sets of kinds of which a client meets at most one, and how many such sets there are."""
 
 
-def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> Kind:
+def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> EntryKind:
     """The kind of a round with this many messages in its sum."""
     honest = survivors - event.colluding
     taking_part = event.taking_part
@@ -134,19 +133,8 @@ def _interned(
     overflow: float,
     octave: int | None,
     reserved: int | None,
-) -> Kind:
-    return Kind(base, examples, honest, participation, overflow, octave, reserved)
-
-
-def paid_once(event: RoundEvent) -> str:
-    """Name of the rounds that a client pays for once, together with this one; empty where there are no others.
-
-    These are the event's partition, or the run whose rounds have correlated noise: what is proved is about all of them.
-    Another run of the same protocol is paid for again, and a round without the name of a run is one by itself.
-    """
-    if event.partition or not event.run or event.protocol.mechanism.correlation is None:
-        return event.partition
-    return "run " + hashlib.sha256(event.protocol.fingerprint + event.run.encode()).hexdigest()
+) -> EntryKind:
+    return EntryKind(base, examples, honest, participation, overflow, octave, reserved)
 
 
 def merged(parts: Iterable[Groups]) -> Groups:
@@ -160,9 +148,9 @@ def merged(parts: Iterable[Groups]) -> Groups:
     return frozenset(found.items())
 
 
-def _worst(kinds: Iterable[Kind]) -> frozenset[Kind]:
+def _worst(kinds: Iterable[EntryKind]) -> frozenset[EntryKind]:
     """Of the kinds that differ in the number of messages only, the one with the fewest."""
-    fewest: dict[tuple[object, ...], Kind] = {}
+    fewest: dict[tuple[object, ...], EntryKind] = {}
     for kind in kinds:
         rest = (kind.base, kind.examples, kind.participation, kind.overflow, kind.octave, kind.reserved)
         if (known := fewest.get(rest)) is None or kind.honest < known.honest:
@@ -170,21 +158,34 @@ def _worst(kinds: Iterable[Kind]) -> frozenset[Kind]:
     return frozenset(fewest.values())
 
 
+def _check_one_run(kinds: Iterable[EntryKind]) -> None:
+    """Refuses a partition in which a run with correlated noise, which is one event, meets anything else."""
+    what = {(kind.base, kind.examples) for kind in kinds}
+    if len(what) > 1 and any(base.mechanism.correlation is not None for base, _ in what):
+        raise ParameterError(
+            "A partition with correlated noise is one run of one protocol, and this one has rounds of another: name "
+            "each run's partition after the run."
+        )
+
+
 class Tally:
     """How many rounds of which kind. Adding a round, or taking one away, costs the same however many there are."""
 
     def __init__(self) -> None:
         """Without rounds."""
-        self._rounds: dict[str, Counter[Kind]] = {}
-        self._groups: Counter[frozenset[Kind]] = Counter()
+        self._rounds: dict[str, Counter[EntryKind]] = {}
+        self._groups: Counter[frozenset[EntryKind]] = Counter()
 
-    def add(self, kind: Kind, partition: str, count: int = 1) -> None:
+    def add(self, kind: EntryKind, partition: str, count: int = 1) -> None:
         """Adds rounds, or takes them away where `count` is negative.
 
         Raises:
-            ParameterError: There are not so many to take away. Nothing was changed.
+            ParameterError: There are not so many to take away, or the partition is a run of another protocol. Nothing
+                was changed.
         """
         rounds = self._rounds.get(partition, Counter())
+        if partition:
+            _check_one_run([*rounds, kind])
         left = rounds[kind] + count
         if left < 0:
             raise ParameterError("there is no such round to take away")
@@ -203,17 +204,21 @@ class Tally:
         else:
             self._count(before, count)
 
-    def _count(self, group: frozenset[Kind], change: int) -> None:
+    def _count(self, group: frozenset[EntryKind], change: int) -> None:
         if not change:
             return
         self._groups[group] += change
         if not self._groups[group]:
             del self._groups[group]
 
-    def groups(self, further: Iterable[tuple[str, Kind, int]] = ()) -> Groups:
-        """The rounds in sets of which a client meets at most one, with further ones: partition, kind and how many."""
+    def groups(self, further: Iterable[tuple[str, EntryKind, int]] = ()) -> Groups:
+        """The rounds in sets of which a client meets at most one, with further ones: partition, kind and how many.
+
+        Raises:
+            ParameterError: In a further one's partition a run with correlated noise meets another protocol.
+        """
         groups = self._groups.copy()
-        partitions: dict[str, set[Kind]] = {}
+        partitions: dict[str, set[EntryKind]] = {}
         for partition, kind, count in further:
             if partition:
                 partitions.setdefault(partition, set()).add(kind)
@@ -221,6 +226,7 @@ class Tally:
                 groups[frozenset([kind])] += count
         for partition, kinds in partitions.items():
             known = self._rounds.get(partition, Counter())
+            _check_one_run([*known, *kinds])
             if known:
                 groups[_worst(known)] -= 1
             groups[_worst({*known, *kinds})] += 1
@@ -233,14 +239,14 @@ class Tally:
         other._groups = self._groups.copy()
         return other
 
-    def items(self) -> list[tuple[str, Kind, int]]:
+    def items(self) -> list[tuple[str, EntryKind, int]]:
         """Partition, kind and how many rounds, in an order that is the same in every process."""
         found = [
             (partition, kind, count) for partition, rounds in self._rounds.items() for kind, count in rounds.items()
         ]
         return sorted(found, key=lambda item: (item[0], item[1].order, item[1].examples or 0))
 
-    def kinds(self) -> set[Kind]:
+    def kinds(self) -> set[EntryKind]:
         """All kinds that there are."""
         return {kind for rounds in self._rounds.values() for kind in rounds}
 
@@ -249,7 +255,7 @@ class Tally:
 class Room:
     """A proof about more rounds than there are: with so many more of a kind, ε is at most this."""
 
-    kind: Kind
+    kind: EntryKind
     rounds: int
     epsilon: float
     method: str
@@ -274,11 +280,11 @@ class Account:
         self.reserved = 0
         self.room: Room | None = None
         # What releases since the last reservation changed, with the opposite sign.
-        self._since: Counter[tuple[str, Kind]] = Counter()
+        self._since: Counter[tuple[str, EntryKind]] = Counter()
 
     def reserve(self, event: RoundEvent, room: Room | None = None, octave: int | None = None) -> None:
         """One more round, and what it was allowed with."""
-        self.tally.add(kind_of(event, event.survivors, octave), paid_once(event))
+        self.tally.add(kind_of(event, event.survivors, octave), event.partition)
         self.room = room
         self.rounds += 1
         self.unreleased += 1
@@ -292,9 +298,9 @@ class Account:
             ParameterError: There is no such round. Nothing was changed.
         """
         self._close(event, octave)
-        after, partition = kind_of(event, survivors, octave), paid_once(event)
-        self.tally.add(after, partition)
-        self._changed(partition, after, -1)
+        after = kind_of(event, survivors, octave)
+        self.tally.add(after, event.partition)
+        self._changed(event.partition, after, -1)
 
     def abandon(self, event: RoundEvent, octave: int | None = None) -> None:
         """A round that was reserved is given up.
@@ -306,14 +312,14 @@ class Account:
         self.rounds -= 1
 
     def _close(self, event: RoundEvent, octave: int | None) -> None:
-        before, partition = kind_of(event, event.survivors, octave), paid_once(event)
+        before = kind_of(event, event.survivors, octave)
         if self.unreleased < 1:
             raise ParameterError("there is no such round that is open")
-        self.tally.add(before, partition, -1)
+        self.tally.add(before, event.partition, -1)
         self.unreleased -= 1
-        self._changed(partition, before, 1)
+        self._changed(event.partition, before, 1)
 
-    def _changed(self, partition: str, kind: Kind, change: int) -> None:
+    def _changed(self, partition: str, kind: EntryKind, change: int) -> None:
         self._since[partition, kind] += change
         if not self._since[partition, kind]:
             del self._since[partition, kind]
@@ -327,7 +333,7 @@ class Account:
             tally.add(kind, partition, change)
         return tally
 
-    def to_dict(self, places: Mapping[Kind, int]) -> dict[str, Any]:
+    def to_dict(self, places: Mapping[EntryKind, int]) -> dict[str, Any]:
         """Plain JSON values, with kinds by their places."""
         since = sorted([partition, places[kind], change] for (partition, kind), change in self._since.items())
         room = None if self.room is None else {**vars(self.room), "kind": places[self.room.kind]}
@@ -340,13 +346,13 @@ class Account:
             "since": since,
         }
 
-    def kinds(self) -> set[Kind]:
+    def kinds(self) -> set[EntryKind]:
         """All kinds that `to_dict` refers to."""
         room = set() if self.room is None else {self.room.kind}
         return self.tally.kinds() | {kind for _, kind in self._since} | room
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], kinds: list[Kind]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any], kinds: list[EntryKind]) -> Self:
         """What `to_dict` gave."""
         account = cls()
         account.rounds = _validate.integer("rounds", data["rounds"], low=0)
@@ -368,7 +374,7 @@ class Account:
         return account
 
 
-def _check_releases(since: Mapping[tuple[str, Kind], int]) -> None:
+def _check_releases(since: Mapping[tuple[str, EntryKind], int]) -> None:
     """Refuses releases that no reservations lead to: without them there are no fewer rounds, nor more messages."""
     alike: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for (partition, kind), change in since.items():

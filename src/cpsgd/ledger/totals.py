@@ -6,6 +6,8 @@ for its tails:
 * Every round that is not in a partition is one of the sequence, sampled or not.
 * Of a partition (rounds with disjoint cohorts) the client is in at most one round, so the partition counts as one round
   with the largest μ and the largest tail of its rounds.
+* Where noise is correlated over the rounds of a run, each of them has the μ and the tail of the whole run. A run is a
+  partition, whoever is in its rounds; rounds without one are a run each.
 
 Rounds of one protocol and one participation go to `guarantee_over_rounds`. Otherwise one accountant composes the
 equivalent Gaussians (`accountant.mixed_epsilon`). Where a round has no Gaussian certificate, or a poor one among few
@@ -25,7 +27,7 @@ from typing import Any
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
-from cpsgd.ledger.kinds import Account, Groups, Kind, kind_of, merged, octave_of, paid_once
+from cpsgd.ledger.kinds import Account, EntryKind, Groups, kind_of, merged, octave_of
 from cpsgd.mechanisms.law import Steps
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
@@ -148,7 +150,7 @@ def priced(
     limits = budget.filter
     before = sum(account.reserved for account in accounts) if reserved is None else reserved
     more = [
-        (paid_once(event), kind_of(event, event.survivors, None if limits is None else octave_of(before + place)), 1)
+        (event.partition, kind_of(event, event.survivors, None if limits is None else octave_of(before + place)), 1)
         for place, event in enumerate(further)
     ]
     groups = merged([first.tally.groups(more), *(account.tally.groups() for account in others)])
@@ -187,13 +189,13 @@ def affordable(
         found = priced(budget, accounts, [event], reserved)
         return Price(found.epsilon, found.method, 0) if found.epsilon <= budget.epsilon else None
     first, *others = accounts
-    kind, room, partition = kind_of(event, event.survivors), first.room, paid_once(event)
-    alone = not partition and not others
+    kind, room = kind_of(event, event.survivors), first.room
+    alone = not event.partition and not others
     if room is not None and alone and room.kind is kind and room.rounds and room.epsilon <= budget.epsilon:
         return Price(room.epsilon, room.method, room.rounds - 1)
     more = most_covered(first.rounds) if alone else 0
     while True:
-        rounds = [(partition, kind, 1 + more)]
+        rounds = [(event.partition, kind, 1 + more)]
         groups = merged([first.tally.groups(rounds), *(account.tally.groups() for account in others)])
         try:
             proof = _cheapest([groups], budget)
@@ -213,7 +215,7 @@ def most_covered(before: int) -> int:
     return (before + 1) // _PLENTY
 
 
-def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: Sequence[Kind] = ()) -> Total:
+def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: Sequence[EntryKind] = ()) -> Total:
     kinds = {kind for account in accounts for kind in account.tally.kinds()} | set(further)
     return Total(
         population=budget.population,
@@ -228,7 +230,7 @@ def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: 
     )
 
 
-def _assumptions(kinds: Iterable[Kind], adjacency: Adjacency) -> tuple[str, ...]:
+def _assumptions(kinds: Iterable[EntryKind], adjacency: Adjacency) -> tuple[str, ...]:
     """What the accounting takes on trust; that of single examples rests on no distance of whole sums."""
     stated = {kind.base.assumption(adjacency) for kind in kinds if kind.examples is None}
     return tuple(sorted(text for text in stated if text is not None))
@@ -279,7 +281,7 @@ def _filtered(budget: Budget, limits: Filter, groups: Groups) -> _Proof:
 
 
 @lru_cache(maxsize=1 << 16)
-def _filter_cost(kind: Kind, limits: Filter, adjacency: Adjacency) -> Cost:
+def _filter_cost(kind: EntryKind, limits: Filter, adjacency: Adjacency) -> Cost:
     """What a round takes of a filter: never more than was reserved for it."""
     if kind.octave is None:
         raise ConditionError("The round was not charged to an adaptive budget.")
@@ -293,7 +295,7 @@ def _filter_cost(kind: Kind, limits: Filter, adjacency: Adjacency) -> Cost:
     return _single_cost(kind, limits, adjacency)
 
 
-def _single_cost(kind: Kind, limits: Filter, adjacency: Adjacency) -> Cost:
+def _single_cost(kind: EntryKind, limits: Filter, adjacency: Adjacency) -> Cost:
     assert kind.octave is not None
     target = limits.tail(kind.octave)
     joint = _joint_cost(kind, 1, target, adjacency) if kind.participation.rate == 1.0 else None
@@ -333,9 +335,11 @@ def _proved(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     except ConditionError:
         # At least one round has no Gaussian certificate at its share of δ.
         return _added_up(groups, delta, adjacency)
-    if sum(count for _, count in groups) > _FEW or _sampled(groups):
+    many = sum(count for _, count in groups) > _FEW
+    if _sampled(groups) or (many and math.isfinite(found.epsilon)):
         return found
-    # Of a few rounds, one may be so much better by the Rényi certificate that adding up is worth it.
+    # Of a few rounds, one may be so much better by the Rényi certificate that adding up is worth it. And windows may
+    # take a share of δ that is fine for each ε by itself, and too much for the ε of all.
     with contextlib.suppress(ConditionError):
         found = min(found, _added_up(groups, delta, adjacency), key=lambda proof: proof.epsilon)
     return found
@@ -348,16 +352,16 @@ def _alike(groups: Groups) -> bool:
     )
 
 
+def _correlated(kinds: frozenset[EntryKind]) -> bool:
+    return any(kind.base.mechanism.correlation is not None for kind in kinds)
+
+
 def _several_runs(groups: Groups) -> bool:
-    """Whether noise is correlated: what `guarantee_over_rounds` takes for rounds of one run are runs here."""
-    return sum(count for _, count in groups) > 1 and any(map(_is_run, (kinds for kinds, _ in groups)))
+    """Whether rounds whose noise is correlated are of several runs: each is a whole run, and not a round of one."""
+    return sum(count for _, count in groups) > 1 and any(_correlated(kinds) for kinds, _ in groups)
 
 
-def _is_run(kinds: Iterable[Kind]) -> bool:
-    return any(kind.protocol.mechanism.correlation is not None for kind in kinds)
-
-
-def _ordered(groups: Groups) -> list[tuple[frozenset[Kind], int]]:
+def _ordered(groups: Groups) -> list[tuple[frozenset[EntryKind], int]]:
     """In an order that is the same in every process, so that roundings are, too: what one reserves, others verify."""
     return sorted(groups, key=lambda group: (sorted(kind.order for kind in group[0]), group[1]))
 
@@ -404,7 +408,7 @@ def _of_gaussians(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     return _Proof(epsilon, "gaussian composition", composition_citation({p.scheme for _, p in parts}), tail)
 
 
-def _part(kinds: frozenset[Kind], count: int, delta: float, share: float, adjacency: Adjacency) -> Part:
+def _part(kinds: frozenset[EntryKind], count: int, delta: float, share: float, adjacency: Adjacency) -> Part:
     """One of these kinds, `count` times: the largest μ and the largest tails of them. `delta` is that of a round."""
     (participation,) = {kind.participation for kind in kinds}
     joint: Rounds | None = None
@@ -422,12 +426,12 @@ def _part(kinds: frozenset[Kind], count: int, delta: float, share: float, adjace
 
 
 @lru_cache(maxsize=4096)
-def _cost(kind: Kind, tail: float, adjacency: Adjacency) -> Rounds:
+def _cost(kind: EntryKind, tail: float, adjacency: Adjacency) -> Rounds:
     return round_cost(kind.protocol, adjacency, kind.honest, 0, 1, tail, kind.participation)
 
 
 @lru_cache(maxsize=4096)
-def _joint_cost(kind: Kind, count: int, tail: float, adjacency: Adjacency) -> Rounds | None:
+def _joint_cost(kind: EntryKind, count: int, tail: float, adjacency: Adjacency) -> Rounds | None:
     try:
         return joint_cost(kind.protocol, adjacency, kind.honest, count, tail)
     except ConditionError:
@@ -436,9 +440,11 @@ def _joint_cost(kind: Kind, count: int, tail: float, adjacency: Adjacency) -> Ro
 
 def _added_up(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     """ε and δ of each kind of round, and of each partition that has several kinds, added up."""
-    terms = [(kinds, count) for kinds, count in groups if len(kinds) == 1 and not _is_run(kinds)]
     # A client may meet one kind in one partition and another in the next, so these are not repetitions of each other.
-    terms += [(kinds, 1) for kinds, count in groups if len(kinds) > 1 or _is_run(kinds) for _ in range(count)]
+    # Nor are runs with correlated noise rounds of one.
+    single = {kinds for kinds, _ in groups if len(kinds) > 1 or _correlated(kinds)}
+    terms = [(kinds, count) for kinds, count in groups if kinds not in single]
+    terms += [(kinds, 1) for kinds, count in groups if kinds in single for _ in range(count)]
     share = delta / len(terms) * (1.0 - 1e-12)
     proofs = [_of_one_kind(frozenset([term]), share, adjacency) for term in terms]
     citations = list(dict.fromkeys(proof.citation for proof in proofs))
