@@ -250,3 +250,15 @@ def test_a_round_that_an_older_file_knows_nothing_of_is_paid_for_by_another_run(
         # Begun again before anything was revealed: the same entry pays.
         begun = terms.reserve(6, "run-4", None, "run-1")
         assert terms.reserve(6, "run-5", "run-4", "run-1") == begun
+
+
+def test_a_round_that_was_given_up_while_its_sum_was_revealed_is_not_begun_again(
+    small_plan: Plan, folder: Path
+) -> None:
+    course = stopped.open_course(folder, small_plan, "run-1", None)
+    course.begin(stopped.NODES)
+    course._reveal()
+    assert course.begin(stopped.NODES).report.round == 2
+    assert [report.reason for report in course.reports] == [LOST]
+    with Ledger(folder / "ledger") as ledger:
+        assert [entry.event.round for entry in ledger.events("people")] == [1, 2]

@@ -46,7 +46,7 @@ from cpsgd.secagg import Stage
 Apply = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.float32]]
 """From the model, the mean update and the round's number to the next model, all as flat vectors."""
 
-LOST = "the server was stopped after the sum may have been revealed: the round counts, and its result is lost"
+LOST = "stopped or given up after the sum may have been revealed: the round counts, and its result is lost"
 
 _log = getLogger("cpsgd")
 
@@ -163,6 +163,7 @@ class Course(Generic[Node]):
     def begin(self, connected: Iterable[Node]) -> ServerSession[Node]:
         """The next round, among those that prepared it, or among nodes drawn from those that are connected."""
         plan, progress = self._terms.plan, self._progress
+        self._lose_revealed()  # where an engine gave the last round up
         wanted, needed = plan.protocol.clients, plan.surviving
         present = [node for node in connected if node not in self.conduct.excluded]
         allowed = [node for node in present if self._has_turn(node)]
@@ -265,13 +266,19 @@ class Course(Generic[Node]):
         progress = self._progress
         if self._stateful is not None and progress.optimizer:
             self._stateful.load_state_dict(progress.optimizer)
-        if progress.begun and progress.revealing:
-            # What they sent is lost, but it may be in a sum that somebody knows.
-            self._end_round(RoundReport(progress.begun, reason=LOST, upload_bytes=dict.fromkeys(progress.asked, 0)))
-            self._save()
         for report in progress.reports:
             self.conduct.learn(report, {*report.upload_bytes, *report.dropped})
             self._trained |= dict.fromkeys(report.upload_bytes, report.round)
+        self._lose_revealed()
+
+    def _lose_revealed(self) -> None:
+        """Ends a round whose sum may be known to somebody, though nothing came of it: it is not run again."""
+        progress = self._progress
+        if not (progress.begun and progress.revealing):
+            return
+        self._trained |= dict.fromkeys(progress.asked, progress.begun)
+        self._end_round(RoundReport(progress.begun, reason=LOST, upload_bytes=dict.fromkeys(progress.asked, 0)))
+        self._save()
 
     def _end_round(self, report: RoundReport[Node]) -> None:
         progress = self._progress
