@@ -21,6 +21,7 @@ from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import Stage
 
 from . import stopped
+from .correlated import correlated_plan
 from .local import DIM, Client
 
 
@@ -204,3 +205,60 @@ def test_a_plan_that_would_learn_noise_is_warned_about(small_plan: Plan, caplog:
     precise: Any = replace(small_plan.error, noise=0.01, rounding=0.01, clipping=0.01)
     Course(Terms(plan=replace(small_plan, error=precise)), np.zeros(DIM, np.float32), run="1")
     assert caplog.text == ""
+
+
+# ---------------------------------------------------------------------- correlated noise
+
+
+def test_nodes_of_a_lost_round_have_taken_part(small_plan: Plan, tmp_path: Path) -> None:
+    """Its sum may be known, and one round of the run is all that is paid for: for ever, whatever else is stopped."""
+    plan = correlated_plan(small_plan)
+    terms, nodes = Terms(plan=plan), list("abcdefgh")
+
+    def opened(run: str) -> Course[str]:
+        return Course(terms, np.zeros(DIM, np.float32), run=run, path=tmp_path / "checkpoint")
+
+    course = opened("run-1")
+    first = frozenset(course.begin(nodes).nodes)
+    course._reveal()
+    for run in ("run-2", "run-3"):
+        course = opened(run)
+        assert course.reports[0].reason == LOST
+        assert frozenset(course.begin(nodes).nodes) == frozenset(nodes) - first
+
+
+def test_a_round_that_an_older_file_knows_nothing_of_is_paid_for_by_another_run(
+    small_plan: Plan, tmp_path: Path
+) -> None:
+    with Ledger(tmp_path / "ledger") as ledger:
+        ledger.create(Budget(population="people", epsilon=200.0, delta=1e-5))
+        plan = correlated_plan(small_plan, separation=1)
+        terms = Terms(plan=plan, ledger=ledger, population="people", engine="test")
+
+        def run(name: str, round: int) -> float:
+            entry = terms.reserve(round, name, None, "run-1")
+            assert entry is not None
+            ledger.release(entry, plan.surviving)
+            return ledger.total("people").epsilon
+
+        once = run("run-1", 1)
+        assert [run("run-1", 2), run("run-2", 3), run("run-2", 4)] == [once] * 3
+        twice = run("run-3", 3)
+        assert twice > once
+        assert [run("run-3", 4), run("run-3", 5)] == [twice] * 2
+        assert run("run-4", 4) > twice
+        # Begun again before anything was revealed: the same entry pays.
+        begun = terms.reserve(6, "run-4", None, "run-1")
+        assert terms.reserve(6, "run-5", "run-4", "run-1") == begun
+
+
+def test_a_round_that_was_given_up_while_its_sum_was_revealed_is_not_begun_again(
+    small_plan: Plan, folder: Path
+) -> None:
+    course = stopped.open_course(folder, small_plan, "run-1", None)
+    course.begin(stopped.NODES)
+    course._reveal()
+    assert course.begin(stopped.NODES).report.round == 2
+    assert [report.reason for report in course.reports] == [LOST]
+    with Ledger(folder / "ledger") as ledger:
+        assert [entry.event.round for entry in ledger.events("people")] == [1, 2]

@@ -275,6 +275,23 @@ def test_an_expired_budget_pays_for_nothing_more(tmp_path: Path, clock: Clock) -
             Budget(population="people", epsilon=1.0, delta=1e-6, expires=wrong)
 
 
+def test_periods_of_an_adaptive_budget_are_added_up(tmp_path: Path, clock: Clock) -> None:
+    """No filter that is made afterwards, for what was spent, would hold: its size was chosen by results."""
+    ledger = opened(tmp_path, Budget(population="people", epsilon=0.5, delta=1e-6, renews=30, accounting="adaptive"))
+    reading = ledger.lifetime("people")
+    assert (reading.epsilon, reading.delta) == (0.0, 1e-6)
+    for periods in (1, 2, 3):
+        while True:
+            try:
+                ledger.reserve("people", event())
+            except BudgetExceededError:
+                break
+        over = ledger.lifetime("people")
+        assert over.epsilon == pytest.approx(periods * 0.5, rel=0.13 if periods == 1 else 1e-12)
+        assert over.delta == pytest.approx(periods * 1e-6)
+        clock.now += timedelta(days=30)
+
+
 def test_a_budget_that_renews(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY", 4)
     ledger = opened(tmp_path, Budget(population="people", epsilon=0.5, delta=1e-6, renews=30))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,41 @@ def test_a_report_does_not_change_the_ledger(ledger: Ledger, tmp_path: Path) -> 
     before = ledger.path.read_bytes()
     ledger.report(KEY)
     assert ledger.path.read_bytes() == before
+
+
+def forged(report: dict[str, Any], change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The report after a change, signed again; all its claims as low as the reader will find."""
+    body = {name: value for name, value in json.loads(json.dumps(report)).items() if name != "signature"}
+    change(body["state"])
+    for total in body["totals"]:
+        total["epsilon"] = 0.0
+    return {**body, "signature": base64.b64encode(KEY.sign(reports._signed(body))).decode()}
+
+
+def test_releases_that_never_were_do_not_take_rounds_away(report: dict[str, Any]) -> None:
+    def take_all_back(state: dict[str, Any]) -> None:
+        for _, _, account in state["accounts"]:
+            account["since"] = [[partition, place, -count] for partition, place, count in account["tally"]]
+
+    with pytest.raises(ReportError, match="state is not one"):
+        check_report(forged(report, take_all_back))
+
+
+def test_releases_that_never_were_do_not_add_messages(report: dict[str, Any]) -> None:
+    def many_before(state: dict[str, Any]) -> None:
+        place, account = state["accounts"][0][2]["tally"][0][1], state["accounts"][0][2]
+        state["kinds"].append({**state["kinds"][place], "honest": 1_000_000})
+        account["since"] = [["", len(state["kinds"]) - 1, 1], ["", place, -1]]
+
+    with pytest.raises(ReportError, match="state is not one"):
+        check_report(forged(report, many_before))
+
+
+def test_a_round_has_no_fewer_messages_than_it_was_reserved_for(report: dict[str, Any]) -> None:
+    def reserved_for_more(state: dict[str, Any]) -> None:
+        for kind in state["kinds"]:
+            if kind["reserved"] is not None:
+                kind["reserved"] = 1_000_000
+
+    with pytest.raises(ReportError, match="state is not one"):
+        check_report(forged(report, reserved_for_more))

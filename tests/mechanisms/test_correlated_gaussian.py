@@ -270,3 +270,10 @@ def test_a_modulus_is_planned_for_the_rounds_whose_messages_hold_all_of_their_li
     for rotate in (True, False):
         bounds = found.deviations(clients=10, dim=64, clip_norm=1.0, rotate=rotate)
         assert all(bound.proxy >= 10 * (variance + OWN_DEVIATION**2) for bound in bounds)
+
+
+def test_samplers_count_for_draws_whose_own_messages_never_arrived() -> None:
+    """A message takes away the noise of b - 1 others, and none of these may be in a sum."""
+    wide = mechanism(bands=8, window=1 << 15)
+    assert wide._cut < 1e-3 * fine_gaussian.SMOOTHING
+    assert wide.variation >= 2 * wide.run_length * 8 * fine_gaussian.SMOOTHING

@@ -382,7 +382,8 @@ def _more(book: Ledger, total: Total) -> list[tuple[str, str]]:
     rows = _policy(budget)
     if budget.renews:
         over = book.lifetime(total.population)
-        rows.append(("all periods", f"ε = {rounded_up(over.epsilon)} for who was in all {over.rounds:,} rounds"))
+        cost = f"ε = {rounded_up(over.epsilon)}, δ = {over.delta:g}"
+        rows.append(("all periods", f"{cost} for who was in all {over.rounds:,} rounds"))
     if budget.accounting != "planned":
         rows.append(("chosen", _CHOICE["adaptive"]))
     return rows

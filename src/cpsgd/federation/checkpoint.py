@@ -46,6 +46,7 @@ class Standing(Generic[Node]):
         charged_to: The name of the run under which it was begun.
         revealing: Whether its sum may have been revealed.
         course: The name of the run that began with the first round.
+        asked: Nodes that it was begun with: if its sum may have been revealed, they have taken part.
     """
 
     fingerprint: str
@@ -57,6 +58,7 @@ class Standing(Generic[Node]):
     charged_to: str = ""
     revealing: bool = False
     course: str = ""
+    asked: list[Node] = field(default_factory=list)
 
 
 def save(path: Path, progress: Standing[Any]) -> None:
@@ -69,6 +71,7 @@ def save(path: Path, progress: Standing[Any]) -> None:
         "charged_to": progress.charged_to,
         "revealing": progress.revealing,
         "course": progress.course,
+        "asked": progress.asked,
         "reports": [_plain(report) for report in progress.reports],
     }
     arrays = {f"optimizer {name}": array for name, array in progress.optimizer.items()}

@@ -46,7 +46,7 @@ from cpsgd.secagg import Stage
 Apply = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.float32]]
 """From the model, the mean update and the round's number to the next model, all as flat vectors."""
 
-LOST = "the server was stopped after the sum may have been revealed: the round counts, and its result is lost"
+LOST = "stopped or given up after the sum may have been revealed: the round counts, and its result is lost"
 
 _log = getLogger("cpsgd")
 
@@ -163,6 +163,7 @@ class Course(Generic[Node]):
     def begin(self, connected: Iterable[Node]) -> ServerSession[Node]:
         """The next round, among those that prepared it, or among nodes drawn from those that are connected."""
         plan, progress = self._terms.plan, self._progress
+        self._lose_revealed()  # where an engine gave the last round up
         wanted, needed = plan.protocol.clients, plan.surviving
         present = [node for node in connected if node not in self.conduct.excluded]
         allowed = [node for node in present if self._has_turn(node)]
@@ -174,11 +175,11 @@ class Course(Generic[Node]):
         self._save()
         charged_to = progress.charged_to if again else None
         if prepared is not None:
-            self._asked = prepared.waiting
+            self._ask(prepared.waiting)
             prepared.charge(frozenset(allowed), charged_to, self._reveal)
             return prepared
         nodes = self.conduct.choose(allowed, self.round, wanted=wanted, needed=needed)
-        self._asked = frozenset(nodes)
+        self._ask(nodes)
         session = RelayedSession(
             self._terms,
             self.round,
@@ -191,6 +192,10 @@ class Course(Generic[Node]):
         if plan.protocol.mechanism.hands_on:
             session.relay = self._relay(present, nodes)
         return session
+
+    def _ask(self, nodes: Iterable[Node]) -> None:
+        self._asked = frozenset(nodes)
+        self._progress.asked = list(self._asked)
 
     def _has_turn(self, node: Node) -> bool:
         """Whether a node may take part again."""
@@ -242,8 +247,7 @@ class Course(Generic[Node]):
             progress.model = moved
         self.conduct.learn(report, session.nodes)
         self._learn_lineages(session)
-        progress.reports.append(report)
-        progress.begun, progress.charged_to, progress.revealing = 0, "", False
+        self._end_round(report)
         self._save()
         return None if mean is None else progress.model
 
@@ -265,10 +269,21 @@ class Course(Generic[Node]):
         for report in progress.reports:
             self.conduct.learn(report, {*report.upload_bytes, *report.dropped})
             self._trained |= dict.fromkeys(report.upload_bytes, report.round)
-        if progress.begun and progress.revealing:
-            progress.reports.append(RoundReport(progress.begun, reason=LOST))
-            progress.begun, progress.charged_to, progress.revealing = 0, "", False
-            self._save()
+        self._lose_revealed()
+
+    def _lose_revealed(self) -> None:
+        """Ends a round whose sum may be known to somebody, though nothing came of it: it is not run again."""
+        progress = self._progress
+        if not (progress.begun and progress.revealing):
+            return
+        self._trained |= dict.fromkeys(progress.asked, progress.begun)
+        self._end_round(RoundReport(progress.begun, reason=LOST, upload_bytes=dict.fromkeys(progress.asked, 0)))
+        self._save()
+
+    def _end_round(self, report: RoundReport[Node]) -> None:
+        progress = self._progress
+        progress.reports.append(report)
+        progress.begun, progress.charged_to, progress.revealing, progress.asked = 0, "", False, []
 
     def _reveal(self) -> None:
         self._progress.revealing = True

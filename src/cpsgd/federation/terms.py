@@ -120,21 +120,26 @@ class Terms:
 
         `charged_to` is a run that was to charge the round and then stopped before anything was revealed: its entry
         pays, and is made if it has not come to that. Where noise is correlated, the first round pays for all; which
-        these are is known by `course`, the name of the run that began with the first of them.
+        these are is known by `course`, the name of the run that began with the first of them. A round of it that is on
+        the ledger and is run all the same, by a server that was set back to an older file, belongs to another run.
         """
         if self.ledger is None or self.population is None:
             return None
-        name = f"{self.engine}-{charged_to or run}"
-        if charged_to is not None:
-            found = self.ledger.find(self.population, run=name, round=round)
-            if found is not None and not found.released:
-                return found
         correlated = self.plan.protocol.mechanism.correlation is not None
+        name = f"{self.engine}-{charged_to or run}"
+        names = [f"{self.engine}-{course}", name] if correlated and course else [name]
+        for each in names:
+            found = self.ledger.find(self.population, run=each, round=round)
+            if found is None:
+                name = each
+                break
+            if charged_to is not None and not found.released:
+                return found
         event = RoundEvent(
             self.plan.protocol,
             survivors=self.plan.surviving,
             participation=Participation.once() if correlated else self.plan.participation,
-            partition=f"{self.engine}-{course or run}" if correlated else "",
+            partition=name if correlated else "",
             colluding=self.plan.colluding,
             round=round,
             run=name,

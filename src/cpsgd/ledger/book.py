@@ -265,9 +265,12 @@ class Ledger:
             return totals.spent(*state.purses(population, _now(state))[0])
 
     def lifetime(self, population: str) -> Total:
-        """The same over all periods: what somebody has spent whose data was there all the time."""
+        """The same over all periods: what somebody has spent whose data was there all the time.
+
+        For adaptive budgets, where that is more than the budget, ε and δ of the periods are added up.
+        """
         with self._latest() as state:
-            return totals.spent(self._budget(population), state.accounts_of(population))
+            return totals.over_periods(self._budget(population), state.accounts_of(population))
 
     def budget(self, population: str) -> Budget:
         """A population's budget."""

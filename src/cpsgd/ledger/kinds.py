@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, lru_cache
+from itertools import accumulate
 from typing import Any, Self
 
 from cpsgd import _validate
@@ -86,14 +87,15 @@ class EntryKind:
         examples = data["examples"]
         if examples is not None:
             _validate.integer("examples", examples, low=1, high=MAX_CLIENTS)
+        honest = _validate.integer("honest", data["honest"], low=1, high=MAX_CLIENTS)
         return _interned(
             _normal(read_protocol(data["protocol"])[0]),
             examples,
-            _validate.integer("honest", data["honest"], low=1, high=MAX_CLIENTS),
+            honest,
             Participation(**exactly(Participation, data["participation"])),
             _validate.fraction("overflow", data["overflow"]),
             None if data["octave"] is None else _validate.integer("octave", data["octave"], low=0, high=LAST_OCTAVE),
-            None if data["reserved"] is None else _validate.integer("reserved", data["reserved"], low=1),
+            None if data["reserved"] is None else _validate.integer("reserved", data["reserved"], low=1, high=honest),
         )
 
 
@@ -367,8 +369,20 @@ class Account:
             raise ParameterError("its rounds are not those of its kinds")
         for partition, place, change in data["since"]:
             account._changed(name("partition", partition, empty=True), kinds[place], _whole(change))
+        _check_releases(account._since)
         account.at_the_last_reservation()
         return account
+
+
+def _check_releases(since: Mapping[tuple[str, EntryKind], int]) -> None:
+    """Refuses releases that no reservations lead to: without them there are no fewer rounds, nor more messages."""
+    alike: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    for (partition, kind), change in since.items():
+        rest = partition, kind.base, kind.examples, kind.participation, kind.overflow, kind.octave, kind.reserved
+        alike.setdefault(rest, []).append((kind.honest, change))
+    for changes in alike.values():
+        if any(sum_so_far < 0 for sum_so_far in accumulate(change for _, change in sorted(changes))):
+            raise ParameterError("it has releases that never were")
 
 
 def _whole(value: object) -> int:

@@ -27,7 +27,7 @@ from typing import Any
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
-from cpsgd.ledger.kinds import Account, Groups, EntryKind, kind_of, merged, octave_of
+from cpsgd.ledger.kinds import Account, EntryKind, Groups, kind_of, merged, octave_of
 from cpsgd.mechanisms.law import Steps
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
@@ -134,6 +134,27 @@ def spent(budget: Budget, accounts: Sequence[Account]) -> Total:
         # Nor are bounds quite monotone in the number of rounds, and it was allowed together with more of them.
         found = _cheapest([allowed, tallies[0].groups([("", room.kind, room.rounds)])], budget)
     return _total(budget, accounts, found)
+
+
+def over_periods(budget: Budget, accounts: Sequence[Account]) -> Total:
+    """What the rounds of a budget's periods cost somebody who is in all of them.
+
+    Where rounds are chosen by results and no filter of the budget's reaches so far, none that is made afterwards would
+    do: ε and δ of the periods that have rounds are added up.
+
+    Raises:
+        ConditionError: Nothing is proved about them.
+    """
+    limits = budget.filter
+    if limits is None:
+        return spent(budget, accounts)
+    now = merged(account.tally.groups() for account in accounts)
+    if _filter_sum(budget, limits, now).within(limits.limit):
+        return spent(budget, accounts)
+    periods = sum(account.rounds > 0 for account in accounts)
+    proof = _Proof(periods * budget.epsilon, BASIC, _BASIC_CITATION, 0.0)
+    found = _total(budget, accounts, proof)
+    return replace(found, delta=periods * budget.delta)
 
 
 def priced(
@@ -263,8 +284,7 @@ class _Proof:
 
 def _filtered(budget: Budget, limits: Filter, groups: Groups) -> _Proof:
     """By a filter: the odometer's reading, or where the rounds are too many the ε that a filter for them would have."""
-    each = [(largest(_filter_cost(kind, limits, budget.adjacency) for kind in kinds), count) for kinds, count in groups]
-    cost = summed(each)
+    cost = _filter_sum(budget, limits, groups)
     method = "gaussian-filter" if limits.order is None else "renyi-filter"
     citation = GAUSSIAN_CITATION if limits.order is None else RENYI_CITATION
     tail = cost.tail + cost.variation * (1.0 + math.exp(limits.epsilon))
@@ -278,6 +298,12 @@ def _filtered(budget: Budget, limits: Filter, groups: Groups) -> _Proof:
             "smaller delta or more bits."
         )
     return _Proof(max(needed, math.nextafter(limits.epsilon, math.inf)), method, citation, tail)
+
+
+def _filter_sum(budget: Budget, limits: Filter, groups: Groups) -> Cost:
+    """What these rounds take of a filter together."""
+    each = [(largest(_filter_cost(kind, limits, budget.adjacency) for kind in kinds), count) for kinds, count in groups]
+    return summed(each)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -301,8 +301,10 @@ class CorrelatedGaussian(RoundedGaussian):
         def resolution(ratio: float) -> float:
             return fine_gaussian.SMOOTHING + 2.0 * (2 * fine_gaussian.farthest(ratio) + 2) * 2.0**-128
 
-        draws = resolution(self._noise_ratio) + len(self._shifts) * resolution(self._ratio)
-        return _MORE * self.run_length * (self._cut + draws + 2.0 * fine_gaussian.GRID_VARIATION) * _ROUNDING
+        # A message that arrives may use b draws of z, of which b - 1 came with messages that did not.
+        drawn = self.bands * (resolution(self._noise_ratio) + fine_gaussian.GRID_VARIATION)
+        own = len(self._shifts) * resolution(self._ratio) + fine_gaussian.GRID_VARIATION
+        return _MORE * self.run_length * (self._cut + drawn + own) * _ROUNDING
 
     def likelihood_slack(self, honest: int) -> float:
         """Over all rounds of the run: of the own noise, given all z; and of z on its grid, given all sums."""
