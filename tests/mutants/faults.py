@@ -154,7 +154,8 @@ FAULTS = (
         "return self.noise_mean + (self.levels - 1) / 2",
         "return self.noise_mean + self.levels / 2",
         (
-            "tests/test_aggregator.py::test_the_mean_is_over_the_messages_received",
+            "tests/test_aggregator.py::test_vectors_on_the_levels_have_exactly_their_mean",
+            "tests/audit/test_playing.py::test_the_middle_is_where_the_wires_integers_lie",
             "tests/audit/test_survey.py::test_the_product_passes",
         ),
     ),
@@ -302,10 +303,10 @@ FAULTS = (
     Fault(
         "durability",
         "a file is moved into place before it is on the disk",
-        "learning/durable.py",
+        "_durable.py",
         "        file.flush()\n        os.fsync(file.fileno())\n",
         "        file.flush()\n",
-        ("tests/learning/test_durable.py",),
+        ("tests/learning/test_durable.py", "tests/test_durable.py"),
     ),
     Fault(
         "durability",
