@@ -270,10 +270,7 @@ FAULTS = (
         "adjacency.py",
         "if replace_one_distance is None or self is not Adjacency.REPLACE_ONE:",
         "if replace_one_distance is None:",
-        (
-            "tests/test_protocol.py::test_a_stated_distance_is_an_assumption_about_replacing_only",
-            "tests/test_adjacency.py",
-        ),
+        ("tests/test_adjacency.py::test_a_stated_distance_is_one_of_two_clients_and_not_from_zero",),
     ),
     # ------------------------------------------------------------------ durability
     Fault(
@@ -339,7 +336,7 @@ FAULTS = (
         "planner/problem.py",
         "honest=arriving - colluding,",
         "honest=arriving,",
-        ("tests/planner/test_planning.py::test_more_privacy_costs_accuracy_and_more_clients_buy_it",),
+        ("tests/planner/test_planning.py::test_the_gaussian_beside_it_has_the_honest_survivors_noise_alone",),
     ),
     Fault(
         "colluding",
