@@ -37,6 +37,13 @@ def test_distances(clip_norm: float) -> None:
     assert (Adjacency.REPLACE_ONE.reach, Adjacency.ZERO_OUT.reach) == (2.0, 1.0)
 
 
+@pytest.mark.parametrize("stated", [0.5, 1.0, 1.7, 2.0, 9.0])
+def test_a_stated_distance_is_one_of_two_clients_and_not_from_zero(stated: float) -> None:
+    """Vectors may be near each other and all far from zero."""
+    assert Adjacency.REPLACE_ONE.distance(1.0, stated) == min(2.0, stated)
+    assert Adjacency.ZERO_OUT.distance(1.0, stated) == 1.0
+
+
 @pytest.mark.parametrize("adjacency", Adjacency)
 def test_no_neighbours_are_further_apart(adjacency: Adjacency) -> None:
     generator = np.random.default_rng(1)

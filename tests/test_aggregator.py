@@ -26,6 +26,7 @@ from cpsgd.errors import (
     VersionError,
     WireError,
 )
+from cpsgd.mechanisms import Binomial
 
 DIM = 100
 PROTOCOL = Protocol.rotated_binomial(clients=10, dim=DIM, clip_norm=1.0, levels=3, trials=10)
@@ -169,6 +170,20 @@ def test_the_mean_is_over_the_messages_received() -> None:
         aggregator.add(protocol.encode(vector, 0))
     assert aggregator.count == 7
     np.testing.assert_allclose(aggregator.mean(), sent.mean(axis=0), atol=1e-4)
+
+
+@pytest.mark.parametrize(("levels", "sent"), [(5, [[1.0, 0.0, -1.0]] * 2), (4, [[0.5, -0.5, 0.5], [1.5, 0.5, 0.5]])])
+@pytest.mark.parametrize("modulus", [None, 11])
+def test_vectors_on_the_levels_have_exactly_their_mean(
+    levels: int, sent: list[list[float]], modulus: int | None
+) -> None:
+    """Levels that are one apart, no noise and no rotation: every digit is known."""
+    mechanism = Binomial(levels=levels, trials=0, coordinate_range=0.5 * (levels - 1))
+    protocol = Protocol(clients=2, dim=3, clip_norm=2.0, rotate=False, mechanism=mechanism, modulus=modulus)
+    aggregator = Aggregator(protocol, ROUND)
+    for vector in sent:
+        aggregator.add(protocol.encode(np.array(vector), ROUND))
+    np.testing.assert_array_equal(aggregator.mean(), np.mean(sent, axis=0))
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL, GAUSSIAN], ids=lambda p: p.name)

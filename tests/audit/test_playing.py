@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 from cpsgd import Aggregator, Protocol
 from cpsgd.adjacency import Adjacency
+from cpsgd.audit import Case, everything
+from cpsgd.audit.law import SumLaw
 from cpsgd.audit.playing import RoundLattice, canaries_of, peculiar, resting, rounded
 from cpsgd.codec import pipeline, rotate
 from cpsgd.codec.rounding import Grid
@@ -104,6 +107,21 @@ def test_sums_come_back_from_the_mean(protocol: Protocol) -> None:
         aggregator.add(protocol.encode(np.full(protocol.dim, 0.1 * i * protocol.clip_norm), 6))
     sums = RoundLattice(protocol, 6).sums(aggregator.mean()[None], 3)
     np.testing.assert_allclose(sums[0], aggregator.sums, atol=0.01)
+
+
+@pytest.mark.parametrize("case", [c for c in everything() if not c.claimed], ids=lambda case: case.name)
+@pytest.mark.usefixtures("fixed_seed")
+def test_the_middle_is_where_the_wires_integers_lie(case: Case) -> None:
+    """Both the auditor's, by the exact law, and the one that decoding subtracts."""
+    protocol = replace(case.protocol, modulus=None, promise=None)
+    lattice, zero = RoundLattice(protocol, 6), np.zeros(protocol.dim)
+    integers = np.array([pipeline.integers(protocol, zero, 6) for _ in range(800)])
+    chance = 6.5 * math.sqrt(SumLaw(protocol, [(lattice.points(zero), 1)]).variance[0] / integers.size)
+    # Half an integer is what a fault would be off by.
+    assert chance < 0.3
+    assert abs(integers.mean() - lattice.middle(1)) < chance
+    assert abs(integers.mean() - protocol.mechanism.centre) < chance
+    assert abs(lattice.middle(3) - 3 * protocol.mechanism.centre) < 1e-6
 
 
 @protocols

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from cpsgd.codec import pipeline
 from cpsgd.mechanisms import MECHANISMS, Binomial, binomial
 from cpsgd.randomness import Keystream
 
+from . import test_coin_faults, test_faults
 from .faults import Integers, noise_of, noiseless, spoiled
 
 auditing = sys.modules["cpsgd.audit.auditing"]
@@ -181,6 +184,13 @@ def test_a_claim_of_six_tenths_is_found_and_the_law_holds(monkeypatch: pytest.Mo
     monkeypatch.setenv("CPSGD_SIMD", "this")
     (found,) = survey(COUNTED[:1], DELTA, rounds=1_000, seed=1).covered
     assert failed(found) == {"claim"}
+
+
+def test_the_number_of_faults_is_the_one_that_is_published() -> None:
+    """All of the three lists, and the two that are seeded in the server's half and in the claim."""
+    published = re.search(r"each of (\d+) variants", (Path(__file__).parents[2] / "SECURITY.md").read_text())
+    assert published is not None
+    assert int(published[1]) == len(FAULTS) + len(test_faults.ALL) + len(test_coin_faults.ALL) + 2
 
 
 # ------------------------------------------------------------------ levels

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpsgd.learning.durable import write_file
+from cpsgd._durable import write_file
 from cpsgd.learning.history import History, RoundMetrics
 
 

@@ -154,7 +154,8 @@ FAULTS = (
         "return self.noise_mean + (self.levels - 1) / 2",
         "return self.noise_mean + self.levels / 2",
         (
-            "tests/test_aggregator.py::test_the_mean_is_over_the_messages_received",
+            "tests/test_aggregator.py::test_vectors_on_the_levels_have_exactly_their_mean",
+            "tests/audit/test_playing.py::test_the_middle_is_where_the_wires_integers_lie",
             "tests/audit/test_survey.py::test_the_product_passes",
         ),
     ),
@@ -172,7 +173,7 @@ FAULTS = (
         "mechanisms/correlated_gaussian.py",
         "return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.finest_bits)",
         "return 0.5 * self.window + math.ldexp(0.5, -self.finest_bits)",
-        ("tests/mechanisms/test_correlated_gaussian.py::test_lineages_take_their_noise_away_again",),
+        ("tests/audit/test_playing.py::test_the_middle_is_where_the_wires_integers_lie",),
     ),
     # ------------------------------------------------------------------ modulus
     Fault(
@@ -269,10 +270,7 @@ FAULTS = (
         "adjacency.py",
         "if replace_one_distance is None or self is not Adjacency.REPLACE_ONE:",
         "if replace_one_distance is None:",
-        (
-            "tests/test_protocol.py::test_a_stated_distance_is_an_assumption_about_replacing_only",
-            "tests/test_adjacency.py",
-        ),
+        ("tests/test_adjacency.py::test_a_stated_distance_is_one_of_two_clients_and_not_from_zero",),
     ),
     # ------------------------------------------------------------------ durability
     Fault(
@@ -302,10 +300,10 @@ FAULTS = (
     Fault(
         "durability",
         "a file is moved into place before it is on the disk",
-        "learning/durable.py",
+        "_durable.py",
         "        file.flush()\n        os.fsync(file.fileno())\n",
         "        file.flush()\n",
-        ("tests/learning/test_durable.py",),
+        ("tests/learning/test_durable.py", "tests/test_durable.py"),
     ),
     Fault(
         "durability",
@@ -338,7 +336,7 @@ FAULTS = (
         "planner/problem.py",
         "honest=arriving - colluding,",
         "honest=arriving,",
-        ("tests/planner/test_planning.py::test_more_privacy_costs_accuracy_and_more_clients_buy_it",),
+        ("tests/planner/test_planning.py::test_the_gaussian_beside_it_has_the_honest_survivors_noise_alone",),
     ),
     Fault(
         "colluding",

@@ -188,6 +188,18 @@ def test_more_privacy_costs_accuracy_and_more_clients_buy_it() -> None:
     assert plan(**SMALL, bits=4, dropout=0.1).error.total > base
 
 
+@pytest.mark.parametrize(("colluding", "dropout", "honest", "surviving"), [(10, 0.0, 40, 50), (10, 0.2, 30, 40)])
+def test_the_gaussian_beside_it_has_the_honest_survivors_noise_alone(
+    colluding: int, dropout: float, honest: int, surviving: int
+) -> None:
+    """The accounting has the last word on a plan, so a search that counts too many is safe, but compares wrongly."""
+    few: dict[str, Any] = {"clients": 50, "dim": 20, "epsilon": 3.0, "delta": 1e-6, "bits": 6}
+    alone, found = plan(**few), plan(**few, colluding=colluding, dropout=dropout)
+    cost = 50 * 50 / (honest * surviving)
+    assert found.gaussian_squared_error == pytest.approx(cost * alone.gaussian_squared_error, rel=1e-9)
+    assert found.guarantee.epsilon <= 3.0
+
+
 def test_the_modulus_is_the_smallest_and_its_overflow_is_bounded() -> None:
     found = plan(**SMALL, bits=11.7, secure=True, overflow=1e-7)
     protocol = found.protocol

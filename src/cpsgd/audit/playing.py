@@ -71,10 +71,18 @@ class RoundLattice:
             return mechanism.scale
         return 2.0 * self._grid.limit / self._grid.unit / (mechanism.levels - 1)
 
+    def middle(self, count: int) -> float:
+        """The expected sum of `count` clients' integers whose coordinate is zero, by the exact law.
+
+        Not by the mechanism's centre: decoding subtracts that one, and to add it again would undo any fault in it.
+        """
+        zero = np.array([self._grid.limit / self._grid.unit / self.step])
+        return float(SumLaw(self.protocol, [(zero, count)]).mean[0])
+
     def sums(self, means: NDArray[np.float32], count: int) -> Array:
         """The sums of `count` clients' integers behind released means, one row each; integers but for float32."""
-        mechanism = self.protocol.mechanism
-        return means.astype(np.float64) @ self._rotation * (count / mechanism.scale) + count * mechanism.centre
+        rotated = means.astype(np.float64) @ self._rotation
+        return rotated * (count / self.protocol.mechanism.scale) + self.middle(count)
 
     def slack(self, count: int) -> float:
         """How far the codec's grid and float32 may move the expected sum of `count` clients."""

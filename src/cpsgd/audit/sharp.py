@@ -23,6 +23,8 @@ _STEEPEST, _LARGEST_EXPONENT = 0.25, 600.0
 _RESOLUTION, _LEAST = 1e-3, 1e-4
 # Residues of a modulus that are looked at; of a larger one, those where something ends.
 _MAX_RESIDUES = 1 << 12
+# Of a middle, after the point: fewer than convolution keeps.
+_DIGITS = 6
 
 
 def variance(batches: Sequence[Played], false_alarm: float) -> Check:
@@ -92,7 +94,8 @@ def wraparound(protocol: Protocol, rounds: Sequence[int], counts: Sequence[int])
     for number in rounds:
         lattice = RoundLattice(protocol, number)
         for count in counts:
-            lowest = math.ceil(count * protocol.mechanism.centre - 0.5 * modulus)
+            # The window often begins halfway between integers, which the middle's last digits must not decide.
+            lowest = math.ceil(round(lattice.middle(count) - 0.5 * modulus, _DIGITS))
             places = np.arange(modulus)
             if modulus > _MAX_RESIDUES:
                 # Both ends of the window, and where the residues begin again.
