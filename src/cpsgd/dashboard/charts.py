@@ -80,6 +80,7 @@ def linear(
     label: str, low: float, high: float, show: Callable[[float], str] = "{:g}".format, *, whole: bool = False
 ) -> Axis:
     """An axis with round numbers at about five places, where it also begins and ends unless values are `whole`."""
+    low, high = min(low, high), max(low, high)  # bounds of figures that make no sense may be in any order
     if not high - low > max(1e-9 * max(abs(low), abs(high)), 1e-100):
         low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
     step = 10.0 ** math.floor(math.log10(high - low))

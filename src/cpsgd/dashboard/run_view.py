@@ -190,5 +190,5 @@ def _privacy(run: Run) -> list[tuple[str, str]]:
             ("noise of", f"{guarantee['noise_clients']:,} clients per round"),
             ("published bound", run_report.published_text(summary["paper_bound"])),
         ]
-    except (KeyError, TypeError, ValueError, AttributeError, CpsgdError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, CpsgdError):
         return [("guarantee", "the summary is not as `cpsgd train` writes it")]
