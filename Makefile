@@ -111,6 +111,8 @@ $(VENV)-resolve/bin/uv:
 
 bench: install
 	$(BIN)/python benchmarks/codec.py
+	$(BIN)/python benchmarks/growth.py
+	FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m benchmarks.peers
 	$(BIN)/python benchmarks/datasets.py
 	$(BIN)/python benchmarks/training.py
 	FLWR_TELEMETRY_ENABLED=0 $(BIN)/python benchmarks/secagg.py

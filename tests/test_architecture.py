@@ -14,7 +14,7 @@ ROOT = Path(cpsgd.__file__).parent
 
 # From the ground up. A room imports only rooms of lower floors.
 FLOORS = [
-    {"_display", "_numbers"},
+    {"_display", "_durable", "_numbers"},
     {"errors"},
     {"_validate", "_torch", "adjacency", "randomness"},
     {"correlation", "distance", "participation"},
@@ -25,7 +25,8 @@ FLOORS = [
     {"protocol"},
     {"aggregator"},
     {"privacy"},
-    {"audit", "ledger", "planner", "secagg", "simulation"},
+    {"secagg"},
+    {"audit", "ledger", "planner", "simulation"},
     {"federation"},
     {"learning", "statistics"},
     {"engines", "reports"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 from pathlib import Path
@@ -67,14 +66,6 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert path.is_fifo()
-
-
-def test_only_one_holds_a_lock(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    with _files.locked(state), (tmp_path / "state.lock").open() as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with (tmp_path / "state.lock").open() as other:
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_full_disk_is_told_of_by_the_name_of_the_file(tmp_path: Path) -> None:

@@ -136,6 +136,22 @@ def test_a_threshold_that_colluding_clients_could_use_is_refused(small_plan: Pla
         Client(colluding=2).ask(opening(small_plan, secure=parameters(small_plan, threshold=3)))
 
 
+def test_conditions_that_change_within_a_round_end_it(small_plan: Plan) -> None:
+    """Who has a hand in them could have a round accounted for 50 examples, and filled with five larger ones."""
+    clients = {name: Client(examples=50) for name in "abcd"}
+    session = ServerSession(Terms(plan=small_plan, examples=50), 1, "abcd", run=RUN)
+
+    def change(node: str, stage: Stage, answer: bytes) -> bytes:
+        if (node, stage) == ("b", Stage.SHARE):
+            clients["b"].limits = Limits(examples=5)
+        return answer
+
+    assert carry(session, clients, change) is not None
+    assert list(session.report.dropped) == ["b"]
+    assert "have changed since the round began" in session.report.dropped["b"]
+    assert [clients[name].trained for name in "abcd"] == [1, 0, 1, 1]
+
+
 def test_rounds_of_another_protocol_add_up(small_plan: Plan) -> None:
     clients = {"a": Client(epsilon=8.0, delta=1e-5), **{name: Client() for name in "bcd"}}
     session = ServerSession(Terms(plan=small_plan), 1, list(clients), run=RUN)

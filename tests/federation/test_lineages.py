@@ -74,7 +74,7 @@ def test_what_is_held_stays_small_and_private(tmp_path: Path, silo: SeedFile) ->
     assert len(held) == MOST_FEDERATIONS
     assert {len(each["seeds"]) for each in held} == {PLACE.bands - 1}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert sorted(os.listdir(tmp_path)) == ["memory", "memory.lineages"]
+    assert sorted(os.listdir(tmp_path)) == ["memory", "memory.lineages", "memory.lock"]
 
 
 def test_a_lineage_goes_from_hand_to_hand(tmp_path: Path) -> None:
@@ -198,10 +198,10 @@ def test_killed_at_any_moment_no_seed_is_used_twice(
     def killed(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    target = {"write": "json.dumps", "fsync": "os.fsync", "replace": "Path.replace"}[step]
+    target = {"write": "json.dumps", "fsync": "os.fsync", "replace": "os.replace"}[step]
     for ask in (lambda: silo.draw(at(2), handed=True), lambda: silo.give(at(2), public)):
         with monkeypatch.context() as patched:
-            patched.setattr(f"cpsgd.federation.lineages.{target}", killed)
+            patched.setattr(target, killed)
             with pytest.raises(KeyboardInterrupt):
                 ask()
         assert path.read_bytes() == before

@@ -14,7 +14,7 @@ from scipy.stats import binom
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger import Budget, Entry, RoundEvent, totals
-from cpsgd.mechanisms import Binomial, Gaussian, RoundedGaussian
+from cpsgd.mechanisms import Binomial, CorrelatedGaussian, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Normal
 from cpsgd.participation import Participation
@@ -347,3 +347,37 @@ def test_what_rounding_tells_is_charged_beside_rounds_of_other_kinds() -> None:
     mu = math.hypot(ROUNDED.sensitivity(Adjacency.REPLACE_ONE) / law.deviation, exact_mu(GAUSSIAN, 1_000))
     exact = gdp_epsilon(mu, DELTA)
     assert exact + 2.0 * slack <= mixed.epsilon <= (exact + 3.0 * slack) * (1.0 + 1e-5)
+
+
+@pytest.mark.parametrize("separation", [None, 1])
+@pytest.mark.parametrize("survivors", [(40, 40, 40), (40, 38, 35)])
+def test_runs_of_correlated_noise_compose_and_rounds_of_one_do_not(
+    separation: int | None, survivors: tuple[int, ...]
+) -> None:
+    """A run is one Gaussian mechanism, and several are that many, whether they are named or not."""
+    mechanism = CorrelatedGaussian(
+        noise_deviation=64.0,
+        step=0.02,
+        window=1 << 12,
+        coordinate_range=0.7,
+        bands=3,
+        run_length=6,
+        separation=separation,
+    )
+    protocol = Protocol(clients=40, dim=40, clip_norm=1.0, mechanism=mechanism)
+    sensitivity = protocol.sensitivity(Adjacency.REPLACE_ONE)
+
+    def least(sizes: tuple[int, ...]) -> float:
+        mu = math.sqrt(sum((sensitivity / mechanism.law(size).deviation) ** 2 for size in sizes))
+        return gdp_epsilon(mu, DELTA)
+
+    for count in (1, 2, 3):
+        sizes = survivors[:count]
+        named = [
+            event(protocol, size, participation=Participation.once(), partition=f"run {i}", round=round)
+            for i, size in enumerate(sizes)
+            for round in (1, 2)
+        ]
+        found = total(*named).epsilon
+        assert least(sizes) <= found <= 1.02 * least(sizes)
+        assert total(*(event(protocol, size) for size in sizes)).epsilon == found

@@ -260,3 +260,13 @@ def test_files_and_fingerprints() -> None:
 
 def test_the_seeds_purpose_is_named() -> None:
     assert lineages.PURPOSE == b"cpsgd lineage noise v1"
+
+
+def test_a_modulus_is_planned_for_the_rounds_whose_messages_hold_all_of_their_lineages_noise() -> None:
+    """Their standard deviation is an eighth larger than that of the first round, with eight bands."""
+    found = mechanism(bands=8)
+    variance = found.noise_deviation**2 * float(np.sum(found.correlation.factors**2))
+    assert variance > 1.25 * found.noise_deviation**2
+    for rotate in (True, False):
+        bounds = found.deviations(clients=10, dim=64, clip_norm=1.0, rotate=rotate)
+        assert all(bound.proxy >= 10 * (variance + OWN_DEVIATION**2) for bound in bounds)

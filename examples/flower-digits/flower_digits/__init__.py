@@ -2,3 +2,7 @@
 
 SILOS = 10
 IMAGES = 5000
+
+# With correlated noise every image is in one round only: each of up to so many rounds has a share of a silo's images.
+ROUNDS = 90
+SHARE = IMAGES // ROUNDS

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 
-from cpsgd.engines.flower import cpsgd_mod, silo_sum
-from flower_digits import IMAGES
+from cpsgd.engines.flower import accepted_round, cpsgd_mod, silo_sum
+from flower_digits import IMAGES, SHARE
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,14 @@ if TYPE_CHECKING:
 app = ClientApp()
 
 # The silo's own conditions, whatever the server says: a server that asks for more gets nothing.
-protected = cpsgd_mod(epsilon=4.0, delta=1e-6, examples=IMAGES, min_clients=9)
+all_in_every_round = cpsgd_mod(epsilon=4.0, delta=1e-6, examples=IMAGES, min_clients=9)
+each_in_one_round = cpsgd_mod(epsilon=4.0, delta=1e-6, examples=SHARE, disjoint=True, min_clients=9)
+
+
+def protected(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Under one or the other. What rounds of both kinds cost is counted together where the silo has a memory."""
+    conditions = each_in_one_round if context.run_config["correlated"] else all_in_every_round
+    return conditions(message, context, call_next)
 
 
 @app.train(mods=[protected])
@@ -31,7 +39,10 @@ def train(message: Message, context: Context) -> Message:
     from flower_digits import task
 
     model, images = _prepare(message, context)
-    found = silo_sum(message, model, task.loss, images.features, images.labels)
+    # By the round's number alone, so that no image is in two rounds, whatever the server says and wherever it stops.
+    end = SHARE * accepted_round(message)
+    chosen = slice(end - SHARE, end) if context.run_config["correlated"] else slice(None)
+    found = silo_sum(message, model, task.loss, images.features[chosen], images.labels[chosen])
     return Message(RecordDict({"arrays": found}), reply_to=message)
 
 

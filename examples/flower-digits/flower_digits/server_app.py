@@ -15,7 +15,7 @@ from cpsgd.engines.flower import CpsgdStrategy
 from cpsgd.ledger import Ledger
 from cpsgd.planner.examples import plan_examples
 from cpsgd.secagg import read_roster
-from flower_digits import IMAGES, SILOS, task
+from flower_digits import IMAGES, SHARE, SILOS, task
 
 app = ServerApp()
 
@@ -42,26 +42,29 @@ def main(grid: Grid, context: Context) -> None:
 
 def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
     """Secure aggregation of the silos' sums, with the noise that (epsilon, delta) needs for one image."""
+    bands = int(settings["correlated"])
+    images = SHARE if bands else IMAGES
     dim = sum(parameter.numel() for parameter in task.network().parameters())
     plan = plan_examples(
         SILOS,
         dim,
         float(settings["epsilon"]),
         float(settings["delta"]),
-        examples=IMAGES,
+        examples=images,
         rounds=rounds,
-        participation="every",
+        participation="once" if bands else "every",
         dropout=0.1,
         colluding=1,
         secure=True,
         bits=16,
+        correlated=bands or None,
     )
     print(plan.guarantee)
     ledger = Ledger(str(settings["ledger"])) if settings["ledger"] else None
     return CpsgdStrategy(
         plan,
-        examples=IMAGES,
-        apply=Momentum(float(settings["learning-rate"]), rounds),
+        examples=images,
+        apply=Momentum(float(settings["learning-rate"]), rounds, images),
         ledger=ledger,
         population="digits" if ledger else None,
         checkpoint=str(settings["checkpoint"]) or None,
@@ -75,14 +78,14 @@ class Momentum:
     It sees the private mean only, so it costs no privacy.
     """
 
-    def __init__(self, rate: float, rounds: int) -> None:
-        """Starts at rest."""
-        self._rate, self._rounds = rate, rounds
+    def __init__(self, rate: float, rounds: int, images: int) -> None:
+        """Starts at rest; `images` are those of a silo's sum."""
+        self._rate, self._rounds, self._images = rate, rounds, images
         self._velocity: float | np.ndarray = 0.0
 
     def __call__(self, model: np.ndarray, mean: np.ndarray, round: int) -> np.ndarray:
         """The next model, from the mean of the silos' sums of gradients."""
-        self._velocity = 0.8 * self._velocity + mean / IMAGES + 1e-4 * model
+        self._velocity = 0.8 * self._velocity + mean / self._images + 1e-4 * model
         return model - self._rate * min(1.0, 2.0 - 2.0 * (round - 1) / self._rounds) * self._velocity
 
     def state_dict(self) -> dict[str, np.ndarray]:

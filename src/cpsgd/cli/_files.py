@@ -141,17 +141,6 @@ def read_protocol(path: Path) -> Protocol:
         raise ParameterError(f"{path}: {error}") from None
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keeps others that lock the same path waiting, so that a file read here and written back loses nothing."""
-    import fcntl
-
-    # The lock is on a file of its own: `path` itself is replaced while the lock is held.
-    with path.with_name(path.name + ".lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 # ------------------------------------------------------------------ reading tables
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from cpsgd._durable import locked
 from cpsgd.cli import _files, options, output
 from cpsgd.errors import (
     ConditionError,
@@ -160,7 +161,7 @@ def aggregate(
             raise ParameterError("--out and --state must be two files.")
 
     refused: list[dict[str, str]] = []
-    with _files.locked(state) if state is not None else nullcontext():
+    with locked(state) if state is not None else nullcontext():
         aggregator = _start(chosen, round, state)
         before = aggregator.count
         for path in messages:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
@@ -24,12 +23,13 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd._durable import write_file
 from cpsgd.errors import CheckpointError
 from cpsgd.federation.server import Node, RoundReport
 from cpsgd.secagg import Stage
 
 _FORMAT = "cpsgd course 1"
-_MAPS = ("dropped", "stages", "faults", "metrics", "measures", "upload_bytes", "accused")
+_MAPS = ("dropped", "stages", "faults", "metrics", "measures", "upload_bytes", "accused", "relay_bytes")
 
 
 @dataclass
@@ -75,17 +75,7 @@ def save(path: Path, progress: Standing[Any]) -> None:
     text = np.frombuffer(json.dumps(about).encode(), np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, about=text, model=progress.model, **arrays)
-    beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
-        file.write(buffer.getvalue())
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_file(path, buffer.getvalue())
 
 
 def load(path: Path, fingerprint: str, dim: int) -> Standing[Any] | None:
@@ -120,6 +110,8 @@ def _plain(report: RoundReport[Any]) -> dict[str, Any]:
 
 
 def _report(fields: dict[str, Any]) -> RoundReport[Any]:
+    # Earlier releases handed nothing on.
+    fields = {"relay_bytes": [], **fields}
     maps = {name: dict(fields[name]) for name in _MAPS}
     maps["stages"] = {node: Stage(stage) for node, stage in maps["stages"].items()}
     return RoundReport(**{**fields, **maps})

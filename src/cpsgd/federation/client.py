@@ -138,6 +138,11 @@ class ClientSession:
             else SessionState(run, answered=found.answered, accepted=found.accepted, spent=found.spent)
         )
 
+    @property
+    def round(self) -> int:
+        """The round under way, -1 before the first. While the client trains, it is the one that was accepted."""
+        return self._progress.round
+
     def answer(self, request: bytes, train: Train) -> bytes:
         """The answer to one request, or to one of the round that runs together with one that prepares the next.
 
@@ -322,6 +327,9 @@ class ClientSession:
         limits, progress = self._limits, self._progress
         kind, protocol = RoundKind.from_text(progress.kind), Protocol.from_json(progress.protocol)
         this = Answered(progress.run, progress.round, kind.digest)
+        if limits.digest(protocol, rounds=progress.rounds, surviving=kind.surviving).hex() != progress.accepted:
+            # What is protected would be another thing than what was accounted for: a sum of other examples, say.
+            raise RoundRefusedError("This client's own conditions have changed since the round began.")
 
         def check(answered: int, before: History) -> None:
             if limits.rounds is not None and answered >= limits.rounds:

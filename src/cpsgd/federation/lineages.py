@@ -22,6 +22,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from cpsgd._durable import write_file
 from cpsgd.errors import BatonError, RoundError, RoundRefusedError
 from cpsgd.federation import batons
 from cpsgd.federation.batons import SEED_BYTES, Place, Slots
@@ -156,18 +157,7 @@ class SeedFile:
         others = {other: kept for other, kept in everything.items() if other != name}
         recent = dict(list(others.items())[-(MOST_FEDERATIONS - 1) :])
         content = {"format": _FORMAT, "lineages": {each: _plain(kept) for each, kept in {**recent, name: held}.items()}}
-        beside = self._path.with_name(self._path.name + ".new")
-        beside.unlink(missing_ok=True)
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(json.dumps(content).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_file(self._path, json.dumps(content).encode(), mode=0o600)
 
 
 def _recent(seeds: dict[int, bytes], bands: int) -> dict[int, bytes]:

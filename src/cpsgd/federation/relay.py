@@ -60,6 +60,11 @@ class Relay(Generic[Node]):
         asked = self._asked()
         return frozenset(node for node in asked if asked[node][0] not in self._answers and node not in self._silent)
 
+    @property
+    def begun(self) -> bool:
+        """Whether a node has answered the open step."""
+        return bool(self._answers)
+
     def requests(self) -> dict[Node, bytes]:
         """The step's request to each node."""
         if self._step is Step.GIVE:
@@ -120,6 +125,13 @@ class RelayedSession(PipelinedSession[Node]):
         else:
             self._relaying.receive(node, reply)
 
+    def count_bytes(self, node: Node, size: int) -> None:
+        """Notes how many bytes a node's reply took, those about lineages apart."""
+        if self._relaying is None:
+            super().count_bytes(node, size)
+        else:
+            self.report.relay_bytes[node] = self.report.relay_bytes.get(node, 0) + size
+
     def drop(self, node: Node, reason: str | None) -> None:
         """Notes why an answer is not coming; who hands nothing on is not out of the round for it."""
         if self._relaying is None:
@@ -134,8 +146,8 @@ class RelayedSession(PipelinedSession[Node]):
 
     @property
     def enough(self) -> bool:
-        """Whether as many have answered as are needed: of those that hand on, none are."""
-        return super().enough if self._relaying is None else True
+        """Whether as many have answered as are needed: of those that hand on, one, which shows how long it takes."""
+        return super().enough if self._relaying is None else self._relaying.begun
 
     def close(self, *, early: bool = False) -> bool:
         """Ends the stage."""

@@ -57,6 +57,8 @@ class RoundReport(Generic[Node]):
         measures: Of a released round, private means that ride on the updates (`cpsgd.federation.extras`); the plan's
             guarantee covers them.
         upload_bytes: Bytes that each node's replies took, over all stages.
+        relay_bytes: Those of replies about lineages of noise that are handed on, also of nodes that have no part in the
+            round.
         accused: Nodes of which others say that they sent them something wrong, and who says so. Anybody may say so;
             more than may collude prove it.
     """
@@ -72,6 +74,7 @@ class RoundReport(Generic[Node]):
     measures: dict[str, float] = field(default_factory=dict)
     upload_bytes: dict[Node, int] = field(default_factory=dict)
     accused: dict[Node, list[Node]] = field(default_factory=dict)
+    relay_bytes: dict[Node, int] = field(default_factory=dict)
 
 
 class ServerSession(Generic[Node]):
@@ -224,6 +227,10 @@ class ServerSession(Generic[Node]):
             numbers = ((name, value) for name, value in named if isinstance(value, int | float))
             finite = ((name, float(value)) for name, value in numbers if abs(value) <= sys.float_info.max)
             self._metrics[client] = dict(islice(finite, _MOST_METRICS))
+
+    def count_bytes(self, node: Node, size: int) -> None:
+        """Notes how many bytes a node's reply took on the way; for the engine to say."""
+        self.report.upload_bytes[node] = self.report.upload_bytes.get(node, 0) + size
 
     def drop(self, node: Node, reason: str | None) -> None:
         """Notes the first reason why a node's answer is not coming; one that was taken stays taken.

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from cpsgd._durable import locked, sync_folder
 from cpsgd.errors import CpsgdError, IdentityFileError, RoundRefusedError, StageError
 from cpsgd.federation.lineages import SeedFile
 from cpsgd.federation.messages import STAGES
@@ -124,28 +125,16 @@ class Memory:
     @contextmanager
     def _opened(self) -> Iterator[BufferedRandom]:
         """The file, locked against other processes of this client."""
-        import fcntl
-
         try:
-            with self._path.open("a+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            with locked(self._path), self._path.open("a+b") as file:
                 if not file.seek(0, os.SEEK_END):
-                    _keep(self._path.parent)
+                    sync_folder(self._path.parent)
                 yield file
         except CpsgdError:
             raise
         except (OSError, ValueError) as error:
             # The server is told this text, so it names no path and quotes nothing.
             raise RoundRefusedError(f"This client cannot read or write its memory ({type(error).__name__}).") from None
-
-
-def _keep(folder: Path) -> None:
-    """Sees to it that a new file in the folder is there also after a loss of power."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _write(file: BufferedRandom, *lines: str) -> None:

@@ -26,13 +26,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import Timeout
+
 from cpsgd import _validate
+from cpsgd._durable import lock_of, sync_folder, write_file
 from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.devices import enough_memory
-from cpsgd.learning.durable import kept, sync_folder, write_file
+from cpsgd.learning.durable import kept
 from cpsgd.learning.history import History, RoundMetrics
 from cpsgd.protocol import Protocol
 
@@ -109,16 +112,14 @@ class _Lock:
     """Keeps other processes away from a file while this object lives. The system ends it with the process, too."""
 
     def __init__(self, path: Path) -> None:
-        import fcntl
-
-        descriptor = os.open(path, os.O_RDWR)
-        weakref.finalize(self, os.close, descriptor)
+        lock = lock_of(path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock.acquire(blocking=False)
+        except Timeout:
             raise CheckpointError(
                 f"Another process is at work on the run in {path.parent}. Wait for it, stop it, or use another folder."
             ) from None
+        weakref.finalize(self, lock.release, force=True)
 
 
 # A process may open its own run again, to go on after an interruption. A fork is another process.

@@ -1,33 +1,12 @@
-"""Files that survive a crash, and what is said where a disk does not take them."""
+"""What is said where a disk does not take a run's files."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cpsgd.errors import CheckpointError
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Writes a file beside, waits for the disk, and moves it into place."""
-    beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Waits until the names of the files in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from cpsgd import __version__
+from cpsgd._durable import write_file
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 from cpsgd.learning.architecture import trainable
 from cpsgd.learning.datasets.base import Dataset
-from cpsgd.learning.durable import kept, write_file
+from cpsgd.learning.durable import kept
 from cpsgd.learning.history import RoundMetrics
 from cpsgd.privacy.rounds import RoundsGuarantee
 

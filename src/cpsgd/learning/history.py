@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cpsgd._durable import sync_folder
 from cpsgd.errors import CheckpointError
-from cpsgd.learning.durable import kept, sync_folder
+from cpsgd.learning.durable import kept
 
 
 @dataclass(frozen=True)

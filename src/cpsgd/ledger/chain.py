@@ -27,7 +27,7 @@ from typing import Any, Protocol, Self
 from cpsgd import _validate
 from cpsgd.errors import CpsgdError, LedgerChainError, LedgerFormatError, ParameterError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, name
-from cpsgd.ledger.kinds import LAST_OCTAVE, Account, Kind, Room, kind_of, octave_of
+from cpsgd.ledger.kinds import LAST_OCTAVE, Account, Room, EntryKind, kind_of, octave_of
 from cpsgd.ledger.totals import most_covered
 from cpsgd.protocol import MAX_CLIENTS
 
@@ -339,7 +339,7 @@ class State:
             if data["version"] != STATE_VERSION:
                 raise ParameterError("it was written by another release")
             protocols = data["protocols"]
-            kinds = [Kind.from_dict({**kind, "protocol": protocols[kind["protocol"]]}) for kind in data["kinds"]]
+            kinds = [EntryKind.from_dict({**kind, "protocol": protocols[kind["protocol"]]}) for kind in data["kinds"]]
             budgets = [(Budget.from_dict(budget), time) for budget, time in data["budgets"]]
             accounts = {
                 (population, _validate.integer("period", period, low=0)): Account.from_dict(each, kinds)

@@ -21,7 +21,7 @@ _EVERY = Participation.every()
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class EntryKind:
     """All that the cost of a round depends on. Made by `kind_of`, so that equal kinds are one object.
 
     Attributes:
@@ -57,7 +57,7 @@ class Kind:
         return self.protocol.fingerprint, self.honest, who.scheme, who.rate, self.overflow, octave, self.reserved or 0
 
     @property
-    def at_least(self) -> Kind:
+    def at_least(self) -> EntryKind:
         """The same round with the fewest messages that were reserved for."""
         if self.reserved is None or self.reserved == self.honest:
             return self
@@ -78,7 +78,7 @@ class Kind:
         }
 
     @classmethod
-    def from_dict(cls, data: object) -> Kind:
+    def from_dict(cls, data: object) -> EntryKind:
         """What `to_dict` gave; anything else is refused with `ParameterError`."""
         names = {"protocol", "examples", "honest", "participation", "overflow", "octave", "reserved"}
         if not isinstance(data, Mapping) or set(data) != names:
@@ -97,11 +97,11 @@ class Kind:
         )
 
 
-Groups = frozenset[tuple[frozenset[Kind], int]]
+Groups = frozenset[tuple[frozenset[EntryKind], int]]
 """Sets of kinds of which a client meets at most one, and how many such sets there are."""
 
 
-def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> Kind:
+def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> EntryKind:
     """The kind of a round with this many messages in its sum."""
     honest = survivors - event.colluding
     taking_part = event.taking_part
@@ -131,8 +131,8 @@ def _interned(
     overflow: float,
     octave: int | None,
     reserved: int | None,
-) -> Kind:
-    return Kind(base, examples, honest, participation, overflow, octave, reserved)
+) -> EntryKind:
+    return EntryKind(base, examples, honest, participation, overflow, octave, reserved)
 
 
 def merged(parts: Iterable[Groups]) -> Groups:
@@ -146,9 +146,9 @@ def merged(parts: Iterable[Groups]) -> Groups:
     return frozenset(found.items())
 
 
-def _worst(kinds: Iterable[Kind]) -> frozenset[Kind]:
+def _worst(kinds: Iterable[EntryKind]) -> frozenset[EntryKind]:
     """Of the kinds that differ in the number of messages only, the one with the fewest."""
-    fewest: dict[tuple[object, ...], Kind] = {}
+    fewest: dict[tuple[object, ...], EntryKind] = {}
     for kind in kinds:
         rest = (kind.base, kind.examples, kind.participation, kind.overflow, kind.octave, kind.reserved)
         if (known := fewest.get(rest)) is None or kind.honest < known.honest:
@@ -161,10 +161,10 @@ class Tally:
 
     def __init__(self) -> None:
         """Without rounds."""
-        self._rounds: dict[str, Counter[Kind]] = {}
-        self._groups: Counter[frozenset[Kind]] = Counter()
+        self._rounds: dict[str, Counter[EntryKind]] = {}
+        self._groups: Counter[frozenset[EntryKind]] = Counter()
 
-    def add(self, kind: Kind, partition: str, count: int = 1) -> None:
+    def add(self, kind: EntryKind, partition: str, count: int = 1) -> None:
         """Adds rounds, or takes them away where `count` is negative.
 
         Raises:
@@ -189,17 +189,17 @@ class Tally:
         else:
             self._count(before, count)
 
-    def _count(self, group: frozenset[Kind], change: int) -> None:
+    def _count(self, group: frozenset[EntryKind], change: int) -> None:
         if not change:
             return
         self._groups[group] += change
         if not self._groups[group]:
             del self._groups[group]
 
-    def groups(self, further: Iterable[tuple[str, Kind, int]] = ()) -> Groups:
+    def groups(self, further: Iterable[tuple[str, EntryKind, int]] = ()) -> Groups:
         """The rounds in sets of which a client meets at most one, with further ones: partition, kind and how many."""
         groups = self._groups.copy()
-        partitions: dict[str, set[Kind]] = {}
+        partitions: dict[str, set[EntryKind]] = {}
         for partition, kind, count in further:
             if partition:
                 partitions.setdefault(partition, set()).add(kind)
@@ -219,14 +219,14 @@ class Tally:
         other._groups = self._groups.copy()
         return other
 
-    def items(self) -> list[tuple[str, Kind, int]]:
+    def items(self) -> list[tuple[str, EntryKind, int]]:
         """Partition, kind and how many rounds, in an order that is the same in every process."""
         found = [
             (partition, kind, count) for partition, rounds in self._rounds.items() for kind, count in rounds.items()
         ]
         return sorted(found, key=lambda item: (item[0], item[1].order, item[1].examples or 0))
 
-    def kinds(self) -> set[Kind]:
+    def kinds(self) -> set[EntryKind]:
         """All kinds that there are."""
         return {kind for rounds in self._rounds.values() for kind in rounds}
 
@@ -235,7 +235,7 @@ class Tally:
 class Room:
     """A proof about more rounds than there are: with so many more of a kind, ε is at most this."""
 
-    kind: Kind
+    kind: EntryKind
     rounds: int
     epsilon: float
     method: str
@@ -260,7 +260,7 @@ class Account:
         self.reserved = 0
         self.room: Room | None = None
         # What releases since the last reservation changed, with the opposite sign.
-        self._since: Counter[tuple[str, Kind]] = Counter()
+        self._since: Counter[tuple[str, EntryKind]] = Counter()
 
     def reserve(self, event: RoundEvent, room: Room | None = None, octave: int | None = None) -> None:
         """One more round, and what it was allowed with."""
@@ -299,7 +299,7 @@ class Account:
         self.unreleased -= 1
         self._changed(event.partition, before, 1)
 
-    def _changed(self, partition: str, kind: Kind, change: int) -> None:
+    def _changed(self, partition: str, kind: EntryKind, change: int) -> None:
         self._since[partition, kind] += change
         if not self._since[partition, kind]:
             del self._since[partition, kind]
@@ -313,7 +313,7 @@ class Account:
             tally.add(kind, partition, change)
         return tally
 
-    def to_dict(self, places: Mapping[Kind, int]) -> dict[str, Any]:
+    def to_dict(self, places: Mapping[EntryKind, int]) -> dict[str, Any]:
         """Plain JSON values, with kinds by their places."""
         since = sorted([partition, places[kind], change] for (partition, kind), change in self._since.items())
         room = None if self.room is None else {**vars(self.room), "kind": places[self.room.kind]}
@@ -326,13 +326,13 @@ class Account:
             "since": since,
         }
 
-    def kinds(self) -> set[Kind]:
+    def kinds(self) -> set[EntryKind]:
         """All kinds that `to_dict` refers to."""
         room = set() if self.room is None else {self.room.kind}
         return self.tally.kinds() | {kind for _, kind in self._since} | room
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], kinds: list[Kind]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any], kinds: list[EntryKind]) -> Self:
         """What `to_dict` gave."""
         account = cls()
         account.rounds = _validate.integer("rounds", data["rounds"], low=0)

@@ -25,7 +25,7 @@ from typing import Any
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
-from cpsgd.ledger.kinds import Account, Groups, Kind, kind_of, merged, octave_of
+from cpsgd.ledger.kinds import Account, Groups, EntryKind, kind_of, merged, octave_of
 from cpsgd.mechanisms.law import Steps
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
@@ -213,7 +213,7 @@ def most_covered(before: int) -> int:
     return (before + 1) // _PLENTY
 
 
-def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: Sequence[Kind] = ()) -> Total:
+def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: Sequence[EntryKind] = ()) -> Total:
     kinds = {kind for account in accounts for kind in account.tally.kinds()} | set(further)
     return Total(
         population=budget.population,
@@ -228,7 +228,7 @@ def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: 
     )
 
 
-def _assumptions(kinds: Iterable[Kind], adjacency: Adjacency) -> tuple[str, ...]:
+def _assumptions(kinds: Iterable[EntryKind], adjacency: Adjacency) -> tuple[str, ...]:
     """What the accounting takes on trust; that of single examples rests on no distance of whole sums."""
     stated = {kind.base.assumption(adjacency) for kind in kinds if kind.examples is None}
     return tuple(sorted(text for text in stated if text is not None))
@@ -279,7 +279,7 @@ def _filtered(budget: Budget, limits: Filter, groups: Groups) -> _Proof:
 
 
 @lru_cache(maxsize=1 << 16)
-def _filter_cost(kind: Kind, limits: Filter, adjacency: Adjacency) -> Cost:
+def _filter_cost(kind: EntryKind, limits: Filter, adjacency: Adjacency) -> Cost:
     """What a round takes of a filter: never more than was reserved for it."""
     if kind.octave is None:
         raise ConditionError("The round was not charged to an adaptive budget.")
@@ -293,7 +293,7 @@ def _filter_cost(kind: Kind, limits: Filter, adjacency: Adjacency) -> Cost:
     return _single_cost(kind, limits, adjacency)
 
 
-def _single_cost(kind: Kind, limits: Filter, adjacency: Adjacency) -> Cost:
+def _single_cost(kind: EntryKind, limits: Filter, adjacency: Adjacency) -> Cost:
     assert kind.octave is not None
     target = limits.tail(kind.octave)
     joint = _joint_cost(kind, 1, target, adjacency) if kind.participation.rate == 1.0 else None
@@ -348,7 +348,7 @@ def _alike(groups: Groups) -> bool:
     )
 
 
-def _ordered(groups: Groups) -> list[tuple[frozenset[Kind], int]]:
+def _ordered(groups: Groups) -> list[tuple[frozenset[EntryKind], int]]:
     """In an order that is the same in every process, so that roundings are, too: what one reserves, others verify."""
     return sorted(groups, key=lambda group: (sorted(kind.order for kind in group[0]), group[1]))
 
@@ -365,6 +365,8 @@ def _of_one_kind(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
             raise ConditionError("There are several partitions of several kinds each.")
         proofs = [_of_one_kind(frozenset([(frozenset([kind]), 1)]), delta, adjacency) for kind in kinds]
         return max(proofs, key=lambda proof: proof.epsilon)
+    if next(iter(kinds)).protocol.mechanism.correlation is not None and sum(count for _, count in groups) > 1:
+        return _of_gaussians(groups, delta, adjacency)  # each is a whole run, and not a round of one
     sizes: Counter[int] = Counter()
     for kinds, count in _ordered(groups):
         (kind,) = kinds
@@ -395,7 +397,7 @@ def _of_gaussians(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     return _Proof(epsilon, "gaussian composition", composition_citation({p.scheme for _, p in parts}), tail)
 
 
-def _part(kinds: frozenset[Kind], count: int, delta: float, share: float, adjacency: Adjacency) -> Part:
+def _part(kinds: frozenset[EntryKind], count: int, delta: float, share: float, adjacency: Adjacency) -> Part:
     """One of these kinds, `count` times: the largest μ and the largest tails of them. `delta` is that of a round."""
     (participation,) = {kind.participation for kind in kinds}
     joint: Rounds | None = None
@@ -413,12 +415,12 @@ def _part(kinds: frozenset[Kind], count: int, delta: float, share: float, adjace
 
 
 @lru_cache(maxsize=4096)
-def _cost(kind: Kind, tail: float, adjacency: Adjacency) -> Rounds:
+def _cost(kind: EntryKind, tail: float, adjacency: Adjacency) -> Rounds:
     return round_cost(kind.protocol, adjacency, kind.honest, 0, 1, tail, kind.participation)
 
 
 @lru_cache(maxsize=4096)
-def _joint_cost(kind: Kind, count: int, tail: float, adjacency: Adjacency) -> Rounds | None:
+def _joint_cost(kind: EntryKind, count: int, tail: float, adjacency: Adjacency) -> Rounds | None:
     try:
         return joint_cost(kind.protocol, adjacency, kind.honest, count, tail)
     except ConditionError:

@@ -174,13 +174,12 @@ class _Run:
     @cached_property
     def _fixed(self) -> dict[str, Any]:
         correlation, target = self._correlation, self._target
-        # Silos that stay keep their seeds; others hand them on, and whoever colludes may hold some.
-        kept = self.problem.target.participation.scheme == "every"
+        # Clients that stay keep their seeds; others hand them on, and whoever colludes may hold some.
         return {
             "bands": correlation.bands,
             "run_length": correlation.rounds,
             "separation": correlation.separation,
-            "untrusted_holders": None if kept else self.problem.colluding,
+            "untrusted_holders": None if self.problem.clients_stay else self.problem.colluding,
             "cut": _CUT_SHARE * target.variation / (2 * correlation.rounds),
         }
 

@@ -11,7 +11,7 @@ from typing import Any
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.planner.planning import Plan, best_plan
+from cpsgd.planner.planning import Plan, plan_for
 from cpsgd.planner.problem import Problem, Requirements
 from cpsgd.privacy.examples import HEADROOM, example_protocol
 from cpsgd.privacy.guarantees import Guarantee
@@ -37,8 +37,9 @@ def plan_examples(
         dim: d.
         epsilon: ε that all rounds may cost an example.
         delta: δ of the guarantee.
-        examples: E, the most examples of a client.
-        participation: "once" or "every".
+        examples: E, the most examples of a client in a round.
+        participation: "once" or "every": in how many rounds an example is. Clients are in all of them, and with
+            `correlated` keep the seeds of their noise.
         others: Further fields of `Requirements`. `clip_norm` is D, what each example's gradient is clipped to, and
             `adjacency` that of one example. A `replace_one_distance` is refused: it is about whole clients.
 
@@ -67,7 +68,7 @@ def plan_examples(
     setting = replace(problem.setting, clip_norm=sum_norm(required.clip_norm, examples))
     whole = _ExampleProblem(setting, problem.target, problem.colluding, examples=examples)
     try:
-        return best_plan(whole, bits=required.bits, max_error=required.max_error, examples=examples)
+        return plan_for(required, whole, examples)
     except (ConditionError, InfeasibleError, ParameterError) as error:
         raise InfeasibleError(
             f"No protocol keeps ε={rounded_up(epsilon)} for an example among {examples}: {error}"
@@ -83,6 +84,11 @@ class _ExampleProblem(Problem):
     """
 
     examples: int = field(kw_only=True)
+
+    @property
+    def clients_stay(self) -> bool:
+        """They do: it is their examples that take part in one round, or in all."""
+        return True
 
     def proved(self, protocol: Protocol) -> Guarantee:
         """The guarantee for one example."""

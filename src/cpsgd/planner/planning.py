@@ -235,16 +235,16 @@ def plan(
     )
 
 
-def plan_for(required: Requirements) -> Plan:
-    """The plan for requirements; see `plan`."""
-    problem = Problem.of(required)
+def plan_for(required: Requirements, problem: Problem | None = None, examples: int | None = None) -> Plan:
+    """The plan for requirements; see `plan`. `problem` is what they come to where one of `examples` is protected."""
+    problem = Problem.of(required) if problem is None else problem
     if required.correlated is None and required.workload is not None:
         raise ParameterError("workload says what correlated noise is judged by: give correlated with it.")
     found = None if required.correlated is None else correlated_plan(required, problem)
     if found is None:
-        return best_plan(problem, bits=required.bits, max_error=required.max_error)
+        return best_plan(problem, bits=required.bits, max_error=required.max_error, examples=examples)
     designs, chosen = found.explore, (found.bits, found.design)
-    return _assembled(problem, *chosen, lambda: [*designs(), chosen], prefix=found.prefix)
+    return _assembled(problem, *chosen, lambda: [*designs(), chosen], examples=examples, prefix=found.prefix)
 
 
 def best_plan(

@@ -161,6 +161,11 @@ class Problem:
     colluding: int
     distance_reason: str | None = None
 
+    @property
+    def clients_stay(self) -> bool:
+        """Whether the same clients take part in all rounds, and can keep the seeds of their noise to themselves."""
+        return self.target.participation.scheme == "every"
+
     @classmethod
     def of(cls, required: Requirements) -> Problem:
         """Validates requirements.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from flwr.app import Context, Message, RecordDict
@@ -18,6 +19,7 @@ from cpsgd.ledger import Budget, Ledger
 from .local import RUN, LocalGrid, Node
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "flower-digits"
+CONFIG = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 ROUNDS = 8
 
 
@@ -30,9 +32,10 @@ def apps(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, ModuleTy
         del sys.modules[name]
 
 
-def silo(client_app: ModuleType, number: int) -> Node:
+def silo(client_app: ModuleType, number: int, **settings: Any) -> Node:
     node = Node(100 + number, client_app.protected, client_app.train)
     node.context.node_config["partition-id"] = number
+    node.context.run_config = {**CONFIG, **settings}
     return node
 
 
@@ -43,8 +46,7 @@ def test_ten_silos_learn_and_every_round_is_charged(
     client_app, server_app = apps
     with Ledger(tmp_path / "ledger") as ledger:
         ledger.create(Budget(population="digits", epsilon=4.0, delta=1e-6, unit="example"))
-    settings = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    settings |= {"rounds": ROUNDS, "ledger": str(tmp_path / "ledger")}
+    settings = {**CONFIG, "rounds": ROUNDS, "ledger": str(tmp_path / "ledger")}
     grid = LocalGrid([silo(client_app, number) for number in range(10)])
     server_app.main(grid, Context(RUN, 0, {}, RecordDict(), settings))
     printed = capsys.readouterr().out
@@ -55,6 +57,34 @@ def test_ten_silos_learn_and_every_round_is_charged(
     assert [node.trained for node in grid.nodes.values()] == [ROUNDS] * 10
     with Ledger(tmp_path / "ledger") as ledger:
         assert len(ledger.events("digits")) == ROUNDS
+        assert 3.5 < ledger.total("digits").epsilon <= 4.0
+
+
+@pytest.mark.slow
+def test_with_correlated_noise_every_image_is_in_one_round(
+    apps: tuple[ModuleType, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client_app, server_app = apps
+    monkeypatch.setattr("os.fsync", lambda file: None)
+    seen: list[bytes] = []
+    genuine = client_app.silo_sum
+
+    def recorded(message: Message, model: Any, loss: Any, features: Any, labels: Any) -> Any:
+        seen.extend(row.tobytes() for row in features)
+        return genuine(message, model, loss, features, labels)
+
+    monkeypatch.setattr(client_app, "silo_sum", recorded)
+    settings = {**CONFIG, "rounds": 2, "correlated": 2, "learning-rate": 4.0, "ledger": str(tmp_path / "ledger")}
+    with Ledger(tmp_path / "ledger") as ledger:
+        ledger.create(Budget(population="digits", epsilon=4.0, delta=1e-6, unit="example"))
+    members = [silo(client_app, number, **settings) for number in range(10)]
+    for number, node in enumerate(members):
+        node.context.node_config["cpsgd-memory"] = str(tmp_path / f"memory-{number}")
+    server_app.main(LocalGrid(members), Context(RUN, 0, {}, RecordDict(), settings))
+    assert [node.trained for node in members] == [2] * 10
+    assert len(seen) == len(set(seen)) == 2 * 10 * 55
+    with Ledger(tmp_path / "ledger") as ledger:
+        assert [entry.released for entry in ledger.events("digits")] == [True, True]
         assert 3.5 < ledger.total("digits").epsilon <= 4.0
 
 

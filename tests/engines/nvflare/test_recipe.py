@@ -60,3 +60,9 @@ def test_wrong_options_are_refused_when_the_job_is_made(tmp_path: Path) -> None:
         exported(tmp_path, limits={"epsilon": 1.0})
     with pytest.raises(ParameterError, match="grace"):
         exported(tmp_path, pace={"grace": -1.0})
+
+
+@pytest.mark.parametrize("bands", [8, "auto"])
+def test_correlated_noise_is_refused_when_the_job_is_made(bands: object, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="use Flower"):
+        exported(tmp_path, plan={"correlated": bands}, examples=50)

@@ -5,6 +5,7 @@ On a client, `@app.train(mods=[cpsgd_mod()])`; on the server, `CpsgdStrategy(pla
 
 from typing import TYPE_CHECKING, Any
 
+from cpsgd.engines.flower.mod import accepted_round as accepted_round
 from cpsgd.engines.flower.mod import cpsgd_mod as cpsgd_mod
 from cpsgd.engines.flower.mod import silo_sum as silo_sum
 from cpsgd.federation.limits import Limits as Limits

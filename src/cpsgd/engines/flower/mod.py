@@ -14,7 +14,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
 from cpsgd.engines.flower import records
-from cpsgd.engines.flower.records import RECORD, STATE
+from cpsgd.engines.flower.records import RECORD, ROUND, STATE
 from cpsgd.engines.silo import example_sum
 from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
 from cpsgd.federation.client import ClientSession, call_privately
@@ -49,9 +49,10 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
         allow_metrics: Names of metrics that may leave. They travel in clear and outside the privacy guarantee.
         secure: False also accepts rounds without secure aggregation, in which the server sees this client's own noisy
             message. The guarantees above then hold only for those who see no more than the model.
-        limits: The fields of `Limits`: epsilon, delta, rounds, colluding, adjacency, examples, min_clients and
-            fingerprint. With `examples` the train function returns the *sum* of at most so many clipped gradients, as
-            `silo_sum` makes it, in place of a model.
+        limits: The fields of `Limits`: epsilon, delta, rounds, colluding, adjacency, examples, disjoint, min_clients
+            and fingerprint. With `examples` the train function returns the *sum* of at most so many clipped gradients,
+            as `silo_sum` makes it, in place of a model; with `disjoint` they are other ones in every round, which it
+            chooses by `accepted_round`.
     """
     agreed = Limits(**limits)
     if isinstance(allow_metrics, str):
@@ -84,6 +85,7 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
             start = flatten(sent, dim)
             # The train function sees what was accepted here, not what the server wrote.
             accepted = ConfigRecord({"clip-norm": protocol.clip_norm, "examples": agreed.examples or 0})
+            accepted[ROUND] = session.round
             message.content = RecordDict({**dict(message.content.items()), RECORD: accepted})
             replies.append(_call(call_next, message, context))
             found = _model(replies[0], VectorError("Expected the train function to return one ArrayRecord."))
@@ -103,6 +105,24 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
         return records.make_reply(message, answer, _metrics(replies[0], allowed) if replies else {})
 
     return mod
+
+
+def accepted_round(message: Message) -> int:
+    """The number of the round, 1 for the first, as the mod has accepted it: by this a silo picks a round's examples.
+
+    The mod lets no round of a run be answered twice, and counts as a run of its own what a server asks for again under
+    another name. The `server-round` of Flower's settings is just what the server says.
+
+    Args:
+        message: The train function's message, as the mod hands it over.
+
+    Raises:
+        ParameterError: The train function does not run under `cpsgd_mod`.
+    """
+    found = (message.content.config_records.get(RECORD) or ConfigRecord()).get(ROUND)
+    if not isinstance(found, int):
+        raise ParameterError("accepted_round needs a train function with mods=[cpsgd_mod(...)].")
+    return found
 
 
 def silo_sum(

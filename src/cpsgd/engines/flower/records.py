@@ -16,6 +16,7 @@ RECORD = "cpsgd"  # our record in messages, in replies and in a client's state
 REQUEST = "request"  # the bytes in a message; beside them stands the version, which release 0.1.0 reads as well
 EXTRAS = "extras"  # beside a request for an update: what rides on it
 UPLOAD = "upload"  # the one array of a reply
+ROUND = "round"  # in our record as train functions see it: the round that the mod has accepted
 STATE = "state"  # the bytes in a client's state
 METRICS = "metrics"  # the record with the metrics a client allows to leave
 # Serialization of the upload's bytes: as they are. NumPy's would let a stranger announce a shape to be allocated.

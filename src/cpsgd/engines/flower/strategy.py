@@ -211,7 +211,7 @@ class CpsgdStrategy(Strategy):
                 for node, reply in _replies(grid, waiting, session.drop):
                     # As it travels.
                     size = sum(len(part.deflate()) for part in get_all_nested_objects(reply).values())
-                    report.upload_bytes[node] = report.upload_bytes.get(node, 0) + size
+                    session.count_bytes(node, size)
                     try:
                         session.receive(node, *records.read_reply(reply))
                     except CpsgdError as error:

@@ -20,7 +20,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
 from cpsgd.engines.nvflare import shareables
-from cpsgd.errors import CpsgdError, WireError
+from cpsgd.errors import CpsgdError, ParameterError, WireError
 from cpsgd.federation.course import Apply, Course
 from cpsgd.federation.extras import AdaptiveClip, Extras
 from cpsgd.federation.messages import TRAINING, flatten, unflatten
@@ -91,7 +91,16 @@ class CpsgdController(ModelController):
                 by a private count of those that were: one coordinate more, too. None for the plan's norm.
             pace: The fields of `cpsgd.federation.pacing.Pace`: how many seconds to wait for what.
             persistor_id: NVFlare's name of the component that loads and saves the model.
+
+        Raises:
+            ParameterError: The plan is to have correlated noise.
         """
+        if (plan or {}).get("correlated") is not None:
+            raise ParameterError(
+                f"correlated={(plan or {})['correlated']!r}: jobs of NVFlare have independent noise in every round, "
+                "for train scripts are not told which round their client has accepted. Leave correlated out, or use "
+                "Flower."
+            )
         super().__init__(persistor_id=persistor_id, task_check_period=_POLL_SECONDS)
         # Under these names the Job API writes them into the job's configuration.
         self.num_clients, self.num_rounds, self.epsilon, self.delta = num_clients, num_rounds, epsilon, delta
@@ -223,7 +232,7 @@ def _take(session: ServerSession[str], node: str, reply: Shareable) -> None:
     except WireError as error:
         session.drop(node, str(error))
         return
-    session.report.upload_bytes[node] = session.report.upload_bytes.get(node, 0) + len(answer)
+    session.count_bytes(node, len(answer))
     try:
         session.receive(node, answer, metrics)
     except CpsgdError as error:

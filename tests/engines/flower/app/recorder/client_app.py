@@ -1,10 +1,11 @@
-"""Clients whose update is known, and who write down the integers that the protocol makes of it.
+"""Clients whose update is known, and who write down the integers that the protocol makes of it, and their seeds.
 
-In round 3, node 1 falls asleep while it trains (the test kills it then) and node 2 uploads garbage.
+In round 1 node 2 uploads garbage. In round 3 node 1 falls asleep while it trains; the test kills it then.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -31,13 +32,15 @@ def asked_for(message: Message) -> Request:
 
 
 def record(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Writes the integers to a file before anybody masks them."""
+    """Writes the integers to a file before anybody masks them, and what their noise is made of."""
     original = Protocol.encode_integers
 
-    def recorded(self: Protocol, vector: Any, round: int) -> Any:
-        values = original(self, vector, round)
+    def recorded(self: Protocol, vector: Any, round: int, *, seeds: Any) -> Any:
+        values = original(self, vector, round, seeds=seeds)
         folder, node = Path(str(context.run_config["folder"])), context.node_config["partition-id"]
-        np.save(folder / f"round-{round}-node-{node}.npy", values)
+        np.save(folder / f"round-{round + 1}-node-{node}.npy", values)
+        named = [seed and seed.hex() for seed in seeds]
+        (folder / f"seeds-{round + 1}-{node}.json").write_text(json.dumps(named))
         return values
 
     Protocol.encode_integers = recorded  # type: ignore[method-assign, assignment]
@@ -55,9 +58,9 @@ def mark_confirmations(message: Message, context: Context, call_next: ClientAppC
 
 
 def garble(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Node 2 replaces its upload of round 3 by random bytes."""
+    """Node 2 replaces its upload of round 1 by random bytes."""
     asked = asked_for(message)
-    wrong = context.node_config["partition-id"] == 2 and asked.round == 3 and asked.stage is Stage.MASK
+    wrong = context.node_config["partition-id"] == 2 and asked.round == 1 and asked.stage is Stage.MASK
     reply = call_next(message, context)
     if wrong:
         upload = reply.content.array_records["cpsgd"]["upload"]

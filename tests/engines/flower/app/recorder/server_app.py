@@ -10,6 +10,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
@@ -29,7 +30,8 @@ def main(grid: Grid, context: Context) -> None:
     """The whole run."""
     folder, dim = Path(str(context.run_config["folder"])), int(context.run_config["dim"])
     rounds = int(context.run_config["rounds"])
-    best = plan(6, dim, 8.0, 1e-5, rounds=rounds, secure=True, dropout=0.333, colluding=1, bits=14)
+    run: dict[str, Any] = {"rounds": rounds, "participation": "every", "correlated": 2}
+    best = plan(4, dim, 8.0, 1e-5, **run, secure=True, dropout=0.25, colluding=1, bits=14)
     roster = read_roster(Path(str(context.run_config["roster"])))
     (folder / "protocol.json").write_text(best.protocol.to_json())
 
@@ -60,4 +62,5 @@ def main(grid: Grid, context: Context) -> None:
     metrics = {round: dict(record) for round, record in result.train_metrics_clientapp.items()}
     reports = [vars(report) for report in strategy.reports]
     found = {"reports": reports, "metrics": metrics, "surviving": best.surviving, "spent": spent, "charged": charged}
+    found["planned"] = best.guarantee.epsilon
     (folder / "result.json").write_text(json.dumps(found))
