@@ -275,7 +275,7 @@ def _spending(population: budgets.Population) -> Chart | None:
         title=f"ε spent by {total.population} after each round, with the limit",
         series=[Series("ε spent", points, 0, steps=True)],
         x=linear("round on record", 0.0, float(len(points)), "{:,.0f}".format, whole=True),
-        y=linear("ε spent", 0.0, 1.15 * max(total.limit, *population.spending), rounded_up),
+        y=linear("ε spent", 0.0, 1.15 * max(total.limit, *population.spending), rounded_up, mark="{:g}".format),
         limit=(total.limit, f"limit ε = {rounded_up(total.limit)}"),
         heading=lambda x: f"round {x:,.0f} on record",
     )

@@ -143,7 +143,7 @@ def _spending(run: Run) -> Chart | None:
         title="ε spent against rounds, with the limit",
         series=[Series("ε spent", points, 0, steps=True)],
         x=linear("round", 0.0, float(max(run.rounds or 0, points[-1][0])), "{:,.0f}".format, whole=True),
-        y=linear("ε spent", 0.0, 1.1 * max(run.limit, *(y for _, y in points)), rounded_up),
+        y=linear("ε spent", 0.0, 1.1 * max(run.limit, *(y for _, y in points)), rounded_up, mark="{:g}".format),
         limit=(run.limit, f"limit ε = {rounded_up(run.limit)}"),
         heading=lambda x: f"round {x:,.0f}",
     )
