@@ -6,13 +6,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 KERNELS := $(shell find src -name '*.cpp' -o -name '*.h')
 SOURCES := $(KERNELS) CMakeLists.txt pyproject.toml constraints.txt
 
-.PHONY: help install train docs test thorough check lint resolve bench fuzz sanitize lock dist sbom vulnerabilities clean
+.PHONY: help install train docs test thorough mutants check lint resolve bench fuzz sanitize lock dist sbom vulnerabilities clean
 
 help:
 	@echo "make train     install into $(VENV) and train privately on simulated clients (3 minutes)"
 	@echo "make docs      the documentation as a site, in build/site; needs no network once installed"
 	@echo "make test      install into $(VENV) and run the tests, all but the thorough ones"
 	@echo "make thorough  the same checks over more cases"
+	@echo "make mutants   seed faults in the source, one at a time: the tests must find each (half an hour)"
 	@echo "make check     lint, and the tests that are not slow"
 	@echo "make lint      ruff, mypy and clang-format"
 	@echo "make resolve   that the constraints resolve on plain PyPI for Python $(PYTHONS)"
@@ -56,6 +57,9 @@ test: install
 
 thorough: install
 	$(PYTEST) -m thorough
+
+mutants: install
+	PYTHONPATH=tests $(BIN)/python -m mutants.runner $(ONLY)
 
 check: lint
 	$(PYTEST) -m "not slow and not thorough"

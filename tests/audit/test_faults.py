@@ -112,9 +112,32 @@ SPECIAL: dict[str, tuple[Protocol, int, faults.Fault, set[str]]] = {
     ),
 }
 ALL = {name: (PROTOCOL, 2_500, fault, expected) for name, (fault, expected) in FAULTS.items()} | SPECIAL
+# One of every kind of fault, and one for every check; the others repeat them.
+USUAL = {
+    "no noise, but its mean",
+    "slightly biased coins",
+    "missing clip",
+    "keystream reused in the next round",
+    "keystream reused in a message",
+    "off the lattice",
+    "no noise in the last coordinate",
+    "noise in steps of two",
+    "uniform noise",
+    "noise removed after dropouts",
+    "deterministic rounding",
+    "wrong modulus",
+}
 
 
-@pytest.mark.parametrize("name", ALL)
+def test_every_check_fails_for_a_usual_fault() -> None:
+    checks = {"privacy", "integers", "unbiased", "spread", "law", "tails"}
+    checks |= {"remainders", "quiet", "coordinates", "rounds", "repeats"}
+    assert set.union(*(ALL[name][3] for name in USUAL)) == checks
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.thorough) for name in ALL]
+)
 @pytest.mark.usefixtures("fixed_seed")
 @pytest.mark.slow
 def test_a_fault_is_found(name: str) -> None:

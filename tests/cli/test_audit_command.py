@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cpsgd import Protocol, guarantee
-from cpsgd.codec import pipeline
+from cpsgd.audit import everything
+from cpsgd.codec import pack, pipeline, wire
+from cpsgd.mechanisms import Binomial
+from cpsgd.mechanisms.binomial import MAX_COINS
 from cpsgd.randomness import Keystream
 
 FEW = ("--rounds", "1000")
 
 
+@pytest.fixture(autouse=True)
+def one_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other levels have processes of their own, which know no fixed seed: tests/audit/test_survey.py."""
+    monkeypatch.setenv("CPSGD_SIMD", "this")
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
-def test_without_parameters_a_planned_protocol_passes(cpsgd: Any, tmp_path: Path) -> None:
+def test_a_planned_protocol_passes(cpsgd: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    result = cpsgd("audit", *FEW, "--plot", "audit.png")
+    result = cpsgd("audit", *FEW, "--epsilon", "2", "--plot", "audit.png")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "PASS" in result.stdout
     assert "ε ≤ 2 at δ = 0.001, replace-one" in result.stdout
@@ -53,13 +64,66 @@ def test_json_of_a_protocol_file(cpsgd: Any, tmp_path: Path) -> None:
 def test_a_broken_encoder_is_exit_code_1(cpsgd: Any, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]) -> None:
     real = pipeline.encode
 
-    def repeating(protocol: Protocol, vector: Any, round: int) -> bytes:
+    def repeating(protocol: Protocol, vector: Any, round: int, **options: Any) -> bytes:
         return real(protocol, vector, round, Keystream(bytes(16)))
 
     monkeypatch.setattr(pipeline, "encode", repeating)
     result = cpsgd("audit", *FEW, "--clients", "2", "--dim", "8", "--levels", "8", "--trials", "250", *form)
     assert result.exit_code == 1
     assert "FAIL" in result.stdout or json.loads(result.stdout)["passed"] is False
+
+
+def _repacked(protocol: Protocol, sent: bytes, values: Any, round: int) -> bytes:
+    """The message with other integers in it."""
+    out = np.frombuffer(sent, dtype=np.uint8).copy()
+    out[wire.HEADER_BYTES :] = np.frombuffer(pack.forward(values, protocol.radix), dtype=np.uint8)
+    fields = {"radix": protocol.radix, "fingerprint": protocol.fingerprint, "dim": protocol.dim}
+    wire.write_header(out, round=round, message_id=os.urandom(16), **fields)
+    return out.tobytes()
+
+
+@pytest.fixture
+def two_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All there is takes minutes: the planned protocol, and few coins."""
+    monkeypatch.setattr("cpsgd.audit.everything", lambda: (everything()[0], everything()[3]))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_seed", "two_cases")
+def test_without_parameters_everything_is_covered(cpsgd: Any) -> None:
+    result = cpsgd("audit", *FEW)
+    assert (result.exit_code, result.stderr) == (0, "")
+    for words in ("PASS", "binomial, inversion", "binomial, counted coins", "SIMD levels", "0, 1, 2, 7, 1,000,000"):
+        assert words in result.stdout
+    assert "gaussian" in result.stdout.split("Not covered")[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parity", [None, 1])
+@pytest.mark.usefixtures("fixed_seed", "two_cases")
+def test_coins_that_are_missing_fail_everything(
+    cpsgd: Any, monkeypatch: pytest.MonkeyPatch, parity: int | None
+) -> None:
+    """Everywhere, or in odd rounds alone; their mean is there."""
+    real = pipeline.encode
+
+    def silent(protocol: Protocol, vector: Any, round: int, **options: Any) -> bytes:
+        noise = protocol.mechanism
+        if not isinstance(noise, Binomial) or noise.trials > MAX_COINS or parity not in (None, round % 2):
+            return real(protocol, vector, round)
+        values = pipeline.integers(replace(protocol, mechanism=noise.without_noise()), vector, round)
+        return _repacked(protocol, real(protocol, vector, round), values + np.uint32(noise.trials // 2), round)
+
+    monkeypatch.setattr(pipeline, "encode", silent)
+    result = cpsgd("audit", *FEW, "--json")
+    assert result.exit_code == 1
+    data = json.loads(result.stdout)
+    assert [(each["protocol"], each["passed"]) for each in data["covered"]] == [
+        ("binomial, inversion", True),
+        ("binomial, counted coins", False),
+    ]
+    assert data["passed"] is False
+    assert set(data["left_out"]) == {"gaussian"}
 
 
 @pytest.mark.slow
@@ -79,6 +143,7 @@ def test_refusals(cpsgd: Any, tmp_path: Path) -> None:
     for arguments, reason in (
         (("--plot", "audit.txt"), "--plot"),
         (("--rounds", "10"), "rounds"),
+        (("--surviving", "3"), "--surviving is for one protocol"),
         (("--protocol", "p.json", "--dim", "4"), "--dim"),
         (("--protocol", "p.json", "--levels", "4"), "--levels"),
         (("--protocol", "silent.json"), "no noise"),

@@ -13,7 +13,7 @@ import pytest
 
 from cpsgd.errors import ParameterError
 from cpsgd.learning.options import FolderOptions
-from cpsgd.learning.settings import Settings, read_file
+from cpsgd.learning.settings import Settings, read_file, without_privacy
 
 
 @pytest.mark.parametrize(
@@ -125,3 +125,17 @@ def test_every_option_has_one_help_text_and_every_help_text_its_option() -> None
             described += found
     options = [field.name for kind in (Settings, FolderOptions) for field in dataclasses.fields(kind)]
     assert sorted(described) == sorted(options)
+
+
+def test_a_preset_s_run_without_privacy_has_settings_of_its_own() -> None:
+    """With the private run's clipping and rate it would flatter that run."""
+    paper = Settings.of({"preset": "paper", "epsilon": 0.5, "seed": 3})
+    plain = without_privacy(paper)
+    assert plain is not None
+    assert (plain.optimizer, plain.lr, plain.averaging, plain.seed) == ("adam", 0.00463, 0.9, 3)
+    assert (plain.cohort, plain.rounds, plain.dataset) == (paper.cohort, paper.rounds, paper.dataset)
+
+
+@pytest.mark.parametrize("change", [{"rounds": 10}, {"cohort": 100}, {"model": "linear"}])
+def test_for_another_task_nothing_was_selected(change: dict[str, Any]) -> None:
+    assert without_privacy(Settings.of({"preset": "digits", **change})) is None

@@ -12,19 +12,20 @@ import pytest
 from scipy.stats import binom
 
 from cpsgd.adjacency import Adjacency
-from cpsgd.errors import ConditionError
+from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.ledger import Budget, Entry, RoundEvent, totals
 from cpsgd.mechanisms import Binomial, CorrelatedGaussian, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Normal
 from cpsgd.participation import Participation
+from cpsgd.planner import plan
 from cpsgd.privacy import products
 from cpsgd.privacy.accountant import Rounds, mixed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee
-from cpsgd.privacy.rounds import guarantee_over_rounds, joint_cost
+from cpsgd.privacy.rounds import guarantee_over_rounds, joint_cost, round_cost
 from cpsgd.protocol import Protocol
 
 DELTA = 1e-6
@@ -381,3 +382,65 @@ def test_runs_of_correlated_noise_compose_and_rounds_of_one_do_not(
         found = total(*named).epsilon
         assert least(sizes) <= found <= 1.02 * least(sizes)
         assert total(*(event(protocol, size) for size in sizes)).epsilon == found
+
+
+def test_runs_whose_windows_are_too_narrow_for_their_joint_epsilon_are_added_up() -> None:
+    """What leaves a window costs δ e^ε times its probability: fine for each ε by itself, and too much for all."""
+    planned = plan(100, 15, 8.0, DELTA, 1.0, bits=12, rounds=4, participation="once", correlated=2)
+    runs = [
+        event(planned.protocol, 100, participation="once", partition=f"run {i}", round=round)
+        for i in range(10)
+        for round in range(4)
+    ]
+    for count in (2, 10):
+        found = total(*runs[: 4 * count])
+        each = guarantee(planned.protocol, DELTA / count).epsilon
+        assert found.epsilon == pytest.approx(count * each, rel=1e-6)
+        assert found.method == totals.BASIC
+
+
+def test_what_correlated_noise_does_not_cover_is_not_accounted_for() -> None:
+    mechanism = CorrelatedGaussian(
+        noise_deviation=64.0,
+        step=0.02,
+        window=1 << 12,
+        coordinate_range=0.7,
+        bands=3,
+        run_length=6,
+        untrusted_holders=1,
+    )
+    protocol = Protocol(clients=40, dim=40, clip_norm=1.0, mechanism=mechanism)
+    scheme = Participation.parse("poisson:0.1")
+    with pytest.raises(ConditionError, match="at least half"):
+        event(protocol, 20, colluding=1)
+    with pytest.raises(ConditionError, match="untrusted_holders"):
+        event(protocol, 40, colluding=2)
+    with pytest.raises(ParameterError, match="at most clients=40"):
+        event(protocol, 41)
+    with pytest.raises(ConditionError, match="sampling"):
+        event(protocol, 40, participation=scheme)
+    # Nor by whoever has no event.
+    whole = Participation.every()
+    for surviving, colluding, who in ((19, 0, whole), (40, 2, whole), (40, 0, scheme)):
+        with pytest.raises(ConditionError):
+            round_cost(protocol, Adjacency.ZERO_OUT, surviving, colluding, 1, DELTA, who)
+    with pytest.raises(ParameterError):
+        round_cost(protocol, Adjacency.ZERO_OUT, 41, 0, 1, DELTA, whole)
+    with pytest.raises(ParameterError):
+        guarantee(protocol, DELTA, surviving=41)
+    with pytest.raises(ConditionError):
+        guarantee(protocol, DELTA, surviving=19)
+
+
+def test_a_run_shares_its_partition_with_no_other_protocol() -> None:
+    """Else a second run under the same name, with a little more noise, would be free."""
+    mechanism = CorrelatedGaussian(
+        noise_deviation=64.0, step=0.02, window=1 << 12, coordinate_range=0.7, bands=3, run_length=6, separation=1
+    )
+    run = Protocol(clients=40, dim=40, clip_norm=1.0, mechanism=mechanism)
+    other = replace(run, mechanism=replace(mechanism, noise_deviation=70.0))
+    first = event(run, 40, participation="once", partition="run")
+    for protocol in (other, GAUSSIAN):
+        with pytest.raises(ParameterError, match="one run of one protocol"):
+            total(first, event(protocol, 40, participation="once", partition="run", round=1))
+    assert total(first, replace(first, survivors=30, round=1)).rounds == 2

@@ -11,7 +11,12 @@ from cpsgd.audit.auditing import AuditReport as AuditReport
 from cpsgd.audit.auditing import Claim as Claim
 from cpsgd.audit.auditing import audit as audit
 from cpsgd.audit.bound import epsilon_lower_bound as epsilon_lower_bound
+from cpsgd.audit.cases import Case as Case
+from cpsgd.audit.cases import everything as everything
 from cpsgd.audit.checks import Check as Check
 from cpsgd.audit.playing import Encode as Encode
 from cpsgd.audit.playing import ServerHalf as ServerHalf
 from cpsgd.audit.playing import Start as Start
+from cpsgd.audit.survey import Coverage as Coverage
+from cpsgd.audit.survey import Survey as Survey
+from cpsgd.audit.survey import survey as survey

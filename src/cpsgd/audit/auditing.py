@@ -24,7 +24,7 @@ from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.protocol import Protocol
 
 FALSE_ALARM = 1e-6
-"""The probability that honest code fails an audit is at most this."""
+"""The probability that honest code fails an audit is at most this, unless another is asked for."""
 
 CONFIDENCE = 0.95
 """Of the lower bound that is shown beside the claim. The verdict asks for far more."""
@@ -137,6 +137,7 @@ def audit(
     encode: Encode | None = None,
     start: Start = Aggregator,
     seed: int | None = None,
+    false_alarm: float = FALSE_ALARM,
     progress: Callable[[int], None] | None = None,
 ) -> AuditReport:
     """Attacks rounds of a protocol as they are really carried out, and compares with the ε that is claimed.
@@ -152,6 +153,7 @@ def audit(
         encode: The client's half of the code under audit; the product's if None.
         start: Starts the server's half.
         seed: Makes the auditor's own choices repeatable, not the noise.
+        false_alarm: Probability that honest code fails, at most.
         progress: Called with the number of rounds just played.
 
     Returns:
@@ -183,7 +185,7 @@ def audit(
     claimed = guarantee(protocol, delta, adjacency=neighbours, surviving=count)
     claims = _claims(protocol, claimed, count)
     player = Player(protocol, round, encode or protocol.encode, start, seed, progress)
-    share = FALSE_ALARM / _RANDOM_CHECKS
+    share = _validate.probability("false_alarm", false_alarm) / _RANDOM_CHECKS
     error = share / len(claims)
 
     # Which canary, and which attacker, promises most.
@@ -225,7 +227,7 @@ def audit(
         rounds=player.played,
         attacked_rounds=attacked,
         surviving=count,
-        false_alarm=FALSE_ALARM,
+        false_alarm=false_alarm,
         error_rates=_error_rates(scores, worlds),
         checks=(privacy, *_law_checks(batches, player.generator, share)),
     )

@@ -147,10 +147,16 @@ def resting(lattice: RoundLattice) -> Array:
     return lattice.unrotated(np.full(dim, level))
 
 
-def rounded(lattice: RoundLattice) -> Array:
-    """A vector well inside the norm's bound that lies between levels in every coordinate."""
+def too_long(lattice: RoundLattice) -> Array:
+    """The corner's direction, beyond the norm's bound: where all clients are there, their mean shows the bound."""
+    dim = lattice.protocol.dim
+    return lattice.unrotated(np.full(dim, _LENGTH * lattice.protocol.clip_norm / math.sqrt(dim)))
+
+
+def rounded(lattice: RoundLattice, offset: float = _OFFSET) -> Array:
+    """A vector well inside the norm's bound that lies between levels in every coordinate, `offset` above one."""
     dim, allowed = lattice.protocol.dim, 0.5 * lattice.protocol.clip_norm
-    coordinate = _beside_zero(lattice, _OFFSET)
+    coordinate = _beside_zero(lattice, offset)
     return lattice.unrotated(np.full(dim, coordinate * min(1.0, allowed / (math.sqrt(dim) * abs(coordinate)))))
 
 

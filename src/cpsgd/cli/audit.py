@@ -11,12 +11,13 @@ from rich.markup import escape
 
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
+from cpsgd.errors import ParameterError
 from cpsgd.mechanisms.options import parameters_of
 from cpsgd.planner.problem import Requirements
 from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
-    from cpsgd.audit import AuditReport, Check
+    from cpsgd.audit import AuditReport, Check, Survey
     from cpsgd.protocol import Protocol
 
 _CLAIM = options.from_class(Requirements, "epsilon", "delta", "bits", "adjacency", unset=True)
@@ -28,6 +29,8 @@ else:
 
 # A round small enough to be played many times, and an ε and δ that so many rounds can see.
 _CLIENTS, _DIM, _EPSILON, _DELTA = 4, 16, 2.0, 1e-3
+# Rounds of an attack: on one protocol, and on each of all there are.
+_ROUNDS, _ROUNDS_OF_EACH = 120_000, 3_000
 
 
 def run(
@@ -38,7 +41,11 @@ def run(
     surviving: Annotated[
         int | None, WHOLE, Parameter(help="Messages of a round; the claim is for as many. All if not given.")
     ] = None,
-    rounds: Annotated[int, WHOLE, Parameter(help="Rounds to play: more of them see more.")] = 120_000,
+    rounds: Annotated[
+        int | None,
+        WHOLE,
+        Parameter(help="Rounds to attack: more of them see more. 120,000 of one protocol, 3,000 of each if not given."),
+    ] = None,
     plot: Annotated[
         Path | None, Parameter(metavar="FILE", help="Draw the attacker's error rates and the claimed ones.")
     ] = None,
@@ -48,41 +55,71 @@ def run(
 
     Vectors as far apart as the protocol lets them be go through encoding, summing and decoding many times, and an
     attacker who knows everything but the noise guesses which was sent. Exit code 1 if more is learned than claimed, or
-    if the sums do not follow the protocol's law.
+    if the sums do not follow the protocol's law: in several rounds, even and odd, at every SIMD level of this machine.
 
-    Without parameters of a protocol one is planned for ε = 2; without a size it is for 4 clients of 16 coordinates. δ
-    is 0.001 if not given, and "replace-one" the adjacency.
+    Without a protocol, a size or an ε, every mechanism and sampler is audited, in one to two minutes. With an ε or a
+    size one protocol is planned: for ε = 2, 4 clients and 16 coordinates where these are not given. δ is 0.001 if not
+    given, and "replace-one" the adjacency.
     """
-    from cpsgd.audit import audit
+    from cpsgd.audit import Case, everything, survey
+    from cpsgd.audit.cases import left_out
+    from cpsgd.audit.levels import others
 
     _files.check_picture(plot)
+    named = parameters != options.NO_PARAMETERS or bool(options.given(size))
+    named = named or any(name in options.given(claim) for name in ("epsilon", "bits"))
     claim = replace(claim, **{"delta": _DELTA, "adjacency": "replace-one", **options.given(claim)})
-    if parameters.file is None:
-        size = replace(size, **{"clients": _CLIENTS, "dim": _DIM, **options.given(size)})
-        if claim.epsilon is None and not parameters_of(parameters.mechanism):
-            claim = replace(claim, epsilon=_EPSILON)
-    chosen = parameters.sized(size, claim)
-    with output.progress(rounds, "rounds") as advance:
-        asked = {"adjacency": claim.adjacency, "rounds": rounds, "surviving": surviving}
-        report = audit(chosen, claim.delta, **asked, progress=advance)
-    if json:
-        output.show_json({**report.to_dict(), "protocol": chosen.to_dict(), "plot": plot})
+    if named:
+        if parameters.file is None:
+            size = replace(size, **{"clients": _CLIENTS, "dim": _DIM, **options.given(size)})
+            if claim.epsilon is None and not parameters_of(parameters.mechanism):
+                claim = replace(claim, epsilon=_EPSILON)
+        chosen = parameters.sized(size, claim)
+        cases: tuple[Case, ...] = (Case(chosen.mechanism.name, chosen),)
     else:
-        _show(report, chosen)
+        if surviving is not None:
+            raise ParameterError("--surviving is for one protocol: name it, or leave --surviving out.")
+        cases = everything()
+    played = rounds if rounds is not None else _ROUNDS if named else _ROUNDS_OF_EACH
+    with output.progress(len(cases) * (1 + len(others())), "protocols and levels") as advance:
+        found = survey(
+            cases, claim.delta, adjacency=claim.adjacency, rounds=played, surviving=surviving, progress=advance
+        )
+    # The first of all is the one that is planned by default.
+    report = found.covered[0].report
+    assert report is not None
+    not_covered = {} if named else left_out()
+    if json:
+        single = {**report.to_dict(), "protocol": cases[0].protocol.to_dict()} if named else {}
+        output.show_json({**single, **found.to_dict(), "left_out": not_covered, "plot": plot})
+    else:
+        _show(report, cases[0].protocol, found, not_covered, whole=not named)
     # Last, so that a picture that cannot be drawn does not take the findings with it.
     if plot is not None:
         from cpsgd.reports.pictures import draw_audit
 
         draw_audit(report, plot)
-    if not report.passed:
+    if not found.passed:
         raise SystemExit(1)
 
 
-def _show(report: AuditReport, protocol: Protocol) -> None:
+def _show(report: AuditReport, protocol: Protocol, found: Survey, not_covered: dict[str, str], *, whole: bool) -> None:
+    console = output.console()
+    verdict = "[bold green]PASS[/bold green]" if found.passed else "[bold red]FAIL[/bold red]"
+    rows = [("verdict", f"{verdict}; honest code fails with probability at most {found.false_alarm:g}")]
+    console.print(output.facts([*rows, *([] if whole else _facts(report, protocol))]))
+    if not whole:
+        claims = [(f"{claim.delta:g}", rounded_up(claim.claimed), rounded_down(claim.found)) for claim in report.claims]
+        console.print(output.grid(("δ", "ε claimed ≤", "ε found ≥"), claims, title="\nClaims and findings"))
+        console.print(output.facts([(check.name, _said(check)) for check in found.covered[0].checks], title="Checks"))
+    _show_covered(found)
+    if whole:
+        console.print(output.facts(list(not_covered.items()), title="Not covered"))
+
+
+def _facts(report: AuditReport, protocol: Protocol) -> list[tuple[str, str]]:
     claimed = report.claimed
-    verdict = "[bold green]PASS[/bold green]" if report.passed else "[bold red]FAIL[/bold red]"
-    rows = [
-        ("verdict", f"{verdict}; honest code fails with probability at most {report.false_alarm:g}"),
+    return [
         (
             "claimed",
             f"[bold]ε ≤ {rounded_up(claimed.epsilon)}[/bold] at δ = {claimed.delta:g}, {claimed.adjacency} neighbours",
@@ -101,11 +138,40 @@ def _show(report: AuditReport, protocol: Protocol) -> None:
         ),
         *((name, escape(fact)) for name, fact in output.sent_facts(protocol)[:2]),
     ]
+
+
+def _show_covered(found: Survey) -> None:
+    """A line for every protocol: what was played at which levels, and what failed where."""
+    lines, failures = [], []
+    for case in dict.fromkeys(each.case for each in found.covered):
+        covered = [each for each in found.covered if each.case is case]
+        report = covered[0].report
+        lines.append(
+            (
+                case.name,
+                str(case.protocol.dim),
+                f"{sum(each.rounds for each in covered):,}",
+                "" if report is None else rounded_up(report.claimed.epsilon),
+                "" if report is None else rounded_down(report.lower_bound),
+                "ok" if all(each.passed for each in covered) else "FAILED",
+            )
+        )
+        failures += [
+            (f"{case.name}, {each.level}", _said(check))
+            for each in covered
+            for check in each.checks
+            if not check.passed
+        ]
+    if not found.agreement.passed:
+        failures.append(("levels", _said(found.agreement)))
+    numbers = sorted({number for each in found.covered for number in each.numbers})
     console = output.console()
+    columns = ("protocol", "d", "rounds", "claimed ε ≤", "found ε ≥", "verdict")
+    console.print(output.grid(columns, lines, title="\nCovered", whole=("protocol", "rounds", "verdict")))
+    rows = [("SIMD levels", ", ".join(found.levels)), ("round numbers", ", ".join(f"{n:,}" for n in numbers))]
     console.print(output.facts(rows))
-    claims = [(f"{claim.delta:g}", rounded_up(claim.claimed), rounded_down(claim.found)) for claim in report.claims]
-    console.print(output.grid(("δ", "ε claimed ≤", "ε found ≥"), claims, title="\nClaims and findings"))
-    console.print(output.facts([(check.name, _said(check)) for check in report.checks], title="Checks"))
+    if failures:
+        console.print(output.facts(failures, title="\nFailures"))
 
 
 def _said(check: Check) -> str:

@@ -7,6 +7,10 @@ that is on the ledger and not in the run's log has not been computed, and is tak
 *released* on the ledger and not in the log was computed once, in a folder that has since been replaced by an older
 copy. With a seed it has the same result again and costs nothing more; without, it would be a second release of the same
 clients, and is charged as one.
+
+A run whose noise is correlated over rounds is one event. Its first round is charged what all of them cost, so that the
+later ones, in the same partition, cost nothing more, and a run that stops early has paid for all. An older copy of its
+folder would use noise again that the ledger has seen released with other models: that is refused.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from cpsgd.errors import CheckpointError, ConditionError, InfeasibleError, Param
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.options import AccountOptions
 from cpsgd.ledger import Entry, Ledger, RoundEvent
+from cpsgd.participation import Participation
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
@@ -207,7 +212,8 @@ class RunCharges:
 
         Raises:
             BudgetExceededError: The budget is too small.
-            CheckpointError: The run has spent more than the ledger knows of: it is not the run's ledger.
+            CheckpointError: The run has spent more than the ledger knows of: it is not the run's ledger. Or the folder
+                is an older copy, and correlated noise cannot be drawn again.
         """
         known = self._ledger.rounds(self._population, self.run)
         if missing := sorted(set(charged) - known):
@@ -215,6 +221,9 @@ class RunCharges:
                 f"Round {missing[0]} of the run is not on the ledger {self._ledger.path}: resume with the ledger that "
                 "the run was started with."
             )
+        if self._correlated:
+            for number in sorted(known.intersection(rounds)):
+                self._find(number)
         planned = [self._event(cohorts, number, survivors) for number in rounds if number not in known]
         self._ledger.quote(self._population, planned)
 
@@ -223,9 +232,10 @@ class RunCharges:
 
         Raises:
             BudgetExceededError: Too little is left. Nothing was charged, and nothing may be computed.
+            CheckpointError: The folder is an older copy, and correlated noise cannot be drawn again.
         """
         event = self._event(cohorts, number, survivors)
-        entry = self._ledger.find(self._population, run=self.run, round=number)
+        entry = self._find(number)
         if entry is None:
             entry = self._ledger.reserve(self._population, event)
         elif entry.released and not self._repeatable:
@@ -243,16 +253,32 @@ class RunCharges:
             number, before = self._entry.event.round, self._entry.survivors
             raise CheckpointError(f"Round {number} was released with {before} messages and has {survivors} now.")
 
+    @property
+    def _correlated(self) -> bool:
+        return self._protocol.mechanism.correlation is not None
+
+    def _find(self, number: int) -> Entry | None:
+        """The round's entry, unless it was released with noise that may not be used again."""
+        entry = self._ledger.find(self._population, run=self.run, round=number)
+        if entry is not None and entry.released and self._correlated and not self._repeatable:
+            raise CheckpointError(
+                f"Round {number} of the run was released, as entry {entry.number} of the ledger {self._ledger.path}, "
+                "and the folder does not know of it: it is an older copy. Noise that is correlated over rounds must "
+                "not be used again with other models: resume the newest copy, or start a new run."
+            )
+        return entry
+
     def _event(self, cohorts: Cohorts, number: int, survivors: int) -> RoundEvent:
         return RoundEvent(
             self._protocol,
             survivors=self._spending.rounded_down(survivors),
-            participation=cohorts.participation,
+            participation=Participation.once() if self._correlated else cohorts.participation,
             colluding=self._spending.colluding,
             round=number,
             run=self.run,
-            # The cohorts of a run are disjoint by construction, those of two runs are not.
-            partition=self.run if cohorts.scheme == "once" else "",
+            # The cohorts of a run are disjoint by construction, those of two runs are not. And with correlated noise
+            # each round costs what all of them do.
+            partition=self.run if cohorts.scheme == "once" or self._correlated else "",
             examples=self._spending.examples,
             overflow=cohorts.overflow,
             label="cpsgd train, a simulation: its noise follows from a seed" if self._repeatable else "cpsgd train",

@@ -205,6 +205,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Runs that have a name: where they differ from the defaults."""
 
 WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {
+    "digits": {
+        "model": "scaled-mlp-60-60",
+        "optimizer": "adam",
+        "lr": 0.0319,
+        "weight_decay": 3e-4,
+        "schedule": "linear",
+        "averaging": 0.9,
+    },
     "paper": {
         "model": "scaled-mlp-60-60",
         "optimizer": "adam",

@@ -186,6 +186,7 @@ class Ledger:
         Raises:
             EntryError: There is no such entry, it was released before, or there are fewer survivors than reserved for.
                 The result must not be handed out.
+            ParameterError: There are more than the accounting of correlated noise covers. Nor must it then.
         """
         number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
         survivors = _validate.integer("survivors", survivors, low=1, high=MAX_CLIENTS)
@@ -202,6 +203,8 @@ class Ledger:
                     f"{survivors}: there is less noise than was paid for. Do not release the result; the entry "
                     "stays spent."
                 )
+            protocol = known.event.protocol
+            protocol.mechanism.check_messages(survivors, protocol.clients)
             draft.records.append({"kind": "release", "entry": number, "survivors": survivors})
         return draft.changed[-1]
 

@@ -135,6 +135,8 @@ class RoundEvent:
         partition: For participation "once": name of the division of the population into disjoint cohorts that this
             round's cohort is a part of. Rounds of one partition cost each client one round only, *because the caller
             says that no client is in two of them*. Without a name the round is charged as if everybody were in it.
+            Where noise is correlated over rounds, each costs what its whole run does, and the run's name here makes it
+            one event, whoever is in which of its rounds.
         examples: For populations whose unit is an example: the most examples of a client (`example_protocol`).
         overflow: Probability, added to δ, that the noise of a Poisson round depends on the draw (more clients drawn
             than there was room for).
@@ -175,6 +177,14 @@ class RoundEvent:
         if self.survivors <= self.colluding:
             raise ConditionError(
                 f"A round of {self.survivors} messages of which {self.colluding} may be colluding protects nobody."
+            )
+        mechanism, clients = self.protocol.mechanism, self.protocol.clients
+        mechanism.check_messages(self.survivors, clients)
+        mechanism.check_honest(self.survivors - self.colluding, self.colluding, clients)
+        if mechanism.correlation is not None and self.taking_part.sampled:
+            raise ConditionError(
+                "Amplification by sampling is not proved for noise that is correlated over rounds; use participation "
+                "'once', or independent noise."
             )
         if self.partition and self.taking_part.scheme != "once":
             raise ParameterError("A partition is for rounds with participation 'once'; leave it out.")

@@ -156,6 +156,16 @@ def _worst(kinds: Iterable[EntryKind]) -> frozenset[EntryKind]:
     return frozenset(fewest.values())
 
 
+def _check_one_run(kinds: Iterable[EntryKind]) -> None:
+    """Refuses a partition in which a run with correlated noise, which is one event, meets anything else."""
+    what = {(kind.base, kind.examples) for kind in kinds}
+    if len(what) > 1 and any(base.mechanism.correlation is not None for base, _ in what):
+        raise ParameterError(
+            "A partition with correlated noise is one run of one protocol, and this one has rounds of another: name "
+            "each run's partition after the run."
+        )
+
+
 class Tally:
     """How many rounds of which kind. Adding a round, or taking one away, costs the same however many there are."""
 
@@ -168,9 +178,12 @@ class Tally:
         """Adds rounds, or takes them away where `count` is negative.
 
         Raises:
-            ParameterError: There are not so many to take away. Nothing was changed.
+            ParameterError: There are not so many to take away, or the partition is a run of another protocol. Nothing
+                was changed.
         """
         rounds = self._rounds.get(partition, Counter())
+        if partition:
+            _check_one_run([*rounds, kind])
         left = rounds[kind] + count
         if left < 0:
             raise ParameterError("there is no such round to take away")
@@ -197,7 +210,11 @@ class Tally:
             del self._groups[group]
 
     def groups(self, further: Iterable[tuple[str, EntryKind, int]] = ()) -> Groups:
-        """The rounds in sets of which a client meets at most one, with further ones: partition, kind and how many."""
+        """The rounds in sets of which a client meets at most one, with further ones: partition, kind and how many.
+
+        Raises:
+            ParameterError: In a further one's partition a run with correlated noise meets another protocol.
+        """
         groups = self._groups.copy()
         partitions: dict[str, set[EntryKind]] = {}
         for partition, kind, count in further:
@@ -207,6 +224,7 @@ class Tally:
                 groups[frozenset([kind])] += count
         for partition, kinds in partitions.items():
             known = self._rounds.get(partition, Counter())
+            _check_one_run([*known, *kinds])
             if known:
                 groups[_worst(known)] -= 1
             groups[_worst({*known, *kinds})] += 1

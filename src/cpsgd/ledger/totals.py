@@ -6,6 +6,8 @@ for its tails:
 * Every round that is not in a partition is one of the sequence, sampled or not.
 * Of a partition (rounds with disjoint cohorts) the client is in at most one round, so the partition counts as one round
   with the largest μ and the largest tail of its rounds.
+* Where noise is correlated over the rounds of a run, each of them has the μ and the tail of the whole run. A run is a
+  partition, whoever is in its rounds; rounds without one are a run each.
 
 Rounds of one protocol and one participation go to `guarantee_over_rounds`. Otherwise one accountant composes the
 equivalent Gaussians (`accountant.mixed_epsilon`). Where a round has no Gaussian certificate, or a poor one among few
@@ -322,7 +324,7 @@ def _composed(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
 
 
 def _proved(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
-    if len(groups) == 1 or _alike(groups):
+    if (len(groups) == 1 or _alike(groups)) and not _several_runs(groups):
         try:
             return _of_one_kind(groups, delta, adjacency)
         except ConditionError:
@@ -333,9 +335,11 @@ def _proved(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     except ConditionError:
         # At least one round has no Gaussian certificate at its share of δ.
         return _added_up(groups, delta, adjacency)
-    if sum(count for _, count in groups) > _FEW or _sampled(groups):
+    many = sum(count for _, count in groups) > _FEW
+    if _sampled(groups) or (many and math.isfinite(found.epsilon)):
         return found
-    # Of a few rounds, one may be so much better by the Rényi certificate that adding up is worth it.
+    # Of a few rounds, one may be so much better by the Rényi certificate that adding up is worth it. And windows may
+    # take a share of δ that is fine for each ε by itself, and too much for the ε of all.
     with contextlib.suppress(ConditionError):
         found = min(found, _added_up(groups, delta, adjacency), key=lambda proof: proof.epsilon)
     return found
@@ -346,6 +350,15 @@ def _alike(groups: Groups) -> bool:
     return len({(kind.protocol, kind.participation) for kinds, _ in groups for kind in kinds}) == 1 and all(
         len(kinds) == 1 for kinds, _ in groups
     )
+
+
+def _correlated(kinds: frozenset[EntryKind]) -> bool:
+    return any(kind.base.mechanism.correlation is not None for kind in kinds)
+
+
+def _several_runs(groups: Groups) -> bool:
+    """Whether rounds whose noise is correlated are of several runs: each is a whole run, and not a round of one."""
+    return sum(count for _, count in groups) > 1 and any(_correlated(kinds) for kinds, _ in groups)
 
 
 def _ordered(groups: Groups) -> list[tuple[frozenset[EntryKind], int]]:
@@ -365,8 +378,6 @@ def _of_one_kind(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
             raise ConditionError("There are several partitions of several kinds each.")
         proofs = [_of_one_kind(frozenset([(frozenset([kind]), 1)]), delta, adjacency) for kind in kinds]
         return max(proofs, key=lambda proof: proof.epsilon)
-    if next(iter(kinds)).protocol.mechanism.correlation is not None and sum(count for _, count in groups) > 1:
-        return _of_gaussians(groups, delta, adjacency)  # each is a whole run, and not a round of one
     sizes: Counter[int] = Counter()
     for kinds, count in _ordered(groups):
         (kind,) = kinds
@@ -429,9 +440,11 @@ def _joint_cost(kind: EntryKind, count: int, tail: float, adjacency: Adjacency) 
 
 def _added_up(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     """ε and δ of each kind of round, and of each partition that has several kinds, added up."""
-    terms = [(kinds, count) for kinds, count in groups if len(kinds) == 1]
     # A client may meet one kind in one partition and another in the next, so these are not repetitions of each other.
-    terms += [(kinds, 1) for kinds, count in groups if len(kinds) > 1 for _ in range(count)]
+    # Nor are runs with correlated noise rounds of one.
+    single = {kinds for kinds, _ in groups if len(kinds) > 1 or _correlated(kinds)}
+    terms = [(kinds, count) for kinds, count in groups if kinds not in single]
+    terms += [(kinds, 1) for kinds, count in groups if kinds in single for _ in range(count)]
     share = delta / len(terms) * (1.0 - 1e-12)
     proofs = [_of_one_kind(frozenset([term]), share, adjacency) for term in terms]
     citations = list(dict.fromkeys(proof.citation for proof in proofs))

@@ -199,6 +199,7 @@ def _guarantee(
         raise ConditionError(
             f"No honest client's noise is in the sum (surviving={arrived}, colluding={colluding}): there is no privacy."
         )
+    protocol.mechanism.check_messages(arrived, protocol.clients)
     protocol.mechanism.check_honest(honest, colluding, protocol.clients)
     found = _methods(protocol, delta, neighbours, honest, thorough)
     proved = {m: result for m, result in found.items() if not isinstance(result, str) and m not in COMPARISONS}

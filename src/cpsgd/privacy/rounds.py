@@ -369,6 +369,10 @@ def round_cost(
 ) -> Rounds:
     """What `count` rounds with this many clients cost, each with a tail of this mass."""
     honest, mechanism = surviving - colluding, protocol.mechanism
+    mechanism.check_messages(surviving, protocol.clients)
+    mechanism.check_honest(honest, colluding, protocol.clients)
+    if mechanism.correlation is not None:
+        _check_run(mechanism.correlation, 1, scheme)
     law = mechanism.law(honest)
     sensitivity = protocol.sensitivity(adjacency)
     if isinstance(law, Normal):

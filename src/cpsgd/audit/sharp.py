@@ -1,0 +1,105 @@
+"""Checks that are sharp for one kind of fault each: a variance, a claim, a modulus."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cpsgd.adjacency import Adjacency
+from cpsgd.audit.auditing import Claim
+from cpsgd.audit.checks import Check, Played
+from cpsgd.audit.exact import pair_epsilon
+from cpsgd.audit.law import Array, Integers, SumLaw
+from cpsgd.audit.playing import RoundLattice, canaries_of, resting
+from cpsgd.protocol import Protocol
+
+# Slopes at which Chernoff's bound is looked at, relative to the one that is best for a Gaussian.
+_SLOPES = np.geomspace(0.25, 4.0, 25)
+# Beyond it, outcomes that the law leaves out would count.
+_STEEPEST, _LARGEST_EXPONENT = 0.25, 600.0
+# What the codec's margin and grid may take off a distance.
+_RESOLUTION, _LEAST = 1e-3, 1e-4
+# Residues of a modulus that are looked at; of a larger one, those where something ends.
+_MAX_RESIDUES = 1 << 12
+
+
+def variance(batches: Sequence[Played], false_alarm: float) -> Check:
+    """Whether the squared deviations of all sums add up to the law's variance: Chernoff's bound from the exact law.
+
+    Every sum counts in units of its own variance, which shows best that all noise is too narrow by a factor. The sums'
+    masses give the moment generating function of a square exactly, hence a bound that is nearly that of the normal
+    distribution at any number of rounds.
+    """
+    total = forgiven = scale = 0.0
+    parts: list[tuple[int, Array, Array]] = []
+    for batch in batches:
+        law = batch.law
+        rounds = len(batch.sums)
+        total += float(np.sum(((batch.sums - law.mean) ** 2) / law.variance - 1.0))
+        # The codec's resolution moves the mean and the variance of a sum.
+        forgiven += rounds * float(np.sum((batch.slack + batch.slack**2) / law.variance))
+        for masses, squares, number in _kinds(law):
+            parts.append((rounds * number, masses, squares))
+            scale += rounds * number * float(masses @ squares**2)
+    nats = math.log(2.0 / false_alarm)
+    limits = []
+    farthest = max(float(squares.max()) for _, _, squares in parts)
+    for sign in (1.0, -1.0):
+        slopes = np.minimum(_SLOPES * math.sqrt(2.0 * nats / scale), min(_STEEPEST, _LARGEST_EXPONENT / farthest))
+        grown = sum(
+            number * np.log(np.exp(sign * slopes[:, None] * squares) @ masses) for number, masses, squares in parts
+        )
+        limits.append(float(np.min((grown + nats) / slopes)))
+    worst = max(total / (limits[0] + forgiven), -total / (limits[1] + forgiven))
+    question = "deviation of all squared noise from its variance, in units of what chance allows"
+    return Check("variance", question, worst, 1.0)
+
+
+def _kinds(law: SumLaw) -> list[tuple[Array, Array, int]]:
+    """Masses, squared deviations in units of the variance less one, and how many coordinates have them."""
+    rows, which, counts = np.unique(law.mass, axis=0, return_index=True, return_counts=True)
+    offsets: Integers = np.arange(law.mass.shape[1])
+    found = []
+    for masses, place, number in zip(rows, which, counts, strict=True):
+        squares = (law.first[place] + offsets - law.mean[place]) ** 2 / law.variance[place] - 1.0
+        kept = masses > 0.0
+        found.append((masses[kept], squares[kept], int(number)))
+    return found
+
+
+def claim(protocol: Protocol, claims: Sequence[Claim], adjacency: Adjacency, count: int) -> Check:
+    """Whether the claim is at least what its worst neighbours need by their exact laws. No chance is involved."""
+    lattice = RoundLattice(protocol, 0)
+    others = (lattice.points(resting(lattice)), count - 1)
+    worst = -math.inf
+    for canary in canaries_of(lattice, adjacency):
+        laws = [SumLaw(protocol, [(lattice.points(end), 1), others]) for end in (canary.zero, canary.one)]
+        for stated in claims:
+            needed = pair_epsilon(laws[0], laws[1], stated.delta)
+            worst = max(worst, needed - (1.0 + _RESOLUTION) * stated.claimed - _LEAST)
+    question = "largest excess of the ε that neighbours need by their exact laws over the ε claimed"
+    return Check("claim", question, worst, 0.0)
+
+
+def wraparound(protocol: Protocol, rounds: Sequence[int], counts: Sequence[int]) -> Check:
+    """Whether sums modulo the modulus are decoded to the nearest to the middle, at every residue. No chance."""
+    question = "distance of a decoded sum from the one that was reduced modulo the modulus"
+    if protocol.modulus is None:
+        return Check("modulus", question, 0.0, None)
+    modulus, dim, worst = protocol.modulus, protocol.dim, 0.0
+    for number in rounds:
+        lattice = RoundLattice(protocol, number)
+        for count in counts:
+            lowest = math.ceil(count * protocol.mechanism.centre - 0.5 * modulus)
+            places = np.arange(modulus)
+            if modulus > _MAX_RESIDUES:
+                # Both ends of the window, and where the residues begin again.
+                near = np.arange(_MAX_RESIDUES // 4)
+                places = np.unique(np.concatenate([near, modulus - 1 - near, (near - lowest) % modulus]))
+            sums = lowest + np.resize(places, -(-len(places) // dim) * dim).reshape(-1, dim)
+            means = np.stack([protocol.decode_sum((row % modulus).astype(np.uint64), count, number) for row in sums])
+            gaps = np.abs(lattice.sums(means, count) - sums)
+            worst = max(worst, math.inf if np.isnan(gaps).any() else float(gaps.max()))
+    return Check("modulus", question, worst, 0.25)
