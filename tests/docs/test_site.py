@@ -174,6 +174,21 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages <= listed
 
 
+def test_the_changelog_keeps_its_form() -> None:
+    """Releases with the usual sections, each once, and this version first."""
+    import cpsgd
+
+    releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    names = [re.match(r"\[(\d+\.\d+\.\d+)\] - (?:unreleased|\d{4}-\d\d-\d\d)\n", each) for each in releases]
+    assert all(names)
+    assert names[0] is not None
+    assert names[0][1] == cpsgd.__version__
+    for each in releases:
+        sections = re.findall(r"^### (.*)$", each, re.MULTILINE)
+        assert set(sections) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+        assert len(sections) == len(set(sections))
+
+
 def test_links_are_led_to_their_pages() -> None:
     assert uri_of("docs", "planning.md") == "planning.md"
     assert uri_of("docs/tutorials", "../../SECURITY.md") == "project/security.md"

@@ -27,7 +27,7 @@ from typing import Any, Protocol, Self
 from cpsgd import _validate
 from cpsgd.errors import CpsgdError, LedgerChainError, LedgerFormatError, ParameterError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, name
-from cpsgd.ledger.kinds import LAST_OCTAVE, Account, Room, EntryKind, kind_of, octave_of
+from cpsgd.ledger.kinds import LAST_OCTAVE, Account, EntryKind, Room, kind_of, octave_of
 from cpsgd.ledger.totals import most_covered
 from cpsgd.protocol import MAX_CLIENTS
 
