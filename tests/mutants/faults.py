@@ -41,7 +41,7 @@ FAULTS = (
         "mechanisms/binomial.py",
         '        """All coins heads."""\n        return self.trials',
         '        """All coins heads."""\n        return 0',
-        ("tests/audit/test_survey.py::test_the_product_passes",),
+        ("tests/audit/test_surveys.py::test_the_product_passes",),
     ),
     Fault(
         "noise",
@@ -155,7 +155,7 @@ FAULTS = (
         "return self.noise_mean + self.levels / 2",
         (
             "tests/test_aggregator.py::test_the_mean_is_over_the_messages_received",
-            "tests/audit/test_survey.py::test_the_product_passes",
+            "tests/audit/test_surveys.py::test_the_product_passes",
         ),
     ),
     Fault(
@@ -182,7 +182,7 @@ FAULTS = (
         "np.mod(sums.astype(np.int64) - lowest, protocol.modulus)",
         "np.mod(sums.astype(np.int64) - lowest, protocol.modulus + 1)",
         (
-            "tests/audit/test_survey.py::test_the_product_passes",
+            "tests/audit/test_surveys.py::test_the_product_passes",
             "tests/mechanisms/test_coins.py::test_sums_under_a_modulus_decode_to_the_mean",
         ),
     ),
