@@ -24,6 +24,7 @@ PROJECT = {
     "README.md": "index.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "CODE_OF_CONDUCT.md": "project/conduct.md",
     "SECURITY.md": "project/security.md",
     "examples/flower-digits/README.md": "project/flower-digits.md",
     "examples/nvflare-digits/README.md": "project/nvflare-digits.md",

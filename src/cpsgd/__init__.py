@@ -23,6 +23,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
+__all__ = [
+    "Adjacency",
+    "Aggregator",
+    "ErrorBound",
+    "ExpectedError",
+    "Guarantee",
+    "Plan",
+    "PrivateMean",
+    "Protocol",
+    "RoundSimulator",
+    "guarantee",
+    "plan",
+]
+
 _HOMES = {
     "Adjacency": "adjacency",
     "Aggregator": "aggregator",
@@ -50,4 +64,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted([*__all__, "__all__", "__doc__", "__file__", "__version__"])

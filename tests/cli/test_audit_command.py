@@ -23,7 +23,7 @@ FEW = ("--rounds", "1000")
 
 @pytest.fixture(autouse=True)
 def one_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other levels have processes of their own, which know no fixed seed: tests/audit/test_survey.py."""
+    """Other levels have processes of their own, which know no fixed seed: tests/audit/test_surveys.py."""
     monkeypatch.setenv("CPSGD_SIMD", "this")
 
 

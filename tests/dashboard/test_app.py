@@ -201,6 +201,20 @@ def test_a_ledger_with_its_populations(client: Client, folder: Path) -> None:
     client.dashboard._verifier.close()
 
 
+def test_many_slow_ledgers_do_not_keep_a_page_waiting(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpsgd.dashboard.app._VERIFYING", -1.0)
+    page = client.get("/budget").text
+    assert "Not verified yet" in page
+    assert "Chain verified" not in page
+
+
+def test_ticks_of_a_budget_are_round(client: Client) -> None:
+    """ε is rounded up, and 0.2 as a float is a little more than that; a tick is no ε that was spent."""
+    ticks = re.findall(r'text-anchor="end">([^<]+)</text>', client.get("/budget").text)
+    assert len(ticks) > 3
+    assert all(len(tick) <= 4 for tick in ticks)
+
+
 def test_audits_with_their_verdicts(client: Client, folder: Path) -> None:
     (folder / "failed.json").write_text(json.dumps(report(passed=False, lower_bound=2.5)))
     (folder / "broken.json").write_text(json.dumps(report(claims=[])))

@@ -87,6 +87,11 @@ def test_any_numbers_can_be_shown(folder: Path, client: Client, number: float) -
     assert client.get("/audit").status_code == 200
 
 
+def test_claims_below_zero_can_be_shown(folder: Path, client: Client) -> None:
+    written(folder, report(claims=[{"delta": 0.5, "claimed": -1, "found": -3}]))
+    assert client.get("/audit").status_code == 200
+
+
 def test_a_protocol_that_is_none_is_not_needed(tmp_path: Path) -> None:
     found = audits.read(written(tmp_path, report(protocol={"mechanism": "<b>"})), "audit.json")
     assert found is not None

@@ -51,6 +51,12 @@ def test_another_host_is_refused_even_with_the_token(client: Client, host: str) 
     assert client.get("/", headers={"host": host}).status_code == 421
 
 
+def test_two_hosts_are_none(client: Client) -> None:
+    own = "127.0.0.1:8000"
+    assert client.get("/", headers=[("host", own), ("host", "evil.example")]).status_code == 421
+    assert client.get("/", headers=[("host", own)]).status_code == 200
+
+
 def test_localhost_is_this_host(client: Client) -> None:
     assert client.get("/", headers={"host": f"localhost:{PORT}", "cookie": f"cpsgd-{PORT}={TOKEN}"}).status_code == 200
 

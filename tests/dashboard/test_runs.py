@@ -88,6 +88,15 @@ def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: 
     found, failed = runs.read_all(Folder.at(tmp_path))
     assert (found, failed[0][0]) == ([], "r")
     monkeypatch.undo()
+    monkeypatch.setattr(runs, "_MOST_LINES", 7)  # of all curves together, which have four each
+    with pytest.raises(DataError, match="more than 7 lines"):
+        runs.read(path, "r")
+    monkeypatch.undo()
+    write_run(tmp_path / "s")
+    monkeypatch.setattr(runs, "_MOST_LISTED_LINES", 8)
+    found, failed = runs.read_all(Folder.at(tmp_path))
+    assert (len(found), len(failed)) == (1, 1)
+    monkeypatch.undo()
     monkeypatch.setattr(runs, "_LARGEST", 10)
     with pytest.raises(DataError, match="files of up to 10 are read"):
         runs.read(path, "r")

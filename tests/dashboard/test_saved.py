@@ -89,7 +89,10 @@ def test_a_hostile_folder_gets_nothing_in(tmp_path: Path) -> None:
         {"guarantee": {}},
         {"guarantee": [1]},
         {"guarantee": {"epsilon": "<b>", "delta": {}, "participation": 3}},
+        {"guarantee": summary("r")["guarantee"] | {"epsilon": 10**400}},
+        {"guarantee": summary("r")["guarantee"] | {"delta": 10**400}},
         {"paper_bound": None},
+        {"paper_bound": {"epsilon": 10**400, "method": "m"}},
         {"results": "none"},
         {"results": [1, None, {"name": ["x"]}]},
         {"protocol": 3},
@@ -122,6 +125,14 @@ def test_any_figures_can_be_shown(tmp_path: Path, value: object) -> None:
     path = write_run(tmp_path / "r", finished=True, epsilon=value, rounds=value)
     write_rounds(path, 3, loss=value, accuracy=value, epsilon=value, bytes_total=value, seconds=value)
     assert "Finished" in saved.page(runs.read(path, "r"))
+
+
+@pytest.mark.parametrize("value", [-1.0, -30.0, -1e99])
+def test_figures_below_zero_can_be_shown(tmp_path: Path, value: float) -> None:
+    path = write_run(tmp_path / "r", epsilon=value)
+    write_rounds(path, 3, accuracy=value, epsilon=value)
+    write_rounds(path / "baselines" / "no-privacy", 3, accuracy=value)
+    assert "In numbers" not in saved.page(runs.read(path, "r"))
 
 
 def test_a_run_without_rounds_has_no_charts(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_what_import_cpsgd_offers_is_public() -> None:
     import cpsgd
 
     offered = {name for name in dir(cpsgd) if not name.startswith("_") and not inspect.ismodule(getattr(cpsgd, name))}
-    assert offered - {"Any", "TYPE_CHECKING"} == set(public_names("cpsgd"))
+    assert offered == set(public_names("cpsgd")) == set(cpsgd.__all__) == set(cpsgd._HOMES)
 
 
 @pytest.mark.parametrize("package", ["cpsgd", "cpsgd.statistics"])
@@ -172,6 +172,21 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = set(re.findall(r"([\w./-]+\.md)$", text, re.MULTILINE))
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert pages <= listed
+
+
+def test_the_changelog_keeps_its_form() -> None:
+    """Releases with the usual sections, each once, and this version first."""
+    import cpsgd
+
+    releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    names = [re.match(r"\[(\d+\.\d+\.\d+)\] - (?:unreleased|\d{4}-\d\d-\d\d)\n", each) for each in releases]
+    assert all(names)
+    assert names[0] is not None
+    assert names[0][1] == cpsgd.__version__
+    for each in releases:
+        sections = re.findall(r"^### (.*)$", each, re.MULTILINE)
+        assert set(sections) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+        assert len(sections) == len(set(sections))
 
 
 def test_links_are_led_to_their_pages() -> None:

@@ -41,7 +41,7 @@ FAULTS = (
         "mechanisms/binomial.py",
         '        """All coins heads."""\n        return self.trials',
         '        """All coins heads."""\n        return 0',
-        ("tests/audit/test_survey.py::test_the_product_passes",),
+        ("tests/audit/test_surveys.py::test_the_product_passes",),
     ),
     Fault(
         "noise",
@@ -156,7 +156,7 @@ FAULTS = (
         (
             "tests/test_aggregator.py::test_vectors_on_the_levels_have_exactly_their_mean",
             "tests/audit/test_playing.py::test_the_middle_is_where_the_wires_integers_lie",
-            "tests/audit/test_survey.py::test_the_product_passes",
+            "tests/audit/test_surveys.py::test_the_product_passes",
         ),
     ),
     Fault(
@@ -183,7 +183,7 @@ FAULTS = (
         "np.mod(sums.astype(np.int64) - lowest, protocol.modulus)",
         "np.mod(sums.astype(np.int64) - lowest, protocol.modulus + 1)",
         (
-            "tests/audit/test_survey.py::test_the_product_passes",
+            "tests/audit/test_surveys.py::test_the_product_passes",
             "tests/mechanisms/test_coins.py::test_sums_under_a_modulus_decode_to_the_mean",
         ),
     ),

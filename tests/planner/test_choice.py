@@ -36,6 +36,14 @@ def test_few_bits_are_nearly_as_good_as_real_numbers(size: dict[str, Any], bits:
         assert found.protocol.message_bytes <= 480
 
 
+def test_sampled_cohorts_do_not_rule_coins_out() -> None:
+    cohort = {"clients": 1_000, "dim": 10_000, "epsilon": 2.0, "delta": 1e-6}
+    found = plan(**cohort, bits=2, rounds=100, participation="fixed-size:0.01")
+    assert found.protocol.mechanism.name == "coins"
+    assert found.ratio < 1.15
+    assert 1.9 < found.guarantee.epsilon <= 2.0
+
+
 def test_more_bits_are_never_worse() -> None:
     ratios = [plan(**HUNDRED, bits=bits, secure=True, mechanism="binomial").ratio for bits in (8, 9, 10, 11)]
     assert ratios == sorted(ratios, reverse=True)

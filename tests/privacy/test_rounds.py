@@ -99,6 +99,18 @@ def test_a_published_accounting_that_floating_point_cannot_hold_is_no_reason_to_
     assert "no finite ε" in str(dict(found.alternatives)["poisson-binomial + optimal composition"])
 
 
+@pytest.mark.parametrize(
+    ("participation", "adjacency"), [("fixed-size:0.05", "replace-one"), ("poisson:0.05", "zero-out")]
+)
+def test_sampling_amplifies_sums_without_separate_noise(participation: str, adjacency: str) -> None:
+    """Their certificate is tried of each round and of all at once; the second must not take the first one's place."""
+    coins = Protocol(clients=500, dim=100, clip_norm=1.0, mechanism=Coins(coins=1, theta=0.1, coordinate_range=0.3))
+    every = guarantee_over_rounds(coins, DELTA, rounds=10, adjacency=adjacency)
+    found = guarantee_over_rounds(coins, DELTA, rounds=10, participation=participation, adjacency=adjacency)
+    assert found.epsilon < every.epsilon / 4
+    assert "sampl" in found.citation
+
+
 def test_numbers_too_small_for_floating_point_are_not_smoothed() -> None:
     far = Protocol.binomial(clients=3, dim=40, clip_norm=1.0, levels=39, trials=16345, coordinate_range=2.0**63)
     assert guarantee_over_rounds(far, 1e-5, rounds=3).epsilon < 1e-6

@@ -17,6 +17,6 @@ from cpsgd.audit.checks import Check as Check
 from cpsgd.audit.playing import Encode as Encode
 from cpsgd.audit.playing import ServerHalf as ServerHalf
 from cpsgd.audit.playing import Start as Start
-from cpsgd.audit.survey import Coverage as Coverage
-from cpsgd.audit.survey import Survey as Survey
-from cpsgd.audit.survey import survey as survey
+from cpsgd.audit.surveys import Coverage as Coverage
+from cpsgd.audit.surveys import Survey as Survey
+from cpsgd.audit.surveys import survey as survey

@@ -8,7 +8,7 @@ import sys
 
 from cpsgd.audit.cases import Case
 from cpsgd.audit.checks import Check
-from cpsgd.audit.survey import law_checked
+from cpsgd.audit.surveys import law_checked
 from cpsgd.protocol import Protocol
 
 # JSON has neither infinity nor NaN; both fail a check.

@@ -13,7 +13,7 @@ from cpsgd.cli.frame import WHOLE
 
 def run(
     folder: Annotated[
-        Path, Parameter(name="FOLDER", help="Where runs, ledgers and the JSON of audits are, also one folder below.")
+        Path, Parameter(name="FOLDER", help="Where runs, ledgers and the JSON of audits are, up to two folders down.")
     ] = Path("."),
     /,
     *,

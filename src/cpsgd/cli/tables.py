@@ -350,7 +350,7 @@ def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
         (found.statistic, f"of {found.users:,} {found.unit}s, intervals hold with {100 * found.confidence:g} %"),
         *values,
         *([("bounds", bounds)] if bounds else []),
-        ("message", f"{found.dim:,} coordinates of {found.bits:.4g} bits per {found.unit}"),
+        ("message", f"{found.dim:,} coordinate{'s' * (found.dim != 1)} of {found.bits:.4g} bits per {found.unit}"),
         (
             "privacy",
             f"ε = {rounded_up(found.epsilon)} at δ = {found.delta:g} per {found.unit}, {found.adjacency} neighbours",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -25,7 +26,8 @@ from cpsgd.dashboard.worker import Worker
 from cpsgd.errors import CpsgdError, DataError
 from cpsgd.reports.numbers import power, rounded_up
 
-# Seconds: for a plan with its frontier, for a ledger, and between two looks at a run's folder.
+# Seconds: for a plan with its frontier, for a ledger (no other is begun after as many), and between two looks at a
+# run's folder.
 _PLANNING, _VERIFYING, _LOOK = 120.0, 60.0, 1.0
 _REMEMBERED = 200
 _COMPARED = 8
@@ -203,7 +205,11 @@ class Dashboard:
     async def budget(self, request: Request) -> Response:
         """All ledgers, verified."""
         books, failed = [], []
+        deadline = time.monotonic() + _VERIFYING
         for name in await asyncio.to_thread(self._folder.ledgers):
+            if name not in self._books and time.monotonic() > deadline:
+                failed.append((name, "Not verified yet: those before it took long. Reload the page to go on."))
+                continue
             book = await self._book(name)
             if isinstance(book, str):
                 failed.append((name, book))
@@ -275,7 +281,7 @@ def _spending(population: budgets.Population) -> Chart | None:
         title=f"ε spent by {total.population} after each round, with the limit",
         series=[Series("ε spent", points, 0, steps=True)],
         x=linear("round on record", 0.0, float(len(points)), "{:,.0f}".format, whole=True),
-        y=linear("ε spent", 0.0, 1.15 * max(total.limit, *population.spending), rounded_up),
+        y=linear("ε spent", 0.0, 1.15 * max(total.limit, *population.spending), rounded_up, mark="{:g}".format),
         limit=(total.limit, f"limit ε = {rounded_up(total.limit)}"),
         heading=lambda x: f"round {x:,.0f} on record",
     )

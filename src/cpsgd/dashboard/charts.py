@@ -60,6 +60,7 @@ class Axis:
         ticks: Values that are named.
         show: Names a value.
         scale: Where values lie: linearly if not given.
+        mark: Names a tick, where not as any value.
     """
 
     label: str
@@ -68,6 +69,7 @@ class Axis:
     ticks: Sequence[float]
     show: Callable[[float], str] = "{:g}".format
     scale: Callable[[float], float] = float
+    mark: Callable[[float], str] | None = None
 
     def place(self, value: float) -> float:
         """Between 0 and 1."""
@@ -77,9 +79,16 @@ class Axis:
 
 
 def linear(
-    label: str, low: float, high: float, show: Callable[[float], str] = "{:g}".format, *, whole: bool = False
+    label: str,
+    low: float,
+    high: float,
+    show: Callable[[float], str] = "{:g}".format,
+    *,
+    mark: Callable[[float], str] | None = None,
+    whole: bool = False,
 ) -> Axis:
     """An axis with round numbers at about five places, where it also begins and ends unless values are `whole`."""
+    low, high = min(low, high), max(low, high)  # bounds of figures that make no sense may be in any order
     if not high - low > max(1e-9 * max(abs(low), abs(high)), 1e-100):
         low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
     step = 10.0 ** math.floor(math.log10(high - low))
@@ -89,7 +98,7 @@ def linear(
     else:
         low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
     ticks = [round(i * step, 12) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-    return Axis(label, low, high, ticks, show)
+    return Axis(label, low, high, ticks, show, mark=mark)
 
 
 @dataclass(frozen=True)
@@ -185,8 +194,8 @@ class Chart:
         def up(value: float) -> float:
             return round(bottom - (bottom - top) * self.y.place(value), 1)
 
-        y_ticks = [(up(tick), self.y.show(tick)) for tick in self.y.ticks]
-        x_ticks = _apart([(across(tick), self.x.show(tick)) for tick in self.x.ticks], right)
+        y_ticks = [(up(tick), (self.y.mark or self.y.show)(tick)) for tick in self.y.ticks]
+        x_ticks = _apart([(across(tick), (self.x.mark or self.x.show)(tick)) for tick in self.x.ticks], right)
         drawn = [(series, _every(series.points, _MOST_POINTS)) for series in self.series]
         return Drawing(
             kind=kind,

@@ -70,7 +70,8 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         """What is answered in place of the application; None where it may answer itself."""
-        if request.headers.get("host", "") not in self._hosts:
+        named = request.headers.getlist("host")
+        if len(named) != 1 or named[0] not in self._hosts:
             return _page(421, "Wrong host", "This dashboard answers to its own address only.")
         if request.method not in ("GET", "HEAD"):
             return _page(405, "Nothing to change", "This dashboard only shows things.")

@@ -143,7 +143,7 @@ def _spending(run: Run) -> Chart | None:
         title="ε spent against rounds, with the limit",
         series=[Series("ε spent", points, 0, steps=True)],
         x=linear("round", 0.0, float(max(run.rounds or 0, points[-1][0])), "{:,.0f}".format, whole=True),
-        y=linear("ε spent", 0.0, 1.1 * max(run.limit, *(y for _, y in points)), rounded_up),
+        y=linear("ε spent", 0.0, 1.1 * max(run.limit, *(y for _, y in points)), rounded_up, mark="{:g}".format),
         limit=(run.limit, f"limit ε = {rounded_up(run.limit)}"),
         heading=lambda x: f"round {x:,.0f}",
     )
@@ -190,5 +190,5 @@ def _privacy(run: Run) -> list[tuple[str, str]]:
             ("noise of", f"{guarantee['noise_clients']:,} clients per round"),
             ("published bound", run_report.published_text(summary["paper_bound"])),
         ]
-    except (KeyError, TypeError, ValueError, AttributeError, CpsgdError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, CpsgdError):
         return [("guarantee", "the summary is not as `cpsgd train` writes it")]

@@ -22,8 +22,8 @@ _SILENCE, _TIMES = 60.0, 4.0
 # Rounds whose seconds say how long the others will take.
 _RECENT = 50
 _MOST_CURVES = 12
-# Bytes of settings and of a summary, lines of metrics, and bytes of metrics that are read to list all runs.
-_LARGEST, _MOST_LINES, _MOST_LISTED = 4 << 20, 500_000, 512 << 20
+# Bytes of settings and of a summary, lines of a run's metrics, and bytes and lines that are read to list all runs.
+_LARGEST, _MOST_LINES, _MOST_LISTED, _MOST_LISTED_LINES = 4 << 20, 500_000, 512 << 20, 1_000_000
 
 Figure = Literal["loss", "score", "epsilon", "message", "bytes_total"]
 State = Literal["running", "stopped", "finished"]
@@ -51,6 +51,7 @@ class RunCurve:
         rounds: What was written down so far.
         regression: Whether its score is R² and not accuracy.
         damaged: Lines that could not be read.
+        lines: Lines of its file.
         written: When its file was last written to, in seconds since 1970.
     """
 
@@ -58,6 +59,7 @@ class RunCurve:
     rounds: tuple[Round, ...]
     regression: bool
     damaged: int
+    lines: int
     written: float
 
     def last(self, figure: Figure) -> float | None:
@@ -170,12 +172,15 @@ def read(path: Path, name: str) -> Run:
     """
     read = version(path)  # before its files are, so that nothing that comes later is missed
     summary = folder.read_object(path / SUMMARY, _LARGEST) if folder.signature(path / SUMMARY) is not None else None
+    curves: list[RunCurve] = []
+    for place in _places(path):
+        curves.append(_curve(*place, _MOST_LINES - sum(curve.lines for curve in curves)))
     return Run(
         name=name,
         title=path.name,
         settings=folder.read_object(path / CONFIG, _LARGEST),
         summary=summary,
-        curves=_ordered([_curve(*place) for place in _places(path)], summary),
+        curves=_ordered(curves, summary),
         now=time.time(),
         version=read,
     )
@@ -189,13 +194,14 @@ def _ordered(curves: list[RunCurve], summary: Mapping[str, Any] | None) -> tuple
     return (curves[0], *rest)
 
 
-def _curve(name: str, path: Path) -> RunCurve:
+def _curve(name: str, path: Path, most: int) -> RunCurve:
     signature = folder.signature(path)
     if signature is None:
-        return RunCurve(name, (), regression=False, damaged=0, written=0.0)
+        return RunCurve(name, (), regression=False, damaged=0, lines=0, written=0.0)
     data = folder.read_bytes(path)
-    if data.count(b"\n") > _MOST_LINES:
-        raise DataError(f"{path.name} has more than {_MOST_LINES:,} lines.")
+    lines = data.count(b"\n")
+    if lines > most:
+        raise DataError(f"The run's {METRICS} have more than {_MOST_LINES:,} lines.")
     rounds: dict[int, Round] = {}
     damaged, regression = 0, False
     # A line without an end is still being written.
@@ -220,20 +226,21 @@ def _curve(name: str, path: Path) -> RunCurve:
             seconds=max(0.0, values.number(row.get("seconds")) or 0.0),
         )
     ordered = tuple(rounds[number] for number in sorted(rounds))
-    return RunCurve(name, ordered, regression, damaged, signature[0] / 1e9)
+    return RunCurve(name, ordered, regression, damaged, lines, signature[0] / 1e9)
 
 
 def read_all(root: folder.Folder) -> tuple[list[Run], list[tuple[str, str]]]:
     """The runs of a folder that can be read, and why others cannot."""
     found, failed = [], []
-    left = _MOST_LISTED
+    left, lines = _MOST_LISTED, _MOST_LISTED_LINES
     for name in root.runs():
         left -= sum(size for _, place in _places(root.root / name) for _, size in [folder.signature(place) or (0, 0)])
-        if left < 0:
+        if left < 0 or lines <= 0:
             failed.append((name, "It and those after it are left out: there is too much to be read at once."))
             break
         try:
             found.append(read(root.root / name, name))
+            lines -= sum(curve.lines for curve in found[-1].curves)
         except DataError as error:
             failed.append((name, str(error)))
     return found, failed

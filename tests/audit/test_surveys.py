@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cpsgd import Aggregator, Guarantee, Protocol, guarantee
 from cpsgd.audit import Case, Encode, Start, everything, survey
 from cpsgd.audit.cases import DELTA, left_out
-from cpsgd.audit.survey import Coverage, Made, law_checked
+from cpsgd.audit.surveys import Coverage, Made, law_checked
 from cpsgd.codec import pipeline
 from cpsgd.mechanisms import MECHANISMS, Binomial, binomial
 from cpsgd.randomness import Keystream
