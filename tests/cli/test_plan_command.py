@@ -101,7 +101,7 @@ def test_a_picture_of_unknown_kind_is_refused_at_once(cpsgd: Any) -> None:
     assert ".png" in failed.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_stated_distance(cpsgd: Any, plan: Run) -> None:
     stated = ("--replace-one-distance", 1.4142136, "--distance-reason", "rows are one-hot")
     data = json.loads(cpsgd("plan", *WISHES.split(), "--bits", 4, *stated, "--json").stdout)

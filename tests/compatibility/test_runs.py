@@ -80,7 +80,7 @@ def test_a_finished_run_is_still_finished(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["interrupted", "interrupted-adam"])
+@pytest.mark.parametrize("name", ["interrupted", pytest.param("interrupted-adam", marks=pytest.mark.thorough)])
 def test_an_interrupted_run_ends_as_it_would_have(name: str, tmp_path: Path) -> None:
     recorded = RECORDED[name]
     printed = resume(name, tmp_path)

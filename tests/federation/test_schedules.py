@@ -210,7 +210,7 @@ class Search:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sessions", [1, 2])
+@pytest.mark.parametrize("sessions", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_whatever_a_server_does_a_client_uploads_signs_and_reveals_once_in_a_round(
     tiny: Plan, tmp_path: Path, sessions: int
 ) -> None:

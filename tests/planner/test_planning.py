@@ -371,7 +371,7 @@ def test_one_bit_is_not_enough_and_the_fewest_that_are_is_named() -> None:
     assert "at least 3 values" in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_error_below_the_gaussians_names_what_can_be_had() -> None:
     with pytest.raises(InfeasibleError, match="smallest error at ε=3 is") as caught:
         plan(**SMALL, max_error=0.01)

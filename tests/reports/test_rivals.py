@@ -27,7 +27,7 @@ def example_points() -> list[RivalPoint]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rivals, "_BITS", {False: (1.0, math.log2(3), 4.0, 8.0), True: (4.0, 10.0, 12.0, 16.0)})
     said: list[tuple[int, int, str]] = []

@@ -39,7 +39,7 @@ def silo(client_app: ModuleType, number: int, **settings: Any) -> Node:
     return node
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_ten_silos_learn_and_every_round_is_charged(
     apps: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
