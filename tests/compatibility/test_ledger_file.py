@@ -41,9 +41,12 @@ def test_the_chain_holds_and_the_totals_are_the_same_or_smaller(ledger: Ledger) 
 
 
 def test_budgets_and_entries_are_the_same(ledger: Ledger) -> None:
-    assert [budget.to_dict() for budget in ledger.budgets()] == RECORDED["budgets"]
+    # What is new in this release says nothing of budgets that did not have it.
+    new = {"accounting": "planned", "group_of": "", "expires": "", "renews": 0}
+    assert [budget.to_dict() for budget in ledger.budgets()] == [{**budget, **new} for budget in RECORDED["budgets"]]
     for population, entries in RECORDED["entries"].items():
-        assert [entry.to_dict() for entry in ledger.events(population)] == entries
+        found = [entry.to_dict() for entry in ledger.events(population)]
+        assert found == [{**entry, "abandoned": False} for entry in entries]
 
 
 def test_rounds_are_charged_on_top_of_the_old_ones(ledger: Ledger) -> None:

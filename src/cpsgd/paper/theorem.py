@@ -129,7 +129,7 @@ def binomial_mechanism_trials(
     smallest = _smallest(enough)
     if smallest is None:
         raise ConditionError(
-            f"No number of trials is enough for ε={epsilon:g} with p={p:g}: choose a larger ε, or a p nearer to ½."
+            f"No number of trials is enough for ε={epsilon!r} with p={p:g}: choose a larger ε, or a p nearer to ½."
         )
     return smallest
 

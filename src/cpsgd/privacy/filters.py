@@ -192,7 +192,7 @@ def _filter(epsilon: float, delta: float, tail: float, variation: float, slack: 
     room = Cost(0.0, tail, variation / (1.0 + math.exp(epsilon)) / _SAFE, slack)
     left, more = _left(epsilon, delta, room)
     if left <= 0.0 or more >= epsilon:
-        raise ConditionError(f"A filter for ε={epsilon:g} and δ={delta:g} would allow nothing.")
+        raise ConditionError(f"A filter for ε={epsilon!r} and δ={delta:g} would allow nothing.")
     if order is None:
         size = gdp_mu((epsilon - more) * (1.0 - 1e-15), left) ** 2 / _SAFE
         # The definition once more, from the side where it must hold.
@@ -203,7 +203,7 @@ def _filter(epsilon: float, delta: float, tail: float, variation: float, slack: 
         size -= 1e-13 * (epsilon + abs(size))
         if size <= 0.0 or rdp_epsilon(size, order, left) > epsilon - more:
             raise ConditionError(
-                f"A Rényi filter of order {order} for ε={epsilon:g} and δ={delta:g} would allow nothing; choose a "
+                f"A Rényi filter of order {order} for ε={epsilon!r} and δ={delta:g} would allow nothing; choose a "
                 f"larger order."
             )
     return Filter(epsilon, delta, Cost(size, room.tail, room.variation, room.slack), order)
