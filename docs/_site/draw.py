@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib as mpl
@@ -73,7 +74,7 @@ def one_number() -> None:
         edges[[0, -1]] = -np.inf, np.inf
         return np.diff(stats.norm.cdf(edges, loc=x, scale=sigma))
 
-    laws = (
+    laws: tuple[tuple[str, Callable[[float], np.ndarray]], ...] = (
         ("levels and Binomial noise", binomial),
         ("one biased coin", lambda x: stats.binom.pmf(np.arange(coins + 1), coins, 0.5 + theta * x)),
         ("noise before rounding", gaussian),
