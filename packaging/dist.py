@@ -38,15 +38,16 @@ def make_environment(folder: Path, python: str) -> Path:
     return folder / "bin" / "python"
 
 
+def install(interpreter: Path, *what: str | Path, **environment: str) -> None:
+    """Installs into an environment."""
+    run(interpreter, "-m", "pip", "install", "--quiet", *what, **environment)
+
+
 def builder(folder: Path, python: str) -> Path:
     """An environment with what the package is built with, and nothing else."""
     interpreter = make_environment(folder, python)
-    run(
+    install(
         interpreter,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
         "--require-hashes",
         "--requirement",
         ROOT / "packaging/build.txt",
@@ -109,12 +110,8 @@ def main() -> None:
         bare = without_compilers(work)
         for python in pythons():
             interpreter = make_environment(work / f"try-{python.strip('/').replace('/', '-')}", python)
-            run(
+            install(
                 interpreter,
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
                 "--only-binary",
                 ":all:",
                 "--find-links",
@@ -124,7 +121,7 @@ def main() -> None:
             )
             run(interpreter, ROOT / "packaging/smoke.py", **bare)
         interpreter = make_environment(work / "try-sdist", sys.executable)
-        run(interpreter, "-m", "pip", "install", "--quiet", sdist, **bare)
+        install(interpreter, sdist, **bare)
         run(interpreter, ROOT / "packaging/smoke.py", "--numpy", **bare)
     for path in sorted(DIST.iterdir()):
         print(digest(path), path.name)
