@@ -38,7 +38,7 @@ from cpsgd.participation import Participation
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import public_line, read_identity, read_roster
 
-from . import pairs, requests, secure
+from . import pairs, requests, secure, trusted
 
 ROUND = 7
 ROTATED = Protocol.rotated_binomial(clients=3, dim=33, clip_norm=1.0, levels=5, trials=11)
@@ -343,6 +343,12 @@ TARGETS = (
     ),
     Target("ledger", as_file("budgets.ledger", ledger.Ledger), ledger_seeds, share=0.2),
     Target("ledger-records", ledger_records, record_seeds, tokens=(b'"kind":', *NUMBERS), share=0.5),
+    Target("report", trusted.check_report, lambda: trusted.report_seeds(written_ledger()), trusted.seal_report,
+           tokens=(b'"since":', *NUMBERS), share=0.2),
+    Target("witness", as_file("witness", trusted.read_witness), trusted.witness_seeds, tokens=(b"cpsgd-witness 1 ",)),
+    Target("baton", trusted.open_baton, trusted.baton_seeds),
+    Target("seeds", as_file("memory.lineages", trusted.read_seeds), lambda: trusted.seed_files(folder()),
+           tokens=(b'"seeds":', *NUMBERS), share=0.2),
     Target("secagg-client", secure.to_client, secure.client_seeds, secure.seal, share=0.2),
     Target("secagg-server", secure.to_server, secure.server_seeds, secure.seal, share=0.2),
     Target("secagg-state", secure.restore, secure.state_seeds, secure.seal_state, share=0.5),
