@@ -176,7 +176,14 @@ def test_what_is_wrong_changes_nothing(tmp_path: Path, silo: SeedFile) -> None:
     successor.take(at(2), right)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": "cpsgd lineages 1"}', b"\xff", b"[" * 100_000])
+INFINITE = (
+    b'{"format": "cpsgd lineages 1", "lineages": {"00": {"used": Infinity, "seeds": [], "key": null, "handed": false}}}'
+)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"format": "cpsgd lineages 1"}', b"\xff", b"[" * 100_000, INFINITE]
+)
 def test_a_damaged_file_refuses(tmp_path: Path, silo: SeedFile, content: bytes) -> None:
     (tmp_path / "memory.lineages").write_bytes(content)
     for ask in (silo.draw, silo.key):

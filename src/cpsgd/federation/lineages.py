@@ -145,7 +145,7 @@ class SeedFile:
             content: dict[str, Any] = json.loads(text)
             if content["format"] == _FORMAT:
                 return {bytes.fromhex(name).hex(): _held(**fields) for name, fields in content["lineages"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, OverflowError):
             pass
         raise RoundRefusedError(
             "This client cannot read the file of its lineages. Its operator may remove it: lineages then begin anew."
