@@ -18,10 +18,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 # CTR mode encrypts a run of zeros to get the bare keystream; one shared run serves all calls.
-_ZEROS = memoryview(bytes(1 << 18))
-# `update_into` asks for this much room behind the data.
-_SLACK = 16
-
+_ZEROS = memoryview(bytes(1 << 20))
+SLACK = 16
+"""Bytes of room that `Keystream.fill` wants behind the data."""
 
 # Keys are used once, so all counters may begin alike.
 _FROM_ZERO = modes.CTR(bytes(16))
@@ -62,7 +61,7 @@ class Keystream:
     @staticmethod
     def buffer(size: int) -> NDArray[np.uint8]:
         """An uninitialised buffer that `fill` can write `size` bytes to."""
-        return np.empty(size + _SLACK, dtype=np.uint8)
+        return np.empty(size + SLACK, dtype=np.uint8)
 
     def fill(self, buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
         """Writes the next `size` bytes to a buffer made by `buffer`, and returns them as a view of it."""
@@ -73,7 +72,7 @@ class Keystream:
             if self._left < count:
                 self._start()
             self._left -= count
-            self._encryptor.update_into(_ZEROS[:count], buffer[start : start + count + _SLACK].data)
+            self._encryptor.update_into(_ZEROS[:count], buffer[start : start + count + SLACK].data)
         return buffer[:size]
 
     def take(self, size: int) -> NDArray[np.uint8]:

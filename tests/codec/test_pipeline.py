@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -41,6 +42,16 @@ CASES = [
 ]
 
 
+@pytest.fixture
+def many_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Less keystream at a time, so that a vector of moderate length takes several blocks."""
+    monkeypatch.setattr(pipeline, "_BLOCK_BYTES", 1 << 16)
+    pipeline._stages.cache_clear()
+    yield
+    pipeline._stages.cache_clear()
+
+
+@pytest.mark.usefixtures("many_blocks")
 @pytest.mark.parametrize(("dim", "levels", "trials", "p", "rotated"), CASES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_fused_path_equals_the_stages_in_numpy(
@@ -165,6 +176,16 @@ def test_every_call_draws_fresh_noise() -> None:
     assert len({wire.read(message).message_id for message in messages}) == 50
 
 
+@pytest.mark.parametrize("dim", [1, 1000, 2**20])
+def test_a_message_is_nobody_elses_memory(dim: int) -> None:
+    protocol, x = make(dim), np.ones(dim)
+    first = protocol.encode(x, 0)
+    before = bytearray(first)
+    for _ in range(3):
+        protocol.encode(-x, 0)
+    assert first == before
+
+
 def test_noise_and_ids_come_from_the_operating_system_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.urandom", lambda size: bytes(range(size)))
     for protocol in (make(100), make(100, p=0.3), Protocol.gaussian(clients=1, dim=100, clip_norm=1.0, sigma=1.0)):
@@ -202,6 +223,7 @@ def test_the_gaussian_protocol_adds_its_noise() -> None:
     assert stats.kstest(values * 1.03, "norm").statistic * dim**0.5 > 2.9
 
 
+@pytest.mark.usefixtures("many_blocks")
 @pytest.mark.parametrize(("dim", "levels", "trials", "p", "rotated"), CASES)
 def test_integers_are_what_a_message_packs(dim: int, levels: int, trials: int, p: float, rotated: bool) -> None:
     protocol = make(dim, levels, trials, p, rotated)

@@ -32,6 +32,15 @@ def test_what_is_taken_is_lent_to_nobody_else() -> None:
     assert scratch.take(101).size == 101
 
 
+def test_types_are_kept_apart() -> None:
+    scratch.give_back(floats := scratch.floats(100))
+    taken = scratch.take(100, np.dtype(np.uint8))
+    assert (taken.dtype, taken.size, taken.ctypes.data % 64) == (np.uint8, 100, 0)
+    scratch.give_back(taken)
+    assert np.shares_memory(scratch.take(100), floats)
+    assert np.shares_memory(scratch.take(100, np.dtype(np.uint8)), taken)
+
+
 def test_threads_do_not_share() -> None:
     scratch.give_back(mine := scratch.floats(64))
     theirs: list[np.ndarray] = []

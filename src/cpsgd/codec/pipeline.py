@@ -24,14 +24,15 @@ from cpsgd.codec.clip import Vector
 from cpsgd.codec.formats import Format, Sums
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import VectorError
-from cpsgd.randomness import Keystream
+from cpsgd.randomness import SLACK, Keystream
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
 
-# Bytes of keystream that are drawn at a time: enough to hide the cost of a call, and few enough for the second-level
-# cache.
-_BLOCK_BYTES = 1 << 18
+# Bytes of keystream that are drawn at a time: few enough for the cache, and enough to hide what happens between calls,
+# above all that threads wait for each other there.
+_BLOCK_BYTES = 1 << 20
+_BYTE = np.dtype(np.uint8)
 # float32 factors outside this interval would lose digits on their own; such vectors take the float64 kernels.
 _FLOAT32_FACTORS = (1e-30, 1e30)
 
@@ -137,7 +138,8 @@ def encode(
     message_id = os.urandom(16)
     chosen = stages.format.chosen(message_id, protocol.dim)
     held = protocol.dim if chosen is None else chosen.size
-    message = np.empty(wire.HEADER_BYTES + stages.format.payload_bytes(held), dtype=np.uint8)
+    draft = kernels.Draft(wire.HEADER_BYTES + stages.format.payload_bytes(held))
+    message = draft.array()
     points = scratch.take(protocol.dim)
     try:
         _to_grid(protocol, stages, checked, round, points)
@@ -154,7 +156,7 @@ def encode(
         dim=protocol.dim,
         version=stages.format.version,
     )
-    return message.tobytes()
+    return draft.finished()
 
 
 def _write_payload(
@@ -164,15 +166,18 @@ def _write_payload(
     inherited: NDArray[np.int64] | None,
     payload: NDArray[np.uint8],
 ) -> None:
-    """Block by block. Apart, so that the keystream is gone when the message is copied."""
+    """Block by block."""
     width, block = stages.packer_bytes, stages.packer_block
-    buffer = stream.buffer(min(block, points.size) * width)
+    buffer = scratch.take(min(block, points.size) * width + SLACK, _BYTE)
     block_bytes = stages.format.payload_bytes(block)
-    for number, start in enumerate(range(0, points.size, block)):
-        part = points[start : start + block]
-        words = stream.fill(buffer, part.size * width)
-        packer = stages.packer if inherited is None else stages.packer.after(inherited[start : start + block])
-        stages.format.write(packer, part, words, payload[number * block_bytes : (number + 1) * block_bytes])
+    try:
+        for number, start in enumerate(range(0, points.size, block)):
+            part = points[start : start + block]
+            words = stream.fill(buffer, part.size * width)
+            packer = stages.packer if inherited is None else stages.packer.after(inherited[start : start + block])
+            stages.format.write(packer, part, words, payload[number * block_bytes : (number + 1) * block_bytes])
+    finally:
+        scratch.give_back(buffer)
 
 
 def integers(
@@ -187,9 +192,9 @@ def integers(
     inherited = None if seeds is None else protocol.mechanism.continued(seeds, round, protocol.dim)
     stages = _stages(protocol)
     stream = Keystream() if keystream is None else keystream
-    buffer = stream.buffer(min(stages.block, protocol.dim) * stages.keystream_bytes)
     values = np.empty(protocol.dim, dtype=np.uint32)
     points = scratch.take(protocol.dim)
+    buffer = scratch.take(min(stages.block, protocol.dim) * stages.keystream_bytes + SLACK, _BYTE)
     try:
         _to_grid(protocol, stages, checked, round, points)
         for start in range(0, points.size, stages.block):
@@ -199,6 +204,7 @@ def integers(
             kernel = stages.kernel if inherited is None else stages.kernel.after(inherited[start:end])
             kernel.values(part, words, values[start:end])
     finally:
+        scratch.give_back(buffer)
         scratch.give_back(points)
     return values
 

@@ -323,6 +323,21 @@ def _crc_table() -> list[int]:
     return table
 
 
+class Draft:
+    """A message while it is written."""
+
+    def __init__(self, size: int) -> None:
+        self._array = np.empty(size, dtype=np.uint8)
+
+    def array(self) -> NDArray[np.uint8]:
+        """Its bytes, to be written."""
+        return self._array
+
+    def finished(self) -> bytes:
+        """The message. From here on nobody may write to `array`."""
+        return self._array.tobytes()
+
+
 def crc32c(data: NDArray[np.uint8], prior: int = 0) -> int:
     """CRC-32C of bytes that follow those with the checksum `prior`."""
     table, state = _crc_table(), prior ^ 0xFFFFFFFF
