@@ -15,6 +15,11 @@ constexpr int kLeafBits = 12;  // a leaf of 16 KiB stays in the first-level cach
 constexpr std::size_t kLeaf = std::size_t{1} << kLeafBits;
 constexpr int kFarRowBits = 3;  // rows a power of two apart share a cache set, which has eight ways
 
+// Leaves of a transform: half as large where the passes beyond them have room for one more stage.
+static int leaf_bits(int bits) {
+  return bits > kLeafBits && (bits - kLeafBits) % kFarRowBits != 0 ? kLeafBits - 1 : kLeafBits;
+}
+
 template <int kRows>
 static inline void row_butterflies(Floats (&rows)[kRows], Floats one) {
 #pragma GCC unroll 8
@@ -29,24 +34,31 @@ static inline void row_butterflies(Floats (&rows)[kRows], Floats one) {
   }
 }
 
+// The stages within registers, one after the other for all of them: each waits for the one before.
+template <int kDistance, int kCount>
+static inline void lane_butterflies(Floats* rows) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kCount; ++i) rows[i] = lane_butterfly<kDistance>(rows[i]);
+}
+
 // The stages of one tile. `source(position)` brings a register of the input.
 template <typename Source>
 static inline void tile_transform(float* data, std::size_t start, const Source& source,
                                   Floats one) {
-  constexpr int kRows = 1 << kMaxRowBits;
+  constexpr int kRows = 1 << kMaxRowBits, kGroup = kRows / 2;
   Floats rows[kRows];
+#pragma GCC unroll 2
+  for (int first = 0; first < kRows; first += kGroup) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i) {
-    Floats v = source(start + i * kLanes);
-    v = lane_butterfly<1>(v);
-    v = lane_butterfly<2>(v);
+    for (int i = first; i < first + kGroup; ++i) rows[i] = source(start + i * kLanes);
+    lane_butterflies<1, kGroup>(rows + first);
+    lane_butterflies<2, kGroup>(rows + first);
 #if CPSGD_LANES >= 8
-    v = lane_butterfly<4>(v);
+    lane_butterflies<4, kGroup>(rows + first);
 #endif
 #if CPSGD_LANES >= 16
-    v = lane_butterfly<8>(v);
+    lane_butterflies<8, kGroup>(rows + first);
 #endif
-    rows[i] = v;
   }
   row_butterflies(rows, one);
 #pragma GCC unroll 16
@@ -118,17 +130,17 @@ static void leaf_transform(float* data, std::size_t start, int bits, const Sourc
 // for each leaf, in order, just before its input is taken from the source. The last pass hands its
 // results to the sink; there is none where the whole is a leaf.
 template <typename Prepare, typename Source, typename Sink>
-static void large_transform(float* data, std::size_t start, int bits, const Prepare& prepare,
-                            const Source& source, Sink& sink, Floats one) {
-  if (bits <= kLeafBits) {
+static void large_transform(float* data, std::size_t start, int bits, int leaf,
+                            const Prepare& prepare, const Source& source, Sink& sink, Floats one) {
+  if (bits <= leaf) {
     prepare(start, std::size_t{1} << bits);
     return leaf_transform(data, start, bits, source, one);
   }
-  const int step = pass_bits(bits - kLeafBits, kFarRowBits);
+  const int step = pass_bits(bits - leaf, kFarRowBits);
   const std::size_t stride = std::size_t{1} << (bits - step);
   InPlace inner{data};
   for (std::size_t part = 0; part < (std::size_t{1} << step); ++part) {
-    large_transform(data, start + part * stride, bits - step, prepare, source, inner, one);
+    large_transform(data, start + part * stride, bits - step, leaf, prepare, source, inner, one);
   }
   row_pass(data, start, stride, step, sink, one);
 }

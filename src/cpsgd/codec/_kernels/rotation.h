@@ -65,7 +65,7 @@ static void signed_transform(const T* x, double factor, const std::uint8_t* sign
   const auto source = [=](std::size_t position) {
     return negate(load_scaled(x + position, factor) * normalise, signs, position);
   };
-  large_transform(out, 0, bits, prepare, source, sink, opaque_one());
+  large_transform(out, 0, bits, leaf_bits(bits), prepare, source, sink, opaque_one());
 }
 
 // Multiplies registers and gives them their signs.
@@ -78,10 +78,11 @@ struct Signed {
   }
 };
 
-// The inverse, in place: the transform, then signs.
-template <typename Prepare>
+// The inverse: the transform of what the source brings (fewer than a tile are taken from `data`
+// itself), then signs.
+template <typename Prepare, typename Source>
 static void transform_signed(float* data, const std::uint8_t* signs, int bits,
-                             const Prepare& prepare) {
+                             const Prepare& prepare, const Source& source) {
   const std::size_t size = std::size_t{1} << bits;
   const float normalise = normaliser(bits);
   if (bits < kTileBits) {
@@ -91,7 +92,7 @@ static void transform_signed(float* data, const std::uint8_t* signs, int bits,
     return;
   }
   Signed sink{data, signs, normalise};
-  large_transform(data, 0, bits, prepare, InPlace{data}, sink, opaque_one());
+  large_transform(data, 0, bits, leaf_bits(bits), prepare, source, sink, opaque_one());
   if (bits <= kLeafBits) {  // a leaf has no last pass for the sink
     for (std::size_t i = 0; i < size; i += kLanes) sink(i, load(data + i));
   }
@@ -167,53 +168,96 @@ static double rotate_to_grid(const T* x, double factor, const std::uint8_t* sign
   return grid_norm_squared(out, n, limit);
 }
 
-// The inverse, in place. `bring(start, size)` is called before any of these numbers is read.
-template <typename Bring>
-static void rotate_backward(float* data, const std::uint8_t* signs, std::size_t n,
-                            const Bring& bring) {
+// The inverse. `fill(start, count)` writes these numbers to `data`, `source(position)` brings a
+// register of them; each number comes by one of the two.
+template <typename Fill, typename Source>
+static void rotate_backward(float* data, const std::uint8_t* signs, std::size_t n, const Fill& fill,
+                            const Source& source) {
   const int bits = log2_floor(n);
   const std::size_t size = std::size_t{1} << bits, rest = n - size;
-  if (rest == 0) return transform_signed(data, signs, bits, bring);
-  transform_signed(data, signs + second_signs(size), bits, bring);
-  bring(size, rest);
+  if (bits < kTileBits) fill(0, size);
+  transform_signed(data, rest == 0 ? signs : signs + second_signs(size), bits, nothing, source);
+  if (rest == 0) return;
+  fill(size, rest);
   const auto exchange = [=](std::size_t start, std::size_t count) {
     const std::size_t end = std::min(start + count, rest);
     for (std::size_t i = start; i < end; ++i) std::swap(data[i], data[size + i]);
   };
-  transform_signed(data, signs, bits, exchange);
+  transform_signed(data, signs, bits, exchange, InPlace{data});
 }
 
 static void rotate_backward(float* data, const std::uint8_t* signs, std::size_t n) {
-  rotate_backward(data, signs, n, nothing);
+  rotate_backward(data, signs, n, nothing, InPlace{data});
 }
 
 // ---------------------------------------------------------------- decoding
 
 template <typename Sum>
+static inline float centred(Sum sum, double middle, double factor) {
+  return static_cast<float>((static_cast<double>(sum) - middle) * factor);
+}
+
+template <typename Sum>
+static inline Floats load_centred(const Sum* sums, double middle, double factor) {
+  Floats v;
+  for (int lane = 0; lane < kLanes; ++lane) v[lane] = centred(sums[lane], middle, factor);
+  return v;
+}
+
+#if CPSGD_LANES >= 8
+// The same with no conversion from integers, which shares its unit with that to float32: behind the
+// right upper half an integer is the float64 number 2^52 more than itself.
+static inline Floats load_centred(const std::uint32_t* sums, double middle, double factor) {
+  constexpr double kShift = 4503599627370496.0;
+  constexpr int kUpper = 0x43300000;
+#if CPSGD_LANES == 16
+  // One of the subtractions runs on the multiply units, see `subtract`.
+  __m512d one = _mm512_set1_pd(1.0);
+  __asm__("" : "+v"(one));
+  const auto finish = [=](__m512i shifted) {
+    const __m512d sum = _mm512_fmsub_pd(_mm512_castsi512_pd(shifted), one, _mm512_set1_pd(kShift));
+    const __m512d part = _mm512_sub_pd(sum, _mm512_set1_pd(middle));
+    return _mm512_castpd256_pd512(
+        _mm256_castps_pd(_mm512_cvtpd_ps(_mm512_mul_pd(part, _mm512_set1_pd(factor)))));
+  };
+  const __m512i words = _mm512_loadu_si512(sums), upper = _mm512_set1_epi32(kUpper);
+  // Pairs of numbers: even ones, then odd ones.
+  const __m512d even = finish(_mm512_unpacklo_epi32(words, upper));
+  const __m512d odd = finish(_mm512_unpackhi_epi32(words, upper));
+  const __m512i order = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+  return (Floats)_mm512_permutex2var_pd(even, order, odd);
+#else
+  const auto finish = [=](__m256i shifted) {
+    const __m256d sum = _mm256_sub_pd(_mm256_castsi256_pd(shifted), _mm256_set1_pd(kShift));
+    const __m256d part = _mm256_sub_pd(sum, _mm256_set1_pd(middle));
+    return _mm_castps_pd(_mm256_cvtpd_ps(_mm256_mul_pd(part, _mm256_set1_pd(factor))));
+  };
+  const __m256i words = _mm256_loadu_si256((const __m256i*)sums);
+  const __m256i upper = _mm256_set1_epi32(kUpper);
+  const __m128d even = finish(_mm256_unpacklo_epi32(words, upper));
+  const __m128d odd = finish(_mm256_unpackhi_epi32(words, upper));
+  return (Floats)_mm256_set_m128d(_mm_unpackhi_pd(even, odd), _mm_unpacklo_pd(even, odd));
+#endif
+}
+#endif
+
+template <typename Sum>
 static void centre(const Sum* sums, double middle, double factor, float* out, std::size_t n) {
   std::size_t i = 0;
-#if CPSGD_LANES == 16
-  // Left to itself, GCC 12 takes twice the time.
-  if constexpr (sizeof(Sum) == 4) {
-    const __m256d middles = _mm256_set1_pd(middle), factors = _mm256_set1_pd(factor);
-    for (; i + 4 <= n; i += 4) {
-      const __m256d sum = _mm256_cvtepu32_pd(_mm_loadu_si128((const __m128i*)(sums + i)));
-      const __m256d scaled = _mm256_mul_pd(_mm256_sub_pd(sum, middles), factors);
-      _mm_storeu_ps(out + i, _mm256_cvtpd_ps(scaled));
-    }
-  }
-#endif
-  for (; i < n; ++i) {
-    out[i] = static_cast<float>((static_cast<double>(sums[i]) - middle) * factor);
-  }
+  for (; i + kLanes <= n; i += kLanes) store(out + i, load_centred(sums + i, middle, factor));
+  for (; i < n; ++i) out[i] = centred(sums[i], middle, factor);
 }
 
 template <typename Sum>
 static void centre_and_rotate(const Sum* sums, double middle, double factor,
                               const std::uint8_t* signs, float* out, std::size_t n) {
-  rotate_backward(out, signs, n, [=](std::size_t start, std::size_t count) {
+  const auto fill = [=](std::size_t start, std::size_t count) {
     centre(sums + start, middle, factor, out + start, count);
-  });
+  };
+  const auto source = [=](std::size_t position) {
+    return load_centred(sums + position, middle, factor);
+  };
+  rotate_backward(out, signs, n, fill, source);
 }
 
 }  // namespace CPSGD_LEVEL
