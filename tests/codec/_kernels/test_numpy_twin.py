@@ -182,6 +182,19 @@ def test_decoding_gives_the_same_bits(dim: int, dtype: type[np.uint32] | type[np
     np.testing.assert_array_equal(found, rotate.backward(plain, arguments[3]))
 
 
+@pytest.mark.parametrize("dim", [2**13, 2**14 + 1, 2**16, 2**17 + 5])
+def test_long_vectors_are_rotated_the_same_in_any_number_of_passes(dim: int) -> None:
+    signs, x = rotate.signs(dim, 3, 4), vector(dim)
+    sums = np.random.default_rng(dim).integers(0, 1000, dim, np.uint32)
+    for name, arguments in (
+        ("rotate_forward", (x, 1.3, signs)),
+        ("rotate_to_grid", (x, 1e3, signs, 1500.0)),
+        ("centre_and_rotate", (sums, 498.5, 0.37, signs)),
+    ):
+        found, twin = (written(getattr(module, name), *arguments, size=dim) for module in (_native, numpy_twin))
+        np.testing.assert_array_equal(found, twin)
+
+
 @pytest.mark.parametrize("dim", [*DIMENSIONS, 2**20 - 1, 2**20, 10**7, 2**32 - 1])
 def test_a_rotation_takes_as_many_signs(dim: int) -> None:
     assert _native.sign_bytes(dim) == numpy_twin.sign_bytes(dim)
