@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 # CTR mode encrypts a run of zeros to get the bare keystream; one shared run serves all calls.
-_ZEROS = memoryview(bytes(1 << 20))
+_ZEROS = memoryview(bytes(3 << 19))
 SLACK = 16
 """Bytes of room that `Keystream.fill` wants behind the data."""
 

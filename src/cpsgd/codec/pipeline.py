@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Bytes of keystream that are drawn at a time: few enough for the cache, and enough to hide what happens between calls,
 # above all that threads wait for each other there.
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 3 << 19
 _BYTE = np.dtype(np.uint8)
 # float32 factors outside this interval would lose digits on their own; such vectors take the float64 kernels.
 _FLOAT32_FACTORS = (1e-30, 1e30)

@@ -263,7 +263,9 @@ void bind_codec(nb::module_& m) {
   m.def(
       "crc32c",
       [](Input<std::uint8_t> data, std::uint32_t prior) {
-        return unlocked([&] { return cpsgd::crc32c(aligned(data), data.shape(0), prior); });
+        const auto sum = [&] { return cpsgd::crc32c(aligned(data), data.shape(0), prior); };
+        // Giving the lock away for a header's sake costs more than its sum.
+        return data.shape(0) < 4096 ? sum() : unlocked(sum);
       },
       nb::arg("data").noconvert(), nb::arg("prior") = 0);
 }
