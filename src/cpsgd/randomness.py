@@ -67,12 +67,13 @@ class Keystream:
         """Writes the next `size` bytes to a buffer made by `buffer`, and returns them as a view of it."""
         if os.getpid() != self._process:
             raise RuntimeError("A private keystream cannot be used in a forked child: its bytes would be used twice.")
+        room = buffer.data
         for start in range(0, size, len(_ZEROS)):
             count = min(len(_ZEROS), size - start)
             if self._left < count:
                 self._start()
             self._left -= count
-            self._encryptor.update_into(_ZEROS[:count], buffer[start : start + count + SLACK].data)
+            self._encryptor.update_into(_ZEROS[:count], room[start : start + count + SLACK])
         return buffer[:size]
 
     def take(self, size: int) -> NDArray[np.uint8]:

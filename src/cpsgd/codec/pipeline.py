@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Bytes of keystream that are drawn at a time: few enough for the cache, and enough to hide what happens between calls,
 # above all that threads wait for each other there.
 _BLOCK_BYTES = 3 << 19
-_BYTE = np.dtype(np.uint8)
+_BYTE, _FLOAT = np.dtype(np.uint8), np.dtype(np.float32)
 # float32 factors outside this interval would lose digits on their own; such vectors take the float64 kernels.
 _FLOAT32_FACTORS = (1e-30, 1e30)
 
@@ -92,8 +92,10 @@ def as_vector(vector: ArrayLike, dim: int) -> Vector:
         raise VectorError(f"Expected a vector of {dim} coordinates, got an array of shape {array.shape}.")
     if array.dtype.kind not in "fiub":
         raise VectorError(f"Expected real numbers, got an array of {array.dtype}.")
-    dtype = np.float32 if array.dtype in (np.float32, np.float16) else np.float64
     # The kernels need native, contiguous and aligned numbers; only a vector that is not is copied.
+    if type(array) is np.ndarray and array.dtype == _FLOAT and array.flags.carray:
+        return array
+    dtype = np.float32 if array.dtype in (np.float32, np.float16) else np.float64
     return np.require(array, dtype, ["C", "ALIGNED"])
 
 

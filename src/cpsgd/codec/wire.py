@@ -60,7 +60,8 @@ def write_header(
     """Completes a message whose payload already stands in `buffer` behind room for the header."""
     third = radix if version == VERSION else buffer.size - HEADER_BYTES
     _FIELDS.pack_into(buffer.data, 0, MAGIC, version, 0, third, fingerprint, round, message_id, dim)
-    _CHECKSUM.pack_into(buffer.data, _FIELDS.size, checksum(buffer[: _FIELDS.size], buffer[HEADER_BYTES:]))
+    head = kernels.crc32c(buffer[: _FIELDS.size])
+    _CHECKSUM.pack_into(buffer.data, _FIELDS.size, kernels.crc32c(buffer[HEADER_BYTES:], head))
 
 
 def read(
