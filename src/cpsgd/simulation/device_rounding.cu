@@ -3,7 +3,7 @@
 //
 // A block has THREADS threads. Register r of thread t holds coordinate `first` + PLACE(r) + t when it is rounded, where
 // `first` is a multiple of 8192, and registers 8 i, ..., 8 i + 7 are 1024 coordinates apart each: they take the words of
-// one counter. Sums are bytes, four to a word.
+// one counter. Sums are bytes, four to a word; or (WIDE) words, for integers that would fill a byte too soon.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -143,8 +143,21 @@ __device__ void draw_late(Draws draws, const u32* exact, u64* sums, u32 t, Keys 
 struct Draws {};
 #endif
 
+// How many words hold a thread's sums of so many coordinates.
+#define SUM_WORDS(count) (WIDE ? (count) : ((count) + 3) / 4)
+
 #define QUARTER(r) (PLACE(r) / 4096 * 1024 + PLACE(r) % 1024)
 #define EIGHTH(r) (PLACE(r) / 8192 * 1024 + PLACE(r) % 1024)
+
+// Adds to one of the sums that only this thread uses.
+__device__ __forceinline__ void add_to(u32* sum, u32 value) {
+#if FAR_SUMS
+  // They are in global memory: nobody waits for it.
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(sum), "r"(value) : "memory");
+#else
+  *sum += value;
+#endif
+}
 
 // One integer for each of COUNT numbers of a thread, added to its sums. The numbers are lost. Draws are put off with
 // places from `local` on.
@@ -179,17 +192,20 @@ __device__ __forceinline__ void round_part(
 #elif COINS == 0
 #pragma unroll
   for (int r = 0; r < COUNT; r += 4) {
-    u32 words[4], total = totals[r / 4 * THREADS];
-    philox(key, opaque(first / 4 + QUARTER(r) + t), client, ROUNDING, words);
+    u32 words[4] = {0, 0, 0, 0}, total = 0;
+    if (FRACTION > 0 || SAMPLED) philox(key, opaque(first / 4 + QUARTER(r) + t), client, ROUNDING, words);
 #pragma unroll
     for (int k = 0; k < 4; k++)
       if (r + k < COUNT) {
         u32 point = __float_as_uint(nearest(x[r + k])) + (OFFSET - 0x4B400000u);
         u32 drawn = (point + ((words[k] & 0xFFFF) >> (16 - FRACTION))) >> FRACTION;
         if (SAMPLED) drawn = (words[k] >> 16) < RATE ? 2 * drawn : 1;
-        total += drawn << (8 * k);
+        if (WIDE)
+          add_to(totals + (r + k) * THREADS, drawn);
+        else
+          total += drawn << (8 * k);
       }
-    totals[r / 4 * THREADS] = total;
+    if (!WIDE) totals[r / 4 * THREADS] += total;
   }
 #else
 #pragma unroll

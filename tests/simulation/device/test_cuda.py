@@ -27,6 +27,8 @@ ROUNDINGS = {
     "two": rounding_to(2),
     "three": rounding_to(3),
     "thirty": rounding_to(30),
+    "hundred": rounding_to(100),
+    "grid points": Rounding(36_447, 36_447, 0),
     "one coin": COIN["one"],
     "three coins": COIN["three"],
     "sampled": COIN["sampled"],
