@@ -36,7 +36,8 @@ _EXAMPLES_BYTES = 1 << 26
 # MiB that the clients computed together may take.
 _CPU_MEMORY, _GPU_MEMORY = 1024, 4096
 # A GPU's rounds are shorter than the time it takes to draw their clients: several blocks of rounds are drawn at once.
-_BLOCKS, _BLOCK_ROUNDS, _BLOCK_CLIENTS = 4, 16, 1 << 18
+# They are large, as with each of its steps a drawing thread takes the interpreter from the one that starts rounds.
+_BLOCKS, _BLOCK_ROUNDS, _BLOCK_CLIENTS = 4, 64, 1 << 20
 
 
 def start(
