@@ -200,7 +200,9 @@ class GpuBackend(CpuBackend):
             wanted = range(block * size, min((block + 1) * size, rounds))
             if block not in self._ahead and wanted:
                 self._ahead[block] = self._drawing.submit(cohorts.several, wanted)
-        return self._ahead[own].result()[number % size]
+        drawn = self._ahead[own]
+        # The first rounds of a run do not wait for a whole block.
+        return drawn.result()[number % size] if drawn.done() else cohorts.clients(number)
 
     def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator | RecordedRound | SharedRound:
         """As on the CPU. Rounds as large as the one before are replayed, so that their many launches cost one."""
