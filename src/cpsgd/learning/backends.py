@@ -36,8 +36,7 @@ _EXAMPLES_BYTES = 1 << 26
 # MiB that the clients computed together may take.
 _CPU_MEMORY, _GPU_MEMORY = 1024, 4096
 # A GPU's rounds are shorter than the time it takes to draw their clients: several blocks of rounds are drawn at once.
-# They are large, as with each of its steps a drawing thread takes the interpreter from the one that starts rounds.
-_BLOCKS, _BLOCK_ROUNDS, _BLOCK_CLIENTS = 4, 64, 1 << 20
+_BLOCKS, _BLOCK_ROUNDS, _BLOCK_CLIENTS = 4, 16, 1 << 18
 
 
 def start(
@@ -200,9 +199,7 @@ class GpuBackend(CpuBackend):
             wanted = range(block * size, min((block + 1) * size, rounds))
             if block not in self._ahead and wanted:
                 self._ahead[block] = self._drawing.submit(cohorts.several, wanted)
-        drawn = self._ahead[own]
-        # The first rounds of a run do not wait for a whole block.
-        return drawn.result()[number % size] if drawn.done() else cohorts.clients(number)
+        return self._ahead[own].result()[number % size]
 
     def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator | RecordedRound | SharedRound:
         """As on the CPU. Rounds as large as the one before are replayed, so that their many launches cost one."""
