@@ -77,6 +77,31 @@ def hadamard(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return result
 
 
+def permute(
+    numbers: NDArray[np.int64], size: int, half: int, keys: NDArray[np.uint64], found: NDArray[np.int64]
+) -> None:
+    """Sends numbers through a Feistel network over 2 `half` bits, again where they land at `size` or beyond."""
+    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
+    walked = numbers.astype(np.uint64)
+    walking = np.arange(walked.size)
+    while walking.size:
+        values = walked[walking]
+        left, right = values >> shift, values & mask
+        for key in keys:
+            left, right = right, left ^ (_mixed(right ^ key) & mask)
+        values = left << shift | right
+        walked[walking] = values
+        walking = walking[values >= size]
+    found[:] = walked.astype(np.int64)
+
+
+def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of MurmurHash3: every bit of the input moves every bit of the output."""
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        x = (x ^ (x >> np.uint64(33))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(33))
+
+
 def _sign_values(signs: NDArray[np.uint8], first: int, count: int) -> NDArray[np.float32]:
     """`count` signs ±1 from bit `first` on; a 1 means minus."""
     bits = np.unpackbits(signs, bitorder="little")[first : first + count]
