@@ -21,7 +21,7 @@ FLOORS = [
     {"promise"},
     {"codec", "paper"},
     {"mechanisms"},
-    {"expectation"},
+    {"expectation", "protocol_data"},
     {"protocol"},
     {"aggregator"},
     {"privacy"},
