@@ -172,6 +172,10 @@ class Ledger(Replica):
         It costs nothing any more, and its run may reserve the round again. The ledger takes the caller's word, which is
         on record: a message that was sent without secure aggregation, a sum or anything computed from it is something.
 
+        Call it where the round ends before any client was asked for its data, as `ServerSession` does of itself when
+        a round is withheld while keys are exchanged. Do not call it where a run may be taken up again: `Trainer` draws
+        a round's noise before it reserves, and a run that stopped between that and the release goes on with its entry.
+
         Args:
             entry: What `reserve` returned, or its number.
             reason: Why nothing was shown, for people.
