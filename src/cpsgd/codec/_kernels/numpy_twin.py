@@ -7,7 +7,6 @@ the time taken may depend on what is drawn.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +18,7 @@ from cpsgd.codec._kernels.accounting_twin import largest_excess as largest_exces
 from cpsgd.codec._kernels.accounting_twin import log_averages as log_averages
 from cpsgd.codec._kernels.accounting_twin import log_sums as log_sums
 from cpsgd.codec._kernels.accounting_twin import tilted_sums as tilted_sums
+from cpsgd.codec._kernels.by_values import ByValues
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 Sums = NDArray[np.uint32] | NDArray[np.uint64]
@@ -144,26 +144,14 @@ def rotate_backward(data: NDArray[np.float32], signs: NDArray[np.uint8]) -> None
     data[:size] = hadamard(data[:size]) * normalise * _sign_values(signs, 0, size)
 
 
-class _Values(ABC):
-    """What makes integers of grid points; packing them is the same for all."""
+class _Values(ByValues):
+    """A kernel whose integers are packed by the twin, too."""
 
-    @abstractmethod
-    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
-        """The integers."""
-
-    def packed(
-        self,
-        grid: NDArray[np.float32],
-        keystream: NDArray[np.uint8],
-        radix: int,
-        digits: int,
-        bits: int,
-        last_bits: int,
-        out: NDArray[np.uint8],
+    @staticmethod
+    def pack(
+        values: NDArray[np.uint32], radix: int, digits: int, bits: int, last_bits: int, out: NDArray[np.uint8]
     ) -> None:
-        """The integers, packed."""
-        values = np.empty(grid.size, dtype=np.uint32)
-        self.values(grid, keystream, values)
+        """Packs integers."""
         pack(values, radix, digits, bits, last_bits, out)
 
 
