@@ -211,6 +211,7 @@ def test_long_vectors_are_rotated_the_same_in_any_number_of_passes(dim: int) -> 
         ("rotate_forward", (x, 1.3, signs)),
         ("rotate_to_grid", (x, 1e3, signs, 1500.0)),
         ("centre_and_rotate", (sums, 498.5, 0.37, signs)),
+        ("centre_and_rotate", (sums, 499.0, 0.37, signs)),
     ):
         found, twin = (written(getattr(module, name), *arguments, size=dim) for module in (_native, numpy_twin))
         np.testing.assert_array_equal(found, twin)
@@ -455,7 +456,7 @@ def test_the_first_word_that_no_digits_make_is_found(radix: int) -> None:
 @pytest.mark.parametrize("dim", [1, 17, 1000, 4097])
 def test_sums_are_centred_the_same(dtype: type[np.uint32] | type[np.uint64], dim: int) -> None:
     sums = np.random.default_rng(dim).integers(0, np.iinfo(dtype).max, dim, dtype=dtype, endpoint=True)
-    for middle, factor in ((0.0, 1.0), (123_456.5, 0.37 / 3), (2.0**31, 1e-12)):
+    for middle, factor in ((0.0, 1.0), (123_456.5, 0.37 / 3), (2.0**31, 1e-12), (-3.0, 0.7), (2.0**52 + 2.0, 0.7)):
         found, twin = (written(module.centre, sums, middle, factor, size=dim) for module in (_native, numpy_twin))
         np.testing.assert_array_equal(found, twin)
 

@@ -197,26 +197,35 @@ static inline float centred(Sum sum, double middle, double factor) {
   return static_cast<float>((static_cast<double>(sum) - middle) * factor);
 }
 
-template <typename Sum>
+// A register of sums, centred. `kWhole`: see `whole`.
+template <bool kWhole, typename Sum>
 static inline Floats load_centred(const Sum* sums, double middle, double factor) {
   Floats v;
   for (int lane = 0; lane < kLanes; ++lane) v[lane] = centred(sums[lane], middle, factor);
   return v;
 }
 
+constexpr double kShift = 4503599627370496.0;  // 2^52
+
+// Whether a middle can be taken away together with 2^52, without rounding.
+static bool whole(double middle) {
+  return middle >= 0.0 && middle < kShift && std::floor(middle) == middle;
+}
+
 #if CPSGD_LANES >= 8
 // The same with no conversion from integers, which shares its unit with that to float32: behind the
 // right upper half an integer is the float64 number 2^52 more than itself.
+template <bool kWhole>
 static inline Floats load_centred(const std::uint32_t* sums, double middle, double factor) {
-  constexpr double kShift = 4503599627370496.0;
   constexpr int kUpper = 0x43300000;
+  const double shift = kWhole ? kShift + middle : kShift;
 #if CPSGD_LANES == 16
-  // One of the subtractions runs on the multiply units, see `subtract`.
+  // The second subtraction runs on the multiply units, see `subtract`.
   __m512d one = _mm512_set1_pd(1.0);
   __asm__("" : "+v"(one));
   const auto finish = [=](__m512i shifted) {
-    const __m512d sum = _mm512_fmsub_pd(_mm512_castsi512_pd(shifted), one, _mm512_set1_pd(kShift));
-    const __m512d part = _mm512_sub_pd(sum, _mm512_set1_pd(middle));
+    __m512d part = _mm512_sub_pd(_mm512_castsi512_pd(shifted), _mm512_set1_pd(shift));
+    if constexpr (!kWhole) part = _mm512_fmsub_pd(part, one, _mm512_set1_pd(middle));
     return _mm512_castpd256_pd512(
         _mm256_castps_pd(_mm512_cvtpd_ps(_mm512_mul_pd(part, _mm512_set1_pd(factor)))));
   };
@@ -228,8 +237,8 @@ static inline Floats load_centred(const std::uint32_t* sums, double middle, doub
   return (Floats)_mm512_permutex2var_pd(even, order, odd);
 #else
   const auto finish = [=](__m256i shifted) {
-    const __m256d sum = _mm256_sub_pd(_mm256_castsi256_pd(shifted), _mm256_set1_pd(kShift));
-    const __m256d part = _mm256_sub_pd(sum, _mm256_set1_pd(middle));
+    __m256d part = _mm256_sub_pd(_mm256_castsi256_pd(shifted), _mm256_set1_pd(shift));
+    if constexpr (!kWhole) part = _mm256_sub_pd(part, _mm256_set1_pd(middle));
     return _mm_castps_pd(_mm256_cvtpd_ps(_mm256_mul_pd(part, _mm256_set1_pd(factor))));
   };
   const __m256i words = _mm256_loadu_si256((const __m256i*)sums);
@@ -241,23 +250,38 @@ static inline Floats load_centred(const std::uint32_t* sums, double middle, doub
 }
 #endif
 
+template <bool kWhole, typename Sum>
+static void centre_as(const Sum* sums, double middle, double factor, float* out, std::size_t n) {
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    store(out + i, load_centred<kWhole>(sums + i, middle, factor));
+  }
+  for (; i < n; ++i) out[i] = centred(sums[i], middle, factor);
+}
+
 template <typename Sum>
 static void centre(const Sum* sums, double middle, double factor, float* out, std::size_t n) {
-  std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(out + i, load_centred(sums + i, middle, factor));
-  for (; i < n; ++i) out[i] = centred(sums[i], middle, factor);
+  if (whole(middle)) return centre_as<true>(sums, middle, factor, out, n);
+  centre_as<false>(sums, middle, factor, out, n);
+}
+
+template <bool kWhole, typename Sum>
+static void centre_and_rotate_as(const Sum* sums, double middle, double factor,
+                                 const std::uint8_t* signs, float* out, std::size_t n) {
+  const auto fill = [=](std::size_t start, std::size_t count) {
+    centre_as<kWhole>(sums + start, middle, factor, out + start, count);
+  };
+  const auto source = [=](std::size_t position) {
+    return load_centred<kWhole>(sums + position, middle, factor);
+  };
+  rotate_backward(out, signs, n, fill, source);
 }
 
 template <typename Sum>
 static void centre_and_rotate(const Sum* sums, double middle, double factor,
                               const std::uint8_t* signs, float* out, std::size_t n) {
-  const auto fill = [=](std::size_t start, std::size_t count) {
-    centre(sums + start, middle, factor, out + start, count);
-  };
-  const auto source = [=](std::size_t position) {
-    return load_centred(sums + position, middle, factor);
-  };
-  rotate_backward(out, signs, n, fill, source);
+  if (whole(middle)) return centre_and_rotate_as<true>(sums, middle, factor, signs, out, n);
+  centre_and_rotate_as<false>(sums, middle, factor, signs, out, n);
 }
 
 }  // namespace CPSGD_LEVEL
