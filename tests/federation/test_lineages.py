@@ -155,6 +155,20 @@ def test_a_client_has_one_lineage(tmp_path: Path, silo: SeedFile) -> None:
     silo.key(at(5))  # what it held is out of reach by then
 
 
+def test_a_server_that_lies_about_the_bands_ends_a_lineage_and_joins_none(tmp_path: Path, silo: SeedFile) -> None:
+    """What a request says of b is the server's word: with b = 1 a client seems to hold nothing."""
+    other = another(tmp_path, "other")
+    mine = silo.draw(at(1), handed=True)[0]
+    theirs = other.draw(at(1), handed=True)[0]
+    silo.take(at(2), other.give(at(2), silo.key(replace(at(2), bands=1))))
+    assert silo.draw(at(2), handed=True)[1:] == (theirs, None, None)  # one lineage, and no longer its own
+    for client in (silo, other):
+        assert mine not in client.draw(at(3), handed=True)
+    # Nor does a longer baton hold more than there was, or a shorter one leave anything behind.
+    silo.give(replace(at(4), bands=7), another(tmp_path, "third").key(replace(at(4), bands=7)))
+    assert silo.draw(at(4), handed=True)[1:] == (None, None, None)
+
+
 def test_what_is_wrong_changes_nothing(tmp_path: Path, silo: SeedFile) -> None:
     silo.draw(at(1), handed=True)
     path = tmp_path / "memory.lineages"
