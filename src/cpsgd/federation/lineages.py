@@ -73,25 +73,34 @@ class SeedFile:
         """
         with self._lock():
             everything = self._read()
-            held = everything.get(place.federation.hex(), Held())
-            if place.round <= held.used:
-                raise RoundError(f"This client's noise of round {place.round} is drawn, or its lineage is beyond it.")
-            slots = held.slots(place) if held.handed == handed else (None,) * (place.bands - 1)
+            slots = _usable(everything, place, handed).slots(place)
             own = os.urandom(SEED_BYTES)
             seeds = {place.round - age: seed for age, seed in enumerate(slots, start=1) if seed is not None}
             seeds = _recent({**seeds, place.round: own}, place.bands)
             self._write(everything, place, Held(place.round, seeds, handed=handed))
         return own, *slots
 
+    def check(self, place: Place, *, handed: bool = False) -> None:
+        """Refuses what `draw` would refuse, and draws nothing: a client asks before it counts the round.
+
+        Raises:
+            RoundError: Seeds were used in this round before, or taken over for a later one.
+        """
+        with self._lock():
+            _usable(self._read(), place, handed)
+
     def key(self, place: Place) -> bytes:
         """The public key that a baton for this round is to be sealed to.
 
         Raises:
-            BatonError: This client has a lineage already, or was asked for a key of this round before.
+            BatonError: This client has a lineage already, or keeps its noise to itself, or was asked for a key of this
+                round before.
         """
         with self._lock():
             everything = self._read()
             held = everything.get(place.federation.hex(), Held())
+            if not held.handed:
+                raise BatonError("This client's noise is its own in this federation: nothing is handed on.")
             if place.round <= held.used or any(held.slots(place)):
                 raise BatonError("This client has a lineage, and takes part in no second one.")
             if held.key is not None and place.round <= held.key[0]:
@@ -158,6 +167,20 @@ class SeedFile:
         recent = dict(list(others.items())[-(MOST_FEDERATIONS - 1) :])
         content = {"format": _FORMAT, "lineages": {each: _plain(kept) for each, kept in {**recent, name: held}.items()}}
         write_file(self._path, json.dumps(content).encode(), mode=0o600)
+
+
+def _usable(everything: dict[str, Held], place: Place, handed: bool) -> Held:
+    """What a message of this round may use; nothing that came by a baton where the protocol hands none on.
+
+    Raises:
+        RoundError: Seeds were used in this round before, or taken over for a later one.
+    """
+    held = everything.get(place.federation.hex(), Held())
+    if held.handed != handed:
+        return Held()
+    if place.round <= held.used:
+        raise RoundError(f"This client's noise of round {place.round} is drawn, or its lineage is beyond it.")
+    return held
 
 
 def _recent(seeds: dict[int, bytes], bands: int) -> dict[int, bytes]:
