@@ -250,6 +250,13 @@ def test_uniformity_between_a_number_of_clients_and_twice_as_many() -> None:
         assert inside <= 2.0 * ends
 
 
+def test_rounds_with_half_the_messages_of_a_clients_own_are_within_the_slack() -> None:
+    """A client knows how many are in its own round; two clients' fractional parts are far less uniform than four's."""
+    for honest in (1, 2, 3, 4, 5, 20, 61):
+        most = max(uniformity(OWN_DEVIATION**2, count) for count in range(-(-honest // 2), 2 * honest + 1))
+        assert mechanism().likelihood_slack(honest) >= 20 * most
+
+
 def test_files_and_fingerprints() -> None:
     shared = protocol(mechanism=mechanism(separation=5, untrusted_holders=2))
     assert Protocol.from_json(shared.to_json()) == shared
