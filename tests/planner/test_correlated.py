@@ -136,6 +136,9 @@ def test_a_workload_is_the_models_own_arithmetic() -> None:
         ({"correlated": 1}, "correlated"),
         ({"correlated": 257}, "correlated"),
         ({"correlated": "many"}, "auto"),
+        ({"correlated": "9" * 5000}, "auto"),  # more digits than Python makes a number of
+        ({"correlated": "auto", "rounds": 2**20 + 1}, "at most 1048576"),
+        ({"rounds": 10**9}, "at most 1048576"),  # at once: not after as many steps
         ({"correlated": 8, "rounds": 4}, "at most rounds=4"),
         ({"participation": "fixed-size:0.01"}, "not proved"),
         ({"bits": None, "max_error": 0.1}, "max_error"),

@@ -253,14 +253,16 @@ class PrivateMean:
             self._entry = self._ledger.release(self._entry, self.workers)
 
     def _event(self, number: int) -> RoundEvent:
+        # Where noise is correlated over rounds, each costs what all of them do.
+        parts = self._participation == "once" or self.protocol.mechanism.correlation is not None
         return RoundEvent(
             self.protocol,
             survivors=self.workers,
-            participation=self._participation,
+            participation="once" if parts else self._participation,
             colluding=self.colluding,
             round=number,
             run=self._run,
-            partition=self._run if self._participation == "once" else "",
+            partition=self._run if parts else "",
             examples=self.examples,
             label="cpsgd all-reduce",
         )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from cpsgd import _validate
-from cpsgd.correlation import MAX_BANDS, Correlation
+from cpsgd.correlation import MAX_BANDS, MAX_ROUNDS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
 from cpsgd.mechanisms.correlated_gaussian import LEAST_SIGMA
@@ -44,6 +44,8 @@ _CUT_SHARE = 0.1
 _NEARLY_BANDS, _NEARLY_BITS = 1.05, 1.1
 # σ is found within this factor.
 _CLOSE = 1.0 + 1e-3
+# Longer texts are no numbers of bands.
+_LONGEST_NUMBER = 20
 # More bits that leave so much of the error are of no use.
 _NO_GAIN = 0.999
 
@@ -95,9 +97,9 @@ def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan 
         InfeasibleError: None has so few bits, or keeps (ε, δ); the message names the fewest bits that will do.
         ParameterError: Nothing is proved about such rounds, or the requirements contradict each other.
     """
-    _check(required)
-    auto = required.correlated == AUTO
     rounds = problem.target.rounds
+    _check(required, rounds)
+    auto = required.correlated == AUTO
     if auto:
         choices: Iterable[int] = (b for b in _CHOICES if b <= rounds)
     else:
@@ -119,8 +121,13 @@ def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan 
     return None if auto and chosen.prefix.gain <= 1.0 else chosen
 
 
-def _check(required: Requirements) -> None:
+def _check(required: Requirements, rounds: int) -> None:
     participation = Participation.parse(required.participation)
+    if rounds > MAX_ROUNDS:
+        raise ParameterError(
+            f"Expected rounds of at most {MAX_ROUNDS} where noise is correlated over them, got rounds={rounds}: plan a "
+            "shorter run, or leave correlated out."
+        )
     if participation.sampled:
         raise ParameterError(
             f"participation={str(participation)!r}: amplification by sampling is not proved for noise that is "
@@ -139,8 +146,8 @@ def _check(required: Requirements) -> None:
 
 def _bands(said: int | str | None, rounds: int) -> int:
     """The number of bands, which may be text, checked."""
-    if isinstance(said, str) and not said.isdecimal():
-        raise ParameterError(f"Expected correlated to be a number of bands from 2 on, or {AUTO!r}, got {said!r}.")
+    if isinstance(said, str) and not (said.isdecimal() and len(said) < _LONGEST_NUMBER):
+        raise ParameterError(f"Expected correlated to be a number of bands from 2 on, or {AUTO!r}, got {said[:50]!r}.")
     bands = _validate.integer("correlated", int(said) if isinstance(said, str) else said, low=2, high=MAX_BANDS)
     if bands > rounds:
         raise ParameterError(
