@@ -97,6 +97,9 @@ def test_in_every_round_it_does_not_pay_and_says_so() -> None:
     chosen = plan(100, 50, 8.0, 1e-6, bits=12, rounds=20, participation="every", correlated="auto")
     assert chosen.prefix is None
     assert chosen.protocol.mechanism.correlation is None
+    assert f"{1 / found.prefix.gain:.3g} × more, so that correlated noise does not pay" in str(found.prefix)
+    assert chosen.considered[-1].mechanism == "correlated-gaussian"
+    assert "no less noise in the model" in str(chosen.considered[-1].reason)
 
 
 def test_bands_are_chosen_for_the_workload_and_the_bits() -> None:
@@ -133,11 +136,15 @@ def test_a_workload_is_the_models_own_arithmetic() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"correlated": 1}, "correlated"),
-        ({"correlated": 257}, "correlated"),
+        ({"correlated": 1}, "correlated=1. Leave it out for independent noise"),
+        ({"correlated": 0}, "correlated=0. Leave it out"),
+        ({"correlated": "1"}, "correlated=1. Leave it out"),
+        ({"correlated": 257}, "correlated=257. Use fewer bands"),
         ({"correlated": "many"}, "auto"),
         ({"correlated": 8, "rounds": 4}, "at most rounds=4"),
         ({"participation": "fixed-size:0.01"}, "not proved"),
+        # Rather than that its neighbours are the wrong ones, which would not be the last word.
+        ({"participation": "poisson:0.01"}, "not proved"),
         ({"bits": None, "max_error": 0.1}, "max_error"),
         ({"mechanism": "binomial"}, "independent noise"),
         ({"workload": "adam"}, "momentum-late"),
@@ -154,4 +161,9 @@ def test_a_plan_can_be_shown() -> None:
     found = paper()
     assert json.loads(json.dumps(found.to_dict()))["prefix"]["gain"] > 10.0
     assert "over the run" in found._repr_html_()
+    assert "11.7 × less" in str(found.prefix)
+    points = found.to_dict()["frontier"]
+    gains = [point["prefix"]["gain"] for point in points]
+    assert gains == sorted(gains)
+    assert dict(zip([point["bits"] for point in points], gains, strict=True))[12] == found.to_dict()["prefix"]["gain"]
     assert paper(correlated="8").protocol == found.protocol

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -70,21 +70,33 @@ class PrefixNoise:
         """How many times smaller it is; below 1 correlation does not pay."""
         return self.independent / self.squared_error
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "gain": self.gain}
+
     def __str__(self) -> str:
+        verdict = f"{self.gain:.3g} × less"
+        if self.gain < 1.0:
+            verdict = f"{1.0 / self.gain:.3g} × more, so that correlated noise does not pay here"
         return (
             f"squared error of the model so far ({self.workload}, rate 1, mean over rounds) {self.squared_error:.4g}, "
-            f"with independent Gaussian noise {self.independent:.4g}: {self.gain:.3g} × less"
+            f"with independent Gaussian noise {self.independent:.4g}: {verdict}"
         )
 
 
 @dataclass(frozen=True)
 class CorrelatedPlan:
-    """A protocol with so many `bits`, what it is worth, and how to find the best for other numbers of bits."""
+    """A protocol with so many `bits`, what such ones are worth, and how to find the best for other numbers of bits."""
 
     bits: float
     design: Finished
-    prefix: PrefixNoise
+    judge: Callable[[Mechanism], PrefixNoise]
     explore: Callable[[], list[tuple[float, Design]]]
+
+    @cached_property
+    def prefix(self) -> PrefixNoise:
+        """What the protocol is worth."""
+        return self.judge(self.design.mechanism)
 
 
 def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan | None:
@@ -92,9 +104,8 @@ def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan 
 
     Raises:
         InfeasibleError: None has so few bits, or keeps (ε, δ); the message names the fewest bits that will do.
-        ParameterError: Nothing is proved about such rounds, or the requirements contradict each other.
+        ParameterError: There are too few or too many bands.
     """
-    _check(required)
     auto = required.correlated == AUTO
     rounds = problem.target.rounds
     if auto:
@@ -118,7 +129,8 @@ def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan 
     return None if auto and chosen.prefix.gain <= 1.0 else chosen
 
 
-def _check(required: Requirements) -> None:
+def check_correlated(required: Requirements) -> None:
+    """Raises `ParameterError` where nothing is proved about such rounds, or the requirements contradict each other."""
     participation = Participation.parse(required.participation)
     if participation.sampled:
         raise ParameterError(
@@ -138,9 +150,17 @@ def _check(required: Requirements) -> None:
 
 def _bands(said: int | str | None, rounds: int) -> int:
     """The number of bands, which may be text, checked."""
-    if isinstance(said, str) and not said.isdecimal():
+    if isinstance(said, str) and said.isdecimal():
+        said = int(said)
+    if isinstance(said, str):
         raise ParameterError(f"Expected correlated to be a number of bands from 2 on, or {AUTO!r}, got {said!r}.")
-    bands = _validate.integer("correlated", int(said) if isinstance(said, str) else said, low=2, high=MAX_BANDS)
+    try:
+        bands = _validate.integer("correlated", said, low=2, high=MAX_BANDS)
+    except ParameterError as error:
+        remedy = (
+            "Use fewer bands" if isinstance(said, int) and said > MAX_BANDS else "Leave it out for independent noise"
+        )
+        raise ParameterError(f"{error} {remedy}, or let {AUTO!r} choose.") from None
     if bands > rounds:
         raise ParameterError(
             f"Expected correlated to be at most rounds={rounds}, got correlated={bands}: noise is taken away by later "
@@ -299,14 +319,13 @@ class _Run:
             finished = self.problem.finish(self.problem.setting.design(mechanism), bits)
         except ConditionError as error:
             raise InfeasibleError(f"The best that {bits:.4g} bits hold cannot be accounted for. {error}") from None
-        kept = finished.mechanism
         finished = self._settled(finished)
-        considered = (Considered(kept.name, finished.error.total, proved=True),)
+        considered = (Considered(finished.mechanism.name, finished.error.total, proved=True),)
         independent = self.problem.gaussian_squared_error * self._weights[1]
         return CorrelatedPlan(
             bits,
             replace(finished, considered=considered),
-            PrefixNoise(self.name, self._error(kept), independent),
+            lambda mechanism: PrefixNoise(self.name, self._error(mechanism), independent),
             lambda: [(b, self._settled(self.problem.setting.design(each))) for b, each in self._designs().items()],
         )
 
