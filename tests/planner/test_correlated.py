@@ -89,6 +89,16 @@ def test_colluding_clients_cost_the_slots_whose_seeds_they_hold() -> None:
         paper(colluding=1250)
 
 
+def test_too_few_honest_clients_name_the_most_bands() -> None:
+    few: dict[str, Any] = {"rounds": 15, "participation": "once", "bits": 14}
+    for correlated, nearest in ((8, "correlated=4"), (5, "correlated=4")):
+        with pytest.raises(InfeasibleError, match=f"nobody's is left. The nearest that can be had: {nearest};"):
+            plan(10, 50, 8.0, 1e-5, colluding=2, correlated=correlated, **few)
+    assert plan(10, 50, 8.0, 1e-5, colluding=2, correlated=4, **few).prefix is not None
+    with pytest.raises(InfeasibleError, match="independent noise, without correlated"):
+        plan(2, 50, 8.0, 1e-5, colluding=1, correlated=2, **few)
+
+
 def test_in_every_round_it_does_not_pay_and_says_so() -> None:
     found = plan(100, 50, 8.0, 1e-6, bits=12, rounds=20, participation="every", correlated=4)
     assert found.prefix is not None

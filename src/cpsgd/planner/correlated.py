@@ -204,6 +204,11 @@ class _Run:
         }
 
     @cached_property
+    def _told(self) -> int:
+        """Clients of a round whose noise others may know, who had a seed of it before."""
+        return (self.bands - 1) * (self._fixed["untrusted_holders"] or 0)
+
+    @cached_property
     def _weights(self) -> tuple[float, float, float]:
         """What z, a round's own noise, and a bias weigh."""
         workload = self.workload
@@ -239,6 +244,15 @@ class _Run:
     def _too_few(self, bits: float) -> InfeasibleError:
         """Names the fewest bits that will do."""
         problem, target = self.problem, self.problem.target
+        if target.honest <= self._told:
+            most = math.ceil(target.honest / problem.colluding)
+            nearest = f"correlated={most}" if most > 1 else "independent noise, without correlated"
+            return InfeasibleError(
+                f"With {self.bands} bands clients hand seeds of {self.bands - 1} rounds on, and {problem.colluding:,} "
+                f"colluding clients per round may have held those of {self._told:,} others; noise that counts is that "
+                f"of {target.honest:,} of {problem.setting.clients:,}, so that nobody's is left. The nearest that can "
+                f"be had: {nearest}; or more clients, or fewer colluding clients."
+            )
         more = next((b for b in WHOLE_BITS if b > bits and self._designed(b) is not None), None)
         remedy = "more clients, fewer bands, fewer colluding clients or a larger delta may help"
         if more is not None:
@@ -260,10 +274,9 @@ class _Run:
         """With this range, and the most noise that the bits hold."""
         target, values = self._target, values_of(bits)
         distance = target.distance * self._correlation.sensitivity
-        told = (self.bands - 1) * (self._fixed["untrusted_holders"] or 0)
-        if target.honest <= told:
+        if target.honest <= self._told:
             return None
-        unit = distance / (target.gaussian_mu * math.sqrt(target.honest - told))
+        unit = distance / (target.gaussian_mu * math.sqrt(target.honest - self._told))
         for _ in range(2):
             found = self._loudest(unit, coordinate_range, values)
             if found is None:
