@@ -118,6 +118,11 @@ class PrivateMean:
         """
         if not isinstance(protocol, Protocol):
             raise ParameterError(f"Expected a protocol (of a plan, its `protocol`), got {type(protocol).__name__}.")
+        if protocol.mechanism.correlation is not None:
+            raise ParameterError(
+                f"{protocol.mechanism.name}: workers keep no noise from round to round, and none would be taken away "
+                "again. Plan without `correlated`, or use Flower."
+            )
         if not torch.distributed.is_initialized():
             raise ParameterError(
                 "There are no workers yet: call torch.distributed.init_process_group first, in every process. Where "
