@@ -283,11 +283,12 @@ class Protocol:
         Args:
             vectors: One per client, each as `encode` takes it; the rows of a matrix, for example.
             round: Number of the round.
-            threads: How many threads; by default as many as this process has processors.
+            threads: How many threads, the caller's among them; by default as many as this process has processors.
 
         Raises:
-            NonFiniteError: A coordinate is NaN or infinite; raised when that vector's turn comes.
-            VectorError: A vector does not have `dim` coordinates; likewise.
+            NonFiniteError: A coordinate is NaN or infinite; raised when that vector's turn comes, after the messages of
+                all before it.
+            VectorError: A vector does not have `dim` coordinates; likewise. Or `vectors` are none.
 
         Example:
             >>> protocol = Protocol.rotated_binomial(clients=3, dim=4, clip_norm=1.0, levels=2, trials=14)

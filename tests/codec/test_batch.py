@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cpsgd import Aggregator, Protocol
-from cpsgd.codec import batch, wire
+from cpsgd.codec import batch, pipeline, wire
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
 from cpsgd.mechanisms import SampledCoins
 
@@ -76,10 +77,50 @@ def test_a_bad_vector_is_refused_when_its_turn_comes(monkeypatch: pytest.MonkeyP
         list(protocol(8).encode_many(np.zeros((2, 9)), 0))
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_comes_before_an_error_is_not_lost(threads: int) -> None:
+    bad = np.zeros((60, 8))
+    bad[37, 2] = np.inf
+
+    def failing() -> Iterator[np.ndarray]:
+        yield from np.zeros((41, 8))
+        raise OSError("no more clients")
+
+    for vectors, error, before in ((bad, NonFiniteError, 37), (failing(), OSError, 41)):
+        messages = protocol(8).encode_many(vectors, 0, threads=threads)
+        assert len([next(messages) for _ in range(before)]) == before
+        with pytest.raises(error) as caught:
+            next(messages)
+        if error is NonFiniteError:
+            assert caught.value.__notes__ == ["It is vector 37, counted from 0."]
+
+
+def test_what_is_no_vectors_is_refused_at_once() -> None:
+    for given in (None, 5):
+        with pytest.raises(VectorError, match="one per client, got"):
+            protocol(8).encode_many(given, 0)  # type: ignore[arg-type]
+    with pytest.raises(VectorError, match="8 coordinates"):
+        list(protocol(8).encode_many(np.zeros(8), 0))
+
+
 def test_wrong_arguments_are_refused_at_once() -> None:
     for arguments in ({"round": -1}, {"round": 0, "threads": 0}, {"round": 0, "threads": 1.5}):
         with pytest.raises(ParameterError, match=r"round|threads"):
             protocol(8).encode_many(np.zeros((2, 8)), **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_callers_thread_is_one_of_them(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "_COORDINATES", 1)
+    encode, seen = pipeline.encode, set()
+
+    def noted(*arguments: Any) -> bytes:
+        seen.add(threading.get_ident())
+        return encode(*arguments)
+
+    monkeypatch.setattr(pipeline, "encode", noted)
+    assert len(list(protocol(8).encode_many(np.zeros((50, 8)), 0, threads=threads))) == 50
+    assert len(seen - {threading.get_ident()}) <= threads - 1
 
 
 def test_no_thread_stays_behind() -> None:

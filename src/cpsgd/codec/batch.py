@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 
 from cpsgd import _validate
 from cpsgd.codec import pipeline, wire
+from cpsgd.errors import VectorError
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -30,15 +31,17 @@ _COORDINATES = 1 << 17
 _AHEAD = 2
 
 
+_Encoded = tuple[list[bytes], Exception | None]
+"""Messages, and why there are no more."""
+
+
 @dataclass
 class _Part:
-    """Some vectors, and the messages that a thread makes of them."""
+    """Some vectors, the number of the first, and what a thread makes of them."""
 
+    first: int
     vectors: list[ArrayLike]
-    messages: Future[list[bytes]]
-
-
-Encode = Callable[[list[ArrayLike]], list[bytes]]
+    encoded: Future[_Encoded]
 
 
 def encode_many(
@@ -47,7 +50,11 @@ def encode_many(
     """See `Protocol.encode_many`."""
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
     count = processors() if threads is None else _validate.integer("threads", threads, low=1, high=MAX_THREADS)
-    return _messages(protocol, iter(vectors), round, count)
+    try:
+        found = iter(vectors)
+    except TypeError:
+        raise VectorError(f"Expected vectors, one per client, got {type(vectors).__name__}.") from None
+    return _messages(protocol, found, round, count)
 
 
 def processors() -> int:
@@ -59,40 +66,61 @@ def processors() -> int:
 def _messages(
     protocol: Protocol, vectors: Iterator[ArrayLike], round: int, threads: int
 ) -> Generator[bytes, None, None]:
-    if threads == 1:
-        for vector in vectors:
-            yield pipeline.encode(protocol, vector, round)
-        return
     at_a_time = max(1, _COORDINATES // protocol.dim)
+    failed: list[Exception] = []  # of whoever makes the vectors
 
-    def encode(part: list[ArrayLike]) -> list[bytes]:
-        return [pipeline.encode(protocol, vector, round) for vector in part]
+    def read() -> list[ArrayLike]:
+        part: list[ArrayLike] = []
+        try:
+            # Not by list(), which would lose those before an error.
+            part.extend(islice(vectors, at_a_time))
+        except Exception as error:
+            failed.append(error)
+        return part
+
+    def encode(first: int, part: list[ArrayLike]) -> _Encoded:
+        messages: list[bytes] = []
+        try:
+            for vector in part:
+                messages.append(pipeline.encode(protocol, vector, round))  # kept where one is refused
+        except Exception as error:
+            error.add_note(f"It is vector {first + len(messages)}, counted from 0.")
+            return messages, error
+        return messages, None
 
     waiting: deque[_Part] = deque()
-    with ThreadPoolExecutor(threads - 1, thread_name_prefix="cpsgd-encode") as executor:
+    with ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="cpsgd-encode") as executor:
         try:
+            first, more = 0, True
             while True:
-                while len(waiting) < _AHEAD * threads and (part := list(islice(vectors, at_a_time))):
-                    waiting.append(_Part(part, executor.submit(encode, part)))
+                while more and len(waiting) < _AHEAD * threads:
+                    part = read()
+                    more = bool(part) and not failed
+                    if part:
+                        encoded: Future[_Encoded] = executor.submit(encode, first, part) if threads > 1 else Future()
+                        waiting.append(_Part(first, part, encoded))
+                        first += len(part)
                 if not waiting:
-                    return
-                while not waiting[0].messages.done() and _helped(waiting, encode):
+                    break
+                while not waiting[0].encoded.done() and _helped(waiting, encode):
                     pass
-                yield from waiting.popleft().messages.result()
+                messages, error = waiting.popleft().encoded.result()
+                yield from messages
+                if error is not None:
+                    raise error
+            if failed:
+                raise failed[0]
         finally:
             # Where the caller stops early, or a vector is refused: what was not begun need not be.
             for left in waiting:
-                left.messages.cancel()
+                left.encoded.cancel()
 
 
-def _helped(waiting: Iterable[_Part], encode: Encode) -> bool:
+def _helped(waiting: Iterable[_Part], encode: Callable[[int, list[ArrayLike]], _Encoded]) -> bool:
     """Encodes the first part that no thread has begun, in this thread; False where all are begun."""
     for part in waiting:
-        if part.messages.cancel():
-            part.messages = Future()
-            try:
-                part.messages.set_result(encode(part.vectors))
-            except Exception as refused:  # to be raised when its turn comes
-                part.messages.set_exception(refused)
+        if part.encoded.cancel():
+            part.encoded = Future()
+            part.encoded.set_result(encode(part.first, part.vectors))
             return True
     return False
