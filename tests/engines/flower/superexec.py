@@ -58,7 +58,7 @@ def superexec() -> None:
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.superexec.executor import subprocess_executor
 
-    subprocess_executor.subprocess = Forks()  # type: ignore[assignment]
+    subprocess_executor.subprocess = Forks()  # type: ignore[assignment, attr-defined]
     flower_superexec()
 
 
