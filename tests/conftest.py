@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import itertools
@@ -49,6 +50,17 @@ def fixed_seed(monkeypatch: pytest.MonkeyPatch) -> None:
         return hashlib.shake_128(next(calls).to_bytes(8, "little")).digest(size)
 
     monkeypatch.setattr(os, "urandom", urandom)
+
+
+def pytest_collection() -> None:
+    """Nothing that is collected becomes garbage: looking for some among thousands of tests takes seconds."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is looked for, among what the tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
