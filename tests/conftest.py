@@ -58,13 +58,13 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """From here on garbage is looked for, among what the tests make."""
-    gc.freeze()
+    """From here on garbage is looked for."""
     gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what needs a GPU where there is none."""
+    """What mostly waits for its own processes begins first; what needs a GPU is skipped where there is none."""
+    items.sort(key=lambda item: item.path.name != "test_deployment.py")
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
         import torch
