@@ -119,6 +119,7 @@ bench: install
 	$(BIN)/python benchmarks/growth.py
 	FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m benchmarks.peers
 	$(BIN)/python benchmarks/datasets.py
+	$(BIN)/python benchmarks/private_statistics.py --rounds 50
 	$(BIN)/python benchmarks/training.py
 	FLWR_TELEMETRY_ENABLED=0 $(BIN)/python benchmarks/secagg.py
 	$(BIN)/python benchmarks/secagg_scale.py

@@ -212,16 +212,14 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def measured(
-    client_sizes: Sequence[int], dimensions: Sequence[int], limit: float, device: str | None, dim: int = DIM
-) -> dict[str, Any]:
-    """All tables, on this machine and, where there is one, on the device."""
+def measured_here(client_sizes: Sequence[int], dimensions: Sequence[int], limit: float, dim: int = DIM) -> Row:
+    """The tables of this machine."""
     free = free_memory()
     tables = {
         "clients": grow("clients", client_sizes, lambda size: simulated_round(size, dim), limit, free),
         "coordinates": grow("coordinates", dimensions, one_message, limit, free),
     }
-    report: dict[str, Any] = {
+    return {
         "machine": {
             "processor": platform.processor() or platform.machine(),
             "threads": processors(),
@@ -232,23 +230,34 @@ def measured(
         "coordinates per client": dim,
         "tables": tables,
         "billion clients": billion(tables["clients"]),
-        "device": None,
     }
-    if device is not None:
-        # A device takes many clients at once: with few coordinates a single one would measure launches.
-        def dimension(size: int) -> tuple[dict[str, float], int]:
-            clients = max(1, AT_ONCE // size)
-            times, turns = device_round(clients, size, device)
-            return {name: seconds / clients for name, seconds in times.items()}, turns
 
-        on_device = grow("clients", client_sizes, lambda size: device_round(size, dim, device), limit, free)
-        report["device"] = {
-            "name": device,
-            "clients": on_device,
-            "coordinates": grow("coordinates", dimensions, dimension, limit, free),
-            "billion clients": billion(on_device),
-        }
-    return report
+
+def measured_on(
+    device: str, client_sizes: Sequence[int], dimensions: Sequence[int], limit: float, dim: int = DIM
+) -> Row:
+    """The tables of a device."""
+    free = free_memory()
+
+    # A device takes many clients at once: with few coordinates a single one would measure launches.
+    def dimension(size: int) -> tuple[dict[str, float], int]:
+        clients = max(1, AT_ONCE // size)
+        times, turns = device_round(clients, size, device)
+        return {name: seconds / clients for name, seconds in times.items()}, turns
+
+    on_device = grow("clients", client_sizes, lambda size: device_round(size, dim, device), limit, free)
+    return {
+        "name": device_name(device),
+        "clients": on_device,
+        "coordinates": grow("coordinates", dimensions, dimension, limit, free),
+        "billion clients": billion(on_device),
+    }
+
+
+def device_name(device: str) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device
 
 
 def seconds_text(seconds: float) -> str:
@@ -338,10 +347,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("build/growth"), help="folder of the table and the picture")
     parser.add_argument("--limit", type=float, default=45.0, help="seconds that one size may take")
+    parser.add_argument(
+        "--only", choices=["machine", "device"], help="measure one of the two; the other's figures in --out are kept"
+    )
     options = parser.parse_args()
-    report = measured(SIZES, SIZES, options.limit, "cuda" if has_cuda() else None)
+    path = options.out / "growth.json"
+    report: Row = json.loads(path.read_text(encoding="utf-8")) if options.only and path.exists() else {"device": None}
+    if options.only != "device":
+        report |= measured_here(SIZES, SIZES, options.limit)
+    if options.only == "device" or (options.only is None and has_cuda()):
+        report["device"] = measured_on("cuda", SIZES, SIZES, options.limit)
+    if "tables" not in report:
+        parser.error(f"--only device adds to figures of a machine, and there are none in {options.out}")
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "growth.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     text = markdown(report)
     (options.out / "growth.md").write_text(text, encoding="utf-8")
     draw(report, options.out / "growth.svg")

@@ -14,14 +14,14 @@ ROOT = Path(cpsgd.__file__).parent
 
 # From the ground up. A room imports only rooms of lower floors.
 FLOORS = [
-    {"_display", "_durable", "_numbers"},
+    {"_cells", "_display", "_durable", "_numbers"},
     {"errors"},
     {"_validate", "_torch", "adjacency", "randomness"},
     {"correlation", "distance", "participation"},
     {"promise"},
     {"codec", "paper"},
     {"mechanisms"},
-    {"expectation"},
+    {"expectation", "protocol_data"},
     {"protocol"},
     {"aggregator"},
     {"privacy"},

@@ -16,7 +16,6 @@ Symbols of the paper (Agarwal, Suresh, Yu, Kumar, McMahan: "cpSGD", NeurIPS 2018
 
 from __future__ import annotations
 
-import hashlib
 import json
 import reprlib
 from collections.abc import Generator, Iterable, Sequence
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from cpsgd import _validate, mechanisms
+from cpsgd import _validate, protocol_data
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
@@ -50,10 +49,6 @@ MAX_RADIX = 2**32 - 1
 NORM_LIMITS = (1e-20, 1e20)
 """Between these D must be."""
 _MAX_GRID_NORM = 1e25
-# What a protocol file holds beside the fields of its mechanism.
-_SHARED = ("clients", "dim", "clip_norm", "rotate", "modulus", "rotation_seed")
-# Also there, but only if it was stated: files and fingerprints of 0.1.0, which knew none of it, stay as they are.
-_STATED = ("replace_one_distance", "distance_reason")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,10 +203,7 @@ class Protocol:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, the mechanism's among them, as plain JSON values."""
-        shared = {name: getattr(self, name) for name in _SHARED}
-        stated = {name: value for name in _STATED if (value := getattr(self, name)) is not None}
-        promise = {} if self.promise is None else {"promise": self.promise.to_dict()}
-        return {**shared, **self.mechanism.to_fields(self.clip_norm), **stated, **promise}
+        return protocol_data.fields(self)
 
     def to_json(self) -> str:
         """The fields as a JSON object."""
@@ -220,27 +212,12 @@ class Protocol:
     @classmethod
     def from_dict(cls, data: object) -> Self:
         """The protocol with these fields; unknown or missing names are refused."""
-        if not isinstance(data, dict):
-            raise ParameterError(f"Expected a JSON object with a protocol's fields, got {type(data).__name__}.")
-        missing = sorted({"clients", "dim", "clip_norm"} - data.keys())
-        if missing:
-            raise ParameterError(f"Missing protocol fields {missing}.")
-        kind = mechanisms.of_file(data)
-        known = (*_SHARED, *_STATED)
-        shared = {name: data[name] for name in known if name in data}
-        own = {name: value for name, value in data.items() if name not in (*known, "mechanism", "promise")}
-        if "promise" in data:
-            shared["promise"] = Promise.from_dict(data["promise"])
-        return cls(**shared, mechanism=kind.of_fields(own, data["clip_norm"]))
+        return cls(**protocol_data.arguments(data))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """The protocol written by `to_json`."""
-        try:
-            data = json.loads(text, object_pairs_hook=_named_once)
-        except (ValueError, RecursionError) as error:
-            raise ParameterError(f"A protocol file must hold a JSON object: {error}.") from None
-        return cls.from_dict(data)
+        return cls.from_dict(protocol_data.parsed(text))
 
     def __repr__(self) -> str:
         promise = "" if self.promise is None else f", promises ε ≤ {rounded_up(self.promise.epsilon)}"
@@ -269,8 +246,7 @@ class Protocol:
 
         SHA-256 of the canonical JSON (sorted names, no spaces, floats as exact hexadecimal), first 16 bytes.
         """
-        text = "cpsgd protocol v1" + json.dumps(_exact(self.to_dict()), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).digest()[:16]
+        return protocol_data.fingerprint(self.to_dict())
 
     # ------------------------------------------------------------------ the client's half
 
@@ -487,18 +463,3 @@ class Protocol:
         for vector in vectors:
             expectation.add(vector)
         return expectation.error()
-
-
-def _exact(data: dict[str, Any]) -> dict[str, Any]:
-    """The same with floats as text that loses nothing."""
-    return {
-        name: v.hex() if isinstance(v, float) else _exact(v) if isinstance(v, dict) else v for name, v in data.items()
-    }
-
-
-def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; one that says a thing twice could mean two things to two readers."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a field is given twice")
-    return found

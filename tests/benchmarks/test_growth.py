@@ -22,7 +22,7 @@ def report() -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(growth, "REPEATED", 1_000)
         patched.setattr(growth, "MOST_TURNS", 2)
-        return growth.measured(SMALL, SMALL, limit=math.inf, device=None, dim=8)
+        return {"device": None, **growth.measured_here(SMALL, SMALL, limit=math.inf, dim=8)}
 
 
 def test_every_size_is_measured_beside_memcpy(report: dict[str, Any]) -> None:
@@ -90,12 +90,13 @@ def test_the_picture_and_json(report: dict[str, Any], tmp_path: Path) -> None:
     assert json.loads(json.dumps(report)) == report
 
 
-def test_a_device_has_columns_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_device_has_columns_of_its_own(
+    report: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(growth, "AT_ONCE", 400)  # so that the larger sizes come in several parts
     monkeypatch.setattr(growth, "MOST_TURNS", 1)
-    monkeypatch.setattr(growth, "REPEATED", 1)
-    report = growth.measured(SMALL, SMALL, limit=math.inf, device="cpu", dim=8)
+    report = {**report, "device": growth.measured_on("cpu", SMALL, SMALL, limit=math.inf, dim=8)}
     for axis in ("clients", "coordinates"):
         assert [row[axis] for row in report["device"][axis]] == list(SMALL)
         assert all(row["seconds"] > 0 < row["memcpy"] for row in report["device"][axis])

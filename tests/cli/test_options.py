@@ -13,7 +13,7 @@ import pytest
 from cpsgd.cli import options, train
 from cpsgd.cli.frame import new_app
 from cpsgd.learning.settings import Settings
-from cpsgd.planner.problem import Requirements
+from cpsgd.planner.requirements import Requirements
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from cpsgd import Plan, plan
 from cpsgd.errors import (
     CpsgdError,
     InfeasibleError,
+    LedgerStorageError,
     ParameterError,
     RoundError,
     SenderError,
@@ -37,6 +38,7 @@ SIGNED = [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK]
 WAYS = [("plain", stage) for stage in PLAIN]
 WAYS += [("secure", stage) for stage in SECURE]
 WAYS += [("signed", stage) for stage in SIGNED]
+NODES = [f"node-{i}" for i in range(CLIENTS)]
 
 
 class Federation:
@@ -409,6 +411,104 @@ def test_a_withheld_round_stays_charged_and_a_round_is_charged_once(small_plan: 
         again = federation.open()
         assert again.stage is None
         assert "reserved before" in again.report.reason
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Ledger:
+    """A ledger with enough for several rounds."""
+    ledger = Ledger(tmp_path / "budget")
+    ledger.create(Budget(population="people", epsilon=20.0, delta=1e-5))
+    return ledger
+
+
+def silent_at(stage: Stage) -> Callable[[str, Stage, bytes], bytes | None]:
+    return lambda node, now, answer: None if now is stage else answer
+
+
+@pytest.mark.parametrize("stage", [Stage.ADVERTISE, Stage.SHARE])
+def test_a_round_withheld_before_data_is_asked_for_costs_nothing(
+    small_plan: Plan, tmp_path: Path, people: Ledger, stage: Stage
+) -> None:
+    federation = Federation(small_plan, tmp_path, "secure", ledger=people, population="people")
+    session = federation.open()
+    assert people.total("people").rounds == 1
+    assert carry(session, federation.clients, silent_at(stage)) is None
+    (entry,) = people.events("people")
+    assert (entry.abandoned, entry.released) == (True, False)
+    assert (people.total("people").rounds, people.total("people").epsilon) == (0, 0.0)
+    assert [client.trained for client in federation.clients.values()] == [0] * CLIENTS
+    # It may be run again, with clients that have not heard of it, and is charged then.
+    assert carry(federation.open(), unaware(), honest) is not None
+    assert [each.released for each in people.events("people")] == [False, True]
+    assert people.total("people").rounds == people.verify().totals[0].rounds == 1
+
+
+def test_a_round_stays_charged_once_data_was_asked_for(small_plan: Plan, tmp_path: Path, people: Ledger) -> None:
+    federation = Federation(small_plan, tmp_path, "secure", ledger=people, population="people")
+    # Their uploads may be anywhere.
+    assert carry(federation.open(), federation.clients, silent_at(Stage.MASK)) is None
+    # Nobody was sent the request of the second round, but somebody may have it.
+    session = ServerSession(Terms(plan=small_plan, secure=False, ledger=people, population="people"), 2, NODES, run=RUN)
+    assert session.requests().keys() == set(NODES)
+    session.close()
+    assert [entry.abandoned for entry in people.events("people")] == [False, False]
+    assert people.total("people").rounds == 2
+
+
+def test_a_charge_of_an_earlier_run_is_not_given_up(small_plan: Plan, tmp_path: Path, people: Ledger) -> None:
+    federation = Federation(small_plan, tmp_path, "secure", ledger=people, population="people")
+    federation.open()  # and the server stops, nobody knows where
+    for ahead in (False, True):
+        session = ServerSession(federation.terms, 1, NODES, run="other", charged_to=None if ahead else RUN, ahead=ahead)
+        if ahead:
+            exchange_keys(session, unaware())
+            session.charge((), charged_to=RUN)
+            session.close()
+        else:
+            carry(session, unaware(), silent_at(Stage.ADVERTISE))
+        assert session.report.reason
+        (entry,) = people.events("people")
+        assert not entry.abandoned
+
+
+def test_a_prepared_round_that_everybody_has_left_costs_nothing(
+    small_plan: Plan, tmp_path: Path, people: Ledger
+) -> None:
+    federation = Federation(small_plan, tmp_path, "secure", ledger=people, population="people")
+    session = ServerSession(federation.terms, 1, NODES, run=RUN, ahead=True)
+    exchange_keys(session, federation.clients)
+    session.charge(())
+    assert people.total("people").rounds == 1
+    session.close()
+    assert session.release() is None
+    assert people.total("people").rounds == 0
+
+
+def test_a_charge_that_cannot_be_given_up_stays(
+    small_plan: Plan, tmp_path: Path, people: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise LedgerStorageError("the disk is full")
+
+    federation = Federation(small_plan, tmp_path, "secure", ledger=people, population="people")
+    session = federation.open()
+    monkeypatch.setattr(Ledger, "abandon", full)
+    assert carry(session, federation.clients, silent_at(Stage.ADVERTISE)) is None
+    assert "disk" not in session.report.reason
+    assert people.total("people").rounds == 1
+
+
+def unaware() -> dict[str, Client]:
+    """Clients of secure aggregation that have heard of no round."""
+    return {node: Client(vector, secure=True) for node, vector in zip(NODES, VECTORS, strict=False)}
+
+
+def exchange_keys(session: ServerSession[str], clients: Mapping[str, Client]) -> None:
+    """Brings a prepared round to where it is charged."""
+    while session.stage is not Stage.MASK:
+        for node, request in session.requests().items():
+            session.receive(node, clients[node].ask(request))
+        session.close()
 
 
 def test_without_the_ledgers_leave_there_is_no_mean(small_plan: Plan, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from cpsgd.learning.backends import GpuBackend
 from cpsgd.learning.datasets import ImageDataset
 from cpsgd.learning.datasets.infinite import FIELD_COUNT, InfiniteDataset, smooth_fields
 from cpsgd.learning.recorded import RecordedRound
+from cpsgd.mechanisms import Binomial, Coins, CorrelatedGaussian, Mechanism, RoundedGaussian
 from cpsgd.protocol import Protocol
 
 
@@ -23,24 +24,24 @@ def data_set() -> InfiniteDataset:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("levels", [3, None], ids=["binomial", "coins"])
-def test_recorded_rounds(levels: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cpsgd.mechanisms import Binomial, Coins
-
-    reach = 3.6 / 51_370**0.5
-    mechanism = Coins(coins=1, theta=0.12, coordinate_range=reach)
-    protocol = Protocol(
-        clients=400,
-        dim=51_370,
-        clip_norm=1.0,
-        mechanism=mechanism if levels is None else Binomial(levels=levels, trials=13, coordinate_range=0.02),
-    )
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        Binomial(levels=3, trials=13, coordinate_range=0.02),
+        Coins(coins=1, theta=0.12, coordinate_range=3.6 / 51_370**0.5),
+        RoundedGaussian(noise_deviation=2.0, step=0.01, window=64, coordinate_range=0.02),
+        CorrelatedGaussian(noise_deviation=64.0, step=0.001, window=4096, coordinate_range=0.02, bands=3, run_length=6),
+    ],
+    ids=lambda mechanism: mechanism.name,
+)
+def test_recorded_rounds(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch) -> None:
+    protocol = Protocol(clients=400, dim=51_370, clip_norm=1.0, mechanism=mechanism)
 
     def trained(record: bool) -> tuple[list[torch.Tensor], type]:
         with monkeypatch.context() as patch:
             if not record:
                 patch.setattr(RecordedRound, "of", lambda *arguments: None)
-            model = mlp(784, 10, scaled=levels is None, seed=0)
+            model = mlp(784, 10, scaled=isinstance(protocol.mechanism, Coins), seed=0)
             options = {"cohorts": CohortOptions(cohort=400, rounds=6, participation="once")}
             run = RunOptions(seed=3, device="cuda", evaluate_every=3)
             loss = torch.nn.functional.cross_entropy

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from cpsgd.errors import (
     ConditionError,
     EntryError,
     LedgerAccessError,
-    LedgerChainError,
     ParameterError,
     PopulationError,
 )
@@ -164,34 +161,6 @@ def test_a_runs_round_is_charged_once_and_can_be_found(ledger: Ledger) -> None:
     assert ledger.total("people").rounds == 4
 
 
-def test_verify_and_heads(ledger: Ledger) -> None:
-    first = ledger.head
-    entry = ledger.reserve("people", EVENT)
-    ledger.release(entry, 900)
-    found = ledger.verify()
-    assert (found.records, found.head, found.overspent) == (4, ledger.head, ())
-    assert found.totals == (ledger.total("people"),)
-    for head in (first, str(first), first.hash, f" {first.hash.upper()}\n", ledger.head):
-        assert ledger.verify(head).records == 4
-    with pytest.raises(LedgerChainError, match="does not contain the head"):
-        ledger.verify("0" * 64)
-
-
-def test_an_object_notices_that_the_file_went_back_in_time(ledger: Ledger) -> None:
-    old = ledger.path.read_bytes()
-    kept = ledger.head
-    ledger.reserve("people", EVENT)
-    ledger.path.write_bytes(old)
-    with pytest.raises(LedgerChainError, match="are gone"):
-        ledger.reserve("people", EVENT)
-    with pytest.raises(LedgerChainError, match="are gone"):
-        ledger.total("people")
-    with pytest.raises(LedgerChainError, match="are gone"):
-        ledger.verify()
-    # Who opens it afresh cannot know, unless a head from before tells.
-    assert Ledger(ledger.path).verify(kept).records == 2
-
-
 def test_export_holds_everything_and_its_hashes(ledger: Ledger) -> None:
     ledger.release(ledger.reserve("people", EVENT), 950)
     data = json.loads(json.dumps(ledger.export()))
@@ -215,42 +184,6 @@ def test_where_there_is_no_ledger(tmp_path: Path) -> None:
         Ledger(tmp_path / "empty.ledger").verify()
     with pytest.raises(LedgerAccessError, match="unable to open"):
         Ledger(tmp_path / "no" / "such" / "folder").create(Budget(population="people", epsilon=1.0, delta=1e-6))
-
-
-@pytest.mark.slow
-def test_threads_may_share_a_ledger(ledger: Ledger) -> None:
-    rich = Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=10_000)
-    errors: list[Exception] = []
-
-    def work(name: str) -> None:
-        try:
-            for number in range(5):
-                event = RoundEvent(rich, survivors=1_000, run=name, round=number)
-                ledger.release(ledger.reserve("people", event), 1_000)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(str(i),)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    total = ledger.total("people")
-    assert (total.rounds, total.unreleased) == (20, 0)
-    assert ledger.verify().records == 42
-
-
-def test_a_ledger_works_in_a_forked_process(ledger: Ledger) -> None:
-    entry = ledger.reserve("people", EVENT)
-    child = os.fork()
-    if child == 0:
-        try:
-            ledger.release(entry, 900)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert ledger.events("people")[0].released
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from cpsgd.errors import (
     LedgerFormatError,
     ParameterError,
 )
-from cpsgd.ledger import Budget, Ledger, RoundEvent, book, snapshots, totals
+from cpsgd.ledger import Budget, Ledger, RoundEvent, replica, snapshots, totals
 from cpsgd.ledger.chain import State, canonical, link
 from cpsgd.ledger.kinds import Account, octave_of
 from cpsgd.privacy.rounds import guarantee_over_rounds
@@ -247,7 +247,7 @@ class Clock:
             def now(cls, tz: object = None) -> Fake:
                 return cls.fromisoformat(clock.now.isoformat())
 
-        monkeypatch.setattr(book, "datetime", Fake)
+        monkeypatch.setattr(replica, "datetime", Fake)
 
 
 @pytest.fixture

@@ -22,10 +22,11 @@ from cpsgd.planner import plan
 from cpsgd.privacy import products
 from cpsgd.privacy.accountant import Rounds, mixed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
+from cpsgd.privacy.costs import joint_cost, round_cost
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee
-from cpsgd.privacy.rounds import guarantee_over_rounds, joint_cost, round_cost
+from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 DELTA = 1e-6

@@ -325,7 +325,7 @@ FAULTS = (
     Fault(
         "colluding",
         "colluding clients' noise counts over rounds",
-        "privacy/rounds.py",
+        "privacy/costs.py",
         "honest, mechanism = surviving - colluding, protocol.mechanism",
         "honest, mechanism = surviving, protocol.mechanism",
         ("tests/privacy/test_rounds.py::test_collusion_counts_like_dropping_out",),

@@ -8,7 +8,7 @@ import pytest
 
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.planner import plan
-from cpsgd.planner.problem import BEST
+from cpsgd.planner.requirements import BEST
 
 MANY: dict[str, Any] = {"clients": 10_000, "dim": 65_536, "epsilon": 2.0, "delta": 1e-9}
 HUNDRED: dict[str, Any] = {"clients": 100, "dim": 10_000, "epsilon": 2.0, "delta": 1e-6}

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from cpsgd.errors import ParameterError
-from cpsgd.planner.problem import Problem, Requirements
+from cpsgd.planner.problem import Problem
 from cpsgd.planner.published import PublishedProblem, published_error
+from cpsgd.planner.requirements import Requirements
 
 MANY = PublishedProblem(clients=10_000, dim=65_536, epsilon=2.0, delta=1e-9, bits=18.0, secure=True)
 FEW = PublishedProblem(clients=100, dim=10_000, epsilon=2.0, delta=1e-6, bits=14.0, secure=True)

@@ -311,12 +311,7 @@ def _law_checks(batches: Sequence[Played], generator: np.random.Generator, share
     uniforms = [batch.law.uniform(batch.sums, generator) for batch in batches]
     ordered = checks.in_order(batches, uniforms)
     return [
-        checks.integers(batches),
-        checks.unbiased(batches, share),
-        checks.spread(batches, uniforms, share),
-        checks.distribution(batches, uniforms, share),
-        checks.tails(batches, uniforms, share),
-        checks.remainders(batches, share),
+        *checks.of_law(batches, uniforms, share),
         checks.quiet(ordered, share),
         checks.coordinates(ordered, share),
         checks.rounds(ordered, share),

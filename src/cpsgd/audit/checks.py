@@ -259,6 +259,18 @@ def _improbability(probability: float, allowed: float) -> float:
 # ---------------------------------------------------------------------- is the noise fresh?
 
 
+def of_law(batches: Sequence[Played], uniforms: Sequence[Array], false_alarm: float) -> list[Check]:
+    """What is asked of batches whatever they are played for, each with this false-alarm rate."""
+    return [
+        integers(batches),
+        unbiased(batches, false_alarm),
+        spread(batches, uniforms, false_alarm),
+        distribution(batches, uniforms, false_alarm),
+        tails(batches, uniforms, false_alarm),
+        remainders(batches, false_alarm),
+    ]
+
+
 def in_order(batches: Sequence[Played], uniforms: Sequence[Array]) -> Array:
     """The uniform numbers of all rounds as they were played."""
     times = np.concatenate([batch.times for batch in batches])

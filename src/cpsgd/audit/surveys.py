@@ -226,12 +226,7 @@ def law_checked(
     uniforms = [batch.law.uniform(batch.sums, generator) for batch in batches]
     part = share / _RANDOM_CHECKS
     asked = (
-        checks.integers(batches),
-        checks.unbiased(batches, part),
-        checks.spread(batches, uniforms, part),
-        checks.distribution(batches, uniforms, part),
-        checks.tails(batches, uniforms, part),
-        checks.remainders(batches, part),
+        *checks.of_law(batches, uniforms, part),
         sharp.variance(batches, part),
         sharp.wraparound(protocol, case.rounds, (1, count)),
     )

@@ -19,6 +19,7 @@ from typing import Protocol as Interface
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd._cells import filled_lines, is_number
 from cpsgd.errors import ParameterError, VectorError
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ class _CsvRows:
         for line, cells in self._lines():
             if self.dim == 0:
                 self.dim = len(cells)
-                if not any(_is_number(cell) for cell in cells):
+                if not any(is_number(cell) for cell in cells):
                     self.named = True
                     continue
                 if self.dim > 2 and cells == [str(i) for i in range(self.dim)]:
@@ -309,7 +310,7 @@ class _CsvRows:
             try:
                 block.append(list(map(float, cells)))
             except ValueError:
-                column = next(i for i, cell in enumerate(cells, start=1) if not _is_number(cell))
+                column = next(i for i, cell in enumerate(cells, start=1) if not is_number(cell))
                 raise VectorError(
                     f"{self._path}, line {line}, column {column}: not a number (cells are separated by commas)."
                 ) from None
@@ -328,18 +329,8 @@ class _CsvRows:
         with self._path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             try:
-                for cells in reader:
-                    if cells and cells != [""]:
-                        yield reader.line_num, cells
+                yield from filled_lines(reader)
             except UnicodeDecodeError:
                 raise VectorError(f"{self._path}: not a text file in UTF-8.") from None
             except csv.Error:
                 raise VectorError(f"{self._path}, line {reader.line_num}: not cells separated by commas.") from None
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True

@@ -79,7 +79,7 @@ def protocol(
 def _promising(protocol: Protocol, asked: dict[str, Any]) -> Protocol:
     """The protocol with what is proved of it as its promise; as it is where nothing is, and nothing was asked for."""
     from cpsgd.participation import Participation
-    from cpsgd.planner.problem import surviving
+    from cpsgd.planner.requirements import surviving
     from cpsgd.privacy.rounds import guarantee_over_rounds
     from cpsgd.promise import Promise
 

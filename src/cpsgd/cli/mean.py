@@ -19,7 +19,7 @@ from cpsgd.cli import _files, options, output, tables
 from cpsgd.cli.frame import whole
 from cpsgd.cli.tables import NO_BUDGET, NO_COLUMNS, BudgetOptions
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
-from cpsgd.planner.problem import BEST
+from cpsgd.planner.requirements import BEST
 from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:

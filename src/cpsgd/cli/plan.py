@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.privacy import guarantee_rows
-from cpsgd.planner.problem import Requirements
+from cpsgd.planner.requirements import Requirements
 
 if TYPE_CHECKING:
     from cpsgd.planner import Plan

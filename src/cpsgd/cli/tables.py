@@ -15,7 +15,7 @@ from cyclopts import Group, Parameter
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
-from cpsgd.planner.problem import BEST
+from cpsgd.planner.requirements import BEST
 from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:

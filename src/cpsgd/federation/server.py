@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from cpsgd.errors import (
     CpsgdError,
     ImplausibleMeanError,
+    LedgerError,
     ParameterError,
     SenderError,
     ShareError,
@@ -103,6 +105,8 @@ class ServerSession(Generic[Node]):
     ) -> None:
         """Charges the round to the ledger: from here on it counts as spent, also if it is never ended.
 
+        Only where it is withheld before anything about the data was asked for, the charge is given up.
+
         Args:
             terms: What the round is held to.
             round: Its number.
@@ -130,6 +134,8 @@ class ServerSession(Generic[Node]):
         self._metrics: dict[int, dict[str, float]] = {}
         self._refused: dict[int, str] = {}  # what was wrong with answers to the open stage
         self._entry: Entry | None = None
+        # Whether anything about the data was asked for; an earlier run that charged the round may have done so.
+        self._asked = charged_to is not None
         self._charged = not ahead
         self._revealing = revealing or (lambda: None)
         self._sum: MaskedSum | PlainSum | None = None
@@ -157,6 +163,7 @@ class ServerSession(Generic[Node]):
         if self._charged or self.stage is not Stage.MASK:
             raise StageError("A round is charged once, when it is prepared.")
         self._charged, self._revealing = True, revealing or self._revealing
+        self._asked |= charged_to is not None
         for node in self.waiting:
             if node not in present:
                 self.drop(node, "it has left since the round was prepared")
@@ -182,6 +189,7 @@ class ServerSession(Generic[Node]):
             return {}
         if not self._charged and stage in TRAINING:
             raise StageError("Nothing about the data is asked for before the round is charged.")
+        self._asked |= stage in TRAINING
         protocol = plan.protocol.to_json() if stage in OPENING else ""
         return {
             self._nodes[client]: Request(
@@ -370,3 +378,8 @@ class ServerSession(Generic[Node]):
 
     def _withhold(self, error: CpsgdError) -> None:
         self.report.reason, self._sum = self._named(str(error)), None
+        if self._terms.ledger is not None and self._entry is not None and not self._asked:
+            # No client has drawn noise or sent anything that depends on its data. If the ledger does not take it, the
+            # round stays spent.
+            with suppress(LedgerError):
+                self._terms.ledger.abandon(self._entry, "withheld before anything about the data was asked for")

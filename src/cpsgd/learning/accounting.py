@@ -26,6 +26,7 @@ from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import CheckpointError, ConditionError, InfeasibleError, ParameterError
 from cpsgd.learning.cohorts import Cohorts
+from cpsgd.learning.mechanisms import Mechanism, is_private, protocol_of
 from cpsgd.learning.options import AccountOptions
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.participation import Participation
@@ -283,3 +284,35 @@ class RunCharges:
             overflow=cohorts.overflow,
             label="cpsgd train, a simulation: its noise follows from a seed" if self._repeatable else "cpsgd train",
         )
+
+
+def open_accounts(
+    mechanism: Mechanism,
+    cohorts: Cohorts,
+    account: AccountOptions,
+    *,
+    examples: int | None,
+    repeatable: bool,
+    on_gpu: bool,
+) -> tuple[Spending | None, RunCharges | None]:
+    """A run's own account, where it is private, and its charges to a ledger, where there is one.
+
+    Raises:
+        ParameterError: A ledger is to pay for what protects nobody, or for something else than its budget is about.
+    """
+    protocol = protocol_of(mechanism)
+    spending = None
+    if protocol is not None and is_private(mechanism):
+        spending = Spending(protocol, cohorts, account, examples=examples)
+    if account.ledger is None or account.population is None:
+        return spending, None
+    if protocol is None or spending is None:
+        raise ParameterError("Only a run that is private at all is charged to a ledger: leave the ledger out.")
+    if on_gpu:
+        raise ParameterError(
+            "A ledger pays for noise that protects people; on a GPU it comes from a counter and protects nobody. "
+            "Use device cpu, or no ledger."
+        )
+    given = account.ledger
+    ledger = given if isinstance(given, Ledger) else Ledger(given, witness=account.witness)
+    return spending, RunCharges(ledger, account.population, protocol, spending, repeatable=repeatable)

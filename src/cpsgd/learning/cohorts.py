@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from cpsgd.adjacency import Adjacency
+from cpsgd.codec._kernels import kernels
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning.options import CohortOptions
 from cpsgd.participation import Participation, Scheme
@@ -137,28 +138,8 @@ def permuted(numbers: NDArray[np.int64], size: int, key: int) -> NDArray[np.int6
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     half = max(1, math.ceil(max(1, (size - 1).bit_length()) / 2))
-    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
     digest = hashlib.sha256(b"cpsgd permutation v1" + struct.pack("<Q", key)).digest()
-    keys = np.frombuffer(digest + hashlib.sha256(digest).digest(), dtype="<u8")[:_MIXING_ROUNDS]
-    found = numbers.astype(np.uint64)
-    walking = np.arange(found.size)
-    while walking.size:
-        values = found[walking]
-        left, right = values >> shift, values & mask
-        for subkey in keys:
-            left, right = right, left ^ (_mix(right ^ subkey) & mask)
-        values = left << shift | right
-        found[walking] = values
-        walking = walking[values >= size]
-    return found.astype(np.int64)
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of MurmurHash3: every bit of the input moves every bit of the output."""
-    shifted = x >> np.uint64(33)
-    mixed = x ^ shifted
-    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        mixed *= np.uint64(factor)
-        np.right_shift(mixed, np.uint64(33), out=shifted)
-        mixed ^= shifted
-    return mixed
+    keys = np.frombuffer(digest + hashlib.sha256(digest).digest(), dtype="<u8")[:_MIXING_ROUNDS].astype(np.uint64)
+    found = np.empty(numbers.size, dtype=np.int64)
+    kernels.permute(np.ascontiguousarray(numbers, dtype=np.int64), size, half, keys, found)
+    return found

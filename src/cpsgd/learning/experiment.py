@@ -30,10 +30,11 @@ from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.options import parameters_of, spelled_out
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples, sum_norm
-from cpsgd.planner.problem import BEST
+from cpsgd.planner.requirements import BEST
 from cpsgd.planner.target import Target
 from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds, published_epsilon
+from cpsgd.privacy.proofs import published_epsilon
+from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 PRIVATE = "private"

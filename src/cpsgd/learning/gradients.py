@@ -8,7 +8,7 @@ any size; so are the parts of a client with many examples.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 
 import numpy as np
@@ -211,11 +211,16 @@ class ClientUpdates:
         """All updates at once as products that are not written out; None where they are no such products."""
         if self._layers is None or len(counts) == 0 or not (counts == 1).all():
             return None
-        if self._scaling is not None:
-            features = self._scaling(features)
         layout = Layout(tuple((layer.out_features, layer.in_features) for layer in self._layers))
-        parts = [part for back, incoming in dense_factors(self._layers, features, labels) for part in (incoming, back)]
-        return Products(layout, torch.cat([*parts, torch.ones_like(parts[0][:, :1])], dim=1))
+        factors = torch.empty(len(counts), layout.factors, device=features.device)
+        *parts, ones = factors.tensor_split(layout.ends, dim=1)
+        ones.fill_(1.0)
+        if self._scaling is None:
+            parts[0].copy_(features.flatten(1))
+        else:
+            self._scaling.write(features.flatten(1), parts[0])
+        dense_factors(self._layers, labels, parts[::2], parts[1::2])
+        return Products(layout, factors)
 
     def _write(self, features: torch.Tensor, labels: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the updates of clients with equally many examples, [clients, examples, ...], to the rows of `out`."""
@@ -404,8 +409,12 @@ def write_dense_gradients(
     layer's output and what came in. `torch.func` computes the same but stores it several times on the way. `layers`
     are what `dense_layers` found, and `kernels` is `cpsgd.learning.fused` where it runs.
     """
+    widths = [layer.out_features for layer in layers]
+    inputs = [features.flatten(1), *(features.new_empty(len(out), width) for width in widths[:-1])]
+    backs = [features.new_empty(len(out), width) for width in widths]
+    dense_factors(layers, labels, inputs, backs)
     start = 0
-    for back, incoming in dense_factors(layers, features, labels):
+    for back, incoming in zip(backs, inputs, strict=True):
         width, depth = back.shape[1], incoming.shape[1]
         own = out[:, start : start + width * depth + width]
         if kernels is not None:
@@ -418,16 +427,18 @@ def write_dense_gradients(
 
 @torch.no_grad()
 def dense_factors(
-    layers: list[torch.nn.Linear], features: torch.Tensor, labels: torch.Tensor
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each layer what flows back into its output and what came in, one row per example."""
-    inputs = [features.flatten(1)]
-    for layer in layers[:-1]:
-        inputs.append(torch.addmm(layer.bias, inputs[-1], layer.weight.t()).relu_())
+    layers: list[torch.nn.Linear], labels: torch.Tensor, inputs: Sequence[torch.Tensor], backs: Sequence[torch.Tensor]
+) -> None:
+    """Writes for each layer what came in and what flows back into its output, one row per example.
+
+    What comes into the first layer must be there.
+    """
+    for layer, incoming, following in zip(layers[:-1], inputs, inputs[1:], strict=False):
+        torch.addmm(layer.bias, incoming, layer.weight.t(), out=following).relu_()
     outputs = torch.addmm(layers[-1].bias, inputs[-1], layers[-1].weight.t())
     # The gradient of cross-entropy: probabilities less 1 at the label.
-    backs = [torch.softmax(outputs, dim=1)]
-    backs[0].scatter_add_(1, labels[:, None], torch.full_like(backs[0][:, :1], -1.0))
-    for layer, incoming in zip(reversed(layers[1:]), reversed(inputs[1:]), strict=True):
-        backs.append((backs[-1] @ layer.weight) * (incoming > 0))
-    return list(zip(reversed(backs), inputs, strict=True))
+    torch.softmax(outputs, dim=1, out=backs[-1])
+    backs[-1].scatter_add_(1, labels[:, None], torch.full_like(outputs[:, :1], -1.0))
+    for number in range(len(layers) - 1, 0, -1):
+        back = backs[number] @ layers[number].weight
+        torch.mul(back, inputs[number] > 0, out=backs[number - 1])

@@ -24,6 +24,10 @@ class Scaled(torch.nn.Module):
         """The scaled features."""
         return (features - self.shift) / self.scale
 
+    def write(self, features: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes the scaled features."""
+        torch.div(features - self.shift, self.scale, out=out)
+
     def extra_repr(self) -> str:
         """What `repr` shows of it."""
         return f"shift={self.shift:g}, scale={self.scale:g}"

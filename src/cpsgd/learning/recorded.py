@@ -1,4 +1,4 @@
-"""A round on a GPU recorded as CUDA graphs: what takes dozens of launches takes two.
+"""A round on a GPU recorded as CUDA graphs: what takes dozens of launches takes two, or a few where noise is Gaussian.
 
 Everything that changes from round to round is on the device: the clients' numbers, the keys of random numbers, the
 rotation's signs, and the model. Results are those of the launches that were recorded, bit for bit.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cpsgd._torch import torch
 from cpsgd.learning.datasets.device import DeviceInfinite
 from cpsgd.learning.gradients import ClientUpdates
-from cpsgd.mechanisms.base import FairCoins
+from cpsgd.mechanisms.base import FairCoins, SumRounding
 from cpsgd.simulation.device import DeviceRound, carried
 
 
@@ -32,19 +32,24 @@ class RecordedRound:
         self._template = template
         self._seed = seed
         self._released = True
+        self._round = 0, 0
         # One copy brings both: what tells the round from others, and the clients' numbers.
         self._inputs = torch.zeros(template.inputs_size + 8 * size, dtype=torch.uint8, device=template.device)
         template.take_inputs(self._inputs[: template.inputs_size])
         numbers = self._inputs[template.inputs_size :].view(torch.int64)
-        self._sum, self._finish = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self._sum = torch.cuda.CUDAGraph()
+        # Gaussian noise is drawn by PyTorch, whose generators take no keys from the device.
+        coins = isinstance(template.protocol.mechanism.device_noise(size), FairCoins)
+        self._finish = torch.cuda.CUDAGraph() if coins else None
         with torch.cuda.device(template.device):
             with torch.cuda.graph(self._sum, capture_error_mode="thread_local"):
                 template.restart()
                 products = updates.products(*data.made(numbers))
                 assert products is not None
                 template.add(products)
-            with torch.cuda.graph(self._finish, capture_error_mode="thread_local"):
-                self._mean = template.mean()
+            if self._finish is not None:
+                with torch.cuda.graph(self._finish, capture_error_mode="thread_local"):
+                    self._mean = template.mean()
 
     @classmethod
     def of(
@@ -52,7 +57,8 @@ class RecordedRound:
     ) -> RecordedRound | None:
         """Records rounds like one whose messages were added; None where a round needs the CPU on its way."""
         noise = round_.protocol.mechanism.device_noise(round_.count)
-        if not (round_.takes_products and isinstance(noise, FairCoins) and updates.is_dense and round_.count):
+        drawn = isinstance(noise, FairCoins | SumRounding)
+        if not (round_.takes_products and drawn and updates.is_dense and round_.count):
             return None
         # Everything is compiled by a first round: nothing may be, while launches are recorded.
         template = DeviceRound(round_.protocol, 0, seed=0, device=round_.device)
@@ -61,6 +67,8 @@ class RecordedRound:
         assert products is not None
         template.add(products)
         template.mean()
+        # Only now: noise of a run's lineages is drawn for its own rounds alone.
+        template.lineages = round_.lineages
         return cls(template, data, updates, seed, round_.count)
 
     def start(self, number: int, clients: NDArray[np.int64]) -> None:
@@ -69,12 +77,17 @@ class RecordedRound:
         inputs = np.concatenate([self._template.inputs(number, seed), clients.view(np.uint8)])
         self._inputs.copy_(torch.from_numpy(inputs).pin_memory(), non_blocking=True)
         self._sum.replay()
+        self._round = number, seed
         self._released = False
 
     def mean(self) -> torch.Tensor:
         """The mean of the round's vectors, noise included. It is overwritten by the next round's."""
         if not self._released:
-            self._finish.replay()
+            if self._finish is not None:
+                self._finish.replay()
+            else:
+                self._template.renumber(*self._round)
+                self._mean = self._template.mean()
             self._released = True
         return self._mean
 

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
-from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
+from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError
 from cpsgd.learning import backends, devices, export, mechanisms, parallel
-from cpsgd.learning.accounting import RunCharges, Spending
+from cpsgd.learning.accounting import open_accounts
 from cpsgd.learning.architecture import Loss, trainable
 from cpsgd.learning.callbacks import Callback
 from cpsgd.learning.checkpoints import Progress, RunFolder
@@ -47,7 +47,6 @@ from cpsgd.learning.options import (
 )
 from cpsgd.learning.precheck import check_start
 from cpsgd.learning.server import Server
-from cpsgd.ledger import Ledger
 from cpsgd.planner.examples import check_participation
 from cpsgd.privacy.rounds import RoundsGuarantee
 
@@ -147,7 +146,14 @@ class Trainer:
         self._backend = backends.start(model, loss, dataset, mechanism, clients, run, self._processes)
         self._server = Server(model, loss, server, self.rounds)
         self._score = "accuracy" if dataset.classes is not None else "r_squared"
-        self._spending, self._ledger = self._accounts(account, clients.examples)
+        self._spending, self._ledger = open_accounts(
+            mechanism,
+            self._cohorts,
+            account,
+            examples=clients.examples,
+            repeatable=run.seed is not None,
+            on_gpu=devices.is_gpu(self._backend.device),
+        )
         self.config = self._settings(cohorts, clients, account.population)
         check_start(self._backend.updates, self._server, loss, self._backend.test_examples(), dataset.classes)
         self._folder: RunFolder | None = None
@@ -300,26 +306,6 @@ class Trainer:
             self._save()
 
     # ------------------------------------------------------------------ before the first round
-
-    def _accounts(self, account: AccountOptions, examples: int | None) -> tuple[Spending | None, RunCharges | None]:
-        """The run's own account, where it is private, and its charges to a ledger, where there is one."""
-        protocol = mechanisms.protocol_of(self._mechanism)
-        spending = None
-        if protocol is not None and mechanisms.is_private(self._mechanism):
-            spending = Spending(protocol, self._cohorts, account, examples=examples)
-        if account.ledger is None or account.population is None:
-            return spending, None
-        if protocol is None or spending is None:
-            raise ParameterError("Only a run that is private at all is charged to a ledger: leave the ledger out.")
-        if devices.is_gpu(self._backend.device):
-            raise ParameterError(
-                "A ledger pays for noise that protects people; on a GPU it comes from a counter and protects nobody. "
-                "Use device cpu, or no ledger."
-            )
-        given = account.ledger
-        ledger = given if isinstance(given, Ledger) else Ledger(given, witness=account.witness)
-        seeded = self._options.seed is not None
-        return spending, RunCharges(ledger, account.population, protocol, spending, repeatable=seeded)
 
     def _settings(self, cohorts: CohortOptions, clients: ClientOptions, budget: str | None) -> dict[str, Any]:
         """What a run that is resumed must have in common with the one that was started. Names are those of files."""

@@ -7,14 +7,14 @@
     ledger.release(entry, survivors=970)                                                    # then hand out the result
 
 `events` says what a budget and a round are, `kinds` sorts rounds, `totals` knows what they cost together, `chain` how
-records are linked, `storage` how they get on the disk, `snapshots` how a long ledger is opened, and `book` puts these
-together. `witness` and `reports` are for other people's eyes. docs/ledger.md has the whole story.
+records are linked, `storage` how they get on the disk and `snapshots` how a long ledger is opened. `replica` keeps up
+with a file that others write to, `verification` reads all of it again, and `book` puts these together. `witness` and
+`reports` are for other people's eyes. docs/ledger.md has the whole story.
 """
 
 from __future__ import annotations
 
 from cpsgd.ledger.book import Ledger as Ledger
-from cpsgd.ledger.book import Verification as Verification
 from cpsgd.ledger.chain import Head as Head
 from cpsgd.ledger.events import Budget as Budget
 from cpsgd.ledger.events import Entry as Entry
@@ -23,5 +23,6 @@ from cpsgd.ledger.events import Unit as Unit
 from cpsgd.ledger.reports import Report as Report
 from cpsgd.ledger.reports import check_report as check_report
 from cpsgd.ledger.totals import Total as Total
+from cpsgd.ledger.verification import Verification as Verification
 from cpsgd.ledger.witness import Line as Line
 from cpsgd.ledger.witness import Witness as Witness

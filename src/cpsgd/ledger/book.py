@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import secrets
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any, Self
 
 from cpsgd import _validate
@@ -19,19 +14,17 @@ from cpsgd.errors import (
     BudgetExpiredError,
     EntryError,
     LedgerAccessError,
-    LedgerChainError,
-    LedgerFormatError,
     PopulationError,
-    WitnessError,
 )
-from cpsgd.ledger import chain, snapshots, storage, totals
-from cpsgd.ledger.chain import Head, Remembered, State, check_event, check_group
+from cpsgd.ledger import chain, storage, totals
+from cpsgd.ledger.chain import Head, State, check_event, check_group
 from cpsgd.ledger.drafts import Draft
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, name
 from cpsgd.ledger.kinds import Account, octave_of
+from cpsgd.ledger.replica import Replica, now
 from cpsgd.ledger.reports import signed_report
-from cpsgd.ledger.storage import Index
 from cpsgd.ledger.totals import Price, Total
+from cpsgd.ledger.verification import Verification, Verifier
 from cpsgd.ledger.witness import Line, Witness
 from cpsgd.protocol import MAX_CLIENTS
 
@@ -39,27 +32,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
-@dataclass(frozen=True)
-class Verification:
-    """What `Ledger.verify` found in a chain that holds.
-
-    Attributes:
-        head: The last record. Keep it elsewhere, and a later `verify` can tell that nothing before it was changed.
-        records: How many records there are.
-        totals: What is spent, by population, computed anew.
-    """
-
-    head: Head
-    records: int
-    totals: tuple[Total, ...]
-
-    @property
-    def overspent(self) -> tuple[str, ...]:
-        """Populations whose rounds cost more than their budget; none, unless a release of cpsgd miscounted."""
-        return tuple(total.population for total in self.totals if total.epsilon > total.limit)
-
-
-class Ledger:
+class Ledger(Replica):
     """Privacy budgets in one file that several processes may use at once.
 
     An entry is on the disk when the call that makes it returns. An entry that was reserved counts as spent for ever,
@@ -100,20 +73,7 @@ class Ledger:
             WitnessError: It does not contain what the witness has seen.
             LedgerAccessError: It, or its witness, may not be read.
         """
-        self.path = Path(path)
-        self._witness = None if witness is None else Witness(Path(witness))
-        self._store = storage.Store(self.path, _validate.non_negative("timeout", timeout))
-        self._state = State()
-        # Entries, where the file has no index, or none that fits its records.
-        self._memory: Remembered | None = None
-        self._lock = threading.RLock()
-        if self.path.exists() and self.path.stat().st_size > 0:
-            with self._latest():
-                pass
-        elif self._witness is not None and self._witness.path.exists():
-            raise WitnessError(
-                f"There is no ledger at {self.path}, but {self._witness.path} has seen one. Restore it from a copy."
-            )
+        super().__init__(Path(path), timeout, None if witness is None else Witness(Path(witness)))
 
     def __enter__(self) -> Self:
         return self
@@ -159,7 +119,7 @@ class Ledger:
         # Priced before the lock is taken, so that others wait for the disk only. If somebody else spends meanwhile, it
         # is priced again under the lock.
         with self._latest() as state:
-            self._price(population, event, _now(state))
+            self._price(population, event, now(state))
         with self._appending() as draft:
             price = self._price(population, event, draft.time)
             if event.run and (known := draft.entries.find(population, event.run, event.round)) is not None:
@@ -191,9 +151,7 @@ class Ledger:
         number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
         survivors = _validate.integer("survivors", survivors, low=1, high=MAX_CLIENTS)
         with self._appending() as draft:
-            known = draft.known(number)
-            if known is None or (isinstance(entry, Entry) and known.event != entry.event):
-                raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
+            known = self._known(draft, number, entry)
             if known.closed_as is not None:
                 done = "given up" if known.abandoned else "released"
                 raise EntryError(f"Entry {number} was {done} before. A second result needs an entry of its own.")
@@ -214,6 +172,10 @@ class Ledger:
         It costs nothing any more, and its run may reserve the round again. The ledger takes the caller's word, which is
         on record: a message that was sent without secure aggregation, a sum or anything computed from it is something.
 
+        Call it where the round ends before any client was asked for its data, as `ServerSession` does of itself when
+        a round is withheld while keys are exchanged. Do not call it where a run may be taken up again: `Trainer` draws
+        a round's noise before it reserves, and a run that stopped between that and the release goes on with its entry.
+
         Args:
             entry: What `reserve` returned, or its number.
             reason: Why nothing was shown, for people.
@@ -224,9 +186,7 @@ class Ledger:
         number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
         name("reason", reason, empty=False)
         with self._appending() as draft:
-            known = draft.known(number)
-            if known is None or (isinstance(entry, Entry) and known.event != entry.event):
-                raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
+            known = self._known(draft, number, entry)
             if known.closed_as is not None:
                 done = "given up" if known.abandoned else "released, and its result may have been seen,"
                 raise EntryError(f"Entry {number} was {done} before: it cannot be given up.")
@@ -245,7 +205,7 @@ class Ledger:
         with self._latest() as state:
             self._budget(population)
             found = []
-            time = _now(state)
+            time = now(state)
             reserved = state.reserved(population, time)
             for budget, accounts in state.purses(population, time):
                 _check(budget, events, time)
@@ -262,7 +222,7 @@ class Ledger:
         """
         with self._latest() as state:
             self._budget(population)
-            return totals.spent(*state.purses(population, _now(state))[0])
+            return totals.spent(*state.purses(population, now(state))[0])
 
     def lifetime(self, population: str) -> Total:
         """The same over all periods: what somebody has spent whose data was there all the time.
@@ -330,47 +290,17 @@ class Ledger:
                 cut off, replaced by an older copy, or rewritten.
             LedgerFormatError: It is not a ledger, or what is kept beside its records does not follow from them.
         """
-        wanted = None if head is None else str(head).strip().lower().rpartition(":")[2]
-        book = self._witness if witness is None else Witness(Path(witness))
-        lines = [] if book is None else book.lines()
-        for line in lines if signers is not None else []:
-            line.check(signers or ())
-        seen = {line.head for line in lines}
-        entries = Remembered(forgets=True)
-        fresh = State(entries=entries)
-        contained = False
+        verifier = Verifier(self.path, head, self._witness if witness is None else Witness(Path(witness)), signers)
         with self._lock, self._store.reading() as connection:
-            storage.check_pages(connection)
-            last, found = self._state.head, Head()
-            for row in storage.rows_after(connection, 0):
-                fresh.apply(*row)
-                contained |= row[2] == wanted
-                seen.discard(fresh.head)
-                if fresh.head.number == last.number:
-                    found = fresh.head
-            if found != last:
-                raise self._went_back()
-            if storage.has_cache(connection) and not snapshots.fits(connection, fresh, entries):
-                raise LedgerFormatError(
-                    f"Every record of {self.path} holds, but what is kept beside them, its index or snapshot, is "
-                    "damaged. Make that anew with `cpsgd budget repair`."
-                )
-        if wanted is not None and not contained:
-            raise LedgerChainError(
-                f"The chain of {self.path} holds by itself, but does not contain the head {wanted[:16]}…: its end was "
-                "cut off, it was replaced by another copy, or it was written anew."
-            )
-        if book is not None and seen:
-            raise self._unseen(min(seen, key=lambda each: each.number), book.path)
-        spent = [totals.spent(*purse) for name in fresh.budgets for purse in fresh.purses_over_time(name)]
-        return Verification(fresh.head, fresh.head.number + 1, tuple(spent))
+            verifier.read(connection, last=self._state.head)
+        return verifier.result()
 
     def seen(self, identity: Ed25519PrivateKey | None = None) -> Line:
         """The head as a line for a witness, signed if an identity is given."""
         with self._latest() as state:
             if state.head.number < 0:
                 raise LedgerAccessError(f"{self.path} is empty: it holds no ledger yet. Create a budget first.")
-            line = Line(state.head, _now(state))
+            line = Line(state.head, now(state))
         return line if identity is None else line.signed(identity)
 
     def report(self, identity: Ed25519PrivateKey) -> dict[str, Any]:
@@ -379,7 +309,7 @@ class Ledger:
         `cpsgd.ledger.check_report` verifies it.
         """
         with self._latest() as state:
-            return signed_report(state, _now(state), identity)
+            return signed_report(state, now(state), identity)
 
     def repair(self) -> Head:
         """Reads all records, checks every hash, and makes the index and the snapshot beside them anew.
@@ -407,7 +337,7 @@ class Ledger:
             populations = [
                 {
                     **budget.to_dict(),
-                    "total": totals.spent(*self._state.purses(name, _now(self._state))[0]).to_dict(),
+                    "total": totals.spent(*self._state.purses(name, now(self._state))[0]).to_dict(),
                     "entries": [entry.to_dict() for entry in entries.all(name)],
                 }
                 for name, budget in self._state.budgets.items()
@@ -430,6 +360,13 @@ class Ledger:
                 f"The ledger {self.path} has no budget for {population!r}; it has {known}. Create one first."
             ) from None
 
+    def _known(self, draft: Draft, number: int, entry: Entry | int) -> Entry:
+        """The entry of that number, which must be the one that was given."""
+        known = draft.known(number)
+        if known is None or (isinstance(entry, Entry) and known.event != entry.event):
+            raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
+        return known
+
     def _price(self, population: str, event: RoundEvent, time: str) -> Price:
         self._budget(population)
         prices = []
@@ -441,79 +378,6 @@ class Ledger:
                 raise _exceeded(budget, accounts, totals.priced(budget, accounts, [event], reserved))
             prices.append(price)
         return prices[0] if len(prices) == 1 else replace(prices[0], covers=0)
-
-    @contextmanager
-    def _latest(self) -> Iterator[State]:
-        """The state with the records that were added since the last time."""
-        with self._lock:
-            with self._store.reading() as connection:
-                self._read(connection)
-            yield self._state
-
-    @contextmanager
-    def _looking(self) -> Iterator[Index | Remembered]:
-        """The entries of the latest state."""
-        with self._lock, self._store.reading() as connection:
-            self._read(connection)
-            yield self._entries(connection)
-
-    @contextmanager
-    def _appending(self, *, create: bool = False, whole: bool = False) -> Iterator[Draft]:
-        """What to write: on the disk, and only then known, when the block ends; forgotten if it raises."""
-        with self._lock:
-            with self._store.writing(create=create) as connection:
-                self._read(connection, whole=whole)
-                draft = Draft(self._entries(connection), _now(self._state))
-                yield draft
-                rows = draft.write(connection, self._state, self._memory)
-            self._memory = None
-            for row in rows:
-                self._state.apply(*row, entries=draft.looked_up)
-            if self._witness is not None and rows:
-                self._witness.append(Line(self._state.head, draft.time))
-
-    def _entries(self, connection: Connection) -> Index | Remembered:
-        """Those of the file's index, where it has one that fits."""
-        return Index(connection) if self._memory is None else self._memory
-
-    def _read(self, connection: Connection, *, whole: bool = False) -> None:
-        last = self._state.head
-        if last.number < 0:
-            self._state, self._memory = snapshots.read(connection, whole=whole)
-            if self._witness is not None and self._state.head.number >= 0:
-                self._check_seen(connection, self._witness)
-            return
-        rows = storage.rows_after(connection, last.number)
-        if [row[2] for row in islice(rows, 1)] != [last.hash]:
-            raise self._went_back()
-        entries = self._entries(connection)
-        for row in rows:
-            self._state.apply(*row, entries=entries)
-
-    def _check_seen(self, connection: Connection, witness: Witness) -> None:
-        """Refuses a ledger that does not contain the newest head that the witness has seen."""
-        seen = witness.newest()
-        rows = list(storage.rows_between(connection, seen.number, seen.number))
-        if [row[2] for row in rows] != [seen.hash]:
-            raise self._unseen(seen, witness.path)
-
-    def _unseen(self, seen: Head, path: Path) -> WitnessError:
-        return WitnessError(
-            f"{self.path} does not contain the head {seen.number}:{seen.hash[:16]}… that {path} has seen: its end was "
-            "cut off, it was replaced by an older copy, or it was written anew. What was spent is not known; find the "
-            "newest copy."
-        )
-
-    def _went_back(self) -> LedgerChainError:
-        return LedgerChainError(
-            f"{self.path} no longer continues what was read from it before: records that were there are gone."
-        )
-
-
-def _now(state: State) -> str:
-    """The time, but never before that of the last record: a period does not come back."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return max(now, state.time) if len(now) == len(state.time) else now
 
 
 def _check(budget: Budget, events: Sequence[RoundEvent], time: str) -> None:

@@ -183,12 +183,13 @@ class State:
         within = [(each, [account, self.account(each.population, time)]) for each in groups]
         return [(budget, [account]), *within]
 
-    def purses_over_time(self, population: str) -> list[tuple[Budget, list[Account]]]:
-        """The population's budget in each of its periods, and whose rounds count towards it."""
-        budget = self.budgets[population]
-        if budget.group_of:
-            return [(budget, [self.accounts[population, 0], self.accounts[budget.group_of, 0]])]
-        return [(budget, [account]) for (name, _), account in self.accounts.items() if name == population]
+    def purses_over_time(self) -> Iterator[tuple[Budget, list[Account]]]:
+        """Every budget in each of its periods, and whose rounds count towards it."""
+        for population, budget in self.budgets.items():
+            if budget.group_of:
+                yield budget, [self.accounts[population, 0], self.accounts[budget.group_of, 0]]
+            else:
+                yield from ((budget, [account]) for (name, _), account in self.accounts.items() if name == population)
 
     def reserved(self, population: str, time: str) -> int:
         """How many rounds were reserved before one that is now, of those that count together with it."""

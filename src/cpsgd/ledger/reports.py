@@ -116,7 +116,7 @@ _EXACTLY = ("population", "delta", "adjacency", "unit", "limit", "rounds", "unre
 
 
 def _totals(state: State) -> list[Total]:
-    return [totals.spent(*purse) for name in state.budgets for purse in state.purses_over_time(name)]
+    return [totals.spent(*purse) for purse in state.purses_over_time()]
 
 
 def _signed(body: Mapping[str, Any]) -> bytes:

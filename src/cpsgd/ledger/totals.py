@@ -30,15 +30,9 @@ from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
 from cpsgd.ledger.kinds import Account, EntryKind, Groups, kind_of, merged, octave_of
 from cpsgd.mechanisms.law import Steps
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
+from cpsgd.privacy.costs import SAMPLED_TAIL_SHARE, TAIL_SHARES, composition_citation, joint_cost, round_cost
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
-from cpsgd.privacy.rounds import (
-    SAMPLED_TAIL_SHARE,
-    TAIL_SHARES,
-    composition_citation,
-    guarantee_over_rounds,
-    joint_cost,
-    round_cost,
-)
+from cpsgd.privacy.rounds import guarantee_over_rounds
 
 BASIC = "basic composition"
 _BASIC_CITATION = (

@@ -47,6 +47,7 @@ from cpsgd.mechanisms.rounded_gaussian import (
     cut_off,
     reach_of,
     uniformity,
+    usual_fields,
 )
 
 LEAST_SIGMA = 4.0
@@ -81,6 +82,7 @@ class CorrelatedGaussian(RoundedGaussian):
     name = "correlated-gaussian"
     title = "Gaussian noise that later rounds take away, before rounding"
     planned = False
+    least_deviation = LEAST_SIGMA
     caution: ClassVar[str | None] = (
         "its guarantee is that of a whole run, which is charged as one; means of single rounds are no more accurate"
     )
@@ -356,26 +358,13 @@ class CorrelatedGaussian(RoundedGaussian):
         needed = 2.0 * (widest._taken + reach_of(cut) * widest._fresh_deviation) * (1.0 + 1e-9)
         return replace(widest, window=math.ceil(needed))
 
-    def quieter(self, factor: float) -> Self | None:
-        """The same with less noise, in a window as wide."""
-        sigma = self.noise_deviation * math.sqrt(min(factor, 0.99))
-        return replace(self, noise_deviation=sigma) if sigma >= LEAST_SIGMA else None
-
     # ------------------------------------------------------------------ as data
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
         """A σ of 64 in 12 bits, eight bands, and a run as long as a client can be told of."""
-        reach = clip_norm * min(1.0, 4.0 / math.sqrt(dim)) if rotate else clip_norm
-        step = max(clip_norm / (64.0 * math.sqrt(clients)), reach / 600.0)
-        return {
-            "noise_deviation": 64.0,
-            "step": step,
-            "window": 1 << 12,
-            "coordinate_range": reach,
-            "bands": 8,
-            "run_length": 1000,
-        }
+        noise = usual_fields(64.0, 1 << 12, 600.0, clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate)
+        return {**noise, "bands": 8, "run_length": 1000}
 
     def describe(self) -> str:
         """Noise, window, range and run."""

@@ -37,8 +37,8 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import WORKING_BITS, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice, published
-from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
-from cpsgd.mechanisms.symmetric import MAX_SIZE, Symmetric
+from cpsgd.mechanisms.law import Array, Window, window_of_ratios
+from cpsgd.mechanisms.symmetric import MAX_SIZE, Symmetric, SymmetricLaw
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
@@ -175,38 +175,20 @@ def sum_table(variance: float, clients: int) -> Table:
 
 
 @dataclass(frozen=True)
-class DiscreteGaussianLaw(Law):
+class DiscreteGaussianLaw(SymmetricLaw):
     """The sum of `parts` discrete Gaussians N_Z(0, v), moved up by W each."""
-
-    parts: int
-    each: float
-    limit: int
-
-    part_name = "clients"
-    lowest = -math.inf
-    highest = math.inf
 
     @property
     def variance(self) -> float:  # type: ignore[override]
         """The variance of all clients, rounded down."""
         return self.parts * integer_variance(self.each) * (1.0 - 1e-12)
 
-    @property
-    def mirror(self) -> int:  # type: ignore[override]
-        """Twice the centre."""
-        return 2 * self.parts * self.limit
-
-    def with_parts(self, parts: int) -> DiscreteGaussianLaw:
-        """With another number of clients."""
-        return replace(self, parts=parts)
-
     def __str__(self) -> str:
         return f"the sum of {self.parts} discrete Gaussians with variance {self.each:g} each"
 
     def window(self, nats: float, margin: int = 0) -> Window:
         """The window around the centre."""
-        reach = math.ceil(math.sqrt(2.0 * self.variance * nats) + 2.0 / 3.0 * nats + 2.0 + margin)
-        check_points(2 * reach + 1, self)
+        reach = self.half_window(nats, margin)
         ratios, error = self._ratios(reach + 1)
         outer = float(ratios[-1]) * (1.0 + 3.0 * error)
         found = window_of_ratios(self.parts * self.limit, ratios[:-1], ratios[:-1], outer, outer)

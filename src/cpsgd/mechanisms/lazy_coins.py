@@ -16,8 +16,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec import pack
 from cpsgd.codec.formats import Integers
+from cpsgd.codec.kernels import PythonKernel
 from cpsgd.codec.rounding import Flipper
 from cpsgd.mechanisms.base import Search
 from cpsgd.mechanisms.sampled_coins import MAX_RATE, SampledCoins
@@ -88,7 +88,7 @@ class LazyCoins(SampledCoins):
         )
 
 
-class LazyFlipper:
+class LazyFlipper(PythonKernel):
     """Coins that are flipped where a first word of 16 bits is below a limit: 2 for heads, 0 for tails, and 1 elsewhere.
 
     Instructions and addresses are the same whatever is flipped.
@@ -97,7 +97,7 @@ class LazyFlipper:
     def __init__(self, limit: int, below: int) -> None:
         self._flipper, self._below = Flipper(limit, 1), np.uint16(below)
 
-    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32], /) -> None:
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
         """Writes the integers."""
         size = 2 * grid.size
         self._flipper.values(grid, keystream[size : 2 * size], values)
@@ -106,19 +106,3 @@ class LazyFlipper:
         values *= np.uint32(2)
         values *= flipped
         values += np.uint32(1) - flipped
-
-    def packed(
-        self,
-        grid: NDArray[np.float32],
-        keystream: NDArray[np.uint8],
-        radix: int,
-        digits: int,
-        bits: int,
-        last_bits: int,
-        out: NDArray[np.uint8],
-        /,
-    ) -> None:
-        """Writes the integers, packed."""
-        values = np.empty(grid.size, dtype=np.uint32)
-        self.values(grid, keystream, values)
-        out[:] = np.frombuffer(pack.forward(values, radix), dtype=np.uint8)

@@ -21,7 +21,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec.kernels import kernels
+from cpsgd.codec.kernels import PythonKernel
 from cpsgd.codec.rounding import UNIFORMS, GaussianRounder
 from cpsgd.correlation import WEIGHT_BITS, Correlation
 from cpsgd.errors import ParameterError
@@ -147,7 +147,7 @@ class Lineages:
         return seeds
 
 
-class LineageKernel:
+class LineageKernel(PythonKernel):
     """Adds a lineage's noise and the client's own to grid points, and rounds to the nearest integer of a window.
 
     Own noise comes from the first part of the keystream. The rest is for the noise of a lineage that begins here; it is
@@ -184,18 +184,3 @@ class LineageKernel:
             points += self._inherited
         points += self._window << (self._bits - 1)
         values[:] = np.clip(points >> self._bits, 0, self._window - 1)
-
-    def packed(
-        self,
-        grid: NDArray[np.float32],
-        keystream: NDArray[np.uint8],
-        radix: int,
-        digits: int,
-        bits: int,
-        last_bits: int,
-        out: NDArray[np.uint8],
-    ) -> None:
-        """Writes the integers, packed."""
-        values = np.empty(grid.size, dtype=np.uint32)
-        self.values(grid, keystream, values)
-        kernels.pack(values, radix, digits, bits, last_bits, out)

@@ -72,6 +72,7 @@ class RoundedGaussian(Mechanism):
     fewest_values = 12
     is_noisy = True
     levels = 0
+    least_deviation: ClassVar[float] = LEAST_SIGMA
 
     noise_deviation: float
     step: float
@@ -362,16 +363,14 @@ class RoundedGaussian(Mechanism):
     def quieter(self, factor: float) -> Self | None:
         """The same with less noise, in a window as wide."""
         sigma = self.noise_deviation * math.sqrt(min(factor, 0.99))
-        return replace(self, noise_deviation=sigma) if sigma >= LEAST_SIGMA else None
+        return replace(self, noise_deviation=sigma) if sigma >= self.least_deviation else None
 
     # ------------------------------------------------------------------ as data
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
         """A σ of 4 in 8 bits, and as much noise in the sum as a vector is long."""
-        reach = clip_norm * min(1.0, 4.0 / math.sqrt(dim)) if rotate else clip_norm
-        step = max(clip_norm / (4.0 * math.sqrt(clients)), reach / 90.0)
-        return {"noise_deviation": 4.0, "step": step, "window": 256, "coordinate_range": reach}
+        return usual_fields(4.0, 256, 90.0, clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate)
 
     def describe(self) -> str:
         """Noise, window and range."""
@@ -379,6 +378,15 @@ class RoundedGaussian(Mechanism):
             f"Gaussian noise of {self.noise_deviation:.4g} steps of {self.step:.4g}, rounded to one of {self.window:,} "
             f"integers, in ±{self.coordinate_range:.4g}"
         )
+
+
+def usual_fields(
+    sigma: float, window: int, steps: float, *, clients: int, dim: int, clip_norm: float, rotate: bool
+) -> dict[str, Any]:
+    """Noise of σ in a window, as much of it in the sum as a vector is long, and a range of at most so many steps."""
+    reach = clip_norm * min(1.0, 4.0 / math.sqrt(dim)) if rotate else clip_norm
+    step = max(clip_norm / (sigma * math.sqrt(clients)), reach / steps)
+    return {"noise_deviation": sigma, "step": step, "window": window, "coordinate_range": reach}
 
 
 def uniformity(variance: float, honest: int) -> float:

@@ -14,7 +14,7 @@ A client draws from a table of the law itself, by one inversion instead of one p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
@@ -26,8 +26,8 @@ from cpsgd.adjacency import Adjacency
 from cpsgd.codec.kernels import kernels
 from cpsgd.codec.rounding import WORKING_BITS, Table
 from cpsgd.mechanisms import lattice, published
-from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
-from cpsgd.mechanisms.symmetric import DEFAULT_TRUNCATION, MAX_SIZE, Symmetric
+from cpsgd.mechanisms.law import Array, Window, window_of_ratios
+from cpsgd.mechanisms.symmetric import DEFAULT_TRUNCATION, MAX_SIZE, Symmetric, SymmetricLaw
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
@@ -157,38 +157,20 @@ def _start(variance: float, last: int, nats: float) -> int:
 
 
 @dataclass(frozen=True)
-class SkellamLaw(Law):
+class SkellamLaw(SymmetricLaw):
     """The sum of `parts` Skellam variables of variance v each, moved up by W each."""
-
-    parts: int
-    each: float
-    limit: int
-
-    part_name = "clients"
-    lowest = -math.inf
-    highest = math.inf
 
     @property
     def variance(self) -> float:  # type: ignore[override]
         """The variance of all clients, rounded down."""
         return self.parts * self.each * (1.0 - 2.0**-52)
 
-    @property
-    def mirror(self) -> int:  # type: ignore[override]
-        """Twice the centre."""
-        return 2 * self.parts * self.limit
-
-    def with_parts(self, parts: int) -> SkellamLaw:
-        """With another number of clients."""
-        return replace(self, parts=parts)
-
     def __str__(self) -> str:
         return f"Skellam noise of {self.parts} clients with variance {self.each:g} each"
 
     def window(self, nats: float, margin: int = 0) -> Window:
         """The window around the centre: Bernstein's inequality holds, since cosh λ - 1 <= (λ²/2)/(1 - λ/3)."""
-        reach = math.ceil(math.sqrt(2.0 * self.variance * nats) + 2.0 / 3.0 * nats + 2.0 + margin)
-        check_points(2 * reach + 1, self)
+        reach = self.half_window(nats, margin)
         ratios, _, steps = _ratios(self.variance, reach + 1)
         centre = self.parts * self.limit
         outer = float(ratios[reach])

@@ -17,6 +17,7 @@ from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, Table
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.base import Search
 from cpsgd.mechanisms.lattice import Lattice
+from cpsgd.mechanisms.law import Law, check_points
 
 MAX_SIZE = 2.0**29
 DEFAULT_TRUNCATION = 2.0**-120
@@ -199,3 +200,35 @@ class Symmetric(Lattice):
             f"k = {self.levels:,} levels in ±{self.coordinate_range:.4g}, {self.noise_name} noise of variance "
             f"{self.size:.6g} within ±{self.noise_limit:,}"
         )
+
+
+@dataclass(frozen=True)
+class SymmetricLaw(Law):
+    """The sum of `parts` clients' symmetric noise, of size v (`each`) and moved up by W (`limit`) each."""
+
+    parts: int
+    each: float
+    limit: int
+
+    part_name = "clients"
+    lowest = -math.inf
+    highest = math.inf
+
+    @property
+    def mirror(self) -> int:  # type: ignore[override]
+        """Twice the centre."""
+        return 2 * self.parts * self.limit
+
+    def with_parts(self, parts: int) -> Self:
+        """With another number of clients."""
+        return replace(self, parts=parts)
+
+    def half_window(self, nats: float, margin: int) -> int:
+        """How far a window goes from the centre: far enough for Skellam noise, and for noise of lighter tails.
+
+        Raises:
+            ConditionError: It would have too many points.
+        """
+        reach = math.ceil(math.sqrt(2.0 * self.variance * nats) + 2.0 / 3.0 * nats + 2.0 + margin)
+        check_points(2 * reach + 1, self)
+        return reach

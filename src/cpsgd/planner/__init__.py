@@ -6,5 +6,5 @@ from cpsgd.planner.planning import FrontierPoint as FrontierPoint
 from cpsgd.planner.planning import Plan as Plan
 from cpsgd.planner.planning import plan as plan
 from cpsgd.planner.planning import plan_for as plan_for
-from cpsgd.planner.problem import Requirements as Requirements
+from cpsgd.planner.requirements import Requirements as Requirements
 from cpsgd.planner.search import Considered as Considered

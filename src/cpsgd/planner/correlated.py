@@ -26,7 +26,8 @@ from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
 from cpsgd.mechanisms.correlated_gaussian import LEAST_SIGMA
 from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA
 from cpsgd.participation import Participation
-from cpsgd.planner.problem import BEST, WHOLE_BITS, Finished, Problem, Requirements
+from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
+from cpsgd.planner.requirements import BEST, Requirements
 from cpsgd.planner.search import MAX_BITS, AnyDesign, Considered, Design, values_of
 from cpsgd.planner.target import Target
 from cpsgd.planner.workloads import Workload

@@ -12,7 +12,8 @@ from cpsgd import _validate
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.planner.planning import Plan, plan_for
-from cpsgd.planner.problem import Problem, Requirements
+from cpsgd.planner.problem import Problem
+from cpsgd.planner.requirements import Requirements
 from cpsgd.privacy.examples import HEADROOM, example_protocol
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.protocol import Protocol

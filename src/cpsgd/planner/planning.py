@@ -16,7 +16,9 @@ from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.participation import Participation
 from cpsgd.planner.correlated import PrefixNoise, correlated_plan
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
-from cpsgd.planner.problem import BEST, WHOLE_BITS, Finished, Problem, Requirements
+from cpsgd.planner.nearest import too_accurate, too_few_bits
+from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
+from cpsgd.planner.requirements import BEST, Requirements
 from cpsgd.planner.search import MAX_BITS, Considered, Design
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.promise import Promise
@@ -265,10 +267,10 @@ def best_plan(
         asked = "The best there is" if bits is None else f"The best that {bits:.4g} bits hold"
         raise InfeasibleError(f"{asked} cannot be accounted for; use more bits. {error}") from None
     if found is None:
-        raise problem.too_few_bits(bits)
+        raise too_few_bits(problem, bits)
     chosen, design = found
     if max_error is not None and design.error.total > max_error:
-        raise problem.too_accurate(chosen, design, max_error)
+        raise too_accurate(problem, chosen, design, max_error)
 
     def frontier() -> Iterable[tuple[float, Design]]:
         return (problem.designs(enough, WHOLE_BITS) | {chosen: design}).items()

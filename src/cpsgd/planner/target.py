@@ -22,10 +22,10 @@ from cpsgd.mechanisms.law import Law, Normal, Steps
 from cpsgd.participation import Participation
 from cpsgd.privacy import accountant, gaussian
 from cpsgd.privacy.certificate import gaussian_certificate
+from cpsgd.privacy.costs import SAMPLED_TAIL_SHARE, counted_tail
 from cpsgd.privacy.moments import Meter, Moments
 from cpsgd.privacy.products import SHARES, smoothed_certificate, smoothed_sensitivity
 from cpsgd.privacy.renyi import MAX_WORK, rdp_epsilon, renyi_floor
-from cpsgd.privacy.rounds import SAMPLED_TAIL_SHARE, counted_tail
 
 # Shares of δ for the tails of Rényi certificates. The larger ones are for few clients: see `cpsgd.privacy.renyi`.
 _RENYI_TAIL_SHARES = (1e-3, 0.03, 0.1, 0.3)

@@ -158,6 +158,10 @@ class DeviceRound:
         """Makes this the round that these `inputs` on the device tell, whenever they are read."""
         self._inputs, self._signs = inputs, inputs[16:]
 
+    def renumber(self, round: int, seed: int) -> None:
+        """Makes this that round for all noise that is drawn from now on."""
+        self.round, self._seed, self._mean = round, seed, None
+
     def restart(self) -> None:
         """Forgets all messages."""
         self._sums.zero_()
@@ -230,7 +234,7 @@ class DeviceRound:
     def _add_rounded(self, vectors: torch.Tensor, unit: float, rounding: Rounding) -> None:
         protocol = self.protocol
         bound = protocol.clip_norm * (1.0 - clip.MARGIN)
-        if self.takes_products or (self._is_long and device_cuda.is_small(rounding)):
+        if self.takes_products or (self._is_long and device_cuda.can_draw(rounding)):
             options: dict[str, Any] = {
                 "bound": bound,
                 "unit": unit,

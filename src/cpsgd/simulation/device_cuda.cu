@@ -7,12 +7,13 @@
 //     A: 32 t + r          B: 1024 warp + 32 r + lane          C: 1024 r + t
 // so that the butterflies of bits 0-4 are within a thread in A, those of bits 5-9 in B and those of bits 10-14 in C.
 // A to B stays within a warp; B to C and C to A go through the whole block. Sums of rounded numbers are bytes, four to
-// a word, of the thread that has the coordinate in C; they are added to global memory before one can overflow.
+// a word, of the thread that has the coordinate in C; they are added to global memory before one can overflow. WIDE ones
+// find no room in a multiprocessor: each block has its own in global memory, so few that they stay in its cache.
 
 #define SIZE 32768
 #define TAIL ((REST + THREADS - 1) / THREADS)  // coordinates of a thread beyond the first 2^15, in layout C
-#define HEAD_WORDS 8
-#define TAIL_WORDS ((TAIL + 3) / 4)
+#define HEAD_WORDS SUM_WORDS(32)
+#define TAIL_WORDS SUM_WORDS(TAIL)
 #define CHUNKS 4096  // groups of 16 coordinates below 2^16
 
 // Each thread's numbers times ±2^(-15/2), in layout A.
@@ -71,6 +72,15 @@ __device__ __forceinline__ void regroup(float (&x)[32], float* buffer, u32 warp,
 
 // Adds the sums to global memory, and starts them again.
 __device__ __forceinline__ void flush(u32* totals, u64* sums, u32 t) {
+#if WIDE
+  // Blocks begin at different ones, so as not to wait for each other.
+  for (int number = 0; number < HEAD_WORDS + TAIL_WORDS; number++) {
+    const u32 word = (number + blockIdx.x) % (HEAD_WORDS + TAIL_WORDS), place = word * 1024 + t;
+    const u32 total = __ldcg(totals + word * THREADS);
+    totals[word * THREADS] = 0;
+    if (place < SIZE + REST) atomicAdd(sums + place, (u64)total);
+  }
+#else
   for (int word = 0; word < HEAD_WORDS + TAIL_WORDS; word++) {
     u32 total = totals[word * THREADS];
     totals[word * THREADS] = 0;
@@ -80,6 +90,7 @@ __device__ __forceinline__ void flush(u32* totals, u64* sums, u32 t) {
     for (int k = 0; k < 4; k++, place += 1024)
       if (place < end && (total >> (8 * k) & 255)) atomicAdd(sums + (head ? 0 : SIZE) + place, (u64)(total >> (8 * k) & 255));
   }
+#endif
 }
 
 #if PRODUCTS
@@ -130,13 +141,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
     const u32* __restrict__ signs, u64* __restrict__ sums, int count, int first, const u32* __restrict__ keys
 #if QUANTILES
     , const u32* __restrict__ exact, uint2* late
+#elif WIDE
+    , u32* wide
 #endif
 ) {
   extern __shared__ float memory[];
   float* buffer = memory + (-(u32)__cvta_generic_to_shared(memory) & 4095) / 4;
   const u32 t = threadIdx.x, warp = t / 32, lane = t % 32;
+#if WIDE
+  u32* totals = wide + (u64)blockIdx.x * ((HEAD_WORDS + TAIL_WORDS) * THREADS) + t;
+  float* factor = buffer + SIZE;
+#else
   u32* totals = (u32*)(buffer + SIZE) + t;
   float* factor = buffer + SIZE + (HEAD_WORDS + TAIL_WORDS) * THREADS;
+#endif
   const Keys key = {keys[0], keys[1]};
   for (int word = 0; word < HEAD_WORDS + TAIL_WORDS; word++) totals[word * THREADS] = 0;
   float x[32];

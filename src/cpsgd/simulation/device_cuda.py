@@ -1,9 +1,9 @@
 """A round's kernel in CUDA C++, compiled when it is first used by the NVRTC that comes with PyTorch.
 
 A client's whole vector is clipped, rotated and rounded within one multiprocessor, and the sums of all clients that it
-takes on stay there, too: nothing is written but sums (`device_cuda.cu`). It is for GPUs with so much shared memory as
-Hopper's and for vectors of 2^15 to 2^16 - 1 coordinates whose integers are small. Longer ones are for `device_long.py`,
-and `device_fused.py` does the others.
+takes on stay there, too, unless their integers are large: nothing is written but sums (`device_cuda.cu`). It is for
+GPUs with so much shared memory as Hopper's and for vectors of 2^15 to 2^16 - 1 coordinates. Longer ones are for
+`device_long.py`, and `device_fused.py` does the others.
 
 The integers are those of `device_plain.py`, bit for bit, with two exceptions. The last digit of a clipped vector's
 factor may be another. And 4 to 15 coins are not tossed: how many show heads is drawn by inversion, with the same law,
@@ -33,7 +33,7 @@ from cpsgd.simulation import device_plain as plain
 # What one block holds, and how many bytes of shared memory it takes beside sums and factors; numbers as the kernel's.
 _SIZE, _THREADS, _CHUNKS, _CHUNK = 1 << 15, 1024, 4096, 16
 _BUFFER = 4 * _SIZE + 4096
-# Larger integers would have to leave a block too often: its sums are bytes.
+# The largest integers whose sums are bytes.
 _LARGEST = 31
 # So many coins are not tossed but drawn by inversion, where what it takes fits beside the rest.
 _FEWEST_DRAWN, _MOST_DRAWN, _LARGEST_POINT = 4, 15, 4096
@@ -89,13 +89,22 @@ class Products:
 
 def supports(device: torch.device, dim: int, rounding: Rounding) -> bool:
     """Whether the kernel runs on a device, for vectors of so many coordinates rounded in this way."""
-    return _SIZE <= dim < 2 * _SIZE and is_small(rounding) and device.type == "cuda" and compiles(device)
+    return _SIZE <= dim < 2 * _SIZE and can_draw(rounding) and device.type == "cuda" and compiles(device)
 
 
-def is_small(rounding: Rounding) -> bool:
-    """Whether integers are so small that their sums may be bytes for a while, and can be drawn by the kernels."""
-    few = rounding.coins is None or rounding.coins <= plain.FEW_COINS
-    return rounding.largest <= _LARGEST and rounding.limit < 1 << 22 and few
+def can_draw(rounding: Rounding) -> bool:
+    """Whether the kernels draw such integers: all but many coins."""
+    return rounding.limit < 1 << 22 and (rounding.coins is None or rounding.largest <= _LARGEST)
+
+
+def is_wide(rounding: Rounding) -> bool:
+    """Whether integers are so large that their sums are words: as bytes they would have to leave a block too often."""
+    return rounding.largest > _LARGEST
+
+
+def sum_words(rounding: Rounding, count: int) -> int:
+    """How many words hold the sums of `count` coordinates."""
+    return count if is_wide(rounding) else -(-count // 4)
 
 
 def add_rows(
@@ -114,7 +123,8 @@ def add_rows(
     scales = torch.empty(count, device=device)
     lengths = _lengths(device, dim, 0)
     lengths(grid=(count, 1, 1), block=(256, 1, 1), args=[rows, rows.stride(0), scales, bound, unit])
-    _launch(_kernel(device, dim, rounding, None), [rows, rows.stride(0), scales, signs, sums, count, first, keys], rows)
+    arguments = [rows, rows.stride(0), scales, signs, sums, count, first, keys]
+    _launch(_kernel(device, dim, rounding, None), arguments, rows)
 
 
 def add_products(
@@ -151,13 +161,14 @@ def add_coins(sums: torch.Tensor, *, keys: torch.Tensor, trials: int) -> None:
     _tosser(sums.device)(grid=grid, block=(256, 1, 1), args=[sums, len(sums), trials, keys])
 
 
-def _launch(compiled: tuple[Any, int, torch.Tensor | None], arguments: list[Any], vectors: torch.Tensor) -> None:
-    kernel, memory, exact = compiled
-    blocks = min(torch.cuda.get_device_properties(vectors.device).multi_processor_count, len(vectors))
-    if exact is not None:
-        late = torch.empty((blocks, _LATE, 2), dtype=torch.int32, device=vectors.device)
-        arguments = [*arguments, exact, late]
-    kernel(grid=(blocks, 1, 1), block=(_THREADS, 1, 1), args=arguments, shared_mem=memory)
+def _launch(kernel: Kernel, arguments: list[Any], vectors: torch.Tensor) -> None:
+    device = vectors.device
+    blocks = min(torch.cuda.get_device_properties(device).multi_processor_count, len(vectors))
+    if kernel.exact is not None:
+        arguments = [*arguments, kernel.exact, torch.empty((blocks, _LATE, 2), dtype=torch.int32, device=device)]
+    elif kernel.far_words:
+        arguments = [*arguments, torch.empty((blocks, kernel.far_words), dtype=torch.int32, device=device)]
+    kernel.launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1), args=arguments, shared_mem=kernel.memory)
 
 
 @cache
@@ -197,7 +208,8 @@ def definitions(dim: int, rounding: Rounding, *, threads: int, place: str, late:
         "SAMPLED": int(rounding.rate is not None),
         "RATE": rounding.rate or 0,
         "COINS": rounding.coins or 0,
-        "FLUSH": 255 // min(rounding.largest, 255),
+        "WIDE": int(is_wide(rounding)),
+        "FLUSH": (0xFFFFFFFF if is_wide(rounding) else 255) // rounding.largest,
         "ROUNDING": plain.ROUNDING,
         "TOSSES": plain.TOSSES,
         "COIN_WORDS": plain.COINS,
@@ -213,6 +225,7 @@ def _definitions(dim: int, rounding: Rounding, factors: int) -> dict[str, Any]:
     return {
         **definitions(dim, rounding, threads=_THREADS, place="((r) << 10)", late=_LATE),
         "REST": rest,
+        "FAR_SUMS": int(is_wide(rounding)),
         "PRODUCTS": int(factors > 0),
         "FACTORS": max(factors, 32),
         "FACTORS_END": (max(factors, 32) * 36 // 32 + 35) // 4 * 4,
@@ -223,22 +236,37 @@ def _compiled(device: torch.device, kernel: str, names: dict[str, Any]) -> Any:
     return compiled(device, kernel, "device_cuda.cu", names)
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel, and what it takes.
+
+    Attributes:
+        launch: The kernel.
+        memory: Bytes of shared memory.
+        exact: The table that draws by inversion take; None where there are none.
+        far_words: Words of a block's sums in global memory; 0 where they are in shared memory.
+    """
+
+    launch: Any
+    memory: int
+    exact: torch.Tensor | None
+    far_words: int
+
+
 @lru_cache(maxsize=32)
-def _kernel(
-    device: torch.device, dim: int, rounding: Rounding, layout: Layout | None
-) -> tuple[Any, int, torch.Tensor | None]:
-    """The compiled kernel, the bytes of shared memory it takes, and the table that draws by inversion take."""
+def _kernel(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None) -> Kernel:
     names = _definitions(dim, rounding, layout.factors if layout else 0)
     kernel = _compiled(device, "encode", names)
+    tail = -(-names["REST"] // _THREADS)
+    words = (sum_words(rounding, _SIZE // _THREADS) + sum_words(rounding, tail)) * _THREADS
+    far = words if is_wide(rounding) else 0
+    memory, exact = _BUFFER + 4 * (words - far + names["FACTORS_END"]), None
     with torch.cuda.device(device):
-        words = (_SIZE + names["REST"] - 1) // (4 * _THREADS) + 1
-        memory = _BUFFER + 4 * (words * _THREADS + names["FACTORS_END"])
-        exact = None
         if is_drawn(rounding):
             memory += 8 * (rounding.limit + 1)
             exact = torch.from_numpy(quantiles(rounding.coins or 0, rounding.limit)).to(device)
         kernel.set_shared_memory_config(memory)
-    return kernel, memory, exact
+    return Kernel(kernel, memory, exact, far)
 
 
 def is_drawn(rounding: Rounding) -> bool:

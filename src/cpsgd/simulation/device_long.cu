@@ -234,10 +234,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) finish(
 #if !WRITE
   u32* totals = (u32*)(buffer + TILE) + t;
   const Keys key = {keys[0], keys[1]};
-  for (int word = 0; word < 8; word++) totals[word * THREADS] = 0;
+  for (int word = 0; word < SUM_WORDS(32); word++) totals[word * THREADS] = 0;
   Draws draws;
 #if QUANTILES
-  u32* bounds = (u32*)(buffer + TILE) + 8 * THREADS;
+  u32* bounds = (u32*)(buffer + TILE) + SUM_WORDS(32) * THREADS;
   for (u32 entry = t; entry < 2 * (LIMIT + 1); entry += THREADS) {
     const u32* pair = exact + (entry / 2 * COINS + entry % 2 * 2) * 8;
     bounds[entry] = pair[0] | pair[8] << 16;
@@ -287,13 +287,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) finish(
       if (++unflushed == FLUSH || row + splits >= count) {
         unflushed = 0;
 #pragma unroll
-        for (int r = 0; r < 32; r += 4) {
-          const u32 total = totals[r / 4 * THREADS];
-          totals[r / 4 * THREADS] = 0;
+        for (int r = 0; r < 32; r += WIDE ? 1 : 4) {
+          const u32 total = totals[SUM_WORDS(r) * THREADS];
+          totals[SUM_WORDS(r) * THREADS] = 0;
 #pragma unroll
-          for (int k = 0; k < 4; k++) {
-            const u32 place = begin + PLACE(r + k) + t;
-            if (place < end && (total >> (8 * k) & 255)) atomicAdd(sums + place, (u64)(total >> (8 * k) & 255));
+          for (int k = 0; k < (WIDE ? 1 : 4); k++) {
+            const u32 place = begin + PLACE(r + k) + t, part = WIDE ? total : total >> (8 * k) & 255;
+            if (place < end && part) atomicAdd(sums + place, (u64)part);
           }
         }
       }

@@ -2,7 +2,7 @@
 
 A transform's stages commute, so that those over distant coordinates of both transforms are one pass, with the exchange
 between the two; the last pass rounds and adds up, and writes sums only. Beside the rows, which are overwritten, it
-takes some bytes per row and tile. Integers too large for the kernel's sums are left to `device_fused.py`, rotated.
+takes some bytes per row and tile. Integers that the kernel does not draw are left to `device_fused.py`, rotated.
 
 Stages come in another order than in `device_plain.py`, and clipping comes last: a rotated number may differ in its last
 digits, and a few in a million of the integers by one. `stages` gives the order, for those who want equality. Random
@@ -201,7 +201,7 @@ def _finish(device: torch.device, log: int, rounding: Rounding) -> tuple[Any, in
     """The last pass, the bytes of shared memory it takes, and the table that draws by inversion take."""
     names = _definitions(log, rounding, _LAST_BLOCKS) | {"WRITE": 0}
     kernel = cuda.compiled(device, "finish", "device_long.cu", names)
-    memory, exact = 4 * (_TILE + 8 * _THREADS), None
+    memory, exact = 4 * (_TILE + cuda.sum_words(rounding, 32) * _THREADS), None
     if cuda.is_drawn(rounding):
         memory += 8 * (rounding.limit + 1)
         exact = torch.from_numpy(cuda.quantiles(rounding.coins or 0, rounding.limit)).to(device)

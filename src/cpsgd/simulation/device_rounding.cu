@@ -3,7 +3,7 @@
 //
 // A block has THREADS threads. Register r of thread t holds coordinate `first` + PLACE(r) + t when it is rounded, where
 // `first` is a multiple of 8192, and registers 8 i, ..., 8 i + 7 are 1024 coordinates apart each: they take the words of
-// one counter. Sums are bytes, four to a word.
+// one counter. Sums are bytes, four to a word; or (WIDE) words, for integers that would fill a byte too soon.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -64,7 +64,7 @@ __device__ __forceinline__ float nearest(float x) {
 // A coin of a client is forced with probability |g| / 2^15, to show what the sign of its grid point g says, and fair
 // otherwise. How many are forced is drawn by inversion: as many as there are k with U >= C[k], where C[k] is the
 // probability of at most k and U is uniform, both as integers of 15 + 7 · 32 bits, in which C is exact. Most often the
-// first 15 bits of U and of the four smallest C decide; the few draws that they do not are put off.
+// first 15 bits of U and of the four smallest C decide; the few draws that they do not are put off, with three others.
 struct Draws {
   u32 table;    // where the first 15 bits are in shared memory, 8 bytes for each |g|
   uint2* late;  // those put off by a block: place, |g| and sign; and the client
@@ -89,17 +89,20 @@ __device__ __forceinline__ u32 draw(float x, u32 word, u32 origin, u32& unsure) 
   // Less by one it is less, so it was equal. What is not less than C[3] is unsure, too.
   unsure |= some & ~(some - 0x00010001u);
   unsure |= more & ~(more - 0x80000001u);
-  const u32 turned = (u32)(__float_as_int(x) >> 31);
-  return __popc(((word & MASK) | forced) ^ (turned & MASK));
+  // Turned where the point is negative; in one instruction, a ^ (b & c).
+  u32 shown;
+  asm("lop3.b32 %0, %1, %2, %3, 0x78;" : "=r"(shown) : "r"((word & MASK) | forced), "r"(__float_as_int(x) >> 31), "n"(MASK));
+  return __popc(shown);
 }
 
-__device__ __forceinline__ void put_off(Draws draws, u32 draw, u32 client) {
+// Where the next `count` draws that are put off belong.
+__device__ __forceinline__ u32 put_off(u32 count) {
   u32 number;
-  asm volatile("atom.shared.add.u32 %0, [%1], 1;"
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;"
                : "=r"(number)
-               : "r"((u32)__cvta_generic_to_shared(&late_count))
+               : "r"((u32)__cvta_generic_to_shared(&late_count)), "r"(count)
                : "memory");
-  draws.late[number] = make_uint2(draw, client);
+  return number;
 }
 
 // Draws that were put off, with all bits. Forced coins are bits of MASK, in an order that begins with the usual four.
@@ -143,8 +146,21 @@ __device__ void draw_late(Draws draws, const u32* exact, u64* sums, u32 t, Keys 
 struct Draws {};
 #endif
 
+// How many words hold a thread's sums of so many coordinates.
+#define SUM_WORDS(count) (WIDE ? (count) : ((count) + 3) / 4)
+
 #define QUARTER(r) (PLACE(r) / 4096 * 1024 + PLACE(r) % 1024)
 #define EIGHTH(r) (PLACE(r) / 8192 * 1024 + PLACE(r) % 1024)
+
+// Adds to one of the sums that only this thread uses.
+__device__ __forceinline__ void add_to(u32* sum, u32 value) {
+#if FAR_SUMS
+  // They are in global memory: nobody waits for it.
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(sum), "r"(value) : "memory");
+#else
+  *sum += value;
+#endif
+}
 
 // One integer for each of COUNT numbers of a thread, added to its sums. The numbers are lost. Draws are put off with
 // places from `local` on.
@@ -156,40 +172,40 @@ __device__ __forceinline__ void round_part(
   const u32 origin = fresh(draws.table - (0x4B400000u << 3)), here = fresh(local + t);
 #pragma unroll
   for (int r = 0; r < COUNT; r += 4) {
-    u32 words[4], total = totals[r / 4 * THREADS], unsure = 0;
+    u32 words[4], total = 0, unsure = 0;
     philox(key, opaque(first / 4 + QUARTER(r) + t), client, TOSSES, words);
 #pragma unroll
     for (int k = 0; k < 4; k++)
       if (r + k < COUNT) total += draw(x[r + k], words[k], origin, unsure) << (8 * k);
     if (unsure & 0x80008000u) {
+      // All four are put off: to find out which it was would take registers that others need.
+      const int four = COUNT - r < 4 ? COUNT - r : 4;
+      uint2* late = draws.late + put_off(four);
 #pragma unroll
-      for (int k = 0; k < 4; k++)
-        if (r + k < COUNT) {
-          u32 own = 0;
-          const u32 heads = draw(x[r + k], words[k], origin, own);
-          if (own & 0x80008000u) {
-            total -= heads << (8 * k);
-            const u32 size = size_of(x[r + k]) - 0x4B400000u, sign = __float_as_uint(x[r + k]) & 0x80000000u;
-            put_off(draws, (here + PLACE(r + k)) | size << 16 | sign, client);
-          }
-        }
-    }
-    totals[r / 4 * THREADS] = total;
+      for (int k = 0; k < four; k++) {
+        const u32 size = size_of(x[r + k]) - 0x4B400000u, sign = __float_as_uint(x[r + k]) & 0x80000000u;
+        late[k] = make_uint2((here + PLACE(r + k)) | size << 16 | sign, client);
+      }
+    } else
+      totals[r / 4 * THREADS] += total;
   }
 #elif COINS == 0
 #pragma unroll
   for (int r = 0; r < COUNT; r += 4) {
-    u32 words[4], total = totals[r / 4 * THREADS];
-    philox(key, opaque(first / 4 + QUARTER(r) + t), client, ROUNDING, words);
+    u32 words[4] = {0, 0, 0, 0}, total = 0;
+    if (FRACTION > 0 || SAMPLED) philox(key, opaque(first / 4 + QUARTER(r) + t), client, ROUNDING, words);
 #pragma unroll
     for (int k = 0; k < 4; k++)
       if (r + k < COUNT) {
         u32 point = __float_as_uint(nearest(x[r + k])) + (OFFSET - 0x4B400000u);
         u32 drawn = (point + ((words[k] & 0xFFFF) >> (16 - FRACTION))) >> FRACTION;
         if (SAMPLED) drawn = (words[k] >> 16) < RATE ? 2 * drawn : 1;
-        total += drawn << (8 * k);
+        if (WIDE)
+          add_to(totals + (r + k) * THREADS, drawn);
+        else
+          total += drawn << (8 * k);
       }
-    totals[r / 4 * THREADS] = total;
+    if (!WIDE) totals[r / 4 * THREADS] += total;
   }
 #else
 #pragma unroll

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.errors import ColumnError, ParameterError, TableError
-from cpsgd.planner.problem import BEST
+from cpsgd.planner.requirements import BEST
 from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import RoundSimulator

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from cpsgd._cells import filled_lines, is_number
 from cpsgd.errors import ColumnError, TableError
 from cpsgd.statistics import columns as limits
 from cpsgd.statistics.columns import Chunk, Column, DataTable, different
@@ -100,7 +101,7 @@ class TextTable(DataTable):
         if header is None:
             raise TableError(f"{path} is empty.")
         self.names = different((name.strip() for name in header[1]), self.title)
-        if any(_is_number(name) for name in self.names):
+        if any(is_number(name) for name in self.names):
             raise TableError(f"{path} has no header: the first line must name the columns.")
 
     @property
@@ -140,16 +141,6 @@ class TextTable(DataTable):
             bytes_: Any = gzip.GzipFile(fileobj=opened) if self._packed else opened
             reader = csv.reader(io.TextIOWrapper(bytes_, encoding="utf-8-sig", newline=""), delimiter=self._separator)
             try:
-                for cells in reader:
-                    if cells and cells != [""]:
-                        yield reader.line_num, cells
+                yield from filled_lines(reader)
             except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError, csv.Error):
                 raise TableError(f"{self._path}: not a readable text file of cells in UTF-8.") from None
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True

@@ -91,6 +91,27 @@ def inverted(count: int, words: np.ndarray, high: np.ndarray, low: np.ndarray, b
     return np.array(reached, dtype=np.uint32) + np.uint32(base)
 
 
+@pytest.mark.parametrize("size", [1, 2, 5, 64, 1_000, 4_097, 2**32 + 5, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1_000])
+def test_permutations_are_the_same(size: int, count: int) -> None:
+    source = np.random.default_rng([size, count])
+    numbers, keys = source.integers(0, size, count), source.integers(0, 2**64, 6, dtype=np.uint64)
+    half = max(1, -(-(size - 1).bit_length() // 2))
+    found = [np.full(count, -1), np.full(count, -1)]
+    for module, own in zip((_native, numpy_twin), found, strict=True):
+        module.permute(numbers, size, half, keys, own)
+    np.testing.assert_array_equal(*found)
+    assert count == 0 or 0 <= found[0].min() <= found[0].max() < size
+
+
+@pytest.mark.parametrize(
+    ("numbers", "size", "half"), [([5], 5, 2), ([-1], 5, 2), ([0], 17, 2), ([0], 0, 2), ([0], 5, 0), ([0], 5, 33)]
+)
+def test_permutations_of_what_is_not_there_are_refused(numbers: list[int], size: int, half: int) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        _native.permute(np.array(numbers), size, half, np.zeros(6, np.uint64), np.zeros(1, np.int64))
+
+
 def test_the_twin_has_every_kernel() -> None:
     def public(module: Any) -> set[str]:
         return {name for name in dir(module) if callable(getattr(module, name)) and not name.startswith("_")}

@@ -27,6 +27,8 @@ ROUNDINGS = {
     "two": rounding_to(2),
     "three": rounding_to(3),
     "thirty": rounding_to(30),
+    "hundred": rounding_to(100),
+    "grid points": Rounding(36_447, 36_447, 0),
     "one coin": COIN["one"],
     "three coins": COIN["three"],
     "sampled": COIN["sampled"],
@@ -102,7 +104,11 @@ def products() -> tuple[torch.Tensor, cuda.Products]:
     gradients.write_dense_gradients(layers, x, y, rows)
     found = gradients.ClientUpdates(model, torch.nn.functional.cross_entropy).products(x, y, np.ones(1_500, dtype=int))
     assert found is not None
-    return rows, found
+    left, right = found.layout.pairs().T
+    written = found.factors[:, left] * found.factors[:, right]
+    # Matrices are multiplied in another order where they lie otherwise.
+    torch.testing.assert_close(written, rows, rtol=1e-4, atol=1e-6)
+    return written, found
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cpsgd.codec import rotate
+from cpsgd.mechanisms import Binomial, Coins, Mechanism
 from cpsgd.mechanisms.base import Rounding
 from cpsgd.protocol import Protocol
 from cpsgd.simulation import device_cuda as cuda
@@ -19,6 +20,8 @@ ROUNDINGS = {
     "two": rounding_to(2),
     "three": rounding_to(3),
     "thirty": rounding_to(30),
+    "hundred": rounding_to(100),
+    "grid points": Rounding(36_447, 36_447, 0),
     "one coin": COIN["one"],
     "three coins": COIN["three"],
     "sampled": COIN["sampled"],
@@ -191,12 +194,19 @@ def test_rotation_back(dim: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("levels", [3, 200])
-def test_a_round(levels: int) -> None:
-    """Small integers, and such as the last pass leaves to Triton."""
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        Binomial(levels=3, trials=13, coordinate_range=1e3),
+        Binomial(levels=100, trials=13, coordinate_range=1e3),
+        Coins(coins=255, theta=0.0078, coordinate_range=12.0),
+    ],
+    ids=["small", "large", "many coins"],
+)
+def test_a_round(mechanism: Mechanism) -> None:
+    """Small integers, large ones, and such as the last pass leaves to Triton."""
     dim = 100_000
-    protocol = Protocol.rotated_binomial(clients=500, dim=dim, clip_norm=1e3, levels=levels, trials=13)
-    assert protocol.mechanism.device_rounding() is not None
+    protocol = Protocol(clients=500, dim=dim, clip_norm=1e3, mechanism=mechanism)
     rows = rows_of(500, dim)
     rounds = [DeviceRound(protocol, 0, seed=1, device="cuda", kernels=kernels) for kernels in (None, plain)]
     for round_ in rounds:
@@ -221,5 +231,7 @@ def test_memory_beside_the_rows() -> None:
 
 def test_not_without_a_gpu() -> None:
     assert not long.supports(torch.device("cpu"), 100_000)
-    assert cuda.is_small(ROUNDINGS["thirty"])
-    assert not cuda.is_small(rounding_to(200))
+    assert cuda.can_draw(ROUNDINGS["thirty"])
+    assert cuda.can_draw(ROUNDINGS["grid points"])
+    assert not cuda.can_draw(COIN["many"])
+    assert not cuda.can_draw(Rounding(1 << 22, 1 << 22, 0))

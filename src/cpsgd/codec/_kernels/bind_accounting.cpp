@@ -1,4 +1,4 @@
-// Python's view of the accounting kernels.
+// Python's view of the kernels of accounting and cohorts.
 #include "bindings.h"
 
 namespace cpsgd {
@@ -100,6 +100,26 @@ void bind_accounting(nb::module_& m) {
       },
       nb::arg("variance"), nb::arg("start"), nb::arg("ratio"), nb::arg("error"),
       nb::arg("ratios").noconvert(), nb::arg("errors").noconvert());
+  m.def(
+      "permute",
+      [](Input<std::int64_t> numbers, std::uint64_t size, int half, Input<std::uint64_t> keys,
+         Array<std::int64_t> found) {
+        require(numbers.shape(0) == found.shape(0), "found has another length than the numbers");
+        require(half >= 1 && half <= 32 && size >= 1 && (half == 32 || (size - 1) >> 2 * half == 0),
+                "size is out of range");
+        const auto* begin = aligned(numbers);
+        // Whatever is not below the size may never come back.
+        for (std::size_t i = 0; i < numbers.shape(0); ++i) {
+          require(begin[i] >= 0 && static_cast<std::uint64_t>(begin[i]) < size,
+                  "a number is out of range");
+        }
+        unlocked([&] {
+          kernels().permute(begin, size, half, aligned(keys), keys.shape(0), aligned(found),
+                            numbers.shape(0));
+        });
+      },
+      nb::arg("numbers").noconvert(), nb::arg("size"), nb::arg("half"), nb::arg("keys").noconvert(),
+      nb::arg("found").noconvert());
 }
 
 }  // namespace cpsgd

@@ -134,6 +134,10 @@ struct Kernels {
                            const double* c0, const double* c1, std::size_t rows, std::size_t cells);
   void (*bessel_ratios)(double variance, std::size_t start, double ratio, double error,
                         double* ratios, double* errors, std::size_t count);
+  // Cohorts: see the NumPy twin.
+  void (*permute)(const std::int64_t* numbers, std::uint64_t size, int half,
+                  const std::uint64_t* keys, std::size_t rounds, std::int64_t* found,
+                  std::size_t n);
   void (*leave)();  // to be called after any of the others
 };
 

@@ -8,6 +8,7 @@
 #include "inversion.h"
 #include "norms.h"
 #include "packing.h"
+#include "permutation.h"
 #include "rotation.h"
 #include "sampling.h"
 #include "stages.h"
@@ -163,6 +164,7 @@ extern const Kernels kernels = {
     log_sums,
     largest_excess,
     bessel_ratios,
+    permute,
     leave,
 };
 

@@ -7,7 +7,6 @@ the time taken may depend on what is drawn.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +18,7 @@ from cpsgd.codec._kernels.accounting_twin import largest_excess as largest_exces
 from cpsgd.codec._kernels.accounting_twin import log_averages as log_averages
 from cpsgd.codec._kernels.accounting_twin import log_sums as log_sums
 from cpsgd.codec._kernels.accounting_twin import tilted_sums as tilted_sums
+from cpsgd.codec._kernels.by_values import ByValues
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 Sums = NDArray[np.uint32] | NDArray[np.uint64]
@@ -77,6 +77,31 @@ def hadamard(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return result
 
 
+def permute(
+    numbers: NDArray[np.int64], size: int, half: int, keys: NDArray[np.uint64], found: NDArray[np.int64]
+) -> None:
+    """Sends numbers through a Feistel network over 2 `half` bits, again where they land at `size` or beyond."""
+    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
+    walked = numbers.astype(np.uint64)
+    walking = np.arange(walked.size)
+    while walking.size:
+        values = walked[walking]
+        left, right = values >> shift, values & mask
+        for key in keys:
+            left, right = right, left ^ (_mixed(right ^ key) & mask)
+        values = left << shift | right
+        walked[walking] = values
+        walking = walking[values >= size]
+    found[:] = walked.astype(np.int64)
+
+
+def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of MurmurHash3: every bit of the input moves every bit of the output."""
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        x = (x ^ (x >> np.uint64(33))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(33))
+
+
 def _sign_values(signs: NDArray[np.uint8], first: int, count: int) -> NDArray[np.float32]:
     """`count` signs ±1 from bit `first` on; a 1 means minus."""
     bits = np.unpackbits(signs, bitorder="little")[first : first + count]
@@ -119,26 +144,14 @@ def rotate_backward(data: NDArray[np.float32], signs: NDArray[np.uint8]) -> None
     data[:size] = hadamard(data[:size]) * normalise * _sign_values(signs, 0, size)
 
 
-class _Values(ABC):
-    """What makes integers of grid points; packing them is the same for all."""
+class _Values(ByValues):
+    """A kernel whose integers are packed by the twin, too."""
 
-    @abstractmethod
-    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
-        """The integers."""
-
-    def packed(
-        self,
-        grid: NDArray[np.float32],
-        keystream: NDArray[np.uint8],
-        radix: int,
-        digits: int,
-        bits: int,
-        last_bits: int,
-        out: NDArray[np.uint8],
+    @staticmethod
+    def pack(
+        values: NDArray[np.uint32], radix: int, digits: int, bits: int, last_bits: int, out: NDArray[np.uint8]
     ) -> None:
-        """The integers, packed."""
-        values = np.empty(grid.size, dtype=np.uint32)
-        self.values(grid, keystream, values)
+        """Packs integers."""
         pack(values, radix, digits, bits, last_bits, out)
 
 

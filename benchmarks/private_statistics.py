@@ -1,6 +1,6 @@
 """Errors of private statistics beside diffprivlib and OpenDP at equal (ε, δ), and the time of a large table.
 
-    python benchmarks/statistics.py [--rounds 200] [--epsilon 1] [--delta 1e-6] [--json] [--large]
+    python benchmarks/private_statistics.py [--rounds 200] [--epsilon 1] [--delta 1e-6] [--json] [--large]
 
 All for replace-one neighbours. Errors are root-mean-square, over columns or bins and repetitions; means in units of the
 width of a column's bounds, histograms in rows. "gaussian" is the exactly calibrated Gaussian mechanism on the whole

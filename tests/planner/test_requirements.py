@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from typing import get_type_hints
 
 from cpsgd.planner import plan
-from cpsgd.planner.problem import Requirements
+from cpsgd.planner.requirements import Requirements
 
 
 def test_the_fields_are_the_planners_parameters() -> None:

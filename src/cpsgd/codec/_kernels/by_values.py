@@ -1,0 +1,38 @@
+"""Kernels that say what the integers of a message are; packing these is the same for all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class ByValues(ABC):
+    """Turns grid points into integers, and packs them afterwards."""
+
+    @abstractmethod
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
+        """Writes the integers."""
+
+    @staticmethod
+    @abstractmethod
+    def pack(
+        values: NDArray[np.uint32], radix: int, digits: int, bits: int, last_bits: int, out: NDArray[np.uint8]
+    ) -> None:
+        """Packs integers."""
+
+    def packed(
+        self,
+        grid: NDArray[np.float32],
+        keystream: NDArray[np.uint8],
+        radix: int,
+        digits: int,
+        bits: int,
+        last_bits: int,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Writes the integers, packed."""
+        values = np.empty(grid.size, dtype=np.uint32)
+        self.values(grid, keystream, values)
+        self.pack(values, radix, digits, bits, last_bits, out)

@@ -1,0 +1,121 @@
+"""What can be had instead, where requirements cannot be met: the errors of the planner name it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from cpsgd._numbers import rounded_up
+from cpsgd.errors import InfeasibleError
+from cpsgd.planner.problem import WHOLE_BITS, Problem
+from cpsgd.planner.search import MAX_BITS, Design, best_design, feasible, roughly_feasible, values_of
+
+# Up to how many times as many clients as would roughly do are tried, until certificates agree.
+_MOST_MORE_CLIENTS = 64
+# Bits below one that are named where still fewer were asked for.
+_SHARES = tuple(2.0**-power for power in range(1, 17))
+
+
+def too_few_bits(problem: Problem, bits: float | None) -> InfeasibleError:
+    """No design at these bits: names the fewest bits, and the fewest clients at these bits, that have one.
+
+    Both are found roughly, and then certified: what is named can be had.
+    """
+    asked = f"{bits:g} bits" if bits is not None else f"up to {MAX_BITS} bits"
+    reason = "every certificate needs more noise than that holds, whatever ε is"
+    fewest = min(kind.fewest_values for kind in problem.setting.mechanisms)
+    least = math.log2(fewest)
+    # Mechanisms that leave coordinates out take less than a bit.
+    shares = _SHARES if fewest == 1 else ()
+    if problem.setting.overflow is None and bits is not None and values_of(bits) < fewest:
+        reason = f"rounding and noise need at least {fewest} values, log2({fewest}) = {least:.4g} bits"
+    elif problem.setting.overflow is not None:
+        reason = "the sums of so many clients' noise alone do not fit the modulus, or there is too little noise"
+    remedies = []
+    more = [b for b in {least, *shares, *WHOLE_BITS} if b > (bits or 0.0)]
+    smallest = next((b for b in sorted(more) if _roughly(problem, b) and _certainly(problem, b)), None)
+    if smallest is not None:
+        remedies.append(f"bits={smallest:.4g} is the fewest that will do")
+    enough = _enough_clients(problem, bits if bits is not None else MAX_BITS)
+    if enough is not None:
+        remedies.append(f"about {enough:,} clients would do at {asked}")
+    remedies.append("or a larger delta, which needs less noise")
+    return InfeasibleError(
+        f"No protocol with {asked} per coordinate keeps δ={problem.target.delta:g} for {problem.setting.clients:,} "
+        f"clients: {reason}. The nearest that can be had: {'; '.join(remedies)}."
+    )
+
+
+def _enough_clients(problem: Problem, bits: float) -> int | None:
+    """The fewest clients (within a factor 1.1) with a design at these bits, if more of them help at all."""
+    clients = problem.setting.clients
+    rough = _first(clients, 2**32, lambda n: _roughly(_scaled(problem, n), bits))
+    if rough is None:
+        return None
+    return _first(rough - 1, _MOST_MORE_CLIENTS * rough, lambda n: _certainly(_scaled(problem, n), bits))
+
+
+def _scaled(problem: Problem, clients: int) -> Problem:
+    """The same requirements with more clients, of whom the same share drops out."""
+    surviving = problem.setting.surviving * clients // problem.setting.clients
+    return replace(
+        problem,
+        setting=replace(problem.setting, clients=clients, surviving=surviving),
+        target=replace(problem.target, honest=surviving - problem.colluding),
+    )
+
+
+def _roughly(problem: Problem, bits: float) -> bool:
+    return roughly_feasible(problem.setting, problem.target, bits)
+
+
+def _certainly(problem: Problem, bits: float) -> bool:
+    return feasible(problem.setting, problem.target, bits)
+
+
+def too_accurate(problem: Problem, bits: float, best: Design, max_error: float) -> InfeasibleError:
+    """No design is as accurate as that: names the smallest error at this ε and the smallest ε for this error."""
+    error = best.error.total
+    remedy = f"The smallest error at ε={rounded_up(problem.target.epsilon)} is {error:.4g}, with bits={bits:g}"
+    needed = _smallest_epsilon(problem, bits, max_error)
+    if needed is not None:
+        remedy += f"; max_error={max_error:g} needs about epsilon={rounded_up(needed, 3)}"
+    return InfeasibleError(
+        f"No protocol was found whose expected squared error is at most {max_error:g} "
+        f"(the Gaussian mechanism itself has {problem.gaussian_squared_error:.4g}). {remedy}, or more clients."
+    )
+
+
+def _smallest_epsilon(problem: Problem, bits: float, max_error: float) -> float | None:
+    """The smallest ε (within 2 %, rounded up) at which these bits reach the error."""
+    if problem.target.participation.rate < 1.0:
+        return None  # each trial would be a search through dp_accounting
+
+    def reached(epsilon: float) -> bool:
+        design = best_design(problem.setting, replace(problem.target, epsilon=epsilon), bits)
+        return design is not None and design.error.total <= max_error
+
+    low = high = problem.target.epsilon
+    while not reached(high):
+        low, high = high, 2.0 * high
+        if high > 100.0:
+            return None
+    while high > 1.02 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
+
+
+def _first(low: int, most: int, enough: Callable[[int], bool]) -> int | None:
+    """The smallest number above `low` (within a factor 1.1) that is enough, None if none up to `most` is."""
+    step = 1
+    while not enough(low + step):
+        low, step = low + step, max(2 * step, low // 4)
+        if low + step > most:
+            return None
+    high = low + step
+    while high > max(1.1 * low, low + 1):
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

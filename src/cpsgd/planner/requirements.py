@@ -1,0 +1,124 @@
+"""What a person wants of a protocol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cpsgd import _validate, mechanisms
+from cpsgd.adjacency import Adjacency
+from cpsgd.errors import ParameterError
+from cpsgd.mechanisms import Mechanism
+from cpsgd.participation import Participation
+from cpsgd.planner.modulus import DEFAULT_OVERFLOW
+
+BEST = "best"
+"""In place of a mechanism's name: whichever is the most accurate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """What a protocol must do. Checked by `plan`.
+
+    Attributes:
+        clients: n, messages per round.
+        dim: d, coordinates of a vector.
+        epsilon: ε that all rounds together may cost a client; the smaller, the more private.
+        delta: δ of the guarantee, which should be far below 1 / clients.
+        clip_norm: D, longer vectors are scaled down to this Euclidean norm.
+        bits: Bits per coordinate of a message, up to 31; fractions, too: 1.6 allows the three values of k = 2, m = 1.
+        max_error: Instead of `bits`: the expected squared error allowed; the fewest whole bits that meet it are taken.
+            With neither, the fewest bits within 10 % of the Gaussian mechanism's error, or as near as can be.
+        rounds: Rounds that will be run with the protocol.
+        participation: In which rounds a client takes part: "once" (in one at most), "every" (in all), "poisson:RATE" or
+            "fixed-size:RATE" (in those it is drawn for, a share RATE of all).
+        adjacency: Which data sets are neighbours: "replace-one" (a client's vector becomes any other) or "zero-out" (it
+            becomes zero).
+        dropout: Share of the clients that may fail to answer; the noise of the others alone keeps the guarantee.
+        colluding: Clients per round who may tell their noise to whoever attacks; it does not count.
+        secure: For secure aggregation: sums are taken modulo the smallest number that will do, and `bits` must hold
+            that.
+        rotate: Whether vectors are rotated first. Without, nothing is clipped and the error is a worst case.
+        overflow: With `secure`, the probability allowed per round that any coordinate of its sum wraps around.
+        mean_norm: With `secure`, a norm that the mean of a round's (clipped) vectors is known not to exceed, at most
+            `clip_norm`; a smaller modulus then holds the sums. Accuracy alone rests on it: where the mean is longer,
+            sums may wrap around, and privacy is the same.
+        mechanism: "best" for whichever is the most accurate, or the name of one (see `cpsgd.mechanisms`) whose
+            parameters are to be chosen.
+        replace_one_distance: The largest Euclidean distance of any two clients' vectors, where it is known to be less
+            than 2D: √2 D for one-hot vectors, for instance. Less noise is then enough. Nothing enforces it, so that the
+            guarantee rests on it; needs `distance_reason`, and replace-one neighbours.
+        distance_reason: Why no two vectors are further apart, in a sentence that goes into the protocol and into every
+            guarantee.
+        correlated: In how many rounds a draw of noise is, where later rounds are to take away again what earlier ones
+            added; "auto" chooses. The guarantee is then that of the whole run.
+        workload: With `correlated`, what training makes of the rounds' means: "sgd" (the default) or "momentum", with a
+            schedule as in "momentum-late". In Python also what a round's mean has moved the model by 0, 1, 2, ...
+            rounds later, for plain SGD all ones.
+    """
+
+    clients: int
+    dim: int
+    epsilon: float
+    delta: float
+    clip_norm: float = 1.0
+    bits: float | None = None
+    max_error: float | None = None
+    rounds: int = 1
+    participation: str | Participation = "every"
+    adjacency: Adjacency | str = Adjacency.REPLACE_ONE
+    dropout: float = 0.0
+    colluding: int = 0
+    secure: bool = False
+    rotate: bool = True
+    overflow: float = DEFAULT_OVERFLOW
+    mean_norm: float | None = None
+    mechanism: str = BEST
+    replace_one_distance: float | None = None
+    distance_reason: str | None = None
+    correlated: int | str | None = None
+    workload: str | Sequence[float] | None = None
+
+
+def surviving(clients: int, dropout: float) -> int:
+    """The fewest messages of a round, where this share of the clients may fail to answer."""
+    # The tolerance keeps 0.1 of 1000 from being 101 clients.
+    return clients - math.ceil(clients * _validate.fraction("dropout", dropout) - 1e-9)
+
+
+def mechanisms_for(required: Requirements) -> tuple[type[Mechanism], ...]:
+    """The mechanisms to choose among.
+
+    Raises:
+        ParameterError: The one that is named does not exist, or does not go with secure aggregation.
+    """
+    if required.mechanism == BEST:
+        kinds = [kind for kind in mechanisms.MECHANISMS.values() if kind.planned]
+        return tuple(kind for kind in kinds if not required.secure or kind.not_summed is None)
+    kind = mechanisms.MECHANISMS[_validate.choice("mechanism", required.mechanism, (BEST, *mechanisms.MECHANISMS))]
+    if required.secure and kind.not_summed is not None:
+        raise ParameterError(kind.not_summed)
+    return (kind,)
+
+
+def checked_mean_norm(required: Requirements) -> float | None:
+    """The bound on the mean's norm, checked.
+
+    Raises:
+        ParameterError: It is no positive number, more than D, or of no use.
+    """
+    if required.mean_norm is None:
+        return None
+    found = _validate.positive("mean_norm", required.mean_norm)
+    if found > required.clip_norm:
+        raise ParameterError(
+            f"Expected mean_norm to be at most clip_norm={required.clip_norm:g}, got mean_norm={found:g}: the mean of "
+            "vectors clipped to that norm is never longer. Leave mean_norm out, or clip to a larger norm."
+        )
+    if not required.secure:
+        raise ParameterError(
+            f"mean_norm={found:g} is of no use without secure aggregation: it is the modulus that becomes smaller. "
+            "Use secure=True, or leave mean_norm out."
+        )
+    return found

@@ -1,0 +1,65 @@
+"""A ledger keeps up with its file: threads, processes, and a file that went back in time."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from cpsgd.errors import LedgerChainError
+from cpsgd.ledger import Ledger, RoundEvent
+from cpsgd.protocol import Protocol
+
+EVENT = RoundEvent(Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=1), survivors=900)
+
+
+def test_an_object_notices_that_the_file_went_back_in_time(ledger: Ledger) -> None:
+    old = ledger.path.read_bytes()
+    kept = ledger.head
+    ledger.reserve("people", EVENT)
+    ledger.path.write_bytes(old)
+    with pytest.raises(LedgerChainError, match="are gone"):
+        ledger.reserve("people", EVENT)
+    with pytest.raises(LedgerChainError, match="are gone"):
+        ledger.total("people")
+    with pytest.raises(LedgerChainError, match="are gone"):
+        ledger.verify()
+    # Who opens it afresh cannot know, unless a head from before tells.
+    assert Ledger(ledger.path).verify(kept).records == 2
+
+
+@pytest.mark.slow
+def test_threads_may_share_a_ledger(ledger: Ledger) -> None:
+    rich = Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=10_000)
+    errors: list[Exception] = []
+
+    def work(name: str) -> None:
+        try:
+            for number in range(5):
+                event = RoundEvent(rich, survivors=1_000, run=name, round=number)
+                ledger.release(ledger.reserve("people", event), 1_000)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(str(i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    total = ledger.total("people")
+    assert (total.rounds, total.unreleased) == (20, 0)
+    assert ledger.verify().records == 42
+
+
+def test_a_ledger_works_in_a_forked_process(ledger: Ledger) -> None:
+    entry = ledger.reserve("people", EVENT)
+    child = os.fork()
+    if child == 0:
+        try:
+            ledger.release(entry, 900)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert ledger.events("people")[0].released
