@@ -57,7 +57,7 @@ class Federation:
         self.supernodes: list[subprocess.Popen[bytes]] = []
         self._mark = uuid.uuid4().hex
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._port = free_port()
+        self._port, *self._node_ports = free_ports(1 + nodes)
         self._killed: set[int] = set()
         binaries = str(Path(sys.executable).parent)
         own = directory / "bin"
@@ -126,7 +126,7 @@ class Federation:
                     *("--superlink", f"127.0.0.1:{self._port}"),
                     *("--root-certificates", str(self.directory / "ca.crt")),
                     *("--auth-supernode-private-key", str(self.directory / f"node-{node}.key")),
-                    *("--port", str(free_port())),
+                    *("--port", str(self._node_ports[node])),
                     *("--node-config", self._node_config(node)),
                 )
             )
@@ -270,13 +270,16 @@ class Federation:
         raise TimeoutError(f"The SuperLink did not open its port within {_START_SECONDS:g} s:\n{self.logs()}")
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
+def free_ports(count: int) -> list[int]:
+    """Different ports of 127.0.0.1 that nobody listens on."""
+    found: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, 100):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("No port is free.")
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("Too few ports are free.")
 
 
 def write_certificate(directory: Path) -> None:
