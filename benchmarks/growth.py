@@ -323,7 +323,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     for axes, axis in zip(figure.subplots(1, 2), ("clients", "coordinates"), strict=True):
         curves = [("this machine", report["tables"][axis], "C0")]
         if report["device"]:
-            curves.append(("the device", report["device"][axis], "C1"))
+            curves.append((report["device"]["name"], report["device"][axis], "C1"))
         for name, rows, colour in curves:
             run = [row for row in rows if "seconds" in row]
             sizes = [row[axis] for row in run]

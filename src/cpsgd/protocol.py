@@ -286,8 +286,9 @@ class Protocol:
             threads: How many threads; by default as many as this process has processors.
 
         Raises:
-            NonFiniteError: A coordinate is NaN or infinite; raised when that vector's turn comes.
-            VectorError: A vector does not have `dim` coordinates; likewise.
+            NonFiniteError: A coordinate is NaN or infinite; raised when that vector's turn comes, after the messages of
+                all before it.
+            VectorError: A vector does not have `dim` coordinates; likewise. Or `vectors` are none.
 
         Example:
             >>> protocol = Protocol.rotated_binomial(clients=3, dim=4, clip_norm=1.0, levels=2, trials=14)

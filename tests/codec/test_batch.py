@@ -76,6 +76,32 @@ def test_a_bad_vector_is_refused_when_its_turn_comes(monkeypatch: pytest.MonkeyP
         list(protocol(8).encode_many(np.zeros((2, 9)), 0))
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_comes_before_an_error_is_not_lost(threads: int) -> None:
+    bad = np.zeros((60, 8))
+    bad[37, 2] = np.inf
+
+    def failing() -> Iterator[np.ndarray]:
+        yield from np.zeros((41, 8))
+        raise OSError("no more clients")
+
+    for vectors, error, before in ((bad, NonFiniteError, 37), (failing(), OSError, 41)):
+        messages = protocol(8).encode_many(vectors, 0, threads=threads)
+        assert len([next(messages) for _ in range(before)]) == before
+        with pytest.raises(error) as caught:
+            next(messages)
+        if error is NonFiniteError:
+            assert caught.value.__notes__ == ["It is vector 37, counted from 0."]
+
+
+def test_what_is_no_vectors_is_refused_at_once() -> None:
+    for given in (None, 5):
+        with pytest.raises(VectorError, match="one per client, got"):
+            protocol(8).encode_many(given, 0)  # type: ignore[arg-type]
+    with pytest.raises(VectorError, match="8 coordinates"):
+        list(protocol(8).encode_many(np.zeros(8), 0))
+
+
 def test_wrong_arguments_are_refused_at_once() -> None:
     for arguments in ({"round": -1}, {"round": 0, "threads": 0}, {"round": 0, "threads": 1.5}):
         with pytest.raises(ParameterError, match=r"round|threads"):

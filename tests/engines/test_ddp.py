@@ -267,6 +267,10 @@ def test_without_workers_it_says_what_to_do() -> None:
     given: Any = best
     with pytest.raises(ParameterError, match="its `protocol`"):
         PrivateMean(given, **limits)
+    run = plan(clients=4, dim=3, epsilon=8.0, delta=1e-5, rounds=5, participation="once", correlated=2, bits=12)
+    # It would be private, and nothing would cancel.
+    with pytest.raises(ParameterError, match="Plan without `correlated`"):
+        PrivateMean(run.protocol, **limits)
 
 
 def test_a_round_ends_when_the_transport_has_let_go(run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cpsgd.federation.lineages import SeedFile
 from cpsgd.federation.messages import Request
 from cpsgd.federation.relay import RelayedSession
 from cpsgd.federation.server import ServerSession
+from cpsgd.federation.settings import Memory
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.mechanisms import CorrelatedGaussian
@@ -155,6 +157,40 @@ def test_a_round_that_is_asked_for_again_draws_nothing(staying: Plan, drawn: Dra
             client.ask(asked)
     assert len(first) == staying.protocol.message_bytes
     assert (client.trained, len(drawn)) == (1, 1)
+
+
+@pytest.mark.parametrize("damage", ["nonsense", "beyond"])
+def test_a_round_whose_noise_cannot_be_drawn_is_not_counted(passing: Plan, damage: str, tmp_path: Path) -> None:
+    client = remembering(tmp_path, "a", secure=False)
+    asked = Request(Stage.UPLOAD, 1, passing.rounds, passing.surviving, passing.protocol.to_json())
+    memory = Memory(tmp_path / "a")
+    if damage == "nonsense":
+        (tmp_path / "a.lineages").write_bytes(b"nonsense")
+    else:  # the server has it take over a lineage for a later round
+        later = Place(RUN, passing.protocol.fingerprint, 2, 5)
+        memory.lineages.take(later, seal([os.urandom(16)], memory.lineages.key(later), later))
+    for state in (b"", client.state):
+        client.state = state
+        with pytest.raises(CpsgdError, match="lineage"):
+            client.ask(asked)
+    assert memory.rounds() == []
+    assert client.trained == 0
+
+
+def test_silos_that_keep_their_seeds_are_given_none(staying: Plan, drawn: Drawn, tmp_path: Path) -> None:
+    """Nor does a baton for a late round, from a server that makes one up, keep them from the rounds before it."""
+    client = remembering(tmp_path, "a", examples=5, disjoint=True, secure=False)
+    lineages = Memory(tmp_path / "a").lineages
+    late = Place(RUN, staying.protocol.fingerprint, 3, 6)
+    lineages.take(late, seal([os.urandom(16), None], lineages.key(late), late))
+    asked = Request(Stage.UPLOAD, 1, staying.rounds, staying.surviving, staying.protocol.to_json(), examples=5)
+    client.ask(asked)
+    with pytest.raises(BatonError, match="its own"):
+        lineages.key(Place(RUN, staying.protocol.fingerprint, 1, 6))
+    client.ask(replace(asked, round=2))
+    (_, (first, *none)), (_, (_, *before)) = drawn
+    assert none == [None, None]
+    assert before == [first, None]
 
 
 def test_without_a_memory_there_is_no_correlated_noise(staying: Plan) -> None:

@@ -155,6 +155,20 @@ def test_a_client_has_one_lineage(tmp_path: Path, silo: SeedFile) -> None:
     silo.key(at(5))  # what it held is out of reach by then
 
 
+def test_a_server_that_lies_about_the_bands_ends_a_lineage_and_joins_none(tmp_path: Path, silo: SeedFile) -> None:
+    """What a request says of b is the server's word: with b = 1 a client seems to hold nothing."""
+    other = another(tmp_path, "other")
+    mine = silo.draw(at(1), handed=True)[0]
+    theirs = other.draw(at(1), handed=True)[0]
+    silo.take(at(2), other.give(at(2), silo.key(replace(at(2), bands=1))))
+    assert silo.draw(at(2), handed=True)[1:] == (theirs, None, None)  # one lineage, and no longer its own
+    for client in (silo, other):
+        assert mine not in client.draw(at(3), handed=True)
+    # Nor does a longer baton hold more than there was, or a shorter one leave anything behind.
+    silo.give(replace(at(4), bands=7), another(tmp_path, "third").key(replace(at(4), bands=7)))
+    assert silo.draw(at(4), handed=True)[1:] == (None, None, None)
+
+
 def test_what_is_wrong_changes_nothing(tmp_path: Path, silo: SeedFile) -> None:
     silo.draw(at(1), handed=True)
     path = tmp_path / "memory.lineages"
@@ -177,7 +191,8 @@ def test_what_is_wrong_changes_nothing(tmp_path: Path, silo: SeedFile) -> None:
 
 
 INFINITE = (
-    b'{"format": "cpsgd lineages 1", "lineages": {"00": {"used": Infinity, "seeds": [], "key": null, "handed": false}}}'
+    b'{"format": "cpsgd lineages 1", "lineages": {"00": {"used": Infinity, "seeds": [], "key": null, "handed": false, '
+    b'"given": 0}}}'
 )
 
 
@@ -214,6 +229,53 @@ def test_killed_at_any_moment_no_seed_is_used_twice(
         assert path.read_bytes() == before
     # What was left half written is in nobody's way.
     assert silo.give(at(2), public)
+
+
+def test_an_older_copy_of_the_file_holds_nothing_that_was_handed_on(tmp_path: Path, silo: SeedFile) -> None:
+    """Restored by somebody, or by a disk that has lost the last change: the memory knows better."""
+    path, other = tmp_path / "memory.lineages", another(tmp_path, "other")
+    seed = silo.draw(at(1), handed=True)[0]
+    older = path.read_bytes()
+    other.take(at(2), silo.give(at(2), other.key(at(2))))
+    path.write_bytes(older)
+    assert silo.draw(at(2), handed=True)[1:] == (None, None, None)
+    assert other.draw(at(2), handed=True)[1] == seed
+    # Nor is a baton read again with a key that was kept.
+    third = another(tmp_path, "third")
+    public = third.key(at(3))
+    older, baton = (tmp_path / "third.lineages").read_bytes(), other.give(at(3), public)
+    third.take(at(3), baton)
+    third.give(at(4), another(tmp_path, "fourth").key(at(4)))
+    (tmp_path / "third.lineages").write_bytes(older)
+    with pytest.raises(BatonError, match="awaits no baton"):
+        third.take(at(3), baton)
+    # What a client has drawn since counts, and is handed on as before.
+    again = third.draw(at(5), handed=True)[0]
+    assert third.draw(at(6), handed=True)[1] == again
+    assert third.give(at(7), another(tmp_path, "fifth").key(at(7)))
+    assert Memory(tmp_path / "third").rounds() == []
+
+
+def test_a_client_killed_while_it_hands_on_has_nothing_twice(
+    tmp_path: Path, silo: SeedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the file and the memory: the next time it hands on, the memory says so, and older files are known."""
+    path = tmp_path / "memory.lineages"
+    silo.draw(at(1), handed=True)
+
+    def killed(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    public = another(tmp_path, "other").key(at(2))
+    with monkeypatch.context() as patched:
+        patched.setattr("cpsgd.federation.settings._Handing.give", killed)
+        with pytest.raises(KeyboardInterrupt):
+            silo.give(at(2), public)
+    assert silo.draw(at(2), handed=True)[1:] == (None, None, None)
+    older = path.read_bytes()
+    silo.give(at(3), another(tmp_path, "other").key(at(3)))
+    path.write_bytes(older)
+    assert silo.draw(at(3), handed=True)[1:] == (None, None, None)
 
 
 def test_seeds_are_on_the_disk_before_they_are_known(silo: SeedFile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cpsgd.errors import CpsgdError
 from cpsgd.federation import batons
-from cpsgd.federation.lineages import SeedFile
+from cpsgd.federation.lineages import Journal, SeedFile
 from cpsgd.ledger import Ledger, reports
 from cpsgd.ledger.chain import Head
 from cpsgd.ledger.witness import Line, Witness
@@ -33,9 +33,23 @@ def baton_seeds() -> list[bytes]:
     return [batons.seal([bytes(16)] * 3, public, PLACE), batons.seal([bytes(16), None, None], public, PLACE)]
 
 
+class _Nothing:
+    """Of a memory: no seeds were handed on."""
+
+    def given(self, run: str) -> int:
+        return 0
+
+    def give(self, run: str, number: int) -> None:
+        raise AssertionError("nothing is handed on here")
+
+
+def _nothing_given() -> AbstractContextManager[Journal]:
+    return nullcontext(_Nothing())
+
+
 def read_seeds(path: Path) -> object:
     """The file of seeds beside a client's memory. What is accepted must give a seed for the round itself."""
-    own, *_ = SeedFile(path, nullcontext).draw(PLACE)
+    own, *_ = SeedFile(path, _nothing_given).draw(PLACE)
     if not isinstance(own, bytes) or len(own) != 16:
         raise AssertionError("the round has no seed of its own")
     return own
@@ -47,7 +61,7 @@ def seed_files(folder: Path) -> list[bytes]:
     path = folder / "seeds.lineages"
     path.unlink(missing_ok=True)
     for round in (1, 2, 3):
-        SeedFile(path, nullcontext).draw(batons.Place("run", PLACE.fingerprint, PLACE.bands, round))
+        SeedFile(path, _nothing_given).draw(batons.Place("run", PLACE.fingerprint, PLACE.bands, round))
         found.append(path.read_bytes())
     return found
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.run import get_args_parser
 
 from cpsgd.errors import ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, devices, mlp
@@ -157,3 +158,15 @@ def test_without_gpus_it_is_refused_as_ever(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ParameterError, match="no CUDA device"):
         devices.resolve(own_device("cuda", Processes(0, 2)))
+
+
+def test_torchrun_leaves_the_options_that_the_page_gives_to_the_command() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    lines = [line.partition("#")[0].split()[2:] for line in page.splitlines() if line.startswith("$ torchrun ")]
+    assert lines
+    for words in lines:
+        # Without "--" torchrun refuses --run, as one of two options of its own.
+        found = get_args_parser().parse_args([*words, "--run", "mine", "--resume"])
+        assert found.training_script == "cpsgd"
+        assert found.training_script_args[0] == "train"
+        assert found.training_script_args[-3:] == ["--run", "mine", "--resume"]

@@ -14,6 +14,7 @@ from scipy.stats import binom
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.ledger import Budget, Entry, RoundEvent, totals
+from cpsgd.ledger.kinds import Account
 from cpsgd.mechanisms import Binomial, CorrelatedGaussian, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Normal
@@ -445,3 +446,40 @@ def test_a_run_shares_its_partition_with_no_other_protocol() -> None:
         with pytest.raises(ParameterError, match="one run of one protocol"):
             total(first, event(protocol, 40, participation="once", partition="run", round=1))
     assert total(first, replace(first, survivors=30, round=1)).rounds == 2
+
+
+def test_a_run_has_no_more_rounds_than_its_noise_is_correlated_over() -> None:
+    """Else a second run of the same protocol under the same name would be free, and so would any further round."""
+    mechanism = CorrelatedGaussian(
+        noise_deviation=64.0, step=0.02, window=1 << 12, coordinate_range=0.7, bands=3, run_length=6, separation=1
+    )
+    run = Protocol(clients=40, dim=40, clip_norm=1.0, mechanism=mechanism)
+    one = event(run, 40, participation="once", partition="run")
+    whole = [replace(one, round=number, survivors=40 - number % 2) for number in range(6)]
+    assert total(*whole).rounds == 6
+    for again in (one, replace(one, round=6), replace(one, survivors=39)):
+        with pytest.raises(ParameterError, match="run_length=6"):
+            total(*whole, again)
+    assert total(*whole, replace(one, partition="another")).epsilon > 1.3 * total(*whole).epsilon
+    # One that is released with more messages than were reserved for is full all the same.
+    account = Account()
+    for each in whole:
+        account.reserve(each)
+    for each in whole:
+        account.release(each, 40)
+    assert sum(count for _, _, count in account.at_the_last_reservation().items()) == 6
+    with pytest.raises(ParameterError, match="run_length=6"):
+        account.reserve(one)
+    assert account.rounds == 6
+
+
+def test_rounds_of_a_run_are_not_charged_as_runs_of_their_own() -> None:
+    """Somebody in all rounds of one run pays far more than for as many runs with one round each."""
+    mechanism = CorrelatedGaussian(
+        noise_deviation=64.0, step=0.02, window=1 << 12, coordinate_range=0.7, bands=3, run_length=6
+    )
+    protocol = Protocol(clients=40, dim=40, clip_norm=1.0, mechanism=mechanism)
+    with pytest.raises(ParameterError, match="as partition"):
+        event(protocol, 40, participation="every", run="spring")
+    assert event(protocol, 40, participation="once", run="spring", partition="spring").partition == "spring"
+    assert event(protocol, 40).partition == ""  # a run by itself

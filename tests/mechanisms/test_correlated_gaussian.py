@@ -70,6 +70,22 @@ def test_own_noise_fills_the_finest_grid(bits: int) -> None:
 # ------------------------------------------------------------------ messages
 
 
+def test_all_draws_of_own_noise_are_in_a_message() -> None:
+    """Without the finest ones a message's rounding would tell something of the fractional part of older noise."""
+    given, count = mechanism(), 20_000
+    shifts, bits = own_shifts(given.finest_bits), given.finest_bits
+    assert len(shifts) == 3
+    keystream = Keystream(seed(2)).take(given.keystream_bytes * count)
+    inherited = np.random.default_rng(1).integers(-(1 << bits), 1 << bits, count)
+    values = np.empty(count, dtype=np.uint32)
+    given.kernel().after(inherited).values(np.zeros(count, dtype=np.float32), keystream, values)
+    parts = [keystream[DRAW_BYTES * count * i :][: DRAW_BYTES * count] for i in range(3)]
+    own = [draw(8.0, part, count) << shift for part, shift in zip(parts, shifts, strict=True)]
+    expected = (inherited + sum(own)) / 2.0**bits + given.window / 2
+    assert np.array_equal(values, np.floor(expected))
+    assert np.any(values != np.floor(expected - own[1] / 2.0**bits))
+
+
 def test_a_seed_is_expanded_to_the_same_noise_for_ever() -> None:
     noise = mechanism().lineages.expanded(seed(7), 3, 5000)
     assert hashlib.sha256(noise.astype("<i8").tobytes()).hexdigest()[:16] == "cd585fd7e392c038"
@@ -248,6 +264,28 @@ def test_uniformity_between_a_number_of_clients_and_twice_as_many() -> None:
         ends = max(uniformity(OWN_DEVIATION**2, fewest), uniformity(OWN_DEVIATION**2, 2 * fewest))
         inside = max(uniformity(OWN_DEVIATION**2, count) for count in range(fewest, 2 * fewest + 1))
         assert inside <= 2.0 * ends
+
+
+def test_rounds_with_half_the_messages_of_a_clients_own_are_within_the_slack() -> None:
+    """A client knows how many are in its own round; two clients' fractional parts are far less uniform than four's."""
+    for honest in (1, 2, 3, 4, 5, 20, 61):
+        most = max(uniformity(OWN_DEVIATION**2, count) for count in range(-(-honest // 2), 2 * honest + 1))
+        assert mechanism().likelihood_slack(honest) >= 20 * most
+
+
+@pytest.mark.parametrize("sigma", [4.0, 40.0, 2047.0])
+def test_z_on_its_grid_counts_as_less_than_it_is(sigma: float) -> None:
+    """It is a rounding of a Gaussian with five squared points less, whose fractional parts are not quite uniform."""
+    given = mechanism(noise_deviation=sigma, step=1.0, bands=256, run_length=256, window=1 << 17)
+    points = sigma * 2.0**given.noise_bits
+    assert 2048 <= points < 4096
+    assert given.law(100).deviation ** 2 <= 100 * sigma**2 * (1.0 - 5.0 / points**2)
+    # Section 14, Lemma 4, for as many draws as twice the messages may use.
+    own, z = (2.0 * 2.0**given.noise_bits / (1.0 + given.correlation.inherited)) ** 2, points**2 - 5.0
+    uneven = 2.0 * math.exp(-2.0 * math.pi**2 * own * z / (own + z))
+    rounding = uniformity(OWN_DEVIATION**2, 10_000)
+    assert given.likelihood_slack(10_000) >= 256 * (256 * 20_000 * uneven + rounding)
+    assert sigma < 2000 or 256 * 20_000 * uneven > 10 * rounding  # where z has few points per step, it matters
 
 
 def test_files_and_fingerprints() -> None:

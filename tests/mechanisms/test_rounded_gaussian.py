@@ -302,6 +302,16 @@ def test_likelihoods_are_off_by_no_more_than_the_slack(points: list[int]) -> Non
     assert 0.01 * slack < worst <= slack + 1e-7
 
 
+@pytest.mark.parametrize("sigma", [0.8, 1.5, 90.0, 2047.0])
+def test_noise_on_the_grid_counts_as_less_than_it_is(sigma: float) -> None:
+    """It is a rounding of a Gaussian with five squared points less."""
+    given = mechanism(noise_deviation=sigma, window=1 << 17)
+    points = sigma * 2.0**given.grid.fraction_bits
+    assert 2048 <= points < 4096
+    for honest in (1, 7):
+        assert given.law(honest).deviation ** 2 <= honest * sigma**2 * (1.0 - 5.0 / points**2)
+
+
 def test_nobodys_noise_is_no_privacy() -> None:
     with pytest.raises(ConditionError, match="No noise arrived"):
         mechanism().law(0)

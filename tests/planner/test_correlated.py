@@ -89,6 +89,16 @@ def test_colluding_clients_cost_the_slots_whose_seeds_they_hold() -> None:
         paper(colluding=1250)
 
 
+def test_too_few_honest_clients_name_the_most_bands() -> None:
+    few: dict[str, Any] = {"rounds": 15, "participation": "once", "bits": 14}
+    for correlated, nearest in ((8, "correlated=4"), (5, "correlated=4")):
+        with pytest.raises(InfeasibleError, match=f"nobody's is left. The nearest that can be had: {nearest};"):
+            plan(10, 50, 8.0, 1e-5, colluding=2, correlated=correlated, **few)
+    assert plan(10, 50, 8.0, 1e-5, colluding=2, correlated=4, **few).prefix is not None
+    with pytest.raises(InfeasibleError, match="independent noise, without correlated"):
+        plan(2, 50, 8.0, 1e-5, colluding=1, correlated=2, **few)
+
+
 def test_in_every_round_it_does_not_pay_and_says_so() -> None:
     found = plan(100, 50, 8.0, 1e-6, bits=12, rounds=20, participation="every", correlated=4)
     assert found.prefix is not None
@@ -97,6 +107,9 @@ def test_in_every_round_it_does_not_pay_and_says_so() -> None:
     chosen = plan(100, 50, 8.0, 1e-6, bits=12, rounds=20, participation="every", correlated="auto")
     assert chosen.prefix is None
     assert chosen.protocol.mechanism.correlation is None
+    assert f"{1 / found.prefix.gain:.3g} × more, so that correlated noise does not pay" in str(found.prefix)
+    assert chosen.considered[-1].mechanism == "correlated-gaussian"
+    assert "no less noise in the model" in str(chosen.considered[-1].reason)
 
 
 def test_bands_are_chosen_for_the_workload_and_the_bits() -> None:
@@ -133,11 +146,18 @@ def test_a_workload_is_the_models_own_arithmetic() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"correlated": 1}, "correlated"),
-        ({"correlated": 257}, "correlated"),
+        ({"correlated": 1}, "correlated=1. Leave it out for independent noise"),
+        ({"correlated": 0}, "correlated=0. Leave it out"),
+        ({"correlated": "1"}, "correlated=1. Leave it out"),
+        ({"correlated": 257}, "correlated=257. Use fewer bands"),
         ({"correlated": "many"}, "auto"),
+        ({"correlated": "9" * 5000}, "auto"),  # more digits than Python makes a number of
+        ({"correlated": "auto", "rounds": 2**20 + 1}, "at most 1048576"),
+        ({"rounds": 10**9}, "at most 1048576"),  # at once: not after as many steps
         ({"correlated": 8, "rounds": 4}, "at most rounds=4"),
         ({"participation": "fixed-size:0.01"}, "not proved"),
+        # Rather than that its neighbours are the wrong ones, which would not be the last word.
+        ({"participation": "poisson:0.01"}, "not proved"),
         ({"bits": None, "max_error": 0.1}, "max_error"),
         ({"mechanism": "binomial"}, "independent noise"),
         ({"workload": "adam"}, "momentum-late"),
@@ -154,4 +174,9 @@ def test_a_plan_can_be_shown() -> None:
     found = paper()
     assert json.loads(json.dumps(found.to_dict()))["prefix"]["gain"] > 10.0
     assert "over the run" in found._repr_html_()
+    assert "11.7 × less" in str(found.prefix)
+    points = found.to_dict()["frontier"]
+    gains = [point["prefix"]["gain"] for point in points]
+    assert gains == sorted(gains)
+    assert dict(zip([point["bits"] for point in points], gains, strict=True))[12] == found.to_dict()["prefix"]["gain"]
     assert paper(correlated="8").protocol == found.protocol

@@ -95,6 +95,53 @@ def test_clients_that_come_back_cost_what_the_separation_says() -> None:
             assert information(design, moves) <= correlation.sensitivity**2 / slots * (1.0 + 1e-9)
 
 
+def split_run(generator: np.random.Generator, bands: int, rounds: int) -> tuple[Array, NDArray[np.int64]]:
+    """The design of a run in which nothing is told, with one to three sums in a round; and the messages in each sum.
+
+    Who is in which sum, how many messages there are and which lineages go on is another matter in every round.
+    """
+    weights = Correlation(bands, rounds).factors
+    columns: list[Array] = []
+    sums: list[int] = []
+    messages: list[list[tuple[int, Array]]] = []  # the slots that lineages remember: (round, column)
+    for number in range(rounds):
+        heard: list[list[tuple[int, Array]]] = []
+        waiting = [messages[i] for i in generator.permutation(len(messages))]
+        for _ in range(generator.integers(1, 4)):
+            sums.append(int(generator.integers(1, 9)))
+            for _ in range(sums[-1]):
+                known = waiting.pop() if waiting and generator.random() < 0.9 else []
+                column = np.zeros(3 * rounds)
+                column[len(sums) - 1] = 1.0
+                for t, other in known:
+                    other[len(sums) - 1] += weights[number - t]
+                columns.append(column)
+                heard.append([*known, (number, column)])
+        messages = [[(t, c) for t, c in known if number + 1 - t < bands] for known in heard + waiting]
+    return np.stack(columns, axis=1)[: len(sums)], np.array(sums)
+
+
+def test_where_nothing_is_told_only_the_messages_in_the_clients_own_sum_count() -> None:
+    """So a client need not take the server's word for how many will be in later rounds, or that each has one sum."""
+    generator = np.random.default_rng(5)
+    nearest = 0.0
+    for _ in range(300):
+        rounds = int(generator.integers(1, 7))
+        bands = int(generator.integers(1, rounds + 1))
+        design, sums = split_run(generator, bands, rounds)
+        inverse = np.linalg.inv(design @ design.T)
+        found = np.diag(inverse) * sums / Correlation(bands, rounds).sensitivity ** 2
+        assert found.max() <= 1.0 + 1e-9
+        nearest = max(nearest, float(found.max()))
+        # And over rounds: a client in one sum of each.
+        every = Correlation(bands, rounds, 1).sensitivity ** 2
+        moves = generator.choice([-1.0, 0.0, 1.0], size=len(sums))
+        owner = np.flatnonzero(moves)
+        if len(sums) == rounds and len(owner):
+            assert moves @ inverse @ moves <= every / sums[owner].min() * (1.0 + 1e-9)
+    assert nearest > 0.95
+
+
 def test_what_is_told_later_in_a_lineage_matters_for_the_rounds_before() -> None:
     """Nobody tells z of round 0 here, and still it does not protect a client who is alone in its lineage.
 

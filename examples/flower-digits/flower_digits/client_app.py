@@ -29,6 +29,10 @@ each_in_one_round = cpsgd_mod(epsilon=4.0, delta=1e-6, examples=SHARE, disjoint=
 
 def protected(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Under one or the other. What rounds of both kinds cost is counted together where the silo has a memory."""
+    if context.run_config["memories"] and "num-partitions" in context.node_config:
+        # A simulation, whose silos have no operator to give them a memory. One of their own comes first.
+        memory = f"{context.run_config['memories']}/silo-{context.node_config['partition-id']}.memory"
+        context.node_config.setdefault("cpsgd-memory", memory)
     conditions = each_in_one_round if context.run_config["correlated"] else all_in_every_round
     return conditions(message, context, call_next)
 

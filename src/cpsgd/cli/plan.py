@@ -109,14 +109,14 @@ def _considered(found: Plan) -> list[tuple[str, str]]:
 
 
 def _frontier(found: Plan) -> object:
-    rows = [
-        (
-            f"{'▸ ' if point.bits == found.bits else ''}{point.bits:.4g}",
-            point.mechanism.describe(),
-            f"{point.expected_squared_error:.4g}",
-            f"{point.ratio:.3f}",
-        )
-        for point in found.frontier
-    ]
+    rows = []
+    for point in found.frontier:
+        error, ratio = point.expected_squared_error, f"{point.ratio:.3f}"
+        if point.prefix is not None:
+            error, ratio = point.prefix.squared_error, f"{1.0 / point.prefix.gain:.3g}"
+        bits = f"{'▸ ' if point.bits == found.bits else ''}{point.bits:.4g}"
+        rows.append((bits, point.mechanism.describe(), f"{error:.4g}", ratio))
     columns = ("bits", "protocol", "squared error", "× Gaussian")
+    if found.prefix is not None:
+        columns = ("bits", "protocol", "error of the model", "× independent")
     return output.grid(columns, rows, title="\nFrontier: the best for each number of bits")

@@ -117,6 +117,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         from cpsgd.dashboard import saved
         from cpsgd.learning import checkpoints, export
         from cpsgd.learning.experiment import PRIVATE, Experiment, folder_of
+        from cpsgd.planner import Plan
     except ImportError as error:
         raise CpsgdError(str(error)) from None
     from cpsgd.reports import live, run_report
@@ -137,6 +138,9 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         f"{size(protocol.message_bytes)} per message",
         soft_wrap=True,
     )
+    planned = experiment.mechanisms[PRIVATE]
+    if isinstance(planned, Plan) and planned.prefix is not None:
+        console.print(f"over the run: {planned.prefix}", markup=False, soft_wrap=True)
     console.print(live.device_text(settings.device), soft_wrap=True)
     results: list[Result] = []
     # Before anything can be charged, so that whatever was charged can be continued.

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from cpsgd import _validate
 from cpsgd.codec import pipeline, wire
+from cpsgd.errors import VectorError
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -34,7 +35,11 @@ def encode_many(
     """See `Protocol.encode_many`."""
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
     count = processors() if threads is None else _validate.integer("threads", threads, low=1, high=MAX_THREADS)
-    return _messages(protocol, iter(vectors), round, count)
+    try:
+        found = iter(vectors)
+    except TypeError:
+        raise VectorError(f"Expected vectors, one per client, got {type(vectors).__name__}.") from None
+    return _messages(protocol, found, round, count)
 
 
 def processors() -> int:
@@ -47,19 +52,46 @@ def _messages(
     protocol: Protocol, vectors: Iterator[ArrayLike], round: int, threads: int
 ) -> Generator[bytes, None, None]:
     at_a_time = max(1, _COORDINATES // protocol.dim)
+    failed: list[Exception] = []  # of whoever makes the vectors
 
-    def encode(part: list[ArrayLike]) -> list[bytes]:
-        return [pipeline.encode(protocol, vector, round) for vector in part]
+    def read() -> list[ArrayLike]:
+        part: list[ArrayLike] = []
+        try:
+            # Not by list(), which would lose those before an error.
+            part.extend(islice(vectors, at_a_time))
+        except Exception as error:
+            failed.append(error)
+        return part
 
-    waiting: deque[Future[list[bytes]]] = deque()
+    def encode(first: int, part: list[ArrayLike]) -> tuple[list[bytes], Exception | None]:
+        messages: list[bytes] = []
+        try:
+            for vector in part:
+                messages.append(pipeline.encode(protocol, vector, round))  # kept where one is refused
+        except Exception as error:
+            error.add_note(f"It is vector {first + len(messages)}, counted from 0.")
+            return messages, error
+        return messages, None
+
+    def taken(part: Future[tuple[list[bytes], Exception | None]]) -> Iterator[bytes]:
+        messages, error = part.result()
+        yield from messages
+        if error is not None:
+            raise error
+
+    waiting: deque[Future[tuple[list[bytes], Exception | None]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="cpsgd-encode") as executor:
         try:
-            while part := list(islice(vectors, at_a_time)):
-                waiting.append(executor.submit(encode, part))
+            first = 0
+            while not failed and (part := read()):
+                waiting.append(executor.submit(encode, first, part))
+                first += len(part)
                 if len(waiting) > _AHEAD * threads:
-                    yield from waiting.popleft().result()
+                    yield from taken(waiting.popleft())
             while waiting:
-                yield from waiting.popleft().result()
+                yield from taken(waiting.popleft())
+            if failed:
+                raise failed[0]
         finally:
             # Where the caller stops early, or a vector is refused: what was not begun need not be.
             for future in waiting:

@@ -118,6 +118,11 @@ class PrivateMean:
         """
         if not isinstance(protocol, Protocol):
             raise ParameterError(f"Expected a protocol (of a plan, its `protocol`), got {type(protocol).__name__}.")
+        if protocol.mechanism.correlation is not None:
+            raise ParameterError(
+                f"{protocol.mechanism.name}: workers keep no noise from round to round, and none would be taken away "
+                "again. Plan without `correlated`, or use Flower."
+            )
         if not torch.distributed.is_initialized():
             raise ParameterError(
                 "There are no workers yet: call torch.distributed.init_process_group first, in every process. Where "
@@ -253,14 +258,16 @@ class PrivateMean:
             self._entry = self._ledger.release(self._entry, self.workers)
 
     def _event(self, number: int) -> RoundEvent:
+        # Where noise is correlated over rounds, each costs what all of them do.
+        parts = self._participation == "once" or self.protocol.mechanism.correlation is not None
         return RoundEvent(
             self.protocol,
             survivors=self.workers,
-            participation=self._participation,
+            participation="once" if parts else self._participation,
             colluding=self.colluding,
             round=number,
             run=self._run,
-            partition=self._run if self._participation == "once" else "",
+            partition=self._run if parts else "",
             examples=self.examples,
             label="cpsgd all-reduce",
         )

@@ -192,6 +192,7 @@ class ClientSession:
             )
         protocol, begun = self._accept(asked)
         self._save(begun)
+        self._check_seeds(protocol, asked.round)
         self._count()
         vector, round = _vector(train, protocol), round_of_run(protocol, asked.round)
         return protocol.encode(vector, round, **self._seeds(protocol, asked.round))
@@ -256,6 +257,7 @@ class ClientSession:
             protocol = Protocol.from_json(progress.protocol)
             # Another client that spoils the round does not make this one pay for it.
             client.check_delivery(asked.payload)
+            self._check_seeds(protocol, asked.round)
             self._count()
             vector, round = _vector(train, protocol), round_of_run(protocol, asked.round)
             integers = protocol.encode_integers(vector, round, **self._seeds(protocol, asked.round))
@@ -270,11 +272,23 @@ class ClientSession:
 
     def _seeds(self, protocol: Protocol, round: int) -> dict[str, tuple[bytes | None, ...]]:
         """Those of the client's lineage, with a fresh one that is on the disk; nothing where rounds are independent."""
-        mechanism, memory = protocol.mechanism, self._memory
-        if mechanism.correlation is None or memory is None:
+        place, memory = self._place(protocol, round), self._memory
+        if place is None or memory is None:
             return {}
-        place = Place(self._progress.run, protocol.fingerprint, mechanism.correlation.bands, round)
-        return {"seeds": memory.lineages.draw(place, handed=mechanism.hands_on)}
+        return {"seeds": memory.lineages.draw(place, handed=protocol.mechanism.hands_on)}
+
+    def _check_seeds(self, protocol: Protocol, round: int) -> None:
+        """Refuses a round whose noise could not be drawn, before it is counted."""
+        place, memory = self._place(protocol, round), self._memory
+        if place is not None and memory is not None:
+            memory.lineages.check(place, handed=protocol.mechanism.hands_on)
+
+    def _place(self, protocol: Protocol, round: int) -> Place | None:
+        """Where the seeds of a round belong; None where rounds are independent."""
+        correlation = protocol.mechanism.correlation
+        if correlation is None:
+            return None
+        return Place(self._progress.run, protocol.fingerprint, correlation.bands, round)
 
     # ------------------------------------------------------------------ what is agreed to
 

@@ -6,8 +6,9 @@ only. Flower, for one, stores it after an answer has left, and a SuperLink that 
 the right time makes it run several ClientApps at once, all from the same state. What is written to the memory was
 written before the answer, under a lock: a line for each stage that was answered. A line has three words: the run, the
 round, and the digest of the round's kind (in hexadecimal) for a round in which something about the data left, or the
-name of another stage that was answered, after `ahead-` where that was before the round began. What a digest stands for
-is said once, before its first round: the word `#kind`, the digest, and the `RoundKind` in base 64. Release 0.1.0 wrote
+name of another stage that was answered, after `ahead-` where that was before the round began. Where seeds of correlated
+noise were handed on, a line has the run, how often that was so far, and `relay`. What a digest stands for is said once,
+before its first round: the word `#kind`, the digest, and the `RoundKind` in base 64. Release 0.1.0 wrote
 the same, with digests of whole plans and no kinds.
 
 **Identity and roster.** A roster makes clients independent of what the server says about who they are. Each checks by
@@ -83,7 +84,12 @@ class Memory:
     @property
     def lineages(self) -> SeedFile:
         """The seeds of noise that the client holds, in a file beside this one."""
-        return SeedFile(self._path.with_name(self._path.name + ".lineages"), self._opened)
+        return SeedFile(self._path.with_name(self._path.name + ".lineages"), self._journal)
+
+    @contextmanager
+    def _journal(self) -> Iterator[_Handing]:
+        with self._opened() as file:
+            yield _Handing(file)
 
     def rounds(self) -> list[Answered]:
         """The rounds answered so far."""
@@ -137,6 +143,19 @@ class Memory:
             raise RoundRefusedError(f"This client cannot read or write its memory ({type(error).__name__}).") from None
 
 
+class _Handing:
+    """Lines about lineages that were handed on: a `Journal`."""
+
+    def __init__(self, file: BufferedRandom) -> None:
+        self._file = file
+
+    def given(self, run: str) -> int:
+        return _read(self._file).given.get(run, 0)
+
+    def give(self, run: str, number: int) -> None:
+        _write(self._file, f"{run} {number} {Stage.RELAY.value}")
+
+
 def _write(file: BufferedRandom, *lines: str) -> None:
     file.write("".join(f"{line}\n" for line in lines).encode())
     file.flush()
@@ -145,11 +164,19 @@ def _write(file: BufferedRandom, *lines: str) -> None:
 
 @dataclass
 class _Content:
-    """What a memory holds: rounds, kinds of rounds by digest, and the lines about other stages as they are."""
+    """What a memory holds.
+
+    Attributes:
+        rounds: Those that were answered.
+        kinds: Of rounds, by digest.
+        stages: The lines about other stages as they are.
+        given: How often seeds were handed on, by run.
+    """
 
     rounds: list[Answered] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)
     stages: set[str] = field(default_factory=set)
+    given: dict[str, int] = field(default_factory=dict)
 
 
 def _read(file: BufferedRandom) -> _Content:
@@ -162,6 +189,8 @@ def _read(file: BufferedRandom) -> _Content:
         first, second, last = line.split(" ")
         if first == _KIND:
             found.kinds[bytes.fromhex(second).hex()] = base64.b64decode(last, validate=True).decode()
+        elif last == Stage.RELAY:
+            found.given[first] = max(found.given.get(first, 0), int(second))
         elif last.removeprefix(_AHEAD) in STAGES:
             found.stages.add(line)
         else:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from cpsgd.adjacency import Adjacency
-from cpsgd.codec._kernels import kernels
+from cpsgd.codec.kernels import kernels
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning.options import CohortOptions
 from cpsgd.participation import Participation, Scheme

@@ -136,7 +136,8 @@ class RoundEvent:
             round's cohort is a part of. Rounds of one partition cost each client one round only, *because the caller
             says that no client is in two of them*. Without a name the round is charged as if everybody were in it.
             Where noise is correlated over rounds, each costs what its whole run does, and the run's name here makes it
-            one event, whoever is in which of its rounds.
+            one event, whoever is in which of its rounds: no more of them than the run has. Without a name a round is a
+            run of its own.
         examples: For populations whose unit is an example: the most examples of a client (`example_protocol`).
         overflow: Probability, added to δ, that the noise of a Poisson round depends on the draw (more clients drawn
             than there was room for).
@@ -185,6 +186,12 @@ class RoundEvent:
             raise ConditionError(
                 "Amplification by sampling is not proved for noise that is correlated over rounds; use participation "
                 "'once', or independent noise."
+            )
+        if mechanism.correlation is not None and self.run and not self.partition:
+            # Rounds without a partition are a run each, and those of one run would be charged as if they were not.
+            raise ParameterError(
+                "Noise is correlated over the rounds of a run, which is one event: give the run's name as partition, "
+                "too, with participation 'once'."
             )
         if self.partition and self.taking_part.scheme != "once":
             raise ParameterError("A partition is for rounds with participation 'once'; leave it out.")

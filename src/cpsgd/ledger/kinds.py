@@ -158,13 +158,24 @@ def _worst(kinds: Iterable[EntryKind]) -> frozenset[EntryKind]:
     return frozenset(fewest.values())
 
 
-def _check_one_run(kinds: Iterable[EntryKind]) -> None:
-    """Refuses a partition in which a run with correlated noise, which is one event, meets anything else."""
-    what = {(kind.base, kind.examples) for kind in kinds}
-    if len(what) > 1 and any(base.mechanism.correlation is not None for base, _ in what):
+def _check_one_run(rounds: Mapping[EntryKind, int]) -> None:
+    """Refuses a partition in which a run with correlated noise, which is one event, meets anything else.
+
+    Nor has it more rounds than its noise is correlated over: what it costs is proved for so many.
+    """
+    runs = [kind.base.mechanism.correlation for kind in rounds]
+    if not any(runs):
+        return
+    if len({(kind.base, kind.examples) for kind in rounds}) > 1:
         raise ParameterError(
             "A partition with correlated noise is one run of one protocol, and this one has rounds of another: name "
             "each run's partition after the run."
+        )
+    count, correlation = sum(rounds.values()), runs[0]
+    if correlation is not None and count > correlation.rounds:
+        raise ParameterError(
+            f"A partition with correlated noise is one run, here of run_length={correlation.rounds} rounds, and this "
+            f"one would have {count}: name each run's partition after the run."
         )
 
 
@@ -180,12 +191,12 @@ class Tally:
         """Adds rounds, or takes them away where `count` is negative.
 
         Raises:
-            ParameterError: There are not so many to take away, or the partition is a run of another protocol. Nothing
-                was changed.
+            ParameterError: There are not so many to take away, or the partition is a run of another protocol or of
+                fewer rounds. Nothing was changed.
         """
         rounds = self._rounds.get(partition, Counter())
         if partition:
-            _check_one_run([*rounds, kind])
+            _check_one_run(rounds + Counter({kind: count}))
         left = rounds[kind] + count
         if left < 0:
             raise ParameterError("there is no such round to take away")
@@ -215,18 +226,19 @@ class Tally:
         """The rounds in sets of which a client meets at most one, with further ones: partition, kind and how many.
 
         Raises:
-            ParameterError: In a further one's partition a run with correlated noise meets another protocol.
+            ParameterError: In a further one's partition a run with correlated noise meets another protocol, or has more
+                rounds than it may have.
         """
         groups = self._groups.copy()
-        partitions: dict[str, set[EntryKind]] = {}
+        partitions: dict[str, Counter[EntryKind]] = {}
         for partition, kind, count in further:
             if partition:
-                partitions.setdefault(partition, set()).add(kind)
+                partitions.setdefault(partition, Counter())[kind] += count
             else:
                 groups[frozenset([kind])] += count
         for partition, kinds in partitions.items():
             known = self._rounds.get(partition, Counter())
-            _check_one_run([*known, *kinds])
+            _check_one_run(known + kinds)
             if known:
                 groups[_worst(known)] -= 1
             groups[_worst({*known, *kinds})] += 1
@@ -329,7 +341,8 @@ class Account:
         if not self._since:
             return self.tally
         tally = self.tally.copy()
-        for (partition, kind), change in sorted(self._since.items(), key=lambda item: -item[1]):
+        # First what is taken away: a run with correlated noise never has more rounds than it may have.
+        for (partition, kind), change in sorted(self._since.items(), key=lambda item: item[1]):
             tally.add(kind, partition, change)
         return tally
 

@@ -54,7 +54,8 @@ LEAST_SIGMA = 4.0
 # The finer draws of a client's own noise add so much to its variance, at most.
 _FINER = 1.0 + 2.0 ** (1 - 2 * FINER_BITS)
 _ROUNDING = 1.0 + 8 * 2.0**-53
-# Rounds may hold up to twice as many messages as the fewest, which the accountant knows.
+# Rounds may hold up to twice as many messages as the fewest, which the accountant knows. And those of other rounds, of
+# which a client is not told, are at least half as many as its own (`check_honest`).
 _MORE = 2
 
 
@@ -310,7 +311,9 @@ class CorrelatedGaussian(RoundedGaussian):
 
     def likelihood_slack(self, honest: int) -> float:
         """Over all rounds of the run: of the own noise, given all z; and of z on its grid, given all sums."""
-        excess = 2.0 * max(uniformity(OWN_DEVIATION**2, honest), uniformity(OWN_DEVIATION**2, _MORE * honest))
+        # Other rounds of the run may have half as many messages, or twice.
+        counts = {max(2, -(-honest // _MORE)), honest, _MORE * honest}
+        excess = 2.0 * max(uniformity(OWN_DEVIATION**2, count) for count in counts)
         if excess >= 1.0:
             return math.inf
         weights = 1.0 + self.correlation.inherited

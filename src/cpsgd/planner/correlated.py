@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from cpsgd import _validate
-from cpsgd.correlation import MAX_BANDS, Correlation
+from cpsgd.correlation import MAX_BANDS, MAX_ROUNDS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
 from cpsgd.mechanisms.correlated_gaussian import LEAST_SIGMA
@@ -44,6 +44,8 @@ _CUT_SHARE = 0.1
 _NEARLY_BANDS, _NEARLY_BITS = 1.05, 1.1
 # σ is found within this factor.
 _CLOSE = 1.0 + 1e-3
+# Longer texts are no numbers of bands.
+_LONGEST_NUMBER = 20
 # More bits that leave so much of the error are of no use.
 _NO_GAIN = 0.999
 
@@ -71,21 +73,33 @@ class PrefixNoise:
         """How many times smaller it is; below 1 correlation does not pay."""
         return self.independent / self.squared_error
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "gain": self.gain}
+
     def __str__(self) -> str:
+        verdict = f"{self.gain:.3g} × less"
+        if self.gain < 1.0:
+            verdict = f"{1.0 / self.gain:.3g} × more, so that correlated noise does not pay here"
         return (
             f"squared error of the model so far ({self.workload}, rate 1, mean over rounds) {self.squared_error:.4g}, "
-            f"with independent Gaussian noise {self.independent:.4g}: {self.gain:.3g} × less"
+            f"with independent Gaussian noise {self.independent:.4g}: {verdict}"
         )
 
 
 @dataclass(frozen=True)
 class CorrelatedPlan:
-    """A protocol with so many `bits`, what it is worth, and how to find the best for other numbers of bits."""
+    """A protocol with so many `bits`, what such ones are worth, and how to find the best for other numbers of bits."""
 
     bits: float
     design: Finished
-    prefix: PrefixNoise
+    judge: Callable[[Mechanism], PrefixNoise]
     explore: Callable[[], list[tuple[float, Design]]]
+
+    @cached_property
+    def prefix(self) -> PrefixNoise:
+        """What the protocol is worth."""
+        return self.judge(self.design.mechanism)
 
 
 def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan | None:
@@ -93,11 +107,10 @@ def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan 
 
     Raises:
         InfeasibleError: None has so few bits, or keeps (ε, δ); the message names the fewest bits that will do.
-        ParameterError: Nothing is proved about such rounds, or the requirements contradict each other.
+        ParameterError: There are too few or too many bands.
     """
-    _check(required)
-    auto = required.correlated == AUTO
     rounds = problem.target.rounds
+    auto = required.correlated == AUTO
     if auto:
         choices: Iterable[int] = (b for b in _CHOICES if b <= rounds)
     else:
@@ -119,8 +132,15 @@ def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan 
     return None if auto and chosen.prefix.gain <= 1.0 else chosen
 
 
-def _check(required: Requirements) -> None:
+def check_correlated(required: Requirements) -> None:
+    """Raises `ParameterError` where nothing is proved about such rounds, or the requirements contradict each other."""
     participation = Participation.parse(required.participation)
+    rounds = _validate.integer("rounds", required.rounds, low=1)
+    if rounds > MAX_ROUNDS:
+        raise ParameterError(
+            f"Expected rounds of at most {MAX_ROUNDS} where noise is correlated over them, got rounds={rounds}: plan a "
+            "shorter run, or leave correlated out."
+        )
     if participation.sampled:
         raise ParameterError(
             f"participation={str(participation)!r}: amplification by sampling is not proved for noise that is "
@@ -139,9 +159,16 @@ def _check(required: Requirements) -> None:
 
 def _bands(said: int | str | None, rounds: int) -> int:
     """The number of bands, which may be text, checked."""
-    if isinstance(said, str) and not said.isdecimal():
-        raise ParameterError(f"Expected correlated to be a number of bands from 2 on, or {AUTO!r}, got {said!r}.")
-    bands = _validate.integer("correlated", int(said) if isinstance(said, str) else said, low=2, high=MAX_BANDS)
+    if isinstance(said, str) and not (said.isdecimal() and len(said) < _LONGEST_NUMBER):
+        raise ParameterError(f"Expected correlated to be a number of bands from 2 on, or {AUTO!r}, got {said[:50]!r}.")
+    said = int(said) if isinstance(said, str) else said
+    try:
+        bands = _validate.integer("correlated", said, low=2, high=MAX_BANDS)
+    except ParameterError as error:
+        remedy = (
+            "Use fewer bands" if isinstance(said, int) and said > MAX_BANDS else "Leave it out for independent noise"
+        )
+        raise ParameterError(f"{error} {remedy}, or let {AUTO!r} choose.") from None
     if bands > rounds:
         raise ParameterError(
             f"Expected correlated to be at most rounds={rounds}, got correlated={bands}: noise is taken away by later "
@@ -185,6 +212,11 @@ class _Run:
         }
 
     @cached_property
+    def _told(self) -> int:
+        """Clients of a round whose noise others may know, who had a seed of it before."""
+        return (self.bands - 1) * (self._fixed["untrusted_holders"] or 0)
+
+    @cached_property
     def _weights(self) -> tuple[float, float, float]:
         """What z, a round's own noise, and a bias weigh."""
         workload = self.workload
@@ -220,6 +252,15 @@ class _Run:
     def _too_few(self, bits: float) -> InfeasibleError:
         """Names the fewest bits that will do."""
         problem, target = self.problem, self.problem.target
+        if target.honest <= self._told:
+            most = math.ceil(target.honest / problem.colluding)
+            nearest = f"correlated={most}" if most > 1 else "independent noise, without correlated"
+            return InfeasibleError(
+                f"With {self.bands} bands clients hand seeds of {self.bands - 1} rounds on, and {problem.colluding:,} "
+                f"colluding clients per round may have held those of {self._told:,} others; noise that counts is that "
+                f"of {target.honest:,} of {problem.setting.clients:,}, so that nobody's is left. The nearest that can "
+                f"be had: {nearest}; or more clients, or fewer colluding clients."
+            )
         more = next((b for b in WHOLE_BITS if b > bits and self._designed(b) is not None), None)
         remedy = "more clients, fewer bands, fewer colluding clients or a larger delta may help"
         if more is not None:
@@ -241,10 +282,9 @@ class _Run:
         """With this range, and the most noise that the bits hold."""
         target, values = self._target, values_of(bits)
         distance = target.distance * self._correlation.sensitivity
-        told = (self.bands - 1) * (self._fixed["untrusted_holders"] or 0)
-        if target.honest <= told:
+        if target.honest <= self._told:
             return None
-        unit = distance / (target.gaussian_mu * math.sqrt(target.honest - told))
+        unit = distance / (target.gaussian_mu * math.sqrt(target.honest - self._told))
         for _ in range(2):
             found = self._loudest(unit, coordinate_range, values)
             if found is None:
@@ -300,14 +340,13 @@ class _Run:
             finished = self.problem.finish(self.problem.setting.design(mechanism), bits)
         except ConditionError as error:
             raise InfeasibleError(f"The best that {bits:.4g} bits hold cannot be accounted for. {error}") from None
-        kept = finished.mechanism
         finished = self._settled(finished)
-        considered = (Considered(kept.name, finished.error.total, proved=True),)
+        considered = (Considered(finished.mechanism.name, finished.error.total, proved=True),)
         independent = self.problem.gaussian_squared_error * self._weights[1]
         return CorrelatedPlan(
             bits,
             replace(finished, considered=considered),
-            PrefixNoise(self.name, self._error(kept), independent),
+            lambda mechanism: PrefixNoise(self.name, self._error(mechanism), independent),
             lambda: [(b, self._settled(self.problem.setting.design(each))) for b, each in self._designs().items()],
         )
 

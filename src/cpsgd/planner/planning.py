@@ -12,9 +12,9 @@ from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms import ExpectedError, Mechanism
+from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
 from cpsgd.participation import Participation
-from cpsgd.planner.correlated import PrefixNoise, correlated_plan
+from cpsgd.planner.correlated import PrefixNoise, check_correlated, correlated_plan
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
 from cpsgd.planner.nearest import too_accurate, too_few_bits
 from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
@@ -30,17 +30,22 @@ _CLOSE_TO_GAUSSIAN = 1.1
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """The best that can be done with a number of bits per coordinate."""
+    """The best that can be done with a number of bits per coordinate.
+
+    The error is that of a round's mean; where noise is correlated over rounds, what counts is `prefix`, the model's.
+    """
 
     bits: float
     mechanism: Mechanism
     modulus: int | None
     expected_squared_error: float
     ratio: float
+    prefix: PrefixNoise | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, the mechanism's parameters among them."""
-        return {**asdict(self), "mechanism": self.mechanism.name, **_parameters(self.mechanism)}
+        prefix = None if self.prefix is None else self.prefix.to_dict()
+        return {**asdict(self), "mechanism": self.mechanism.name, **_parameters(self.mechanism), "prefix": prefix}
 
 
 def _parameters(mechanism: Mechanism) -> dict[str, Any]:
@@ -144,7 +149,7 @@ class Plan:
             "colluding": self.colluding,
             "examples": self.examples,
             "overflow_probability": self.overflow_probability,
-            "prefix": None if self.prefix is None else {**asdict(self.prefix), "gain": self.prefix.gain},
+            "prefix": None if self.prefix is None else self.prefix.to_dict(),
             "guarantee": self.guarantee.to_dict(),
             "considered": [
                 {**asdict(each), "ratio": each.squared_error and each.squared_error / self.gaussian_squared_error}
@@ -239,14 +244,20 @@ def plan(
 
 def plan_for(required: Requirements, problem: Problem | None = None, examples: int | None = None) -> Plan:
     """The plan for requirements; see `plan`. `problem` is what they come to where one of `examples` is protected."""
-    problem = Problem.of(required) if problem is None else problem
-    if required.correlated is None and required.workload is not None:
+    if required.correlated is not None:
+        check_correlated(required)
+    elif required.workload is not None:
         raise ParameterError("workload says what correlated noise is judged by: give correlated with it.")
+    problem = Problem.of(required) if problem is None else problem
     found = None if required.correlated is None else correlated_plan(required, problem)
-    if found is None:
-        return best_plan(problem, bits=required.bits, max_error=required.max_error, examples=examples)
-    designs, chosen = found.explore, (found.bits, found.design)
-    return _assembled(problem, *chosen, lambda: [*designs(), chosen], examples=examples, prefix=found.prefix)
+    if found is not None:
+        designs, chosen = found.explore, (found.bits, found.design)
+        return _assembled(problem, *chosen, lambda: [*designs(), chosen], examples=examples, judge=found.judge)
+    independent = best_plan(problem, bits=required.bits, max_error=required.max_error, examples=examples)
+    if required.correlated is None:
+        return independent
+    without = Considered(CorrelatedGaussian.name, None, reason="leaves no less noise in the model over these rounds")
+    return replace(independent, considered=(*independent.considered, without))
 
 
 def best_plan(
@@ -285,15 +296,21 @@ def _assembled(
     designs: Callable[[], Iterable[tuple[float, Design]]],
     *,
     examples: int | None = None,
-    prefix: PrefixNoise | None = None,
+    judge: Callable[[Mechanism], PrefixNoise] | None = None,
 ) -> Plan:
-    """The plan with a design; `designs` are those of all numbers of bits."""
+    """The plan with a design; `designs` are those of all numbers of bits, and `judge` says what rounds make of each."""
     gaussian = problem.gaussian_squared_error
+
+    def prefix(mechanism: Mechanism) -> PrefixNoise | None:
+        return None if judge is None else judge(mechanism)
 
     def frontier() -> tuple[FrontierPoint, ...]:
         points = dict(designs())
         return tuple(
-            FrontierPoint(b, point.mechanism, point.modulus, point.error.total, point.error.total / gaussian)
+            FrontierPoint(
+                *(b, point.mechanism, point.modulus, point.error.total, point.error.total / gaussian),
+                prefix(point.mechanism),
+            )
             for b, point in sorted(points.items())
         )
 
@@ -323,5 +340,5 @@ def _assembled(
         considered=_chosen_first(design),
         explore=frontier,
         examples=examples,
-        prefix=prefix,
+        prefix=prefix(design.mechanism),
     )

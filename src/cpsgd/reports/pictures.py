@@ -6,6 +6,7 @@ The suffix of a picture's file decides its format.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from cpsgd.reports.numbers import power, rounded_down, rounded_up
 if TYPE_CHECKING:
     from cpsgd.audit import AuditReport
     from cpsgd.ledger import Budget, Entry
-    from cpsgd.planner import Plan
+    from cpsgd.planner import FrontierPoint, Plan
     from cpsgd.statistics.results import Statistic
 
 # Rounds whose marks are large enough to be counted.
@@ -32,21 +33,23 @@ def draw_frontier(plan: Plan, path: Path) -> Path:
     axes = figure.subplots()
     points = plan.frontier
     bits = [point.bits for point in points]
-    excess = [point.ratio for point in points]
+    excess = [_excess(point) for point in points]
     axes.axhline(1.0, color=plotting.INK, linewidth=1.2)
     words = "exact Gaussian mechanism, real numbers for messages"
+    if plan.prefix is not None:
+        words = "independent Gaussian noise, real numbers for messages"
     plotting.note(axes, words, (bits[-1], 1.0), (0, -6), ha="right", va="top", color=plotting.INK)
     axes.plot(bits, excess, color=plotting.SEQUENCE[1], linewidth=2.0, marker="o", markersize=5, zorder=3)
-    for point in points:
-        if point.ratio >= 1.005:  # otherwise on the line already
-            place = (point.bits, point.ratio)
-            plotting.note(axes, _times(point.ratio), place, (4, 7), fontsize=8, color=plotting.MUTED)
-    axes.plot([plan.bits], [plan.ratio], "o", color=plotting.ACCENT, markersize=10, zorder=4)
+    for place in zip(bits, excess, strict=True):
+        if abs(place[1] - 1.0) >= 0.005:  # otherwise on the line already
+            plotting.note(axes, _times(place[1]), place, (4, 7), fontsize=8, color=plotting.MUTED)
+    axes.plot([plan.bits], [_excess(plan)], "o", color=plotting.ACCENT, markersize=10, zorder=4)
+    compared = "the Gaussian's error" if plan.prefix is None else "the model's error with independent noise"
+    chosen = textwrap.wrap(f"chosen: {plan.bits:.4g} bits, {plan.protocol.mechanism.describe()}", 64)
     axes.text(
         0.99,
         0.93,
-        f"chosen: {plan.bits:.4g} bits, {plan.protocol.mechanism.describe()}\n"
-        f"{_times(plan.ratio)} × the Gaussian's error",
+        "\n".join([*chosen, f"{_times(_excess(plan))} × {compared}"]),
         transform=axes.transAxes,
         ha="right",
         va="top",
@@ -64,24 +67,33 @@ def draw_frontier(plan: Plan, path: Path) -> Path:
         ticks = [tick for tick in ticks if tick <= largest * 1.4]
         ticks = ticks if len(ticks) < 10 else [tick for tick in ticks if f"{tick:e}".startswith("1.0")]
         axes.set_yticks(ticks, [f"{tick:,g}" for tick in ticks])
+    elif plan.prefix is not None:
+        axes.set_ylim(0.0, 1.6 * max(largest, 1.0))  # with room for the words above
     else:
         axes.set_ylim(1.0 - 0.12 * (largest - 1.0), largest + 0.15 * (largest - 1.0))
     axes.set_xticks(bits, [f"{b:.3g}" for b in bits])
     protocol = plan.protocol
     secure = "" if protocol.modulus is None else ", secure aggregation"
-    rounds = "" if plan.rounds == 1 else f", {plan.rounds:,} rounds ({plan.participation})"
+    rounds = "" if plan.rounds == 1 else f",\n{plan.rounds:,} rounds ({plan.participation})"
     plotting.tidy(
         axes,
         title=f"What a bit buys: n = {protocol.clients:,}, d = {protocol.dim:,}, "
         f"ε ≤ {rounded_up(plan.wished_epsilon)}, δ = {power(plan.guarantee.delta)}{rounds}{secure}",
         xlabel="bits per coordinate",
-        ylabel="expected squared error ÷ Gaussian's",
+        ylabel="expected squared error ÷ Gaussian's"
+        if plan.prefix is None
+        else "squared error of the model ÷ independent noise's",
     )
     return plotting.save(figure, path)
 
 
+def _excess(point: Plan | FrontierPoint) -> float:
+    """The error over the Gaussian mechanism's: that of the model where noise is correlated over rounds."""
+    return point.ratio if point.prefix is None else 1.0 / point.prefix.gain
+
+
 def _times(ratio: float) -> str:
-    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
+    return f"{ratio:.2g}" if ratio < 0.1 else f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
 def draw_audit(report: AuditReport, path: Path) -> Path:

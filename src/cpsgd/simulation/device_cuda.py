@@ -161,7 +161,7 @@ def add_coins(sums: torch.Tensor, *, keys: torch.Tensor, trials: int) -> None:
     _tosser(sums.device)(grid=grid, block=(256, 1, 1), args=[sums, len(sums), trials, keys])
 
 
-def _launch(kernel: Kernel, arguments: list[Any], vectors: torch.Tensor) -> None:
+def _launch(kernel: CompiledKernel, arguments: list[Any], vectors: torch.Tensor) -> None:
     device = vectors.device
     blocks = min(torch.cuda.get_device_properties(device).multi_processor_count, len(vectors))
     if kernel.exact is not None:
@@ -237,7 +237,7 @@ def _compiled(device: torch.device, kernel: str, names: dict[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CompiledKernel:
     """A compiled kernel, and what it takes.
 
     Attributes:
@@ -254,7 +254,7 @@ class Kernel:
 
 
 @lru_cache(maxsize=32)
-def _kernel(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None) -> Kernel:
+def _kernel(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None) -> CompiledKernel:
     names = _definitions(dim, rounding, layout.factors if layout else 0)
     kernel = _compiled(device, "encode", names)
     tail = -(-names["REST"] // _THREADS)
@@ -266,7 +266,7 @@ def _kernel(device: torch.device, dim: int, rounding: Rounding, layout: Layout |
             memory += 8 * (rounding.limit + 1)
             exact = torch.from_numpy(quantiles(rounding.coins or 0, rounding.limit)).to(device)
         kernel.set_shared_memory_config(memory)
-    return Kernel(kernel, memory, exact, far)
+    return CompiledKernel(kernel, memory, exact, far)
 
 
 def is_drawn(rounding: Rounding) -> bool:

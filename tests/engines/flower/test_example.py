@@ -88,6 +88,25 @@ def test_with_correlated_noise_every_image_is_in_one_round(
         assert 3.5 < ledger.total("digits").epsilon <= 4.0
 
 
+def test_simulated_silos_have_memories_where_the_run_says_so_and_others_their_own(
+    apps: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client_app, _ = apps
+    monkeypatch.setattr(client_app, "each_in_one_round", lambda message, context, call_next: context.node_config)
+
+    def memory(folder: str, **node: Any) -> Any:
+        node = {"partition-id": 3, **{name.replace("_", "-"): value for name, value in node.items()}}
+        context = Context(RUN, 1, node, RecordDict(), {**CONFIG, "correlated": 8, "memories": folder})
+        return client_app.protected(Message(RecordDict(), 1, "train"), context, None).get("cpsgd-memory")
+
+    assert memory("/some/where", num_partitions=10) == "/some/where/silo-3.memory"
+    assert memory("/some/where", num_partitions=10, cpsgd_memory="/mine") == "/mine"
+    assert memory("/some/where", cpsgd_memory="/mine") == "/mine"
+    # A silo that is not simulated writes where its operator says, and nowhere else.
+    assert memory("/some/where") is None
+    assert memory("", num_partitions=10) is None
+
+
 def test_a_silo_with_a_roster_sends_nothing_unprotected(apps: tuple[ModuleType, ModuleType]) -> None:
     client_app, _ = apps
     context = Context(RUN, 1, {"partition-id": 1, "cpsgd-roster": "roster"}, RecordDict(), {})

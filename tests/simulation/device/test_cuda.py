@@ -15,6 +15,7 @@ from cpsgd.codec import rotate
 from cpsgd.errors import VectorError
 from cpsgd.learning import gradients
 from cpsgd.learning.models import mlp
+from cpsgd.mechanisms import Binomial, Mechanism, RoundedGaussian
 from cpsgd.mechanisms.base import Rounding
 from cpsgd.protocol import Protocol
 from cpsgd.simulation import device_cuda as cuda
@@ -264,8 +265,16 @@ def test_rotation_back(dim: int) -> None:
 
 
 @pytest.mark.gpu
-def test_a_round_takes_products(products: tuple[torch.Tensor, cuda.Products]) -> None:
-    protocol = Protocol.rotated_binomial(clients=1_500, dim=51_370, clip_norm=50.0, levels=3, trials=13)
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        Binomial(levels=3, trials=13, coordinate_range=50.0),
+        RoundedGaussian(noise_deviation=90.0, step=0.004, window=2048, coordinate_range=1.0),
+    ],
+    ids=lambda mechanism: mechanism.name,
+)
+def test_a_round_takes_products(mechanism: Mechanism, products: tuple[torch.Tensor, cuda.Products]) -> None:
+    protocol = Protocol(clients=1_500, dim=51_370, clip_norm=50.0, mechanism=mechanism)
     rounds = [
         DeviceRound(protocol, 0, seed=1, device="cuda"),
         DeviceRound(protocol, 0, seed=1, device="cuda", kernels=plain),

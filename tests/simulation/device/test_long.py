@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cpsgd.codec import rotate
-from cpsgd.mechanisms import Binomial, Coins, Mechanism
+from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian
 from cpsgd.mechanisms.base import Rounding
 from cpsgd.protocol import Protocol
 from cpsgd.simulation import device_cuda as cuda
@@ -200,8 +200,9 @@ def test_rotation_back(dim: int) -> None:
         Binomial(levels=3, trials=13, coordinate_range=1e3),
         Binomial(levels=100, trials=13, coordinate_range=1e3),
         Coins(coins=255, theta=0.0078, coordinate_range=12.0),
+        RoundedGaussian(noise_deviation=90.0, step=0.1, window=2048, coordinate_range=20.0),
     ],
-    ids=["small", "large", "many coins"],
+    ids=["small", "large", "many coins", "Gaussian"],
 )
 def test_a_round(mechanism: Mechanism) -> None:
     """Small integers, large ones, and such as the last pass leaves to Triton."""
