@@ -50,7 +50,8 @@ docs: install
 # tests of real processes mostly wait. Each begins with a share of neighbouring tests, which have plans and fixtures in
 # common, and then takes from the others.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
-PYTEST := CPSGD_REQUIRE_EXTRAS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# Bytecode is kept, since tests start many processes.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE CPSGD_REQUIRE_EXTRAS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test: install
 	$(PYTEST) -m "not thorough"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import itertools
@@ -51,8 +52,19 @@ def fixed_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "urandom", urandom)
 
 
+def pytest_collection() -> None:
+    """Nothing that is collected becomes garbage: looking for some among thousands of tests takes seconds."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is looked for."""
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what needs a GPU where there is none."""
+    """What mostly waits for its own processes begins first; what needs a GPU is skipped where there is none."""
+    items.sort(key=lambda item: item.path.name != "test_deployment.py")
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
         import torch

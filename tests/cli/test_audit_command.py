@@ -147,7 +147,7 @@ def test_refusals(cpsgd: Any, tmp_path: Path) -> None:
         (("--protocol", "p.json", "--dim", "4"), "--dim"),
         (("--protocol", "p.json", "--levels", "4"), "--levels"),
         (("--protocol", "silent.json"), "no noise"),
-        (("--levels", "4", "--trials", "3", "--delta", "1e-9"), "No method proves"),
+        ((*FEW, "--levels", "4", "--trials", "3", "--delta", "1e-9"), "No method proves"),
         (("--epsilon", "1", "--trials", "5"), "--trials"),
     ):
         result = cpsgd("audit", *arguments)

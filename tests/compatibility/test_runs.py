@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cpsgd.cli.app import app
 
 from .recorded import DATA, read
 
 RECORDED: dict[str, dict[str, Any]] = read("trainings.json")
 
 
-def train(folder: Path, *options: str) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "cpsgd", "train", *options, "--json"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+Train = Callable[..., dict[str, Any]]
 
 
-def resume(name: str, folder: Path) -> dict[str, Any]:
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[..., Any]) -> Train:
+    """Runs `cpsgd train` in the test's folder; gives what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*options: str) -> dict[str, Any]:
+        done = invoke(app, "train", *options, "--json")
+        assert done.exit_code == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    return run
+
+
+def resume(name: str, folder: Path, train: Train) -> dict[str, Any]:
     shutil.copytree(DATA / "trainings" / name, folder / "runs" / name)
-    return train(folder, "--resume", "--run", name)
+    return train("--resume", "--run", name)
 
 
 def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -64,8 +72,8 @@ def without(fields: dict[str, Any], names: set[str]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_still_finished(tmp_path: Path) -> None:
-    printed = resume("whole", tmp_path)
+def test_a_finished_run_is_still_finished(tmp_path: Path, train: Train) -> None:
+    printed = resume("whole", tmp_path, train)
     # No round is computed again, so nothing may differ, the seconds included; but what is proved about them may.
     recorded = RECORDED["whole"]
     for result, expected in zip(printed["results"], recorded["results"], strict=True):
@@ -81,9 +89,9 @@ def test_a_finished_run_is_still_finished(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["interrupted", pytest.param("interrupted-adam", marks=pytest.mark.thorough)])
-def test_an_interrupted_run_ends_as_it_would_have(name: str, tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_as_it_would_have(name: str, tmp_path: Path, train: Train) -> None:
     recorded = RECORDED[name]
-    printed = resume(name, tmp_path)
+    printed = resume(name, tmp_path, train)
     rows = metrics(tmp_path, name)
     assert len(rows) == len(recorded["metrics"]) == 5
     for row, expected in zip(rows, recorded["metrics"], strict=True):
@@ -98,5 +106,5 @@ def test_an_interrupted_run_ends_as_it_would_have(name: str, tmp_path: Path) -> 
     planned = options.index("--bits")
     spelled_out = {"levels": "levels", "trials": "trials", "range": "coordinate_range"}
     options[planned : planned + 2] = [part for o, f in spelled_out.items() for part in (f"--{o}", repr(protocol[f]))]
-    train(tmp_path, *options, "--run", "anew")
+    train(*options, "--run", "anew")
     assert metrics(tmp_path, "anew")[2:] == rows[2:]

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cpsgd.dashboard import pages
@@ -36,6 +36,7 @@ SIZES_OF_NUMBERS = st.floats(-1e100, 1e100)
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(SIZES_OF_NUMBERS, SIZES_OF_NUMBERS), min_size=1, max_size=5))
+@example([(0.0, 5e-324)])
 def test_any_numbers_can_be_drawn(points: list[tuple[float, float]]) -> None:
     points.sort()
     x, y = zip(*points, strict=True)

@@ -289,7 +289,7 @@ def test_a_worker_that_ends_is_noticed(tmp_path: Path) -> None:
     assert [worker["lost_worker"]["charged"] for worker in found] == [2, 0]
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_it_learns_the_digits(tmp_path: Path, count: int) -> None:
     found = [worker["digits"] for worker in launch(tmp_path, count, ["digits"], count)]
     assert len({worker["weights"].tobytes() for worker in found}) == 1

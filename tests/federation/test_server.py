@@ -225,7 +225,7 @@ def test_too_few_nodes_are_asked_for_nothing(small_plan: Plan, tmp_path: Path) -
 @pytest.mark.slow
 def test_who_has_too_few_neighbours_left_is_noted() -> None:
     """On a sparse graph a client may have answered and still be of no use."""
-    large = plan(300, 1, 8.0, 1e-5, secure=True, dropout=0.2, colluding=1, bits=14)
+    large = plan(300, 1, 8.0, 1e-5, secure=True, dropout=0.2, colluding=1, bits=14, mechanism="binomial")
     terms = Terms(plan=large)
     parameters = terms.parameters(1, 300)
     clients = {str(i): Client() for i in range(300)}

@@ -8,6 +8,7 @@ import sys
 import zipfile
 import zlib
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -143,15 +144,26 @@ def test_two_writers_are_noticed(tmp_path: Path) -> None:
 
 HOLD = """
 import sys, time
-import os
-import subprocess
-import sys
 from pathlib import Path
 from cpsgd.learning.checkpoints import ChargeLog
 log = ChargeLog(Path(sys.argv[1]))
 log.append(0, 100)
 print("open", flush=True)
 time.sleep(600)
+"""
+
+# Opens the log and closes it again, as often as it is asked to.
+TRY = """
+import sys
+from pathlib import Path
+from cpsgd.learning.checkpoints import ChargeLog
+for _ in sys.stdin:
+    try:
+        log = ChargeLog(Path(sys.argv[1]))
+        del log
+        print("free", flush=True)
+    except Exception as error:
+        print(error, flush=True)
 """
 
 
@@ -170,10 +182,15 @@ def test_another_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
     log = ChargeLog(path)
     assert log.survivors == {0: 100}
     # The lock is on the open log: once it is closed the file is free.
-    command = [sys.executable, "-c", HOLD.split("log.append")[0], path]
-    assert b"Another process" in subprocess.run(command, capture_output=True, env=environment, check=False).stderr
-    del log
-    subprocess.run(command, check=True, env=environment)
+    command = [sys.executable, "-c", TRY, path]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        print("try", file=other.stdin, flush=True)
+        assert "Another process" in other.stdout.readline()
+        del log
+        print("try", file=other.stdin, flush=True)
+        assert other.stdout.readline() == "free\n"
 
 
 def test_checkpoints_are_told_apart_by_version(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -218,7 +219,9 @@ def test_without_privacy_a_run_is_resumed_as_well(
     same(finish(trainer(triangle, tmp_path, resume=True, **options)), finish(trainer(triangle, **options)))
 
 
+# One process imports PyTorch, and forks for every line that it reads.
 SCRIPT = """
+import os
 import sys
 import torch
 from cpsgd.learning import AccountOptions, CohortOptions, FolderOptions, RunOptions, ServerOptions, Trainer, mlp
@@ -233,10 +236,15 @@ def make(folder, resume=True):
                    folder=FolderOptions(run_dir=folder, resume=resume))
 
 if __name__ == "__main__":
-    run = make(sys.argv[1])
-    print(run.round, flush=True)
-    for _ in run.run():
-        pass
+    for _ in sys.stdin:
+        child = os.fork()
+        if not child:
+            run = make(sys.argv[1])
+            print(os.getpid(), run.round, flush=True)
+            for _ in run.run():
+                pass
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -246,14 +254,17 @@ def test_kill_minus_9_at_random_moments(tmp_path: Path) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "run"
     script.write_text(textwrap.dedent(SCRIPT))
     killed = 0
-    for _ in range(3):
-        with subprocess.Popen([sys.executable, script, folder], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            begun = int(process.stdout.readline())
+    with subprocess.Popen([sys.executable, script, folder], stdin=PIPE, stdout=PIPE, text=True) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        for _ in range(3):
+            print("again", file=parent.stdin, flush=True)
+            process, begun = map(int, parent.stdout.readline().split())
             time.sleep(random.uniform(0.0, 0.25))
-            process.send_signal(signal.SIGKILL)
-        killed += process.returncode == -signal.SIGKILL
-        assert begun <= 70
+            with contextlib.suppress(ProcessLookupError):  # it may have come to its end
+                os.kill(process, signal.SIGKILL)
+            killed += int(parent.stdout.readline()) == -signal.SIGKILL
+            assert begun <= 70
     assert killed >= 1
     names: dict[str, Any] = {"__name__": "train"}
     exec(script.read_text(), names)

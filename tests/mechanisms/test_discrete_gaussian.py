@@ -155,13 +155,13 @@ def test_certificates_are_above_the_truth(
 
 @pytest.mark.slow
 def test_a_plan_keeps_its_word_and_fills_its_bits() -> None:
-    planned = plan(clients=40, dim=30, epsilon=4.0, delta=1e-5, bits=7, mechanism="discrete-gaussian")
+    planned = plan(clients=40, dim=30, epsilon=4.0, delta=1e-5, bits=6, mechanism="discrete-gaussian")
     protocol = Protocol.from_json(planned.protocol.to_json())
     assert protocol == planned.protocol
     assert protocol.name == "rotated-discrete-gaussian"
     assert 3.9 < planned.guarantee.epsilon <= 4.0
     assert guarantee(protocol, 1e-5).epsilon == planned.guarantee.epsilon
-    assert 2**7 - 1 <= protocol.radix <= 2**7
+    assert 2**6 - 1 <= protocol.radix <= 2**6
     assert 1.0 < planned.ratio < 1.2
 
 

@@ -33,10 +33,13 @@ from cpsgd.simulation.cpu import RoundSimulator
 FALSE_ALARM = 1e-7
 
 
+@cache
 def exact_mass(variance: float, z: int) -> mpmath.mpf:
     """e^-v I_z(v) with thirty digits: (v/2)^z/z! times a series of positive terms."""
+    if z < 0:
+        return exact_mass(variance, -z)
     with mpmath.workdps(30):
-        half, z = mpmath.mpf(variance) / 2, abs(z)
+        half = mpmath.mpf(variance) / 2
         term = total = mpmath.mpf(1)
         k = 0
         while term > total * mpmath.mpf("1e-31") or k < half:

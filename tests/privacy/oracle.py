@@ -61,16 +61,22 @@ def composed(rounds: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     """The laws of all rounds' outputs together, outputs of (nearly) equal likelihood ratio put together.
 
     That is post-processing, so that no divergence is too large; and it makes none smaller by more than 1e-9 of losses.
+    What the last round makes of them is left as it is, since nothing has to be made of that.
     """
-    first, second = np.ones(1), np.ones(1)
-    for one, other in rounds:
+    (first, second), *others = rounds
+    for one, other in others:
+        first, second = _grouped(first, second)
         first, second = np.outer(first, one).ravel(), np.outer(second, other).ravel()
-        possible = (first > 0.0) | (second > 0.0)
-        first, second = first[possible], second[possible]
-        with np.errstate(divide="ignore"):
-            keys = np.round(np.log(first) - np.log(second), 10)
-        _, groups = np.unique(keys, return_inverse=True)
-        first, second = (np.bincount(groups, law).astype(np.float64) for law in (first, second))
+    return first, second
+
+
+def _grouped(first: Array, second: Array) -> tuple[Array, Array]:
+    possible = (first > 0.0) | (second > 0.0)
+    first, second = first[possible], second[possible]
+    with np.errstate(divide="ignore"):
+        keys = np.round(np.log(first) - np.log(second), 10)
+    _, groups = np.unique(keys, return_inverse=True)
+    first, second = (np.bincount(groups, law).astype(np.float64) for law in (first, second))
     return first, second
 
 

@@ -6,6 +6,7 @@ everything is looked up in its module at the time of the call.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -390,13 +391,14 @@ def wrong_moments() -> list[str]:
             end = 3.0 * math.sqrt(w)
             found = smoothed._moments([curve], w, end, 7)[0]
             for c, bound in zip(np.linspace(-end, end, 7), found, strict=True):
-                exact = _moment(x, e, w, float(c))
+                exact = _moment(tuple(x), tuple(e), w, float(c))
                 if not exact <= bound <= 1.35 * exact:
                     wrong.append(f"R is {mpmath.nstr(exact, 9)} at w={w}, c={c:.3g}, bounded by {bound:.9g}")
     return wrong
 
 
-def _moment(x: Sequence[float], e: Sequence[float], w: float, c: float) -> mpmath.mpf:
+@functools.cache
+def _moment(x: tuple[float, ...], e: tuple[float, ...], w: float, c: float) -> mpmath.mpf:
     with mpmath.workdps(30):
 
         def density(at: mpmath.mpf) -> mpmath.mpf:
@@ -442,6 +444,7 @@ def wrong_averages() -> list[str]:
     return wrong
 
 
+@functools.cache
 def _log_average(w: float, width: float, c: float) -> float:
     def density(v: mpmath.mpf) -> mpmath.mpf:
         return mpmath.sqrt(w / v) * mpmath.exp(c * c / 2 * (1 / mpmath.mpf(w) - 1 / v) - (v - w) / 8)

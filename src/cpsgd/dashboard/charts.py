@@ -89,8 +89,10 @@ def linear(
 ) -> Axis:
     """An axis with round numbers at about five places, where it also begins and ends unless values are `whole`."""
     low, high = min(low, high), max(low, high)  # bounds of figures that make no sense may be in any order
-    if not high - low > max(1e-9 * max(abs(low), abs(high)), 1e-100):
-        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+    largest = max(abs(low), abs(high))
+    if not high - low > max(1e-9 * largest, 1e-100):
+        margin = 0.5 * (largest if largest > 1e-100 else 1.0)
+        low, high = low - margin, high + margin
     step = 10.0 ** math.floor(math.log10(high - low))
     step = next(step * part for part in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0) if (high - low) / (step * part) <= 6.0)
     if whole:

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from scipy.optimize import minimize_scalar
-
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.mechanisms.base import Search
@@ -394,6 +392,8 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
     elif not setting.rotate:
         scale = widest * (1.0 + 1e-12)
     else:
+        from scipy.optimize import minimize_scalar  # late: a command line that plans nothing starts without it
+
         low = max(smallest_scale, least)
         found = minimize_scalar(
             lambda x: math.log(error_at(math.exp(x))),

@@ -28,8 +28,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from scipy.optimize import brentq
-
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError, ParameterError
@@ -327,6 +325,8 @@ def least_noise(
     Raises:
         ConditionError: The tails alone spend δ.
     """
+    from scipy.optimize import brentq  # late: a command line that plans nothing starts without it
+
     epsilon = _validate.positive("epsilon", epsilon)
     delta = _validate.probability("delta", delta)
     rounds = _validate.integer("rounds", rounds, low=1)

@@ -16,8 +16,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.optimize import minimize_scalar
-
 from cpsgd import _validate
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Law
@@ -201,6 +199,7 @@ def renyi_floor(slope: float, delta: float) -> float:
     As t -> 0, D_α/t² -> α χ²/2 with χ² the chi-square divergence of Z_1 from Z_0, and χ² >= 1/Var(Z_0) (Hammersley,
     Chapman and Robbins). So κ(α) >= α/(2 Var(Z_0)), and `slope` is S² / (2 Var(Z_0)).
     """
+    from scipy.optimize import minimize_scalar  # late: a command line that plans nothing starts without it
 
     def at(x: float) -> float:
         order = 1.0 + math.exp(x)

@@ -12,7 +12,7 @@ import pytest
 from cpsgd.codec._kernels import _native
 
 LEVELS = _native.supported_levels()
-PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
 DIGEST = """
 import hashlib, numpy as np
 from cpsgd import Protocol
@@ -65,7 +65,8 @@ print(kernels.simd_level(), bool(abs(aggregator.mean() - 0.05).max() < 0.05))
 
 
 def run(level: str, *arguments: str) -> str:
-    environment = {**os.environ, "CPSGD_SIMD": level}
+    # No plugins, which take longer to import than some of the tests.
+    environment = {**os.environ, "CPSGD_SIMD": level, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     result = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

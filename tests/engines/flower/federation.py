@@ -36,26 +36,38 @@ _STOP_SECONDS = 20.0
 _COMMAND_SECONDS = 120.0
 # Below the ports that systems give to outgoing connections, which could take one between the choice and its use.
 _PORTS = range(20_000, 30_000)
+_SUPEREXEC = Path(__file__).parent / "superexec.py"
+# `flwr supernode register` of all keys in one process: Flower's command line takes a second to start.
+_REGISTER = """
+import sys
+from flwr.cli.app import app
+for key in sys.argv[1:]:
+    assert not app(["supernode", "register", key, "local"], standalone_mode=False)
+"""
 
 
 class Federation:
     """A SuperLink with `nodes` SuperNodes, which know their number as `partition-id`."""
 
     def __init__(self, directory: Path, nodes: int) -> None:
-        """Writes keys and certificates into `directory`; starts nothing yet."""
+        """Starts nothing yet; keys, certificates and logs will be in `directory`."""
         self.directory = directory
         self.nodes = nodes
         self.roster = directory / "roster"
         self.supernodes: list[subprocess.Popen[bytes]] = []
         self._mark = uuid.uuid4().hex
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._port = free_port()
+        self._port, *self._node_ports = free_ports(1 + nodes)
         self._killed: set[int] = set()
         binaries = str(Path(sys.executable).parent)
+        own = directory / "bin"
+        own.mkdir()
+        (own / "flower-superexec").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{_SUPEREXEC}" "$@"\n')
+        (own / "flower-superexec").chmod(0o755)
         self.environment = {
             **os.environ,
             _MARK: self._mark,
-            "PATH": binaries + os.pathsep + os.environ["PATH"],
+            "PATH": os.pathsep.join([str(own), binaries, os.environ["PATH"]]),
             "PYTHONPATH": str(Path(cpsgd.__file__).parents[1]),
             "FLWR_HOME": str(directory / "home"),
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -103,7 +115,9 @@ class Federation:
         self.roster.write_text("".join(lines))
         for node in range(self.nodes):
             write_node_key(self.directory, node)
-            self._flwr("supernode", "register", str(self.directory / f"node-{node}.pub"), "local")
+        self._command(
+            sys.executable, "-c", _REGISTER, *(str(self.directory / f"node-{i}.pub") for i in range(self.nodes))
+        )
         for node in range(self.nodes):
             self.supernodes.append(
                 self._spawn(
@@ -112,7 +126,7 @@ class Federation:
                     *("--superlink", f"127.0.0.1:{self._port}"),
                     *("--root-certificates", str(self.directory / "ca.crt")),
                     *("--auth-supernode-private-key", str(self.directory / f"node-{node}.key")),
-                    *("--port", str(free_port())),
+                    *("--port", str(self._node_ports[node])),
                     *("--node-config", self._node_config(node)),
                 )
             )
@@ -223,8 +237,11 @@ class Federation:
         return process
 
     def _flwr(self, *arguments: str) -> str:
+        return self._command("flwr", *arguments)
+
+    def _command(self, *command: str) -> str:
         done = subprocess.run(
-            ["flwr", *arguments],
+            command,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -233,7 +250,7 @@ class Federation:
             check=False,
         )
         if done.returncode:
-            raise AssertionError(f"flwr {' '.join(arguments)} failed:\n{done.stdout}\n{done.stderr}\n{self.logs()}")
+            raise AssertionError(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}\n{self.logs()}")
         return done.stdout
 
     def _check_nodes(self) -> None:
@@ -253,13 +270,16 @@ class Federation:
         raise TimeoutError(f"The SuperLink did not open its port within {_START_SECONDS:g} s:\n{self.logs()}")
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
+def free_ports(count: int) -> list[int]:
+    """Different ports of 127.0.0.1 that nobody listens on."""
+    found: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, 100):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("No port is free.")
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("Too few ports are free.")
 
 
 def write_certificate(directory: Path) -> None:

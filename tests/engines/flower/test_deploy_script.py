@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .federation import free_port
+from .federation import free_ports
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "flower-digits" / "deploy.sh"
 
@@ -59,7 +59,7 @@ def deploy(folder: Path, *, lasting: bool) -> subprocess.Popen[bytes]:
         **os.environ,
         "PATH": f"{folder.parent / 'bin'}:{os.environ['PATH']}",
         "TMPDIR": str(folder),
-        "PORT": str(free_port()),
+        "PORT": str(free_ports(1)[0]),
         "STARTED": str(folder.parent / "started"),
         "LASTING": "yes" if lasting else "",
     }
