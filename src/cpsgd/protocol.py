@@ -283,7 +283,8 @@ class Protocol:
         Args:
             vectors: One per client, each as `encode` takes it; the rows of a matrix, for example.
             round: Number of the round.
-            threads: How many threads, the caller's among them; by default as many as this process has processors.
+            threads: How many threads, the caller's among them; by default as many as this process has processors, and
+                one for vectors so short (below 2^16) that several would be slower.
 
         Raises:
             NonFiniteError: A coordinate is NaN or infinite; raised when that vector's turn comes, after the messages of

@@ -130,3 +130,12 @@ def test_no_thread_stays_behind() -> None:
     messages.close()
     assert threading.active_count() == before
     assert batch.processors() >= 1
+
+
+@pytest.mark.parametrize(("dim", "threads"), [(batch._SHORT - 1, 1), (batch._SHORT, 7)])
+def test_short_vectors_are_encoded_by_one_thread(dim: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(batch, "processors", lambda: 7)
+    monkeypatch.setattr(batch, "_messages", lambda protocol, vectors, round, count: asked.append(count))
+    protocol(dim).encode_many([], 0)
+    assert asked == [threads]

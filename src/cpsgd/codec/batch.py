@@ -29,6 +29,8 @@ MAX_THREADS = 1024
 _COORDINATES = 1 << 17
 # Such parts per thread that are read ahead.
 _AHEAD = 2
+# Of shorter vectors one thread makes more messages than two: they wait for the interpreter between the kernels' calls.
+_SHORT = 1 << 16
 
 
 _Encoded = tuple[list[bytes], Exception | None]
@@ -49,7 +51,8 @@ def encode_many(
 ) -> Generator[bytes, None, None]:
     """See `Protocol.encode_many`."""
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
-    count = processors() if threads is None else _validate.integer("threads", threads, low=1, high=MAX_THREADS)
+    usual = processors() if protocol.dim >= _SHORT else 1
+    count = usual if threads is None else _validate.integer("threads", threads, low=1, high=MAX_THREADS)
     try:
         found = iter(vectors)
     except TypeError:
