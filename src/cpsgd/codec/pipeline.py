@@ -140,8 +140,8 @@ def encode(
     message_id = os.urandom(16)
     chosen = stages.format.chosen(message_id, protocol.dim)
     held = protocol.dim if chosen is None else chosen.size
-    draft = kernels.Draft(wire.HEADER_BYTES + stages.format.payload_bytes(held))
-    message = draft.array()
+    buffer = kernels.MessageBuffer(wire.HEADER_BYTES + stages.format.payload_bytes(held))
+    message = buffer.array()
     points = scratch.take(protocol.dim)
     try:
         _to_grid(protocol, stages, checked, round, points)
@@ -158,7 +158,7 @@ def encode(
         dim=protocol.dim,
         version=stages.format.version,
     )
-    return draft.finished()
+    return buffer.finished()
 
 
 def _write_payload(

@@ -566,23 +566,23 @@ def test_wrong_sizes_are_refused(call: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("module", [_native, numpy_twin])
 @pytest.mark.parametrize("size", [2, 64, 2**20])
-def test_a_finished_draft_is_what_was_written(module: Any, size: int) -> None:
-    draft = module.Draft(size)
-    array = draft.array()
+def test_a_finished_message_is_what_was_written(module: Any, size: int) -> None:
+    buffer = module.MessageBuffer(size)
+    array = buffer.array()
     assert (array.dtype, array.shape) == (np.uint8, (size,))
     array[:] = np.arange(size) % 251
-    message = draft.finished()
+    message = buffer.finished()
     assert type(message) is bytes
     assert message == (bytes(range(251)) * (size // 251 + 1))[:size]
 
 
-def test_a_draft_outlives_its_maker() -> None:
-    array = _native.Draft(1000).array()
+def test_a_message_outlives_its_buffer() -> None:
+    array = _native.MessageBuffer(1000).array()
     array[:] = 7
     assert (array == 7).all()
 
 
 @pytest.mark.parametrize("size", [0, 1])
-def test_bytes_that_python_may_share_are_no_draft(size: int) -> None:
+def test_bytes_that_python_may_share_are_no_buffer(size: int) -> None:
     with pytest.raises(ValueError, match="too short"):
-        _native.Draft(size)
+        _native.MessageBuffer(size)

@@ -144,15 +144,15 @@ void centre_and_rotate(Input<Sum> sums, double middle, double factor, Input<std:
 // A message while it is written: bytes that nobody else has seen yet, so that they need not be
 // copied when they are complete. They are first touched, which is when the operating system finds
 // pages for them, by kernels, without the interpreter lock.
-class Draft {
+class MessageBuffer {
  public:
-  explicit Draft(std::size_t size) {
-    require(size >= 2, "a draft is too short");  // shorter ones might be shared
+  explicit MessageBuffer(std::size_t size) {
+    require(size >= 2, "a message is too short");  // shorter ones might be shared
     bytes_ =
         nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
     if (!bytes_.is_valid()) throw nb::python_error();
   }
-  Draft(const Draft&) = delete;
+  MessageBuffer(const MessageBuffer&) = delete;
 
   nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig> array() const {
     char* data = PyBytes_AsString(bytes_.ptr());
@@ -256,10 +256,10 @@ void bind_codec(nb::module_& m) {
         nb::arg("middle"), nb::arg("factor"), nb::arg("signs").noconvert(),
         nb::arg("out").noconvert());
 
-  nb::class_<Draft>(m, "Draft")
+  nb::class_<MessageBuffer>(m, "MessageBuffer")
       .def(nb::init<std::size_t>(), nb::arg("size"))
-      .def("array", &Draft::array)
-      .def("finished", &Draft::finished);
+      .def("array", &MessageBuffer::array)
+      .def("finished", &MessageBuffer::finished);
   m.def(
       "crc32c",
       [](Input<std::uint8_t> data, std::uint32_t prior) {

@@ -336,7 +336,7 @@ def _crc_table() -> list[int]:
     return table
 
 
-class Draft:
+class MessageBuffer:
     """A message while it is written."""
 
     def __init__(self, size: int) -> None:
