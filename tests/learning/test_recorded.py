@@ -37,13 +37,13 @@ def data_set() -> InfiniteDataset:
 def test_recorded_rounds(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch) -> None:
     protocol = Protocol(clients=400, dim=51_370, clip_norm=1.0, mechanism=mechanism)
 
-    def trained(record: bool) -> tuple[list[torch.Tensor], type]:
+    def trained(record: bool, memory_limit: int | None = None) -> tuple[list[torch.Tensor], type]:
         with monkeypatch.context() as patch:
             if not record:
                 patch.setattr(RecordedRound, "of", lambda *arguments: None)
             model = mlp(784, 10, scaled=isinstance(protocol.mechanism, Coins), seed=0)
             options = {"cohorts": CohortOptions(cohort=400, rounds=6, participation="once")}
-            run = RunOptions(seed=3, device="cuda", evaluate_every=3)
+            run = RunOptions(seed=3, device="cuda", evaluate_every=3, memory_limit=memory_limit)
             loss = torch.nn.functional.cross_entropy
             trainer = Trainer(
                 model,
@@ -62,5 +62,6 @@ def test_recorded_rounds(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch) 
 
     (found, kind), (expected, none) = trained(True), trained(False)
     assert (kind, none) == (RecordedRound, type(None))
+    assert trained(True, memory_limit=1)[1] is type(None)  # all clients at once would take six MiB
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)

@@ -100,7 +100,7 @@ class CpuBackend:
         self.slots = mechanisms.slots_of(mechanism, seed)
         self._lineages: SummedLineages | DeviceLineages | None = None
         self._processes = processes
-        self._slice = max(1, min(_EXAMPLES_BYTES, updates.memory_limit // 8) // (4 * dataset.feature_dim))
+        self._slice = self._clients_of(dataset.feature_dim)
 
     @property
     def dim(self) -> int:
@@ -136,6 +136,10 @@ class CpuBackend:
             if others is None or others.rank == others.size - 1:
                 simulator.add_zeros(zeros)
         return simulator if others is None else others.add_up(simulator, len(clients) + zeros)
+
+    def _clients_of(self, numbers: int) -> int:
+        """How many examples are held at a time, each with so many numbers."""
+        return max(1, min(_EXAMPLES_BYTES, self.updates.memory_limit // 8) // (4 * numbers))
 
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Features and labels of the test set."""
@@ -186,6 +190,8 @@ class GpuBackend(CpuBackend):
         super().__init__(dataset, *arguments)
         with enough_memory("the data set", "use a smaller one."):
             self._data = on_device(dataset, self.device)
+        if self.updates.layout is not None:
+            self._slice = self._clients_of(max(dataset.feature_dim, self.updates.layout.factors))
         self._recorded: RecordedRound | None = None
         self._ahead: dict[int, Future[list[NDArray[np.int64]]]] = {}
         self._drawing = ThreadPoolExecutor(_BLOCKS)
@@ -219,8 +225,8 @@ class GpuBackend(CpuBackend):
         return self._data.test.features, self._data.test.labels
 
     def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterator[Any]:
-        batch, products = self._data.batch(clients), None
-        if isinstance(simulator, DeviceRound) and simulator.takes_products and self._sends_gradients:
+        batch, products, layout = self._data.batch(clients), None, self.updates.layout
+        if isinstance(simulator, DeviceRound) and layout and simulator.takes(layout) and self._sends_gradients:
             products = self.updates.products(*batch)
         yield from self._rows.tensors(*batch) if products is None else [products]
 

@@ -207,11 +207,18 @@ class ClientUpdates:
         """Whether updates of clients with one example each are `products`; no layer of such a model draws anything."""
         return self._layers is not None
 
+    @property
+    def layout(self) -> Layout | None:
+        """How `products` make up an update; None for other models than dense layers."""
+        if self._layers is None:
+            return None
+        return Layout(tuple((layer.out_features, layer.in_features) for layer in self._layers))
+
     def products(self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]) -> Products | None:
         """All updates at once as products that are not written out; None where they are no such products."""
-        if self._layers is None or len(counts) == 0 or not (counts == 1).all():
+        layout = self.layout
+        if self._layers is None or layout is None or len(counts) == 0 or not (counts == 1).all():
             return None
-        layout = Layout(tuple((layer.out_features, layer.in_features) for layer in self._layers))
         factors = torch.empty(len(counts), layout.factors, device=features.device)
         *parts, ones = factors.tensor_split(layout.ends, dim=1)
         ones.fill_(1.0)

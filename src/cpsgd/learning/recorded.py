@@ -55,10 +55,16 @@ class RecordedRound:
     def of(
         cls, round_: DeviceRound, data: DeviceInfinite, updates: ClientUpdates, seed: int | None
     ) -> RecordedRound | None:
-        """Records rounds like one whose messages were added; None where a round needs the CPU on its way."""
-        noise = round_.protocol.mechanism.device_noise(round_.count)
+        """Records rounds like one whose messages were added.
+
+        None where a round needs the CPU on its way, or where all of its clients at once take more memory than allowed.
+        """
+        noise, layout = round_.protocol.mechanism.device_noise(round_.count), updates.layout
         drawn = isinstance(noise, FairCoins | SumRounding)
-        if not (round_.takes_products and drawn and updates.is_dense and round_.count):
+        if layout is None or not (round_.takes(layout) and drawn and round_.count):
+            return None
+        # Features and factors, those of the first round below and those of the recording.
+        if 4 * round_.count * 2 * (layout.layers[0][1] + layout.factors) > updates.memory_limit:
             return None
         # Everything is compiled by a first round: nothing may be, while launches are recorded.
         template = DeviceRound(round_.protocol, 0, seed=0, device=round_.device)
@@ -67,6 +73,7 @@ class RecordedRound:
         assert products is not None
         template.add(products)
         template.mean()
+        del products
         # Only now: noise of a run's lineages is drawn for its own rounds alone.
         template.lineages = round_.lineages
         return cls(template, data, updates, seed, round_.count)

@@ -41,7 +41,7 @@ from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.correlated import FEW_CLIENTS
 from cpsgd.simulation.cpu import noise_norm
 from cpsgd.simulation.device_correlated import DeviceLineages
-from cpsgd.simulation.device_cuda import Products
+from cpsgd.simulation.device_cuda import Layout, Products
 
 # Triton's kernels number coordinates with 32 bits.
 _MAX_DIM = 1 << 30
@@ -80,7 +80,7 @@ class DeviceRound:
         round: Its number.
         count: How many clients' messages were added.
         device: Where everything is computed.
-        takes_products: Whether `add` takes `Products`, too.
+        takes_products: Whether `add` takes `Products`, too, of layouts that `takes` says.
         lineages: Where noise is correlated over rounds, that of the run; None where all lineages begin here.
 
     Example:
@@ -216,8 +216,14 @@ class DeviceRound:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
         return noise_norm(self.protocol, self.count, settled=self.lineages is not None)
 
+    def takes(self, layout: Layout) -> bool:
+        """Whether `add` takes products of this layout."""
+        if not self.takes_products or layout.dim != self.protocol.dim or self._rounding is None:
+            return False
+        return device_cuda.fits(self.device, layout.dim, self._rounding, layout)
+
     def _add_products(self, products: Products) -> None:
-        if not self.takes_products or products.layout.dim != self.protocol.dim or self._grid is None:
+        if not self.takes(products.layout) or self._grid is None:
             raise VectorError(f"The round takes no products of {products.layout.dim} coordinates here: write them out.")
         assert self._rounding is not None
         bound = self.protocol.clip_norm * (1.0 - clip.MARGIN)

@@ -76,7 +76,8 @@ __device__ __forceinline__ void flush(u32* totals, u64* sums, u32 t) {
   // Blocks begin at different ones, so as not to wait for each other.
   for (int number = 0; number < HEAD_WORDS + TAIL_WORDS; number++) {
     const u32 word = (number + blockIdx.x) % (HEAD_WORDS + TAIL_WORDS), place = word * 1024 + t;
-    const u32 total = __ldcg(totals + word * THREADS);
+    u32 total;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(total) : "l"(totals + word * THREADS) : "memory");
     totals[word * THREADS] = 0;
     if (place < SIZE + REST) atomicAdd(sums + place, (u64)total);
   }

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib import resources
 from itertools import accumulate
 from typing import Any
@@ -33,6 +33,8 @@ from cpsgd.simulation import device_plain as plain
 # What one block holds, and how many bytes of shared memory it takes beside sums and factors; numbers as the kernel's.
 _SIZE, _THREADS, _CHUNKS, _CHUNK = 1 << 15, 1024, 4096, 16
 _BUFFER = 4 * _SIZE + 4096
+# And those of its variables that are always there.
+_STATIC = 16
 # The largest integers whose sums are bytes.
 _LARGEST = 31
 # So many coins are not tossed but drawn by inversion, where what it takes fits beside the rest.
@@ -89,7 +91,23 @@ class Products:
 
 def supports(device: torch.device, dim: int, rounding: Rounding) -> bool:
     """Whether the kernel runs on a device, for vectors of so many coordinates rounded in this way."""
-    return _SIZE <= dim < 2 * _SIZE and can_draw(rounding) and device.type == "cuda" and compiles(device)
+    if not (_SIZE <= dim < 2 * _SIZE and can_draw(rounding) and device.type == "cuda" and compiles(device)):
+        return False
+    return fits(device, dim, rounding)
+
+
+def fits(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None = None) -> bool:
+    """Whether what a block holds, with the factors of such products, has room in a GPU's shared memory."""
+    return shared_bytes(dim, rounding, layout) <= _optional_memory(device) - _STATIC
+
+
+def shared_bytes(dim: int, rounding: Rounding, layout: Layout | None = None) -> int:
+    """Bytes of shared memory that a block of `encode` asks for."""
+    names = _definitions(dim, rounding, layout.factors if layout else 0)
+    tail = -(-names["REST"] // _THREADS)
+    words = 0 if is_wide(rounding) else sum_words(rounding, _SIZE // _THREADS) + sum_words(rounding, tail)
+    table = 8 * (rounding.limit + 1) if is_drawn(rounding) else 0
+    return int(_BUFFER + 4 * (words * _THREADS + names["FACTORS_END"]) + table)
 
 
 def can_draw(rounding: Rounding) -> bool:
@@ -171,11 +189,15 @@ def _launch(kernel: CompiledKernel, arguments: list[Any], vectors: torch.Tensor)
     kernel.launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1), args=arguments, shared_mem=kernel.memory)
 
 
+def _optional_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a block may ask for."""
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
+
+
 @cache
 def compiles(device: torch.device) -> bool:
     """Whether there is a compiler, and shared memory enough; the compiler needs a CUDA toolkit's headers."""
-    memory = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
-    if memory < 220 << 10 or not hasattr(torch.cuda, "_compile_kernel"):
+    if _optional_memory(device) < 220 << 10 or not hasattr(torch.cuda, "_compile_kernel"):
         return False
     try:
         with torch.cuda.device(device):
@@ -253,17 +275,16 @@ class CompiledKernel:
     far_words: int
 
 
-@lru_cache(maxsize=32)
+# These are never thrown away: rounds that were recorded know nothing but their addresses.
+@cache
 def _kernel(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None) -> CompiledKernel:
     names = _definitions(dim, rounding, layout.factors if layout else 0)
     kernel = _compiled(device, "encode", names)
     tail = -(-names["REST"] // _THREADS)
-    words = (sum_words(rounding, _SIZE // _THREADS) + sum_words(rounding, tail)) * _THREADS
-    far = words if is_wide(rounding) else 0
-    memory, exact = _BUFFER + 4 * (words - far + names["FACTORS_END"]), None
+    far = _SIZE + tail * _THREADS if is_wide(rounding) else 0
+    memory, exact = shared_bytes(dim, rounding, layout), None
     with torch.cuda.device(device):
         if is_drawn(rounding):
-            memory += 8 * (rounding.limit + 1)
             exact = torch.from_numpy(quantiles(rounding.coins or 0, rounding.limit)).to(device)
         kernel.set_shared_memory_config(memory)
     return CompiledKernel(kernel, memory, exact, far)
@@ -297,13 +318,13 @@ def quantiles(coins: int, limit: int) -> NDArray[np.int32]:
     return np.ascontiguousarray(found.astype(np.uint32)).view(np.int32)
 
 
-@lru_cache(maxsize=32)
+@cache
 def _lengths(device: torch.device, dim: int, factors: int) -> Any:
     names = _definitions(dim, Rounding(1, 1, 1), factors)
     return _compiled(device, "lengths", names)
 
 
-@lru_cache(maxsize=8)
+@cache
 def _back(device: torch.device, dim: int) -> Any:
     names = _definitions(dim, Rounding(1, 1, 1), 0)
     kernel = _compiled(device, "back", names)
@@ -318,7 +339,7 @@ def _tosser(device: torch.device) -> Any:
     return _compiled(device, "toss", names)
 
 
-@lru_cache(maxsize=8)
+@cache
 def _tables(layout: Layout, device: torch.device) -> tuple[torch.Tensor, ...]:
     """What the kernel multiplies: for chunks of 16 coordinates, for single ones, and where factors end."""
     chunks, pairs = chunk_tables(layout)

@@ -81,6 +81,42 @@ def test_rows(rounding: Rounding, dim: int, count: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("rounding", [ROUNDINGS["grid points"], ROUNDINGS["hundred"]], ids=["grid points", "hundred"])
+def test_sums_that_are_full(rounding: Rounding, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide sums are added to the others' in the midst, too, which takes many more clients than a test has."""
+    rows = rows_of(1_500, 51_370)
+    unit, bound = 0.4 * rounding.limit, 2.0 * 51_370**0.5
+    expected = sums_by_plain(rows, bound, unit, rounding, first=7)
+    usual = cuda.definitions
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda, "definitions", lambda *dims, **options: {**usual(*dims, **options), "FLUSH": 3})
+        cuda._kernel.cache_clear()
+        found = sums_by_kernel(rows, 51_370, bound, unit, rounding, first=7)
+    cuda._kernel.cache_clear()
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dim", "rounding", "layers"),
+    [
+        (65_535, Rounding(4_095, HALF, 16, coins=8), None),
+        (63_010, Rounding(2_000, HALF, 16, coins=15), ((3_000, 10), (10, 3_000))),
+        (60_010, Rounding(36_447, 36_447, 0), ((1, 30_000), (1, 30_008))),
+    ],
+    ids=["table", "factors", "many factors"],
+)
+def test_what_has_no_room_in_a_multiprocessor_is_left_to_others(
+    dim: int, rounding: Rounding, layers: tuple[tuple[int, int], ...] | None
+) -> None:
+    device, layout = torch.device("cuda", 0), None if layers is None else cuda.Layout(layers)
+    assert layout is None or layout.dim == dim
+    assert cuda.supports(device, 51_370, rounding)
+    assert cuda.supports(device, dim, rounding) == (layout is not None)
+    assert layout is None or not cuda.fits(device, dim, rounding, layout)
+
+
+@pytest.mark.gpu
 def test_rows_that_are_clipped() -> None:
     # The last digit of a factor may be another, which moves few points of so coarse a grid, and those by one.
     rounding = ROUNDINGS["three"]

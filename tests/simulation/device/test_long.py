@@ -126,6 +126,21 @@ def test_roundings(rounding: Rounding, count: int) -> None:
 
 
 @pytest.mark.gpu
+def test_sums_that_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide sums are added to the others' in the midst, too, which takes many more clients than a test has."""
+    rounding, usual = ROUNDINGS["grid points"], cuda.definitions
+    rows = rows_of(300, 100_000)
+    unit, bound = 0.4 * rounding.limit, 1e3
+    expected = sums_of(rotated(rows, bound, unit), rounding, first=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda, "definitions", lambda *dims, **options: {**usual(*dims, **options), "FLUSH": 3})
+        long._finish.cache_clear()
+        found = sums_by_kernels(rows, bound, unit, rounding, first=0)
+    long._finish.cache_clear()
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.gpu
 def test_integers_too_large_for_the_kernels() -> None:
     rows = rows_of(20, 100_000)
     points = rotated(rows, 1e3, 1e6)
