@@ -1,8 +1,9 @@
 """Two kinds of randomness, two types, never mixed.
 
 Private randomness (`Keystream`) hides people: it is keyed from the operating system and used for one message; only the
-thread that encoded it still has its last block in memory, beside the vector, until the next one. Public randomness (`public_bits`) is known to all parties: it follows from an announced seed by a fixed
-construction, the same on every platform and in every release (test vectors in `tests/data/rotation-signs.json`).
+thread that encoded it still has its last block in memory, beside the vector, until the next one. Public randomness
+(`public_bits`) is known to all parties: it follows from an announced seed by a fixed construction, the same on every
+platform and in every release (test vectors in `tests/data/rotation-signs.json`).
 """
 
 from __future__ import annotations
