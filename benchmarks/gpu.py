@@ -348,37 +348,10 @@ def _ordinary_step(model: torch.nn.Module, data: Dataset, clients: int) -> Calla
     return step
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument("--models", action="store_true", help="rounds of other models than dense layers only")
-    parser.add_argument("--epochs", action="store_true", help="the paper's epoch only, by several plans")
-    arguments = parser.parse_args()
-    if arguments.epochs:
-        times = epochs()
-        if arguments.json:
-            print(json.dumps(times, indent=2))
-            return
-        print("The paper's epoch, 2,500 rounds of 10,000 clients and 51,370 coordinates, ε = 2:")
-        for row in times:
-            others = ", ".join(f"{seconds:.2f}" for seconds in row["seconds"])
-            print(f"  {row['plan']:<28} {others} s, the first time {row['first']:.2f} s; {row['accuracy']:.2%}")
-        return
-    if arguments.models:
-        rates = models()
-        if arguments.json:
-            print(json.dumps(rates, indent=2))
-            return
-        print("Rounds per second with 1,000 clients, and how many times longer a private round takes than others:")
-        for row in rates:
-            print(f"  {row['model']}, {row['parameters']:,} parameters")
-            for way in ("1 bit, coins", "4 bits, binomial", "clipped", "SGD"):
-                ratios = f"{row['clipped'] / row[way]:.2f}× clipped, {row['SGD'] / row[way]:.2f}× SGD"
-                print(f"    {way:<18} {row[way]:8.1f}   {ratios}")
-        return
-    json_only = arguments.json
+def measured_rounds() -> dict[str, Any]:
+    """Stages, rounds by mechanism, and rounds of other sizes."""
     bandwidth = copy_bandwidth()
-    report: dict[str, Any] = {
+    return {
         "device": torch.cuda.get_device_name(DEVICE),
         "torch": torch.__version__,
         "copy GB/s": bandwidth * 1e3 / GIGA,
@@ -386,9 +359,9 @@ def main() -> None:
         "rounds": whole_rounds(),
         "scaling": scaling(bandwidth),
     }
-    if json_only:
-        print(json.dumps(report, indent=2))
-        return
+
+
+def show_rounds(report: dict[str, Any]) -> None:
     print(f"{report['device']}, PyTorch {report['torch']}; a copy moves {report['copy GB/s']:,.0f} GB/s")
     print(f"\nA round of {COHORT:,} clients and {DIM:,} coordinates (k = {LEVELS}, m = {TRIALS}).")
     print("All: from factors of gradients to sums, in one kernel; the stages after it do the same one by one:")
@@ -404,6 +377,41 @@ def main() -> None:
             f"{row['nanoseconds per coordinate and client']:8.5f} ns per coordinate, floor {row['floor']:.5f} "
             f"{row['peak MiB']:8,.0f} MiB"
         )
+
+
+def show_epochs(rows: list[dict[str, Any]]) -> None:
+    print("The paper's epoch, 2,500 rounds of 10,000 clients and 51,370 coordinates, ε = 2:")
+    for row in rows:
+        others = ", ".join(f"{seconds:.2f}" for seconds in row["seconds"])
+        print(f"  {row['plan']:<28} {others} s, the first time {row['first']:.2f} s; {row['accuracy']:.2%}")
+
+
+def show_models(rows: list[dict[str, Any]]) -> None:
+    print("Rounds per second with 1,000 clients, and how many times longer a private round takes than others:")
+    for row in rows:
+        print(f"  {row['model']}, {row['parameters']:,} parameters")
+        for way in ("1 bit, coins", "4 bits, binomial", "clipped", "SGD"):
+            ratios = f"{row['clipped'] / row[way]:.2f}× clipped, {row['SGD'] / row[way]:.2f}× SGD"
+            print(f"    {way:<18} {row[way]:8.1f}   {ratios}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    parser.add_argument("--models", action="store_true", help="rounds of other models than dense layers only")
+    parser.add_argument("--epochs", action="store_true", help="the paper's epoch only, by several plans")
+    arguments = parser.parse_args()
+    measure: Callable[[], Any] = measured_rounds
+    show: Callable[[Any], None] = show_rounds
+    if arguments.epochs:
+        measure, show = epochs, show_epochs
+    elif arguments.models:
+        measure, show = models, show_models
+    found = measure()
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        show(found)
 
 
 if __name__ == "__main__":
