@@ -142,6 +142,7 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
     return [
         {"stage": name, "milliseconds": spent, "floor": moved / bandwidth, "ratio": spent / (moved / bandwidth)}
         for name, spent, moved in found
+        if not math.isnan(spent)  # one kernel does not take all mechanisms
     ]
 
 

@@ -100,7 +100,7 @@ class CpuBackend:
         self.slots = mechanisms.slots_of(mechanism, seed)
         self._lineages: SummedLineages | DeviceLineages | None = None
         self._processes = processes
-        self._slice = self._clients_of(dataset.feature_dim)
+        self._slice = self._examples_held(dataset.feature_dim)
 
     @property
     def dim(self) -> int:
@@ -137,7 +137,7 @@ class CpuBackend:
                 simulator.add_zeros(zeros)
         return simulator if others is None else others.add_up(simulator, len(clients) + zeros)
 
-    def _clients_of(self, numbers: int) -> int:
+    def _examples_held(self, numbers: int) -> int:
         """How many examples are held at a time, each with so many numbers."""
         return max(1, min(_EXAMPLES_BYTES, self.updates.memory_limit // 8) // (4 * numbers))
 
@@ -191,7 +191,7 @@ class GpuBackend(CpuBackend):
         with enough_memory("the data set", "use a smaller one."):
             self._data = on_device(dataset, self.device)
         if self.updates.layout is not None:
-            self._slice = self._clients_of(max(dataset.feature_dim, self.updates.layout.factors))
+            self._slice = self._examples_held(max(dataset.feature_dim, self.updates.layout.factors))
         self._recorded: RecordedRound | None = None
         self._ahead: dict[int, Future[list[NDArray[np.int64]]]] = {}
         self._drawing = ThreadPoolExecutor(_BLOCKS)
