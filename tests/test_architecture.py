@@ -14,7 +14,7 @@ ROOT = Path(cpsgd.__file__).parent
 
 # From the ground up. A room imports only rooms of lower floors.
 FLOORS = [
-    {"_cells", "_display", "_durable", "_numbers"},
+    {"_cells", "_display", "_durable", "_lazy", "_numbers"},
     {"errors"},
     {"_validate", "_torch", "adjacency", "randomness"},
     {"correlation", "distance", "participation"},

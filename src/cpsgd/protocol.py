@@ -382,7 +382,7 @@ class Protocol:
 
     @property
     def scale(self) -> float:
-        """S, what one unit of the integers is worth; 2 X^max / (k - 1), the distance of two levels."""
+        """s, what one unit of the integers is worth; 2 X^max / (k - 1), the distance of two levels."""
         self._check_grid()
         return self.mechanism.scale
 

@@ -311,7 +311,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def scale(self) -> float:
-        """S, what one unit of the integers is worth in the vector's units."""
+        """s, what one unit of the integers is worth in the vector's units."""
 
     @abstractmethod
     def deviations(

@@ -77,12 +77,12 @@ class Binomial(Lattice):
 
     @property
     def noise_mean(self) -> float:
-        """M p."""
+        """m p."""
         return self.trials * self.p
 
     @property
     def noise_variance(self) -> float:
-        """M p (1 - p)."""
+        """m p (1 - p)."""
         return self.trials * self.p * (1.0 - self.p)
 
     @property
@@ -192,7 +192,7 @@ class Binomial(Lattice):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """K + m = 16 values: four bits."""
+        """k + m = 16 values: four bits."""
         found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
         return {**found, "trials": 14}
 

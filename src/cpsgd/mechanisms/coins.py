@@ -58,7 +58,7 @@ class Coins(Tilted):
 
     @property
     def gain(self) -> float:
-        """M: every coin moves the mean."""
+        """m: every coin moves the mean."""
         return float(self.coins)
 
     @property

@@ -61,7 +61,7 @@ _DRAWN_NATS = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteGaussian(Symmetric):
-    """K levels and discrete Gaussian noise.
+    """k levels and discrete Gaussian noise.
 
     Attributes:
         sigma_squared: σ² of a client's noise N_Z(0, σ²), in squared levels; 0 is rounding without noise. Its variance

@@ -137,7 +137,7 @@ class Lattice(Mechanism):
 
     @property
     def values(self) -> int:
-        """K levels and the noise's largest value."""
+        """k levels and the noise's largest value."""
         return self.levels + self.largest_noise
 
     @property
@@ -147,7 +147,7 @@ class Lattice(Mechanism):
 
     @property
     def scale(self) -> float:
-        """S = 2 X / (k - 1), the distance of two levels."""
+        """s = 2 X / (k - 1), the distance of two levels."""
         return 2.0 * self.coordinate_range / (self.levels - 1)
 
     def deviations(

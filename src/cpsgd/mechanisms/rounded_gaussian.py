@@ -166,7 +166,7 @@ class RoundedGaussian(Mechanism):
 
     @property
     def scale(self) -> float:
-        """S."""
+        """s."""
         return self.step
 
     def deviations(
