@@ -27,7 +27,7 @@ class Result:
     stderr: str
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def invoke() -> Callable[..., Result]:
     """Runs a command line in this process. It ends by an exit code; any other exception is a traceback, and raised."""
     from cpsgd.cli.frame import launch
