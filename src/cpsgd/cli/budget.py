@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
+from cpsgd._durable import write_file
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import new_app
 from cpsgd.errors import LedgerAccessError, LedgerError, ParameterError, ReportError
@@ -208,7 +209,7 @@ def export(
     if out is None:
         output.show_json(data)
         return
-    _files.write_bytes(out, (json_module.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_file(out, (json_module.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
     facts = {"ledger": ledger, "out": out, "records": len(data["records"]), "head": data["head"]}
     if json:
         output.show_json(facts)
@@ -299,7 +300,7 @@ def report(
     signer = _identity(identity)
     assert signer is not None
     data = Ledger(ledger).report(signer)
-    _files.write_bytes(out, (json_module.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_file(out, (json_module.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
     if json:
         output.show_json({"ledger": ledger, "out": out, "head": data["head"], "key": data["key"]})
         return
