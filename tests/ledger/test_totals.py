@@ -342,10 +342,10 @@ def test_a_stated_distance_is_accounted_for() -> None:
 
 def test_what_rounding_tells_is_charged_beside_rounds_of_other_kinds() -> None:
     mechanism = ROUNDED.mechanism
-    slack = 100 * mechanism.likelihood_slack(20)
+    slack = 100 * mechanism.noise.slack(20)
     assert slack > 1e-5
     mixed = total(event(ROUNDED, 20), event(GAUSSIAN, 1_000))
-    law = mechanism.law(20)
+    law = mechanism.noise.law(20)
     assert isinstance(law, Normal)
     mu = math.hypot(ROUNDED.sensitivity(Adjacency.REPLACE_ONE) / law.deviation, exact_mu(GAUSSIAN, 1_000))
     exact = gdp_epsilon(mu, DELTA)
@@ -371,7 +371,7 @@ def test_runs_of_correlated_noise_compose_and_rounds_of_one_do_not(
     sensitivity = protocol.sensitivity(Adjacency.REPLACE_ONE)
 
     def least(sizes: tuple[int, ...]) -> float:
-        mu = math.sqrt(sum((sensitivity / mechanism.law(size).deviation) ** 2 for size in sizes))
+        mu = math.sqrt(sum((sensitivity / mechanism.noise.law(size).deviation) ** 2 for size in sizes))
         return gdp_epsilon(mu, DELTA)
 
     for count in (1, 2, 3):

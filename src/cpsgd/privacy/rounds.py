@@ -103,7 +103,7 @@ def guarantee_over_rounds(
         raise ConditionError(
             f"A round ended with {fewest} clients of whom {colluding} may collude: it protects nobody; refuse it."
         )
-    law = protocol.mechanism.law(fewest - colluding)
+    law = protocol.mechanism.noise.law(fewest - colluding)
     exact, steps = isinstance(law, Normal), isinstance(law, Steps)
     method = "gaussian-analytic" if exact else "smoothed-certificate" if steps else "gaussian-certificate"
     if isinstance(law, RoundedNormal):
