@@ -10,7 +10,7 @@ from cpsgd.dashboard import values
 from cpsgd.dashboard.charts import Chart, Series, linear
 from cpsgd.dashboard.runs import Run, RunCurve
 from cpsgd.errors import CpsgdError
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.reports import run_report
 from cpsgd.reports.numbers import power, rounded_up, size
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from cpsgd._torch import torch
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.learning import mechanisms, models
 from cpsgd.learning.accounting import SAMPLED_SIZES
@@ -28,13 +27,14 @@ from cpsgd.learning.tasks import Task, load_task
 from cpsgd.learning.trainer import Trainer
 from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.options import parameters_of, spelled_out
+from cpsgd.neighbours import Adjacency
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.planner.requirements import BEST
 from cpsgd.planner.target import Target
 from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.guarantees import Guarantee, guarantee_over_rounds
 from cpsgd.privacy.proofs import published_epsilon
-from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 PRIVATE = "private"
@@ -61,7 +61,7 @@ class Result:
     history: tuple[RoundMetrics, ...]
     bits_per_coordinate: float
     bytes_per_client: int
-    guarantee: RoundsGuarantee | None
+    guarantee: Guarantee | None
 
     @property
     def accuracy(self) -> float:

@@ -20,7 +20,7 @@ from cpsgd.learning.architecture import trainable
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.durable import kept
 from cpsgd.learning.history import RoundMetrics
-from cpsgd.privacy.rounds import RoundsGuarantee
+from cpsgd.privacy.guarantees import Guarantee
 
 MODEL, CARD = "model.safetensors", "model-card.json"
 _FORMAT = "cpsgd model card 1"
@@ -33,7 +33,7 @@ def check() -> None:
     _saver()
 
 
-def privacy_facts(guarantee: RoundsGuarantee | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
+def privacy_facts(guarantee: Guarantee | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a card says of the privacy of a run with this configuration; None where there is none."""
     if guarantee is None:
         return None

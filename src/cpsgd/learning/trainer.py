@@ -48,7 +48,7 @@ from cpsgd.learning.options import (
 from cpsgd.learning.precheck import check_start
 from cpsgd.learning.server import Server
 from cpsgd.planner.examples import check_participation
-from cpsgd.privacy.rounds import RoundsGuarantee
+from cpsgd.privacy.guarantees import Guarantee
 
 _CHARGED = "The round was charged; a run with a folder can be resumed."
 # Where nothing is private, Poisson rounds have room for as many clients as with this δ.
@@ -191,7 +191,7 @@ class Trainer:
         """d, the number of trainable parameters."""
         return self._backend.updates.dim
 
-    def guarantee(self) -> RoundsGuarantee | None:
+    def guarantee(self) -> Guarantee | None:
         """What is proved about the rounds so far; None without privacy or before the first round."""
         return None if self._spending is None else self._spending.guarantee()
 

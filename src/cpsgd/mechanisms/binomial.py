@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, WINDOW_BITS, WORKING_BITS, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice
 from cpsgd.mechanisms.base import ErrorBound, FairCoins, Search
 from cpsgd.mechanisms.lattice import Lattice
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
+from cpsgd.neighbours import Adjacency
 from cpsgd.paper import bounds, theorem
 from cpsgd.randomness import Keystream
 

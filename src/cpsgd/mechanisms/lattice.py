@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import clip
 from cpsgd.codec.formats import Integers
 from cpsgd.codec.rounding import KEYSTREAM_BYTES, MAX_LEVELS, Grid, Rounder, Table
 from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Rounding, Search
 from cpsgd.mechanisms.sums import MeanCoordinate, rounding_cumulant
+from cpsgd.neighbours import Adjacency
 from cpsgd.paper import bounds
 from cpsgd.randomness import Keystream
 

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import clip
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import ConditionError, ParameterError
@@ -29,6 +28,7 @@ from cpsgd.mechanisms.base import Deviation, ExpectedError, FairCoins, Mechanism
 from cpsgd.mechanisms.lattice import ENOUGH_REACH, LEAST_REACH, RANGES, gaussian_clipping
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.sums import MeanCoordinate
+from cpsgd.neighbours import Adjacency
 from cpsgd.randomness import Keystream
 
 FRACTION_BITS = 16
