@@ -17,7 +17,7 @@ from scipy.stats import binom
 
 from cpsgd.codec.kernels import kernels
 from cpsgd.errors import InfeasibleError, ParameterError
-from cpsgd.learning.options import CohortOptions
+from cpsgd.learning.option_groups import CohortOptions
 from cpsgd.neighbours import Adjacency, Participation, Scheme
 
 OVERFLOW_SHARE = 1e-3
