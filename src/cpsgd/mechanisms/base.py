@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import clip
 from cpsgd.codec.formats import Format, Integers
 from cpsgd.codec.rounding import Grid
@@ -30,6 +29,7 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, expected_clipping
 from cpsgd.mechanisms.noise import Noise, SumRounding
 from cpsgd.mechanisms.sums import Deviation, MeanCoordinate, rounding_cumulant
+from cpsgd.neighbours import Adjacency
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol

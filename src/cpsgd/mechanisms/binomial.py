@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, WINDOW_BITS, WORKING_BITS, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice
@@ -28,6 +27,7 @@ from cpsgd.mechanisms.base import ErrorBound, Search
 from cpsgd.mechanisms.lattice import IntegerNoise, Lattice
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
 from cpsgd.mechanisms.noise import FairCoins
+from cpsgd.neighbours import Adjacency
 from cpsgd.paper import bounds, theorem
 from cpsgd.randomness import Keystream
 

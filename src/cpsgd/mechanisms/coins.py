@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import Flipper
 from cpsgd.mechanisms import published
 from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted
+from cpsgd.neighbours import Adjacency
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol

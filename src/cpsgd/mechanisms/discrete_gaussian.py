@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import WORKING_BITS, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice, published
 from cpsgd.mechanisms.law import Array, Window, window_of_ratios
 from cpsgd.mechanisms.symmetric import MAX_SIZE, Symmetric, SymmetricLaw, SymmetricNoise
+from cpsgd.neighbours import Adjacency
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
