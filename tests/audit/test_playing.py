@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from cpsgd import Aggregator, Protocol
-from cpsgd.adjacency import Adjacency
 from cpsgd.audit import Case, everything
 from cpsgd.audit.law import SumLaw
 from cpsgd.audit.playing import RoundLattice, canaries_of, peculiar, resting, rounded
 from cpsgd.codec import pipeline, rotate
 from cpsgd.codec.rounding import Grid
 from cpsgd.mechanisms import Coins, LazyCoins, SampledCoins
+from cpsgd.neighbours import Adjacency
 
 PROTOCOLS = [
     Protocol.rotated_binomial(clients=3, dim=16, clip_norm=1.0, levels=8, trials=20, coordinate_range=0.3),

@@ -19,7 +19,7 @@ from cpsgd.errors import (
 from cpsgd.ledger import Budget, Ledger, RoundEvent, replica, snapshots, totals
 from cpsgd.ledger.chain import State, canonical, link
 from cpsgd.ledger.kinds import Account, octave_of
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 GAUSSIAN = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=1.0)

@@ -17,7 +17,7 @@ from cpsgd.errors import BudgetExceededError, LedgerChainError, LedgerError, Led
 from cpsgd.ledger import Budget, Ledger, RoundEvent, snapshots, storage, totals
 from cpsgd.ledger.chain import Head, State, canonical, digest_of, link
 from cpsgd.ledger.kinds import Account, Room, kind_of
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=100.0)

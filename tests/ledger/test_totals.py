@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.ledger import Budget, Entry, RoundEvent, totals
 from cpsgd.ledger.kinds import Account
 from cpsgd.mechanisms import Binomial, CorrelatedGaussian, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Normal
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner import plan
 from cpsgd.privacy import products
 from cpsgd.privacy.accountant import Rounds, mixed_epsilon
@@ -26,8 +25,7 @@ from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.costs import joint_cost, round_cost
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
-from cpsgd.privacy.guarantees import guarantee
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 DELTA = 1e-6

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from cpsgd import Aggregator, Protocol, guarantee
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import CorrelatedGaussian, RoundedGaussian, fine_gaussian, lineages
 from cpsgd.mechanisms.fine_gaussian import DRAW_BYTES
 from cpsgd.mechanisms.lineages import OWN_BITS, OWN_DEVIATION, draw, farthest_point, own_shifts
 from cpsgd.mechanisms.rounded_gaussian import uniformity
+from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.gaussian import gdp_epsilon
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.randomness import Keystream
 
 

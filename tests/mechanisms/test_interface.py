@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import (
@@ -31,6 +30,7 @@ from cpsgd.mechanisms import (
 )
 from cpsgd.mechanisms.base import FairCoins, SumRounding
 from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 

@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from cpsgd import Aggregator, Protocol, guarantee
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.pipeline import to_grid
 from cpsgd.codec.rounding import CELL_BITS, UNIFORMS
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import RoundedGaussian, fine_gaussian
 from cpsgd.mechanisms.rounded_gaussian import uniformity
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.gaussian import gdp_delta
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.randomness import Keystream
 
 Array = NDArray[np.float64]

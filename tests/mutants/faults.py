@@ -243,7 +243,7 @@ FAULTS = (
         "ball = adjacency.distance(clip_norm) * (self.levels - 1) / (2.0 * self.coordinate_range)",
         "ball = adjacency.distance(clip_norm) * (self.levels - 2) / (2.0 * self.coordinate_range)",
         (
-            "tests/test_adjacency.py::test_no_neighbours_are_further_apart",
+            "tests/test_neighbours.py::test_no_neighbours_are_further_apart",
             "tests/audit/test_playing.py::test_the_corner_is_as_far_as_neighbours_can_be",
         ),
     ),
@@ -259,18 +259,18 @@ FAULTS = (
     Fault(
         "adjacency",
         "replacing a client is as near as leaving it out",
-        "adjacency.py",
+        "neighbours.py",
         "return {Adjacency.REPLACE_ONE: 2.0, Adjacency.ZERO_OUT: 1.0}[self]",
         "return {Adjacency.REPLACE_ONE: 1.0, Adjacency.ZERO_OUT: 1.0}[self]",
-        ("tests/test_adjacency.py::test_distances",),
+        ("tests/test_neighbours.py::test_distances",),
     ),
     Fault(
         "adjacency",
         "a stated distance counts for zero-out, too",
-        "adjacency.py",
+        "neighbours.py",
         "if replace_one_distance is None or self is not Adjacency.REPLACE_ONE:",
         "if replace_one_distance is None:",
-        ("tests/test_adjacency.py::test_a_stated_distance_is_one_of_two_clients_and_not_from_zero",),
+        ("tests/test_neighbours.py::test_a_stated_distance_is_one_of_two_clients_and_not_from_zero",),
     ),
     # ------------------------------------------------------------------ durability
     Fault(
@@ -308,7 +308,7 @@ FAULTS = (
     Fault(
         "durability",
         "a history's last rounds are not on the disk",
-        "learning/history.py",
+        "learning/metrics.py",
         "            file.flush()\n            os.fsync(file.fileno())\n",
         "            file.flush()\n",
         ("tests/learning/test_durable.py",),

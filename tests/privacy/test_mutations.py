@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.mechanisms.binomial import Binomial, BinomialLaw
 from cpsgd.mechanisms.law import Array, Law, Window
+from cpsgd.neighbours import Adjacency
 from cpsgd.paper import theorem
 from cpsgd.privacy import certificate, fixed_size, moments, renyi
 

@@ -11,9 +11,8 @@ from cpsgd import Protocol
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import Coins
 from cpsgd.privacy.gaussian import gdp_epsilon
-from cpsgd.privacy.guarantees import guarantee
+from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
 from cpsgd.privacy.proofs import published_epsilon
-from cpsgd.privacy.rounds import guarantee_over_rounds
 
 PROTOCOL = Protocol.rotated_binomial(clients=2_000, dim=4_096, clip_norm=1.0, levels=3, trials=20)
 DELTA = 1e-6

@@ -15,7 +15,7 @@ from cpsgd.correlated.turns import RunRules, run_rules
 from cpsgd.errors import ImplausibleMeanError, LedgerError, ParameterError, StageError, ThresholdError
 from cpsgd.federation.plausibility import FALSE_ALARM, largest_norm
 from cpsgd.ledger import Entry, Ledger, RoundEvent
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.planner import Plan
 from cpsgd.secagg import SecureParameters
 from cpsgd.secagg.identity import as_roster

@@ -12,7 +12,7 @@ from typing import Any, Self
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.ledger.events import RoundEvent, exactly, name, read_protocol
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.protocol import MAX_CLIENTS, Protocol
 

@@ -24,15 +24,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
 from cpsgd.ledger.kinds import Account, EntryKind, Groups, kind_of, merged, octave_of
 from cpsgd.mechanisms.law import Steps
+from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
 from cpsgd.privacy.costs import SAMPLED_TAIL_SHARE, TAIL_SHARES, composition_citation, joint_cost, round_cost
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 
 BASIC = "basic composition"
 _BASIC_CITATION = (

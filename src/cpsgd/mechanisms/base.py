@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.formats import Format
 from cpsgd.codec.rounding import Grid
 from cpsgd.correlation import Correlation
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Law, Normal, Steps
 from cpsgd.mechanisms.sums import Deviation as Deviation
+from cpsgd.neighbours import Adjacency
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def scale(self) -> float:
-        """S, what one unit of the integers is worth in the vector's units."""
+        """s, what one unit of the integers is worth in the vector's units."""
 
     @abstractmethod
     def deviations(

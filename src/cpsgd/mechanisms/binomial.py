@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, WINDOW_BITS, WORKING_BITS, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice
 from cpsgd.mechanisms.base import ErrorBound, FairCoins, Search
 from cpsgd.mechanisms.lattice import Lattice
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
+from cpsgd.neighbours import Adjacency
 from cpsgd.paper import bounds, theorem
 from cpsgd.randomness import Keystream
 
@@ -77,12 +77,12 @@ class Binomial(Lattice):
 
     @property
     def noise_mean(self) -> float:
-        """M p."""
+        """m p."""
         return self.trials * self.p
 
     @property
     def noise_variance(self) -> float:
-        """M p (1 - p)."""
+        """m p (1 - p)."""
         return self.trials * self.p * (1.0 - self.p)
 
     @property
@@ -192,7 +192,7 @@ class Binomial(Lattice):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """K + m = 16 values: four bits."""
+        """k + m = 16 values: four bits."""
         found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
         return {**found, "trials": 14}
 

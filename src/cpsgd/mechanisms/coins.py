@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.formats import Integers
 from cpsgd.codec.rounding import Flipper
 from cpsgd.mechanisms import published
@@ -24,6 +23,7 @@ from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted
+from cpsgd.neighbours import Adjacency
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -58,7 +58,7 @@ class Coins(Tilted):
 
     @property
     def gain(self) -> float:
-        """M: every coin moves the mean."""
+        """m: every coin moves the mean."""
         return float(self.coins)
 
     @property

@@ -22,7 +22,6 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import Grid
 from cpsgd.correlation import WEIGHT_BITS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
@@ -49,6 +48,7 @@ from cpsgd.mechanisms.rounded_gaussian import (
     uniformity,
     usual_fields,
 )
+from cpsgd.neighbours import Adjacency
 
 LEAST_SIGMA = 4.0
 # The finer draws of a client's own noise add so much to its variance, at most.

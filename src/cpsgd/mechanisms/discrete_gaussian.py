@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import WORKING_BITS, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice, published
 from cpsgd.mechanisms.law import Array, Window, window_of_ratios
 from cpsgd.mechanisms.symmetric import MAX_SIZE, Symmetric, SymmetricLaw
+from cpsgd.neighbours import Adjacency
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _DRAWN_NATS = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteGaussian(Symmetric):
-    """K levels and discrete Gaussian noise.
+    """k levels and discrete Gaussian noise.
 
     Attributes:
         sigma_squared: σ² of a client's noise N_Z(0, σ²), in squared levels; 0 is rounding without noise. Its variance

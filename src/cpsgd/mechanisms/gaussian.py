@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.formats import Floats
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms.base import Deviation, ErrorBound, ExpectedError, Mechanism, Search
 from cpsgd.mechanisms.lattice import RANGES
 from cpsgd.mechanisms.law import Normal
+from cpsgd.neighbours import Adjacency
 from cpsgd.paper import bounds
 from cpsgd.randomness import Keystream
 

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import clip
 from cpsgd.codec.formats import Integers
 from cpsgd.codec.rounding import KEYSTREAM_BYTES, MAX_LEVELS, Grid, Rounder, Table
 from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Rounding, Search
 from cpsgd.mechanisms.sums import MeanCoordinate, rounding_cumulant
+from cpsgd.neighbours import Adjacency
 from cpsgd.paper import bounds
 from cpsgd.randomness import Keystream
 
@@ -137,7 +137,7 @@ class Lattice(Mechanism):
 
     @property
     def values(self) -> int:
-        """K levels and the noise's largest value."""
+        """k levels and the noise's largest value."""
         return self.levels + self.largest_noise
 
     @property
@@ -147,7 +147,7 @@ class Lattice(Mechanism):
 
     @property
     def scale(self) -> float:
-        """S = 2 X / (k - 1), the distance of two levels."""
+        """s = 2 X / (k - 1), the distance of two levels."""
         return 2.0 * self.coordinate_range / (self.levels - 1)
 
     def deviations(

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import clip
 from cpsgd.codec.formats import Integers
 from cpsgd.codec.rounding import UNIFORMS, GaussianRounder, Grid
@@ -36,6 +35,7 @@ from cpsgd.mechanisms.fine_gaussian import CELL
 from cpsgd.mechanisms.lattice import ENOUGH_REACH, LEAST_REACH, RANGES, gaussian_clipping
 from cpsgd.mechanisms.law import RoundedNormal
 from cpsgd.mechanisms.sums import MeanCoordinate
+from cpsgd.neighbours import Adjacency
 from cpsgd.randomness import Keystream
 
 LEAST_SIGMA, MOST_SIGMA = 0.8, 2047.0
@@ -166,7 +166,7 @@ class RoundedGaussian(Mechanism):
 
     @property
     def scale(self) -> float:
-        """S."""
+        """s."""
         return self.step
 
     def deviations(

@@ -75,7 +75,7 @@ class SampledCoins(Tilted):
 
     @property
     def variances(self) -> tuple[float, float]:
-        """R and 4 r²: the square is 1 with probability r, the mean 2 r θ x/X."""
+        """r and 4 r²: the square is 1 with probability r, the mean 2 r θ x/X."""
         return self.rate, 4.0 * self.rate**2
 
     def steps(self, honest: int) -> Steps:

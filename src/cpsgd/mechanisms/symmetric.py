@@ -32,7 +32,7 @@ _MOST_NOISE = 2.5e9
 
 @dataclass(frozen=True, kw_only=True)
 class Symmetric(Lattice):
-    """K levels and symmetric noise.
+    """k levels and symmetric noise.
 
     Attributes:
         noise_limit: W, the largest noise either way; by default so large that it costs nothing.

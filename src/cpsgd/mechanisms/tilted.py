@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import clip
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import ConditionError, ParameterError
@@ -29,6 +28,7 @@ from cpsgd.mechanisms.base import Deviation, ExpectedError, FairCoins, Mechanism
 from cpsgd.mechanisms.lattice import ENOUGH_REACH, LEAST_REACH, RANGES, gaussian_clipping
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.sums import MeanCoordinate
+from cpsgd.neighbours import Adjacency
 from cpsgd.randomness import Keystream
 
 FRACTION_BITS = 16
@@ -106,7 +106,7 @@ class Tilted(Mechanism):
 
     @property
     def scale(self) -> float:
-        """S = X / (θ γ)."""
+        """s = X / (θ γ)."""
         return self.coordinate_range / (self.theta * self.gain)
 
     def rounding_part(self) -> Self:
@@ -123,17 +123,17 @@ class Tilted(Mechanism):
 
     @property
     def noise_variance(self) -> float:
-        """A - b θ², the variance at the ends of the range."""
+        """a - b θ², the variance at the ends of the range."""
         most, fall = self.variances
         return most - fall * self.theta**2
 
     @property
     def largest_rounding_variance(self) -> float:
-        """B θ²: zero coordinates have the variance a."""
+        """b θ²: zero coordinates have the variance a."""
         return self.variances[1] * self.theta**2
 
     def rounding_variance(self, points: NDArray[np.float32]) -> float:
-        """B Σ (θ² - x̄²)."""
+        """b Σ (θ² - x̄²)."""
         limit = self.grid.limit
         # Squares of integers up to 2^15: exact, and so are sums of a few millions of them.
         squares = float(np.sum(np.square(points, dtype=np.float64)))

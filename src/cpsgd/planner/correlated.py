@@ -25,7 +25,7 @@ from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
 from cpsgd.mechanisms.correlated_gaussian import LEAST_SIGMA
 from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
 from cpsgd.planner.requirements import BEST, Requirements
 from cpsgd.planner.search import MAX_BITS, AnyDesign, Considered, Design, values_of

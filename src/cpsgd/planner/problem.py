@@ -7,18 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pack
 from cpsgd.distance import check_distance
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms.law import Steps
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner import modulus
 from cpsgd.planner.requirements import Requirements, checked_mean_norm, mechanisms_for, surviving
 from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design, gaussian_squared_error, values_of
 from cpsgd.planner.target import Target
-from cpsgd.privacy.guarantees import Guarantee
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import Guarantee, guarantee_over_rounds
 from cpsgd.protocol import NORM_LIMITS, Protocol
 
 # How often X is brought closer to what the finished protocol's own accounting allows.

@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.correlation import Correlation
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Normal, Steps
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.accountant import Rounds, composed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
-from cpsgd.privacy.guarantees import CITATIONS, normal_cost
 from cpsgd.privacy.products import smoothed_certificate
+from cpsgd.privacy.single import CITATIONS, normal_cost
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol

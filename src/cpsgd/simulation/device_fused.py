@@ -51,7 +51,7 @@ def _butterflies(x, SIZE: tl.constexpr, FIRST: tl.constexpr, STAGES: tl.constexp
 
 @triton.jit
 def _signed(x, signs, first, normalise, offsets):
-    """X times ±normalise; the signs are bits from number `first` on, a multiple of 8."""
+    """x times ±normalise; the signs are bits from number `first` on, a multiple of 8."""
     bits = tl.load(signs + (first + offsets) // 8) >> (offsets % 8).to(tl.uint8)
     return x * tl.where((bits & 1) == 1, -normalise, normalise)
 
