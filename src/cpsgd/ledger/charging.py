@@ -26,7 +26,7 @@ from typing import Any
 
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
-from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
+from cpsgd.ledger.entries import Budget, Entry, RoundEvent, Unit
 from cpsgd.ledger.kinds import Account, EntryKind, Groups, kind_of, merged, octave_of
 from cpsgd.mechanisms.law import Steps
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
