@@ -38,7 +38,7 @@ def to_dict(value: object, *computed: str, without: Collection[str] = ()) -> dic
         without: Names of fields to leave out.
 
     Example:
-        >>> from cpsgd.participation import Participation
+        >>> from cpsgd.neighbours import Participation
         >>> to_dict(Participation.poisson(0.5), "sampled")
         {'scheme': 'poisson', 'rate': 0.5, 'sampled': True}
     """
@@ -78,7 +78,7 @@ def build(kind: type[T], data: object, **known: Any) -> T:
         ParameterError: A name is unknown, missing or no field, or a value has another type than its field.
 
     Example:
-        >>> from cpsgd.participation import Participation
+        >>> from cpsgd.neighbours import Participation
         >>> build(Participation, {"scheme": "once", "rates": 1.0})
         Traceback (most recent call last):
         cpsgd.errors.ParameterError: Unknown fields ['rates'] of a Participation; it has ['rate', 'scheme'].

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from cpsgd.errors import InfeasibleError
-from cpsgd.learning.accounting import Spending
 from cpsgd.learning.cohorts import Cohorts
-from cpsgd.learning.options import AccountOptions, CohortOptions
-from cpsgd.participation import Scheme
+from cpsgd.learning.option_groups import AccountOptions, CohortOptions
+from cpsgd.learning.spending import Spending
+from cpsgd.neighbours import Scheme
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.protocol import Protocol

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.ledger import Budget, Entry, RoundEvent, charging
 from cpsgd.ledger.kinds import Account
 from cpsgd.mechanisms import Binomial, CorrelatedGaussian, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Normal
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner import plan
 from cpsgd.privacy import products
 from cpsgd.privacy.accountant import Rounds, mixed_epsilon
@@ -26,8 +25,7 @@ from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.costs import joint_cost, round_cost
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
-from cpsgd.privacy.guarantees import guarantee
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 DELTA = 1e-6
@@ -342,10 +340,10 @@ def test_a_stated_distance_is_accounted_for() -> None:
 
 def test_what_rounding_tells_is_charged_beside_rounds_of_other_kinds() -> None:
     mechanism = ROUNDED.mechanism
-    slack = 100 * mechanism.likelihood_slack(20)
+    slack = 100 * mechanism.noise.slack(20)
     assert slack > 1e-5
     mixed = total(event(ROUNDED, 20), event(GAUSSIAN, 1_000))
-    law = mechanism.law(20)
+    law = mechanism.noise.law(20)
     assert isinstance(law, Normal)
     mu = math.hypot(ROUNDED.sensitivity(Adjacency.REPLACE_ONE) / law.deviation, exact_mu(GAUSSIAN, 1_000))
     exact = gdp_epsilon(mu, DELTA)
@@ -371,7 +369,7 @@ def test_runs_of_correlated_noise_compose_and_rounds_of_one_do_not(
     sensitivity = protocol.sensitivity(Adjacency.REPLACE_ONE)
 
     def least(sizes: tuple[int, ...]) -> float:
-        mu = math.sqrt(sum((sensitivity / mechanism.law(size).deviation) ** 2 for size in sizes))
+        mu = math.sqrt(sum((sensitivity / mechanism.noise.law(size).deviation) ** 2 for size in sizes))
         return gdp_epsilon(mu, DELTA)
 
     for count in (1, 2, 3):

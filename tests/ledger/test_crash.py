@@ -15,7 +15,7 @@ import pytest
 
 from cpsgd.errors import BudgetExceededError
 from cpsgd.ledger import Budget, Ledger, RoundEvent
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 SIGMA = 1_000.0

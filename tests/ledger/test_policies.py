@@ -21,7 +21,7 @@ from cpsgd.ledger import Budget, Ledger, RoundEvent, charging, replica, snapshot
 from cpsgd.ledger.chain import link
 from cpsgd.ledger.kinds import Account, octave_of
 from cpsgd.ledger.state import State
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 GAUSSIAN = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=1.0)

@@ -19,7 +19,7 @@ from cpsgd.ledger import Budget, Ledger, RoundEvent, charging, snapshots, sqlite
 from cpsgd.ledger.chain import Head, link
 from cpsgd.ledger.kinds import Account, Room, kind_of
 from cpsgd.ledger.state import State, digest_of
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=100.0)

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cpsgd._numbers import rounded_up
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import CpsgdError, RoundRefusedError, WireError
 from cpsgd.federation.limits import Limits
+from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
-from cpsgd.learning.options import (
+from cpsgd.learning.option_groups import (
     AccountOptions,
     ClientOptions,
     CohortOptions,
@@ -29,7 +29,7 @@ from cpsgd.learning.options import (
     ServerOptions,
 )
 from cpsgd.mechanisms.options import MechanismOptions, parameters_of, required
-from cpsgd.participation import Scheme
+from cpsgd.neighbours import Scheme
 
 NO_SEED = "none"
 """How files and the command line say that there is no seed."""

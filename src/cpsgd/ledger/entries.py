@@ -10,10 +10,9 @@ from functools import lru_cache
 from typing import Any, Literal, Self, get_args
 
 from cpsgd import _plain, _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.accountant import LARGEST_EPSILON
 from cpsgd.privacy.filters import Filter, best_order
 from cpsgd.protocol import MAX_CLIENTS, Protocol

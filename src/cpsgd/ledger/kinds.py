@@ -12,7 +12,7 @@ from typing import Any, Self
 from cpsgd import _plain, _validate
 from cpsgd.errors import ParameterError
 from cpsgd.ledger.entries import RoundEvent, name, read_protocol
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.protocol import MAX_CLIENTS, Protocol
 
