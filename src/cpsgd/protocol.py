@@ -430,7 +430,7 @@ class Protocol:
 
     def reach(self, adjacency: Adjacency) -> float:
         """The largest distance of two neighbours in one coordinate, in units of the noise's law."""
-        return self.mechanism.reach(adjacency)
+        return self.mechanism.extent.reach(adjacency)
 
     def assumption(self, adjacency: Adjacency) -> str | None:
         """What a guarantee for these neighbours takes on trust about the vectors; None where it is enforced.

@@ -130,7 +130,7 @@ def test_the_corner_is_as_far_as_neighbours_can_be(protocol: Protocol, adjacency
     lattice = RoundLattice(protocol, 6)
     farthest = protocol.mechanism.sensitivity(dim=protocol.dim, clip_norm=protocol.clip_norm, adjacency=adjacency)
     # Units of the law in a level.
-    unit = protocol.mechanism.reach(Adjacency.REPLACE_ONE) / (protocol.mechanism.levels - 1)
+    unit = protocol.mechanism.extent.reach(Adjacency.REPLACE_ONE) / (protocol.mechanism.levels - 1)
     distances = {
         canary.name: unit * float(np.linalg.norm(lattice.points(canary.one) - lattice.points(canary.zero)))
         for canary in canaries_of(lattice, adjacency)

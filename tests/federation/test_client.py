@@ -29,7 +29,7 @@ from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, RoundEvent
-from cpsgd.ledger.totals import total
+from cpsgd.ledger.charging import total
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.secagg import Stage
 

@@ -260,5 +260,5 @@ def test_coins_that_never_fall_prove_nothing_and_take_no_time(p: float) -> None:
     protocol = Protocol(clients=100, dim=10, clip_norm=1.0, mechanism=mechanism, rotate=True)
     with pytest.raises(ConditionError, match="No method proves anything"):
         guarantee(protocol, 1e-6)
-    assert protocol.mechanism.noise_variance < 1e-10
+    assert protocol.mechanism.noise.variance < 1e-10
     protocol.encode(np.zeros(10), 0)

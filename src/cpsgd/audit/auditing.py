@@ -342,7 +342,7 @@ def _check_size(protocol: Protocol, count: int, rounds: int) -> None:
         )
     if rounds * protocol.dim > _MAX_NUMBERS:
         raise ParameterError(f"Expected rounds times dim <= {_MAX_NUMBERS}, got {rounds} times {protocol.dim}.")
-    variance = mechanism.noise_variance + mechanism.largest_rounding_variance
+    variance = mechanism.noise.variance + mechanism.largest_rounding_variance
     reach = count * grid.limit / grid.unit / mechanism.scale + 8.0 * math.sqrt(count * variance)
     if reach > _MAX_SUM:
         raise ParameterError(

@@ -236,7 +236,7 @@ def message_facts(protocol: Protocol) -> list[tuple[str, str]]:
 def _silent(protocol: Protocol) -> str | None:
     """Why a protocol adds no noise that could protect anybody, if so."""
     try:
-        protocol.mechanism.law(protocol.clients)
+        protocol.mechanism.noise.law(protocol.clients)
     except ConditionError as error:
         return str(error)
     return None

@@ -354,5 +354,5 @@ class _Run:
     def _settled(design: AnyDesign) -> AnyDesign:
         """With the error of a round's mean when lineages have gone on for b rounds."""
         error, mechanism = design.error, design.mechanism
-        grown = mechanism.settled_variance / mechanism.noise_variance
+        grown = mechanism.noise.settled_variance / mechanism.noise.variance
         return replace(design, error=ExpectedError(error.noise * grown, error.rounding, error.clipping))

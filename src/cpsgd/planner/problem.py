@@ -202,7 +202,7 @@ class Problem:
             protocol, guarantee = self._account(design)
         if self.target.participation.sampled:
             return design, protocol, guarantee  # dp_accounting is slow, and the search was through it already
-        if isinstance(design.mechanism.law(self.target.honest), Steps) and guarantee.epsilon > _NEARLY * epsilon:
+        if isinstance(design.mechanism.noise.law(self.target.honest), Steps) and guarantee.epsilon > _NEARLY * epsilon:
             return design, protocol, guarantee  # the search was through the same certificate
         # ε is nearly proportional to 1/s.
         factor = max(guarantee.epsilon / epsilon, _LEAST_FACTOR)

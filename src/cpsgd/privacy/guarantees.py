@@ -219,7 +219,7 @@ def _proved(run: Run, delta: float) -> Guarantee:
             "refuse it."
         )
     sizes = _grouped(run)
-    law = protocol.mechanism.law(run.honest)
+    law = protocol.mechanism.noise.law(run.honest)
     exact, steps = isinstance(law, Normal), isinstance(law, Steps)
     method = "gaussian-analytic" if exact else "smoothed-certificate" if steps else "gaussian-certificate"
     if isinstance(law, RoundedNormal):

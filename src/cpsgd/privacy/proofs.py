@@ -50,13 +50,13 @@ def smoothed_proof(
 ) -> Proof:
     """ε by the smoothed certificate of all rounds' coordinates together, each as if it had the fewest clients."""
     mechanism, dim, rounds, honest = protocol.mechanism, protocol.dim, sizes.total(), min(sizes) - colluding
-    law, sensitivity = mechanism.law(honest), protocol.sensitivity(adjacency)
+    law, sensitivity = mechanism.noise.law(honest), protocol.sensitivity(adjacency)
     assert not isinstance(law, Normal)
     if isinstance(law, Law):
         floor = gdp_epsilon(sensitivity * math.sqrt(rounds / law.variance), delta) * _GAIN
         if floor >= below:
             raise ConditionError(f"could not come below {math.floor(1e4 * floor) / 1e4:g}, so not computed")
-    moved = dim * mechanism.variation * rounds * max(sizes)
+    moved = dim * mechanism.noise.variation * rounds * max(sizes)
 
     def prove(delta: float) -> tuple[float, float]:
         epsilon, certificate = smoothed_epsilon(
@@ -76,13 +76,13 @@ def renyi_proof(
         raise ConditionError(f"is computed for rounds of up to {_MOST_RENYI_SIZES} different numbers of clients")
     mechanism, dim = protocol.mechanism, protocol.dim
     sensitivity = protocol.sensitivity(adjacency)
-    laws = [(mechanism.law(size - colluding), count) for size, count in sizes.items()]
+    laws = [(mechanism.noise.law(size - colluding), count) for size, count in sizes.items()]
     rounds = [(law, count) for law, count in laws if isinstance(law, Law)]
     slope = sum(count * sensitivity**2 / (2.0 * law.variance) for law, count in rounds)
     if (floor := renyi_floor(slope, delta)) >= below:
         raise ConditionError(f"could not come below {math.floor(1e4 * floor) / 1e4:g}, so not computed")
     # Both neighbours' laws are, over all rounds, this close in total variation to the ones the certificates are about.
-    moved = dim * mechanism.variation * sum(count * (size - colluding) for size, count in sizes.items())
+    moved = dim * mechanism.noise.variation * sum(count * (size - colluding) for size, count in sizes.items())
 
     def prove(delta: float) -> tuple[float, float]:
         found = summed_renyi_certificate(rounds, dim=dim, sensitivity=sensitivity, levels=mechanism.levels, delta=delta)
@@ -130,7 +130,7 @@ def per_round_proof(
     def composed(epsilon: float) -> float:
         return composition.optimal_composition(epsilon=epsilon, delta=each, rounds=rounds, target_delta=delta)
 
-    law = protocol.mechanism.law(run.honest)
+    law = protocol.mechanism.noise.law(run.honest)
     prove = best_proof
     if isinstance(law, Law):
         least = gdp_epsilon(protocol.sensitivity(adjacency) / math.sqrt(law.variance), each) * _NEARLY

@@ -129,13 +129,13 @@ _SHARES = (1e-6, 0.1)
 def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int, thorough: bool) -> dict[str, Result]:
     """What each method proves for a round with so many honest clients, or why it does not; slow ones if `thorough`."""
     mechanism, dim = protocol.mechanism, protocol.dim
-    law = mechanism.law(honest)
+    law = mechanism.noise.law(honest)
     sensitivity = protocol.sensitivity(adjacency)
     # The sampled noise is this close, in total variation, to the law the proofs are about.
-    moved = _Moved(honest * dim * mechanism.variation, mechanism.sampler_remedy)
+    moved = _Moved(honest * dim * mechanism.noise.variation, mechanism.sampler_remedy)
     if isinstance(law, Normal):
         gaussian = {"sigma": law.deviation, "sensitivity": sensitivity}
-        slack = dim * mechanism.likelihood_slack(honest)
+        slack = dim * mechanism.noise.slack(honest)
 
         def classical(delta: float) -> tuple[float, float]:
             if slack > 1.0:  # and e^-λ δ may be zero
@@ -218,8 +218,8 @@ def normal_cost(protocol: Protocol, law: Normal, adjacency: Adjacency, honest: i
     return Rounds(
         protocol.sensitivity(adjacency) / law.deviation * (1.0 + 1e-14),
         count,
-        variation=honest * dim * mechanism.variation,
-        slack=dim * mechanism.likelihood_slack(honest) * (1.0 + 1e-14),
+        variation=honest * dim * mechanism.noise.variation,
+        slack=dim * mechanism.noise.slack(honest) * (1.0 + 1e-14),
     )
 
 
