@@ -276,15 +276,15 @@ FAULTS = (
     Fault(
         "durability",
         "the ledger does not wait for the disk",
-        "ledger/storage.py",
+        "ledger/sqlite_store.py",
         '"PRAGMA synchronous = EXTRA"',
         '"PRAGMA synchronous = OFF"',
-        ("tests/ledger/test_storage.py::test_the_file_is_one_file_in_the_promised_mode",),
+        ("tests/ledger/test_sqlite_store.py::test_the_file_is_one_file_in_the_promised_mode",),
     ),
     Fault(
         "durability",
         "two processes may read a budget before one spends it",
-        "ledger/storage.py",
+        "ledger/sqlite_store.py",
         'connection.execute("BEGIN IMMEDIATE")',
         'connection.execute("BEGIN")',
         ("tests/ledger/test_crash.py::test_two_processes_race_for_the_last_round",),
@@ -292,10 +292,10 @@ FAULTS = (
     Fault(
         "durability",
         "records may be deleted",
-        "ledger/storage.py",
+        "ledger/sqlite_store.py",
         '"CREATE TRIGGER records_stay BEFORE DELETE ON records "',
         '"CREATE TRIGGER records_stay BEFORE DELETE ON records WHEN 0 "',
-        ("tests/ledger/test_storage.py::test_accidents_with_a_database_tool_are_refused",),
+        ("tests/ledger/test_sqlite_store.py::test_accidents_with_a_database_tool_are_refused",),
     ),
     Fault(
         "durability",
@@ -341,15 +341,15 @@ FAULTS = (
     Fault(
         "colluding",
         "a ledger takes rounds of colluding clients alone",
-        "ledger/events.py",
+        "ledger/entries.py",
         "if self.survivors <= self.colluding:",
         "if self.survivors < self.colluding:",
-        ("tests/ledger/test_events.py::test_colluding_clients_protect_nobody",),
+        ("tests/ledger/test_entries.py::test_colluding_clients_protect_nobody",),
     ),
     Fault(
         "colluding",
         "as many accusers as may collude prove a fault",
-        "federation/conduct.py",
+        "federation/course.py",
         "if len(accusers) > self._colluding}",
         "if len(accusers) >= self._colluding}",
         (

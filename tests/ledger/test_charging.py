@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import binom
 
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.ledger import Budget, Entry, RoundEvent, totals
+from cpsgd.ledger import Budget, Entry, RoundEvent, charging
 from cpsgd.ledger.kinds import Account
 from cpsgd.mechanisms import Binomial, CorrelatedGaussian, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
@@ -45,8 +45,8 @@ REPLACE = Budget(population="people", epsilon=400.0, delta=DELTA)
 ZERO = replace(REPLACE, adjacency="zero-out")
 
 
-def total(*events: RoundEvent, budget: Budget = REPLACE) -> totals.Total:
-    return totals.total(budget, [], events)
+def total(*events: RoundEvent, budget: Budget = REPLACE) -> charging.Total:
+    return charging.total(budget, [], events)
 
 
 def event(protocol: Protocol = FIRST, survivors: int = 1_000, **options: object) -> RoundEvent:
@@ -160,7 +160,7 @@ def test_sampled_and_unsampled_rounds_together() -> None:
 @pytest.mark.parametrize(("survivors", "method"), [(28, "Gaussian certificate"), (60, "Rényi certificate")])
 def test_where_the_gaussian_certificate_is_poor_or_missing_kinds_are_added_up(survivors: int, method: str) -> None:
     found = total(event(POOR, survivors), event(), event())
-    assert found.method == totals.BASIC
+    assert found.method == charging.BASIC
     assert "Theorem 3.16" in found.citation
     assert method in found.citation
     share = DELTA / 2 * (1 - 1e-12)
@@ -172,7 +172,7 @@ def test_where_the_gaussian_certificate_is_poor_or_missing_kinds_are_added_up(su
     if survivors == 60:
         assert total(*many).method == "gaussian composition"
     else:
-        assert total(*many).method == totals.BASIC  # as there is nothing else
+        assert total(*many).method == charging.BASIC  # as there is nothing else
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_without_a_name_disjoint_cohorts_are_not_believed() -> None:
 def test_partitions_of_several_kinds_each_are_covered_in_every_combination() -> None:
     events = [once(POOR, 60), once(), once(POOR, 60, "autumn"), once(partition="autumn")]
     found = total(*events)
-    assert found.method == totals.BASIC
+    assert found.method == charging.BASIC
     # Some client may be in the costlier round of both.
     share = DELTA / 2 * (1 - 1e-12)
     assert found.epsilon == pytest.approx(2 * guarantee(POOR, share).epsilon, rel=1e-12)
@@ -294,11 +294,11 @@ def test_the_unit_is_an_example() -> None:
 def test_a_release_with_more_survivors_never_raises_the_total() -> None:
     reserved = event(survivors=901)
     entries = [Entry(i, "people", reserved, "now", 1.0, "some") for i in range(6)]
-    before = totals.total(REPLACE, entries)
+    before = charging.total(REPLACE, entries)
     assert before.unreleased == 6
     for i, survivors in enumerate([901, 902, 950, 1_023, 1_024, 1_700]):
         entries[i] = replace(entries[i], released_at="now", released_survivors=survivors)
-        after = totals.total(REPLACE, entries)
+        after = charging.total(REPLACE, entries)
         assert after.epsilon <= before.epsilon
         assert after.unreleased == 5 - i
         before = after
@@ -316,11 +316,11 @@ def test_a_release_does_not_bring_the_total_over_what_was_allowed() -> None:
     rounds = [event(protocol, survivors=30) for protocol in (little, little, little, much)]
     budget = replace(REPLACE, delta=0.01, epsilon=100.0)
     entries = [Entry(i, "people", round, "now", 1.0, "some") for i, round in enumerate(rounds)]
-    allowed = totals.total(budget, entries)
+    allowed = charging.total(budget, entries)
     released = replace(entries[0], released_at="now", released_survivors=31, released_as=4)
-    worse = totals.total(budget, [replace(released, released_as=2), *entries[1:]])
+    worse = charging.total(budget, [replace(released, released_as=2), *entries[1:]])
     assert worse.epsilon > allowed.epsilon
-    after = totals.total(budget, [released, *entries[1:]])
+    after = charging.total(budget, [released, *entries[1:]])
     assert (after.epsilon, after.unreleased) == (allowed.epsilon, 3)
 
 
@@ -396,7 +396,7 @@ def test_runs_whose_windows_are_too_narrow_for_their_joint_epsilon_are_added_up(
         found = total(*runs[: 4 * count])
         each = guarantee(planned.protocol, DELTA / count).epsilon
         assert found.epsilon == pytest.approx(count * each, rel=1e-6)
-        assert found.method == totals.BASIC
+        assert found.method == charging.BASIC
 
 
 def test_what_correlated_noise_does_not_cover_is_not_accounted_for() -> None:

@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Any
 
 from cpsgd.errors import ConditionError
-from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
+from cpsgd.ledger.entries import Budget, Entry, RoundEvent, Unit
 from cpsgd.ledger.kinds import Account, EntryKind, Groups, kind_of, merged, octave_of
 from cpsgd.mechanisms.law import Steps
 from cpsgd.neighbours import Adjacency
