@@ -231,7 +231,7 @@ def _read(file: Path, key: str | None, columns: str | None, user: str | None) ->
         return _Points(points, *points.shape), {}
     if key is not None:
         raise ParameterError("--key is for tables of vectors, not for named columns; leave it out.")
-    from cpsgd.statistics.tables import open_table
+    from cpsgd.tables import open_table
 
     names, source = tables.split_names(columns), open_table(file)
     return _Points(source, source.rows, len(names)), {"columns": names, "user": user}

@@ -20,8 +20,8 @@ from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
-    from cpsgd.statistics.columns import DataTable
-    from cpsgd.statistics.results import Statistic
+    from cpsgd.statistics.rows import Statistic
+    from cpsgd.tables import DataTable
 
 TABLE = Group("Table", sort_key=3)
 # Files whose columns have names: never a table of vectors.
@@ -298,7 +298,7 @@ def release(
     json: bool,
 ) -> None:
     """Computes a statistic, writes it where it was asked for, and prints it."""
-    from cpsgd.statistics.tables import open_table
+    from cpsgd.tables import open_table
 
     if result.out is not None:
         if result.out.suffix.lower() not in (".json", ".csv"):

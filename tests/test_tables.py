@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpsgd import tables
 from cpsgd.errors import ColumnError, ParameterError, TableError
-from cpsgd.statistics import columns
-from cpsgd.statistics.columns import labels, numbers
-from cpsgd.statistics.tables import open_table
+from cpsgd.tables import labels, numbers, open_table
 
 AGES = [41.0, 17.5, 63.0, 8.0, 29.0]
 NAMES = ["a", "b", "a", "c", "b"]
@@ -44,7 +43,7 @@ def sources(folder: Path) -> dict[str, Any]:
 
 
 def test_all_sources_are_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 2)
     for name, source in sources(tmp_path).items():
         table = open_table(source)
         assert (table.names, table.rows) == (("age", "name"), 5), name
