@@ -150,6 +150,10 @@ class ColumnError(TableError):
     """A column is missing, or holds what it should not: NaN, infinity, text, several types, nothing within bounds."""
 
 
+class DamagedFileError(CpsgdError):
+    """A file is not as it was written: some of its content was changed, or is gone."""
+
+
 class CheckpointError(CpsgdError):
     """A run's saved state is damaged, in use, cannot be written, or belongs to a run with other settings."""
 

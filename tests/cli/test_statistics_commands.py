@@ -81,7 +81,7 @@ def test_values_that_are_paid_for_are_shown_on_a_full_disk(
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("cpsgd.cli._files.write_bytes", full)
+    monkeypatch.setattr("cpsgd.cli.tables.write_file", full)
     command = ("mean", people, "--columns", "age", "--bounds", "age=0:100", *COST, "--out", "mean.csv")
     result = cpsgd(*command, "--json")
     assert result.exit_code == 2

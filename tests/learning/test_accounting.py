@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from cpsgd.errors import InfeasibleError
-from cpsgd.learning.accounting import Spending
 from cpsgd.learning.cohorts import Cohorts
-from cpsgd.learning.options import AccountOptions, CohortOptions
+from cpsgd.learning.option_groups import AccountOptions, CohortOptions
+from cpsgd.learning.spending import Spending
 from cpsgd.participation import Scheme
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds

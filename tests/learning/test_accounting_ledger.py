@@ -17,7 +17,8 @@ from cpsgd.errors import BudgetExceededError, CheckpointError, ParameterError, P
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.checkpoints import ChargeLog
 from cpsgd.learning.datasets import ArrayDataset, Dataset
-from cpsgd.learning.options import (
+from cpsgd.learning.optimization import Server
+from cpsgd.learning.option_groups import (
     AccountOptions,
     ClientOptions,
     CohortOptions,
@@ -25,7 +26,6 @@ from cpsgd.learning.options import (
     RunOptions,
     ServerOptions,
 )
-from cpsgd.learning.server import Server
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.privacy.rounds import guarantee_over_rounds
 from cpsgd.protocol import Protocol

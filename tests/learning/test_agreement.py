@@ -11,8 +11,8 @@ import torch
 from cpsgd.errors import ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
-from cpsgd.learning.mechanisms import agreed, completed
-from cpsgd.learning.options import AccountOptions, ClientOptions, CohortOptions, RunOptions
+from cpsgd.learning.estimators import agreed, completed
+from cpsgd.learning.option_groups import AccountOptions, ClientOptions, CohortOptions, RunOptions
 from cpsgd.participation import Participation
 from cpsgd.promise import Promise
 from cpsgd.protocol import Protocol

@@ -8,8 +8,8 @@ import torch
 
 from cpsgd.errors import ParameterError
 from cpsgd.learning import CohortOptions, FolderOptions, NoPrivacy, RunOptions, ServerOptions, Trainer, mlp
-from cpsgd.learning.averaging import MovingAverage
 from cpsgd.learning.datasets import load_digits
+from cpsgd.learning.optimization import MovingAverage
 
 
 def vector(model: torch.nn.Module) -> np.ndarray:
@@ -70,7 +70,7 @@ def test_an_export_within_the_run_is_the_average(tmp_path: Path) -> None:
 
 def test_the_model_is_itself_again_after_an_error() -> None:
     model = mlp(3, 2, ())
-    average = MovingAverage(model, 0.5)
+    average = MovingAverage(model.parameters(), 0.5)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(1.0)

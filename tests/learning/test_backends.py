@@ -18,7 +18,7 @@ from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, devices, mlp
 from cpsgd.learning.backends import GpuBackend
 from cpsgd.learning.datasets import from_arrays, infinite_digits
-from cpsgd.learning.options import (
+from cpsgd.learning.option_groups import (
     AccountOptions,
     ClientOptions,
     CohortOptions,
@@ -214,7 +214,7 @@ def test_a_gpu_that_is_too_full_for_a_rounds_clients(gpu: None, monkeypatch: pyt
     [
         ("torch.nn.Module.to", "too little memory for the model. Free it, use device cpu, or use a smaller one."),
         ("cpsgd.learning.backends.on_device", "too little memory for the data set. Free it"),
-        ("cpsgd.learning.server.make_optimizer", "too little memory for the optimizer. Free it"),
+        ("cpsgd.learning.optimization.make_optimizer", "too little memory for the optimizer. Free it"),
     ],
 )
 def test_a_full_gpu_is_told_of_before_the_first_round(

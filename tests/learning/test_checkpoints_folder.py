@@ -15,7 +15,7 @@ from cpsgd.learning import checkpoints, mlp
 from cpsgd.learning.checkpoints import Progress, RunFolder
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import ArrayDataset
-from cpsgd.learning.history import RoundMetrics
+from cpsgd.learning.metrics import RoundMetrics
 
 CONFIG = {"learning_rate": 0.1, "seed": 3}
 COHORTS = Cohorts(population=300, cohort=100, scheme="once", messages=100, overflow=0.0, key=2**63 - 1)

@@ -23,7 +23,7 @@ from cpsgd.learning import (
     Trainer,
     mlp,
 )
-from cpsgd.learning.clipping import Clipping
+from cpsgd.learning.backends import Clipping
 from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.mechanisms import Gaussian
 from cpsgd.protocol import Protocol

@@ -177,7 +177,7 @@ def test_a_round_that_was_charged_and_lost_is_no_older_copy(
     """Killed between the release and the mean, and once between the reservation and the log."""
     run = trainer(triangle, ledger, tmp_path / "run")
     run.step()
-    for owner, name in ((type(run._ledger), "release"), (type(run._folder), "charge")):
+    for owner, name in ((type(run._account.charges), "release"), (type(run._folder), "charge")):
         with monkeypatch.context() as patched:
             real = getattr(owner, name)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpsgd._durable import write_file
-from cpsgd.learning.history import History, RoundMetrics
+from cpsgd.learning.metrics import MetricsFile, RoundMetrics
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, synced: li
 
 def test_a_new_history_has_its_name_first_and_then_its_rounds(tmp_path: Path, synced: list[str]) -> None:
     metrics = RoundMetrics(0, True, 9, None, None, 0.5, 1e-5, "m", 9, 81, None, 0.1)
-    history = History(tmp_path / "metrics.jsonl")
+    history = MetricsFile(tmp_path / "metrics.jsonl")
     history.append([metrics])
     assert synced == ["folder", "file"]
     history.append([metrics, metrics])

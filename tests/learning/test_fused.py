@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpsgd.learning import gradients
+from cpsgd.learning import dense
 from cpsgd.learning.datasets import infinite_digits
 from cpsgd.learning.datasets.device import DeviceInfinite
 from cpsgd.learning.models import mlp
@@ -65,13 +65,13 @@ def test_more_pixels_than_32_bits_can_number() -> None:
 
 def test_gradients() -> None:
     model = mlp(20, 5, (7,), seed=1).to(DEVICE)
-    layers = gradients.dense_layers(model, torch.nn.functional.cross_entropy)
+    layers = dense.dense_layers(model, torch.nn.functional.cross_entropy)
     assert layers is not None
     dim = sum(p.numel() for p in model.parameters())
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(4, 20, generator=generator).to(DEVICE)
     y = torch.randint(0, 5, (4,), generator=generator).to(DEVICE)
     found, expected = (torch.full((4, dim + 3), float("nan"), device=DEVICE)[:, :dim] for _ in range(2))
-    gradients.write_dense_gradients(layers, x, y, expected)
-    gradients.write_dense_gradients(layers, x, y, found, fused)
+    dense.write_dense_gradients(layers, x, y, expected)
+    dense.write_dense_gradients(layers, x, y, found, fused)
     assert torch.equal(found, expected)

@@ -18,7 +18,7 @@ from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.gradients import ClientUpdates, ExampleSums
-from cpsgd.learning.options import (
+from cpsgd.learning.option_groups import (
     AccountOptions,
     ClientOptions,
     CohortOptions,

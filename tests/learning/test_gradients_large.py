@@ -14,7 +14,7 @@ from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset, from_arrays
 from cpsgd.learning.datasets.base import Batch, PartedDataset
 from cpsgd.learning.datasets.examples import from_torch
-from cpsgd.learning.options import ClientOptions, CohortOptions, RunOptions, ServerOptions
+from cpsgd.learning.option_groups import ClientOptions, CohortOptions, RunOptions, ServerOptions
 
 LOSS = torch.nn.functional.cross_entropy
 LARGE, FEATURES = 30_000, 100

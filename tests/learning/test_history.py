@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cpsgd.errors import CheckpointError
-from cpsgd.learning.history import History, RoundMetrics
+from cpsgd.learning.metrics import MetricsFile, RoundMetrics
 
 
 def rows(*numbers: int) -> list[RoundMetrics]:
@@ -18,29 +18,29 @@ def rows(*numbers: int) -> list[RoundMetrics]:
 
 def test_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    History(path).append(rows(0, 1))
+    MetricsFile(path).append(rows(0, 1))
     assert [json.loads(line) for line in path.read_text().splitlines()] == [row.to_dict() for row in rows(0, 1)]
 
 
 def test_only_new_rounds_are_written_and_all_are_restored(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    history = History(path)
+    history = MetricsFile(path)
     history.append(rows(0, 1))
     first = path.read_bytes()
     # A round that was written before is not looked at again.
     extent = history.append([*rows(8, 9), *rows(2, 3)])
     assert path.read_bytes()[: len(first)] == first
-    assert History(path).restore(extent) == rows(0, 1, 2, 3)
+    assert MetricsFile(path).restore(extent) == rows(0, 1, 2, 3)
     assert history.append(rows(0, 1, 2, 3)) == extent
 
 
 def test_what_came_after_the_checkpoint_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    history = History(path)
+    history = MetricsFile(path)
     extent = history.append(rows(0, 1))
     history.append(rows(0, 1, 2, 3))
     path.write_bytes(path.read_bytes() + b'{"round": 4, "surv')
-    resumed = History(path)
+    resumed = MetricsFile(path)
     assert resumed.restore(extent) == rows(0, 1)
     resumed.append(rows(0, 1, 5))
     assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [0, 1, 5]
@@ -48,23 +48,23 @@ def test_what_came_after_the_checkpoint_does_not_count(tmp_path: Path) -> None:
 
 def test_every_change_of_the_past_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    extent = History(path).append(rows(0, 1))
+    extent = MetricsFile(path).append(rows(0, 1))
     good = path.read_bytes()
     for bad in (b"", good[:-1], good[1:], good.replace(b"90", b"91"), b"\n" + good):
         path.write_bytes(bad)
         with pytest.raises(CheckpointError, match=r"metrics\.jsonl does not hold the rounds"):
-            History(path).restore(extent)
+            MetricsFile(path).restore(extent)
     for size in (-1, "9", None):
         with pytest.raises(CheckpointError, match="does not say"):
-            History(path).restore({**extent, "bytes": size})
+            MetricsFile(path).restore({**extent, "bytes": size})
     path.unlink()
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl: No such file or directory.*restore it"):
-        History(path).restore(extent)
+        MetricsFile(path).restore(extent)
 
 
 def test_a_file_that_is_cut_short_while_the_run_goes_on_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    history = History(path)
+    history = MetricsFile(path)
     history.append(rows(0, 1))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="cut short"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cpsgd import Protocol
-from cpsgd.learning import mechanisms
+from cpsgd.learning import estimators
 from cpsgd.mechanisms import Binomial, Coins, Gaussian, Mechanism, SampledCoins
 from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.simulation.device import DeviceRound
@@ -35,9 +35,13 @@ def test_a_round_of_coins_estimates_the_mean(mechanism: Mechanism, device: torch
     vector = np.random.default_rng(1).standard_normal(DIM).astype(np.float32)
     vector *= 0.9 / np.linalg.norm(vector)
     rows = np.tile(vector, (CLIENTS - 50, 1))
-    round_ = mechanisms.start_round(of, DIM, 3, 7, device)
-    assert isinstance(round_, RoundSimulator if device is None else DeviceRound)
-    round_.add(rows if device is None else torch.from_numpy(rows))  # type: ignore[arg-type]
+    round_: RoundSimulator | DeviceRound
+    if device is None:
+        round_ = RoundSimulator(of, 3, seed=7)
+        round_.add(rows)
+    else:
+        round_ = DeviceRound(of, 3, seed=7, device=device)
+        round_.add(torch.from_numpy(rows))
     round_.add_zeros(50)
     error = np.asarray(round_.mean()) - 0.75 * vector
     # ‖error‖² is nearly a sum of 3,000 squared normals; rounding is a little below its largest, at most 4 %.
@@ -47,8 +51,8 @@ def test_a_round_of_coins_estimates_the_mean(mechanism: Mechanism, device: torch
 @every
 def test_coins_are_private_and_have_baselines(mechanism: Mechanism) -> None:
     of = protocol(mechanism)
-    assert mechanisms.is_private(of)
-    found = mechanisms.baselines_of(of, 0.5)
+    assert estimators.is_private(of)
+    found = estimators.baselines_of(of, 0.5)
     gaussian, quantized = found["gaussian"], found["quantized"]
     assert isinstance(gaussian, Protocol)
     assert isinstance(quantized, Protocol)
@@ -56,11 +60,11 @@ def test_coins_are_private_and_have_baselines(mechanism: Mechanism) -> None:
     # The same range and as many values, with nothing kept uncertain.
     assert isinstance(quantized.mechanism, Binomial)
     assert quantized.mechanism.coordinate_range == REACH
-    assert not mechanisms.is_private(quantized)
+    assert not estimators.is_private(quantized)
 
 
 def test_bytes_are_those_of_messages() -> None:
-    size = {name: mechanisms.message_bytes(protocol(mechanism), DIM) for name, mechanism in KINDS.items()}
+    size = {name: estimators.message_bytes(protocol(mechanism), DIM) for name, mechanism in KINDS.items()}
     header = size["one coin"] - DIM // 8
     assert 0 < header < 100
     assert size["coins"] == header + 3 * DIM // 8

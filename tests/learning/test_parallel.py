@@ -16,7 +16,7 @@ from torch.distributed.run import get_args_parser
 from cpsgd.errors import ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, devices, mlp
 from cpsgd.learning.datasets import from_arrays
-from cpsgd.learning.options import AccountOptions, CohortOptions, FolderOptions, RunOptions, ServerOptions
+from cpsgd.learning.option_groups import AccountOptions, CohortOptions, FolderOptions, RunOptions, ServerOptions
 from cpsgd.learning.parallel import Processes, own_device
 from cpsgd.mechanisms import Binomial, Coins, Mechanism
 from cpsgd.protocol import Protocol

@@ -26,8 +26,9 @@ import torch
 from cpsgd.errors import CheckpointError, InfeasibleError, UserFunctionError
 from cpsgd.learning import NoPrivacy, Trainer, checkpoints, mlp
 from cpsgd.learning.datasets import ArrayDataset, Dataset
-from cpsgd.learning.history import History
-from cpsgd.learning.options import (
+from cpsgd.learning.metrics import MetricsFile
+from cpsgd.learning.optimization import Server
+from cpsgd.learning.option_groups import (
     AccountOptions,
     ClientOptions,
     CohortOptions,
@@ -35,7 +36,6 @@ from cpsgd.learning.options import (
     RunOptions,
     ServerOptions,
 )
-from cpsgd.learning.server import Server
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import RoundSimulator
 
@@ -115,11 +115,11 @@ POINTS = [
     ("cpsgd.learning.checkpoints.ChargeLog.append", False),
     ("cpsgd.learning.checkpoints.ChargeLog.append", True),
     ("cpsgd.simulation.cpu.RoundSimulator.mean", True),
-    ("cpsgd.learning.server.Server.step", True),
+    ("cpsgd.learning.optimization.Server.step", True),
     ("cpsgd.learning.checkpoints.save", False),
     ("cpsgd.learning.checkpoints.save", True),
-    ("cpsgd.learning.history.History.append", False),
-    ("cpsgd.learning.history.History.append", True),
+    ("cpsgd.learning.metrics.MetricsFile.append", False),
+    ("cpsgd.learning.metrics.MetricsFile.append", True),
 ]
 
 
@@ -132,7 +132,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, point: str, afterwards: bool, cal
         "RoundSimulator.mean": RoundSimulator.mean,
         "Server.step": Server.step,
         "checkpoints.save": checkpoints.save,
-        "History.append": History.append,
+        "MetricsFile.append": MetricsFile.append,
     }
     real = functions[".".join(point.split(".")[-2:])]
 
@@ -197,7 +197,7 @@ def test_an_interrupted_trainer_does_not_go_on_by_itself(
     run = trainer(triangle, tmp_path, seed=None)
     run.step()
     with monkeypatch.context() as patched:
-        interrupt(patched, "cpsgd.learning.server.Server.step", False, 0)
+        interrupt(patched, "cpsgd.learning.optimization.Server.step", False, 0)
         with pytest.raises(Crash):
             run.step()
     with pytest.raises(CheckpointError, match="Round 1 was interrupted after its charge"):

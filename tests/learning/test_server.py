@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from cpsgd.errors import ParameterError
-from cpsgd.learning import mlp, server
-from cpsgd.learning.options import OptimizerName, ServerOptions
-from cpsgd.learning.server import Server, make_optimizer, rate_factor
+from cpsgd.learning import mlp, optimization
+from cpsgd.learning.optimization import Server, make_optimizer
+from cpsgd.learning.option_groups import OptimizerName, ServerOptions
+from cpsgd.planner.workloads import rate_factor
 
 LOSS = torch.nn.functional.cross_entropy
 NAMES = get_args(OptimizerName)
@@ -55,7 +56,7 @@ def test_parts_of_the_test_set_count_by_their_size(monkeypatch: pytest.MonkeyPat
     outputs = model(features).detach()
     expected = float(LOSS(outputs, labels)), float((outputs.argmax(1) == labels).float().mean())
     for batch in (4096, 7):
-        monkeypatch.setattr(server, "_TEST_BATCH", batch)
+        monkeypatch.setattr(optimization, "_TEST_BATCH", batch)
         assert serving(model).evaluate(features, labels) == pytest.approx(expected, rel=1e-6)
 
 

@@ -14,8 +14,8 @@ import torch
 from cpsgd.errors import DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, RoundMetrics, Trainer, baselines, mlp
 from cpsgd.learning.datasets import ArrayDataset, Dataset, from_arrays, infinite_digits
-from cpsgd.learning.mechanisms import Mechanism
-from cpsgd.learning.options import (
+from cpsgd.learning.estimators import Estimator
+from cpsgd.learning.option_groups import (
     AccountOptions,
     ClientOptions,
     CohortOptions,
@@ -49,7 +49,7 @@ def weights(of: torch.nn.Module) -> np.ndarray:
     return np.concatenate([p.detach().numpy().reshape(-1) for p in of.parameters()])
 
 
-def run(data: Dataset, mechanism: Mechanism, start: torch.nn.Module | None = None, **options: Any) -> Trainer:
+def run(data: Dataset, mechanism: Estimator, start: torch.nn.Module | None = None, **options: Any) -> Trainer:
     options = {"cohort": 100, "rounds": 3, "lr": 0.5, "seed": 1, **options}
     trainer = Trainer(start or model(), LOSS, data, mechanism, **groups(**options))
     for _ in trainer.run():
@@ -209,7 +209,7 @@ def test_private_training_on_digits_learns_with_every_baseline() -> None:
     private = plan(clients=2000, dim=dim, epsilon=4.0, delta=1e-6, bits=6)
     accuracy: dict[str, float] = {}
     start = mlp(64, 10, (), seed=0)
-    mechanisms: dict[str, Mechanism] = {"private": private, **baselines(private)}
+    mechanisms: dict[str, Estimator] = {"private": private, **baselines(private)}
     for name, mechanism in mechanisms.items():
         trainer = run(
             data,
@@ -284,7 +284,7 @@ def test_metrics_are_plain_data(triangle: ArrayDataset, private: Plan) -> None:
 
 @pytest.mark.slow
 def test_bad_input(triangle: ArrayDataset, private: Plan) -> None:
-    def start(mechanism: Mechanism = private, net: torch.nn.Module | None = None, **options: Any) -> None:
+    def start(mechanism: Estimator = private, net: torch.nn.Module | None = None, **options: Any) -> None:
         Trainer(net or model(), LOSS, triangle, mechanism, **groups(**{"cohort": 100, "rounds": 3, **options}))
 
     unpromised = replace(private.protocol, promise=None)
@@ -357,7 +357,7 @@ def test_a_client_that_is_not_finite_counts_as_silent_and_leaves_no_trace(
             classes=9,
         )
         wide = Protocol.rotated_binomial(clients=600, dim=15, clip_norm=1.0, levels=4096, trials=10**6)
-        chosen: Mechanism = wide if mechanism == "protocol" else NoPrivacy(1.0)
+        chosen: Estimator = wide if mechanism == "protocol" else NoPrivacy(1.0)
         trainer = Trainer(
             model(), loss, data, chosen, **groups(cohort=600, rounds=1, examples=examples, seed=1, delta=1e-5)
         )

@@ -308,7 +308,7 @@ FAULTS = (
     Fault(
         "durability",
         "a history's last rounds are not on the disk",
-        "learning/history.py",
+        "learning/metrics.py",
         "            file.flush()\n            os.fsync(file.fileno())\n",
         "            file.flush()\n",
         ("tests/learning/test_durable.py",),

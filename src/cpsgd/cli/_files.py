@@ -7,19 +7,18 @@ mapped into memory, a .csv file is read as it goes. No error quotes what stands 
 from __future__ import annotations
 
 import csv
-import os
-import secrets
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 from typing import Protocol as Interface
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd._cells import filled_lines, is_number
+from cpsgd._durable import write_file
 from cpsgd.errors import ParameterError, VectorError
 
 if TYPE_CHECKING:
@@ -37,35 +36,6 @@ _LONGEST_PROTOCOL = 1 << 16
 # ------------------------------------------------------------------ writing
 
 
-def write(path: Path, body: Callable[[IO[bytes]], object]) -> None:
-    """Replaces a file by what `body` writes, at once: whoever opens it sees all of the old or all of the new."""
-    try:
-        _write(path.resolve(), body)
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        # A full disk is told of without the name of the file.
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def _write(target: Path, body: Callable[[IO[bytes]], object]) -> None:
-    if target.exists() and not target.is_file():
-        # A pipe or a device is written to, not replaced.
-        with target.open("wb") as file:
-            body(file)
-        return
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with draft.open("xb") as file:
-            body(file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-
-
 @contextmanager
 def paid(charged: bool) -> Iterator[None]:
     """Where a result was charged to a ledger and cannot be written, the error says so."""
@@ -76,11 +46,6 @@ def paid(charged: bool) -> Iterator[None]:
             raise
         told = f"{error.strerror or error}. It was charged to the ledger all the same, and has to be paid for again"
         raise OSError(error.errno, told, error.filename) from None
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replaces a file by these bytes."""
-    write(path, lambda file: file.write(data))
 
 
 def check_output(path: Path, *inputs: Path) -> None:
@@ -123,9 +88,9 @@ def write_vector(path: Path, vector: NDArray[np.float32]) -> None:
     """Writes a vector as .npy, or as the single line of a .csv; a table as so many lines."""
     if path.suffix.lower() == ".csv":
         # Nine digits tell all float32 numbers apart.
-        write(path, lambda file: np.savetxt(file, np.atleast_2d(vector), fmt="%.9g", delimiter=","))
+        write_file(path, lambda file: np.savetxt(file, np.atleast_2d(vector), fmt="%.9g", delimiter=","))
     else:
-        write(path, lambda file: np.save(file, vector))
+        write_file(path, lambda file: np.save(file, vector))
 
 
 def read_protocol(path: Path) -> Protocol:

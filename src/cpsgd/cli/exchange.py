@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from cpsgd._durable import locked
+from cpsgd._durable import locked, write_file
 from cpsgd.cli import _files, options, output
 from cpsgd.errors import (
     ConditionError,
@@ -49,7 +49,7 @@ def protocol(
         chosen = _promising(chosen, options.given(required))
     if out is not None:
         _files.check_output(out)
-        _files.write_bytes(out, (chosen.to_json() + "\n").encode())
+        write_file(out, (chosen.to_json() + "\n").encode())
     privacy, privacy_facts = output.privacy(chosen, required.delta)
     promises = {**output.promises(chosen), **privacy}
     if json:
@@ -119,7 +119,7 @@ def encode(
     except VectorError as error:
         # Errors about the file name it already.
         raise error if str(error).startswith(str(vector)) else VectorError(f"{vector}: {error}") from None
-    _files.write_bytes(out, message)
+    write_file(out, message)
     if json:
         output.show_json({"vector": vector, "out": out, "round": round, **output.sent(chosen)})
         return
@@ -173,7 +173,7 @@ def aggregate(
                 output.complain(f"Refused {path}: {reason}")
         accepted = aggregator.count - before
         if state is not None and accepted:
-            _files.write_bytes(state, aggregator.save())
+            write_file(state, aggregator.save())
     privacy: dict[str, Any] = {}
     privacy_facts: list[tuple[str, str]] = []
     refusal: GuaranteeError | None = None

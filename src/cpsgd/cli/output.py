@@ -51,6 +51,15 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def answer(json: bool, data: dict[str, Any], *parts: object) -> None:
+    """Prints the data as JSON, or tables and lines for people."""
+    if json:
+        show_json(data)
+        return
+    for part in parts:
+        console().print(part, markup=not isinstance(part, str), soft_wrap=isinstance(part, str))
+
+
 def complain(text: str, *, style: str = "bold red") -> None:
     """Prints one line on stderr."""
     # Not parsed as markup: file names may hold brackets.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from cpsgd._durable import write_file
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
@@ -330,7 +331,7 @@ def release(
 
 def _save(found: Statistic, result: ResultOptions) -> None:
     if result.out is not None:
-        _files.write_bytes(result.out, _written(found, result.out))
+        write_file(result.out, _written(found, result.out))
     if result.plot is not None:
         from cpsgd.reports.pictures import draw_values
 

@@ -18,7 +18,7 @@ from scipy.stats import binom
 from cpsgd.adjacency import Adjacency
 from cpsgd.codec.kernels import kernels
 from cpsgd.errors import InfeasibleError, ParameterError
-from cpsgd.learning.options import CohortOptions
+from cpsgd.learning.option_groups import CohortOptions
 from cpsgd.participation import Participation, Scheme
 
 OVERFLOW_SHARE = 1e-3

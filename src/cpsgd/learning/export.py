@@ -1,7 +1,7 @@
-"""What comes out of a run: `model.safetensors`, and a card in JSON that says what was promised and by which theorem.
+"""Export of a trained model: `model.safetensors`, and a model card in JSON with the guarantee and its theorem.
 
-The card holds the SHA-256 of the model it belongs to. Each file is written beside and moved into place, the card last.
-Neither holds anything that must stay with the run: no seed, no cohorts' key, no fingerprint of the data.
+The card holds the model's SHA-256. Each file is replaced atomically, the card last. Neither holds anything that must
+stay secret: no seed, no key of the cohorts, no fingerprint of the data.
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from cpsgd import __version__
 from cpsgd._durable import write_file
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning.architecture import trainable
 from cpsgd.learning.datasets.base import Dataset
-from cpsgd.learning.durable import kept
-from cpsgd.learning.history import RoundMetrics
+from cpsgd.learning.metrics import RoundMetrics, disk_errors
+from cpsgd.learning.models import trainable
 from cpsgd.privacy.rounds import RoundsGuarantee
 
 MODEL, CARD = "model.safetensors", "model-card.json"
 _FORMAT = "cpsgd model card 1"
-# Settings of a run that follow from something private, or that say nothing of it.
+# Settings that follow from something private, or that stand elsewhere on the card.
 _LEFT_OUT = ("seed", "parameters", "dataset", "population", "delta", "adjacency", "colluding")
 
 
 def check() -> None:
-    """Raises `ParameterError` where models cannot be written, so that this is known before a long run."""
+    """Raises `ParameterError` if models cannot be written, so that this is known before a long run."""
     _saver()
 
 
 def privacy_facts(guarantee: RoundsGuarantee | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a card says of the privacy of a run with this configuration; None where there is none."""
+    """Returns the card's entries about privacy; None for a run without privacy."""
     if guarantee is None:
         return None
     simulated = config["seed"] is not None or config["device"] != "cpu"
@@ -68,7 +67,7 @@ def write(
 
     Raises:
         ParameterError: safetensors is not installed.
-        CheckpointError: The disk did not take them.
+        CheckpointError: They could not be written.
     """
     last = history[-1] if history else None
     # Copies, because parameters that share memory are refused.
@@ -96,7 +95,7 @@ def write(
         if last is None
         else {"round": last.round, "loss": last.loss, "accuracy": last.accuracy, "r_squared": last.r_squared},
     }
-    with kept(folder, "The run is as it was: make room, and export again."):
+    with disk_errors(folder, "The run is as it was: make room, and export again."):
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / MODEL, content)
         write_file(folder / CARD, (json.dumps(card, indent=2, ensure_ascii=False) + "\n").encode())

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
-from cpsgd.learning.options import (
+from cpsgd.learning.option_groups import (
     AccountOptions,
     ClientOptions,
     CohortOptions,

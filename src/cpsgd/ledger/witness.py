@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpsgd._durable import append
 from cpsgd.errors import LedgerAccessError, LedgerStorageError, ParameterError, WitnessError
 from cpsgd.ledger.chain import Head
 
@@ -109,17 +110,12 @@ class Witness:
             LedgerStorageError: That failed. The ledger's record was written before, and stays.
         """
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            try:
-                size = os.fstat(descriptor).st_size
+            with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b") as file:
                 # What a crash has left of a line stays a line of its own, which says nothing.
-                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-                text = ("\n" * torn + f"{line}\n").encode()
-                if os.write(descriptor, text) != len(text):
-                    raise OSError("the disk is full")
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 1))
+                torn = file.read(1) not in (b"", b"\n")
+                append(file, ("\n" * torn + f"{line}\n").encode())
         except OSError as error:
             raise LedgerStorageError(
                 f"{self.path}: {error.strerror or error}. The record is on the ledger, but its head is not with the "

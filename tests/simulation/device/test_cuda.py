@@ -13,7 +13,7 @@ import torch
 
 from cpsgd.codec import rotate
 from cpsgd.errors import VectorError
-from cpsgd.learning import gradients
+from cpsgd.learning import dense, gradients
 from cpsgd.learning.models import mlp
 from cpsgd.mechanisms import Binomial, Mechanism, RoundedGaussian
 from cpsgd.mechanisms.base import Rounding
@@ -132,13 +132,13 @@ def test_rows_that_are_clipped() -> None:
 def products() -> tuple[torch.Tensor, cuda.Products]:
     """Gradients of some examples, written out and not."""
     model = mlp(784, 10, seed=1).cuda()
-    layers = gradients.dense_layers(model, torch.nn.functional.cross_entropy)
+    layers = dense.dense_layers(model, torch.nn.functional.cross_entropy)
     assert layers is not None
     generator = torch.Generator("cuda").manual_seed(0)
     x = torch.rand(1_500, 784, generator=generator, device="cuda")
     y = torch.randint(0, 10, (1_500,), generator=generator, device="cuda")
     rows = torch.empty(1_500, 51_370, device="cuda")
-    gradients.write_dense_gradients(layers, x, y, rows)
+    dense.write_dense_gradients(layers, x, y, rows)
     found = gradients.ClientUpdates(model, torch.nn.functional.cross_entropy).products(x, y, np.ones(1_500, dtype=int))
     assert found is not None
     left, right = found.layout.pairs().T

@@ -26,7 +26,7 @@ from cpsgd.protocol import Protocol
 if TYPE_CHECKING:
     import torch
 
-    from cpsgd.learning.architecture import Loss
+    from cpsgd.learning.models import Loss
 
 
 def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limits: Any) -> Mod:

@@ -44,7 +44,7 @@ from cpsgd.protocol import Protocol
 if TYPE_CHECKING:
     import torch
 
-    from cpsgd.learning.architecture import Loss
+    from cpsgd.learning.models import Loss
 
 SITE_FILE = "cpsgd.json"
 """The file in a site's `local` folder with the site's own conditions; its fields stand above those of any job."""

@@ -1,16 +1,17 @@
-"""What a run spends of its privacy budget, and what it charges to a ledger.
+"""The privacy that a run spends, and its charges to a ledger.
 
-`Spending` is a run's own account: what the rounds so far cost, and whether it may go on. `RunCharges` puts the same
-rounds on a ledger, each charged once however often the run is interrupted. The order of things in a round is: reserve
-on the ledger, write the run's own log of charges, release on the ledger, and only then compute the mean. So a round
-that is on the ledger and not in the run's log has not been computed, and is taken up with the entry it has. One that is
-*released* on the ledger and not in the log was computed once, in a folder that has since been replaced by an older
-copy. With a seed it has the same result again and costs nothing more; without, it would be a second release of the same
-clients, and is charged as one.
+`Spending` is the guarantee of the rounds so far, and decides whether the run may go on. `RunCharges` puts the same
+rounds on a ledger, each charged once however often the run is interrupted. `Account` does both.
 
-A run whose noise is correlated over rounds is one event. Its first round is charged what all of them cost, so that the
-later ones, in the same partition, cost nothing more, and a run that stops early has paid for all. An older copy of its
-folder would use noise again that the ledger has seen released with other models: that is refused.
+A round is reserved on the ledger, written to the run's log of charges, released on the ledger, and only then computed.
+So a round that is on the ledger and not in the run's log has not been computed, and is continued with its entry. A
+round that is *released* on the ledger and not in the log was computed in a folder that an older copy has replaced
+since. With a seed it has the same result again and costs nothing more. Without a seed it would be a second release of
+the same clients, and is charged as one.
+
+A run whose noise is correlated over rounds is one event. Its first round is charged the cost of all of them; later
+rounds, in the same partition, cost nothing more. An older copy of its folder is refused: it would use noise again that
+was released with other models.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ import secrets
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from cpsgd._numbers import rounded_up
 from cpsgd.adjacency import Adjacency
 from cpsgd.errors import CheckpointError, ConditionError, InfeasibleError, ParameterError
+from cpsgd.learning.checkpoints import RunFolder
 from cpsgd.learning.cohorts import Cohorts
-from cpsgd.learning.mechanisms import Mechanism, is_private, protocol_of
-from cpsgd.learning.options import AccountOptions
+from cpsgd.learning.estimators import Estimator, is_private, protocol_of
+from cpsgd.learning.option_groups import AccountOptions
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.participation import Participation
 from cpsgd.privacy.examples import example_protocol
@@ -35,27 +38,26 @@ from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 SAMPLED_SIZES = 50
-"""With sampling, sizes of rounds are told apart in steps of the planned size over this."""
+"""With sampling, sizes of rounds are rounded down to multiples of the planned size over this number."""
 
 
 class Spending:
     """The guarantee of the rounds that were released.
 
     A round counts with the messages that really arrived: the noise of clients who dropped out protects nobody. With
-    Poisson sampling, each round's chance of drawing more clients than messages were set aside for is taken off δ.
-    Draws of the others are independent of one client's, and given that they leave room, the noise is the same whether
-    the client is drawn or not; so that chance is all that has to be added.
+    Poisson sampling, δ pays for each round's probability of drawing more clients than there is room for. That
+    probability is all that must be added: the draws of others are independent of one client's draw, and if they leave
+    room, the noise is the same with the client and without.
 
     Attributes:
-        sizes: How many of the rounds charged so far had how many messages. Rounds repeat, so that what a round costs to
-            account for does not grow with their number.
-        examples: The most examples of a client where one of them is protected; None where the whole client is.
+        sizes: Number of rounds charged so far, by their number of messages.
+        examples: The most examples of a client if one of them is protected; None if the whole client is.
     """
 
     def __init__(
         self, protocol: Protocol, cohorts: Cohorts, account: AccountOptions, *, examples: int | None = None
     ) -> None:
-        """Starts with nothing spent. With `examples`, the most of a client, it is about the privacy of one of them.
+        """Starts with nothing spent.
 
         Raises:
             ParameterError: There is no δ, or nothing is proved about such cohorts and neighbours.
@@ -67,6 +69,7 @@ class Spending:
         self.delta = account.delta
         self.epsilon = account.epsilon
         self.participation = cohorts.participation
+        self.sampled = self.participation.sampled
         self.adjacency: Adjacency = account.adjacency or cohorts.adjacency
         self.participation.check(self.adjacency)
         self.colluding = account.colluding or 0
@@ -74,11 +77,11 @@ class Spending:
         self._messages = cohorts.messages
         self._overflow = cohorts.overflow
         self._floor = 0
-        # Rounds repeat, and so does the question what they cost.
+        # The last sizes and their guarantee: rounds repeat.
         self._found: tuple[tuple[float, Counter[int]], RoundsGuarantee] | None = None
 
     def guarantee(self, survivors: Iterable[int] | None = None) -> RoundsGuarantee | None:
-        """The guarantee of the rounds so far, or of rounds with these survivors; None before the first.
+        """Returns the guarantee of the rounds so far, or of rounds with these survivors; None before the first.
 
         Raises:
             ConditionError: Nothing is proved about them.
@@ -88,7 +91,7 @@ class Spending:
         if not rounds:
             return None
         if self.participation.scheme == "once":
-            # Rounds of other clients cost a client nothing, so the smallest one says it all.
+            # A client is in one round only, at worst in the smallest one.
             return replace(self._proved(self.delta, Counter([min(sizes)])), rounds=rounds)
         left = self.delta - rounds * self._overflow
         if left <= 0.0:
@@ -100,7 +103,7 @@ class Spending:
         return replace(found, delta=self.delta, tail=found.tail + self.delta - left)
 
     def check(self, rounds: int, survivors: int) -> None:
-        """Refuses a run before its first round where the budget does not reach to `rounds`, those spent included.
+        """Raises `InfeasibleError` if the budget does not pay for `rounds` in all, before the run starts.
 
         Raises:
             InfeasibleError: The budget is too small; the message says how many rounds it buys.
@@ -129,9 +132,9 @@ class Spending:
         self._floor = survivors
 
     def affords(self, survivors: int, rounds_left: int) -> bool:
-        """Whether a round with so few messages may be released, and `rounds_left` more as planned after it.
+        """Whether the budget pays for a round with this many messages and `rounds_left` more as planned.
 
-        A round that nothing is proved about never may.
+        The answer is no for a round that nothing is proved about.
         """
         if survivors <= self.colluding:
             return False
@@ -161,8 +164,8 @@ class Spending:
         return self._found[1]
 
     def rounded_down(self, survivors: int) -> int:
-        """With sampling, one of few sizes: accounting takes seconds for each, and fewer messages never cost less."""
-        step = max(1, self._messages // SAMPLED_SIZES) if self.participation.sampled else 1
+        """Rounds a number of messages down with sampling, which never lowers ε; accounting takes seconds per size."""
+        step = max(1, self._messages // SAMPLED_SIZES) if self.sampled else 1
         missing = self._messages - survivors
         return max(1, self._messages - -(-missing // step) * step)
 
@@ -170,7 +173,7 @@ class Spending:
         return self.sizes + Counter({survivors: rounds - self.sizes.total()})
 
     def _holds(self, sizes: Counter[int]) -> bool:
-        """Whether something is proved about rounds with so many messages, and the budget buys them."""
+        """Whether a guarantee of rounds with these sizes is proved and within the budget."""
         try:
             found = self.guarantee(sizes)
         except ConditionError:
@@ -179,19 +182,16 @@ class Spending:
 
 
 class RunCharges:
-    """What a run charges to a population's budget.
+    """A run's charges to a population's budget.
 
     Attributes:
-        run: The run's name on the ledger; a new run draws one, and a run that goes on keeps it.
+        run: The run's name on the ledger: random for a new run, and kept when a run is resumed.
     """
 
     def __init__(
         self, ledger: Ledger, population: str, protocol: Protocol, spending: Spending, *, repeatable: bool
     ) -> None:
-        """Checks that the budget is about what the run protects.
-
-        Rounds are `repeatable` if they have the same result when they are run again.
-        """
+        """Checks that the budget has the run's neighbours and unit; a `repeatable` run has a seed."""
         self.run = secrets.token_hex(8)
         self._ledger = ledger
         self._population = population
@@ -209,12 +209,12 @@ class RunCharges:
             raise ParameterError(f"The budget of {population!r} protects one {budget.unit}, and the run does not.")
 
     def check(self, cohorts: Cohorts, *, charged: Collection[int], rounds: range, survivors: int) -> None:
-        """Refuses a run where the budget does not reach to the end of `rounds`, those still to be run.
+        """Checks that the budget pays for `rounds`, those still to be run; `charged` are those in the run's log.
 
         Raises:
             BudgetExceededError: The budget is too small.
-            CheckpointError: The run has spent more than the ledger knows of: it is not the run's ledger. Or the folder
-                is an older copy, and correlated noise cannot be drawn again.
+            CheckpointError: Rounds of the run are not on this ledger. Or the folder is an older copy, and correlated
+                noise cannot be drawn again.
         """
         known = self._ledger.rounds(self._population, self.run)
         if missing := sorted(set(charged) - known):
@@ -229,7 +229,7 @@ class RunCharges:
         self._ledger.quote(self._population, planned)
 
     def reserve(self, cohorts: Cohorts, number: int, survivors: int) -> None:
-        """Charges a round, unless that was done before the run was interrupted.
+        """Charges a round, unless the ledger has it from before an interruption.
 
         Raises:
             BudgetExceededError: Too little is left. Nothing was charged, and nothing may be computed.
@@ -240,13 +240,13 @@ class RunCharges:
         if entry is None:
             entry = self._ledger.reserve(self._population, event)
         elif entry.released and not self._repeatable:
-            # The clients of this round are in it a second time, so it belongs to no partition.
+            # Its clients are in the sum a second time, so that it belongs to no partition.
             again = replace(event, run="", partition="", label=f"run {self.run} again, from an older copy")
             entry = self._ledger.reserve(self._population, again)
         self._entry = entry
 
     def release(self, survivors: int) -> None:
-        """Records the release of the round that was reserved last; its mean may be computed when this has returned."""
+        """Records the release of the round that was reserved last; call it before the mean is computed."""
         assert self._entry is not None
         if not self._entry.released:
             self._ledger.release(self._entry, survivors)
@@ -259,7 +259,7 @@ class RunCharges:
         return self._protocol.mechanism.correlation is not None
 
     def _find(self, number: int) -> Entry | None:
-        """The round's entry, unless it was released with noise that may not be used again."""
+        """Returns the round's entry; raises `CheckpointError` if its correlated noise was released before."""
         entry = self._ledger.find(self._population, run=self.run, round=number)
         if entry is not None and entry.released and self._correlated and not self._repeatable:
             raise CheckpointError(
@@ -277,8 +277,8 @@ class RunCharges:
             colluding=self._spending.colluding,
             round=number,
             run=self.run,
-            # The cohorts of a run are disjoint by construction, those of two runs are not. And with correlated noise
-            # each round costs what all of them do.
+            # The cohorts of one run are disjoint; those of two runs are not. With correlated noise each round is
+            # charged the cost of the whole run.
             partition=self.run if cohorts.scheme == "once" or self._correlated else "",
             examples=self._spending.examples,
             overflow=cohorts.overflow,
@@ -286,33 +286,85 @@ class RunCharges:
         )
 
 
-def open_accounts(
-    mechanism: Mechanism,
-    cohorts: Cohorts,
-    account: AccountOptions,
-    *,
-    examples: int | None,
-    repeatable: bool,
-    on_gpu: bool,
-) -> tuple[Spending | None, RunCharges | None]:
-    """A run's own account, where it is private, and its charges to a ledger, where there is one.
+@dataclass(frozen=True)
+class Account:
+    """A run's account: `spending` if it is private, `charges` if there is a ledger."""
 
-    Raises:
-        ParameterError: A ledger is to pay for what protects nobody, or for something else than its budget is about.
-    """
-    protocol = protocol_of(mechanism)
-    spending = None
-    if protocol is not None and is_private(mechanism):
-        spending = Spending(protocol, cohorts, account, examples=examples)
-    if account.ledger is None or account.population is None:
-        return spending, None
-    if protocol is None or spending is None:
-        raise ParameterError("Only a run that is private at all is charged to a ledger: leave the ledger out.")
-    if on_gpu:
-        raise ParameterError(
-            "A ledger pays for noise that protects people; on a GPU it comes from a counter and protects nobody. "
-            "Use device cpu, or no ledger."
-        )
-    given = account.ledger
-    ledger = given if isinstance(given, Ledger) else Ledger(given, witness=account.witness)
-    return spending, RunCharges(ledger, account.population, protocol, spending, repeatable=repeatable)
+    spending: Spending | None
+    charges: RunCharges | None
+
+    @classmethod
+    def open(
+        cls,
+        estimator: Estimator,
+        cohorts: Cohorts,
+        account: AccountOptions,
+        *,
+        examples: int | None,
+        repeatable: bool,
+        on_gpu: bool,
+    ) -> Account:
+        """Opens the account of a run.
+
+        Raises:
+            ParameterError: A ledger would pay for a run that protects nobody, or its budget is for something else.
+        """
+        protocol = protocol_of(estimator)
+        spending = None
+        if protocol is not None and is_private(estimator):
+            spending = Spending(protocol, cohorts, account, examples=examples)
+        if account.ledger is None or account.population is None:
+            return cls(spending, None)
+        if protocol is None or spending is None:
+            raise ParameterError("Only a run that is private at all is charged to a ledger: leave the ledger out.")
+        if on_gpu:
+            raise ParameterError(
+                "A ledger pays for noise that protects people; on a GPU it comes from a counter and protects nobody. "
+                "Use device cpu, or no ledger."
+            )
+        given = account.ledger
+        ledger = given if isinstance(given, Ledger) else Ledger(given, witness=account.witness)
+        return cls(spending, RunCharges(ledger, account.population, protocol, spending, repeatable=repeatable))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Settings that a resumed run must share with the one that was started."""
+        own = self.spending
+        values = (None, None, None) if own is None else (own.delta, str(own.adjacency), own.colluding)
+        return dict(zip(("delta", "adjacency", "colluding"), values, strict=True))
+
+    @property
+    def run(self) -> str | None:
+        """The run's name on the ledger, if there is one."""
+        return None if self.charges is None else self.charges.run
+
+    def guarantee(self) -> RoundsGuarantee | None:
+        """Returns the guarantee of the rounds so far; None without privacy or before the first round."""
+        return None if self.spending is None else self.spending.guarantee()
+
+    def check(self, cohorts: Cohorts, folder: RunFolder | None, rounds: range, survivors: int) -> None:
+        """Checks that the budget pays for `rounds`, those still to be run; see `Spending` and `RunCharges`."""
+        if self.spending is not None:
+            self.spending.check(rounds.stop, survivors)
+        if self.charges is not None:
+            charged = () if folder is None else folder.charged.keys()
+            self.charges.check(cohorts, charged=charged, rounds=rounds, survivors=survivors)
+
+    def affords(self, survivors: int, rounds_left: int) -> bool:
+        """Whether a round with this many messages may be released, and `rounds_left` more after it."""
+        return survivors > 0 if self.spending is None else self.spending.affords(survivors, rounds_left)
+
+    def reserve(self, cohorts: Cohorts, number: int, survivors: int) -> None:
+        """Charges a round to the ledger; raises `BudgetExceededError` if too little is left."""
+        if self.charges is not None:
+            self.charges.reserve(cohorts, number, survivors)
+
+    def charge(self, folder: RunFolder | None, number: int, survivors: int) -> None:
+        """Counts a round that is about to be released, in the run's folder, on the ledger and here."""
+        if self.spending is None:
+            return
+        if folder is not None:
+            folder.charge(number, survivors)
+        if self.charges is not None:
+            self.charges.release(survivors)
+        self.spending.charge(survivors)
