@@ -30,8 +30,10 @@ CHUNK_ROWS = 1 << 16
 _TEXT = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 FILES = (".npy", *_TEXT, ".parquet", ".feather", ".arrow")
 """Suffixes of files that are read."""
+# Bytes of text that are parsed at a time, and the longest line; pyarrow reads some blocks ahead.
+_TEXT_BLOCK = 1 << 20
 # A number as people and programs write it. Texts with leading zeros are codes, not numbers.
-_NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?([eE][+-]?\d{1,3})?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,45 +279,82 @@ def _of_frame(source: Any) -> DataTable:
 # ------------------------------------------------------------------ Arrow, files and folders
 
 
-def _of_arrow(title: str, source: Any, *, text: bool = False) -> DataTable:
-    """Returns the table of a pyarrow table or data set; of text, where all columns are texts."""
-    keys = list(source.schema.names)
-    names = tuple(name.strip() if text else name for name in keys)
-    key = dict(zip(names, keys, strict=True))
+def _of_arrow(title: str, source: Any) -> DataTable:
+    """Returns the table of a pyarrow table or data set."""
+    from pyarrow import dataset
 
-    def dataset() -> Any:
-        from pyarrow import dataset
-
-        return source if isinstance(source, dataset.Dataset) else dataset.dataset(source)
+    whole = source if isinstance(source, dataset.Dataset) else dataset.dataset(source)
 
     def count() -> int:
-        with _readable(title, text):
-            return int(dataset().count_rows())
+        with _readable(title):
+            return int(whole.count_rows())
 
     def read(names: Sequence[str]) -> Iterator[Chunk]:
-        # One thread and nothing ahead: pyarrow would hold what it has read of several row groups.
+        # One thread and nothing ahead: pyarrow would hold several row groups.
         limits = {"batch_size": CHUNK_ROWS, "use_threads": False, "batch_readahead": 0, "fragment_readahead": 0}
-        with _readable(title, text):
-            for batch in dataset().to_batches(columns=[key[name] for name in names], **limits):
+        with _readable(title):
+            for batch in whole.to_batches(columns=list(names), **limits):
                 if batch.num_rows:
-                    yield {name: _from_arrow(title, name, batch.column(key[name]), text) for name in names}
+                    yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
+
+    return DataTable(title, tuple(source.schema.names), count, read)
+
+
+def _of_text(title: str, files: Sequence[Path], separator: str) -> DataTable:
+    """Returns the table of text files with the same header.
+
+    Cells stay texts until it is known what for: as numbers, the ids 7 and 07 would be one. pyarrow's data sets would
+    read too far ahead in text, so each file has a reader of its own.
+    """
+    import pyarrow
+    from pyarrow import compute, csv
+
+    def batches(file: Path, columns: Sequence[str] | None = None) -> Any:
+        convert = csv.ConvertOptions(
+            include_columns=columns, column_types=None if columns is None else dict.fromkeys(columns, pyarrow.string())
+        )
+        parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+        return csv.open_csv(file, csv.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK), parse, convert)
+
+    def header(file: Path) -> list[str]:
+        with _readable(title, text=True), batches(file) as reader:
+            return list(reader.schema.names)
+
+    keys = header(files[0])
+    if any(header(file) != keys for file in files[1:]):
+        raise TableError(f"{title} has files with different columns.")
+    names = tuple(key.strip() for key in keys)
+    if any(_NUMBER.fullmatch(name) for name in names):
+        raise TableError(f"{title} has no header: the first line must name the columns.")
+    key = dict(zip(names, keys, strict=True))
+
+    def count() -> int:
+        rows = 0
+        for file in files:
+            with _readable(title, text=True), batches(file, keys[:1]) as reader:
+                rows += sum(batch.num_rows for batch in reader)
+        return rows
+
+    def column(name: str, cells: Any) -> Column:
+        cells = compute.utf8_trim_whitespace(cells)
+        if compute.any(compute.equal(cells, "")).as_py():
+            raise ColumnError(f"{title}: column {name!r} has empty cells; fill them in or drop their rows.")
+        array: Column = cells.to_numpy(zero_copy_only=False)
+        return array
+
+    def read(names: Sequence[str]) -> Iterator[Chunk]:
+        for file in files:
+            with _readable(title, text=True), batches(file, [key[name] for name in names]) as reader:
+                for batch in reader:
+                    for start in range(0, batch.num_rows, CHUNK_ROWS):
+                        part = batch.slice(start, CHUNK_ROWS)
+                        yield {name: column(name, part.column(key[name])) for name in names}
 
     return DataTable(title, names, count, read)
 
 
-def _from_arrow(title: str, name: str, column: Any, text: bool) -> Column:
-    import pyarrow.compute
-
-    if text:
-        column = pyarrow.compute.utf8_trim_whitespace(column)
-        if pyarrow.compute.any(pyarrow.compute.equal(column, "")).as_py():
-            raise ColumnError(f"{title}: column {name!r} has empty cells; fill them in or drop their rows.")
-    found: Column = column.to_numpy(zero_copy_only=False)
-    return found
-
-
 @contextmanager
-def _readable(title: str, text: bool) -> Iterator[None]:
+def _readable(title: str, *, text: bool = False) -> Iterator[None]:
     """Turns pyarrow's errors, which may quote the file, into `TableError`."""
     import pyarrow
 
@@ -327,6 +366,8 @@ def _readable(title: str, text: bool) -> Iterator[None]:
         said = str(error)
         if "Empty CSV" in said:
             raise TableError(f"{title} is empty.") from None
+        if "straddling" in said:
+            raise TableError(f"{title} has a line of more than {_TEXT_BLOCK:,} bytes; write it as Parquet.") from None
         if "multiple columns named" in said:
             raise TableError(f"{title} has two columns of one name; rename one.") from None
         if ragged := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", said):
@@ -340,7 +381,7 @@ def _readable(title: str, text: bool) -> Iterator[None]:
 
 
 def _open_path(path: Path) -> DataTable:
-    files = [path]
+    files, title = [path], str(path)
     if path.is_dir():
         inside = (file for file in sorted(path.rglob("*")) if file.is_file())
         files = [file for file in inside if not any(part[0] in "._" for part in file.relative_to(path).parts)]
@@ -357,29 +398,16 @@ def _open_path(path: Path) -> DataTable:
             array = np.lib.format.open_memmap(path, mode="r")
         except Exception:
             raise TableError(f"{path}: not a readable .npy file of numbers.") from None
-        return _of_array(str(path), array)
-    return _open_arrow_files(path, [str(file) for file in files], kind)
-
-
-def _open_arrow_files(path: Path, files: list[str], kind: str) -> DataTable:
+        return _of_array(title, array)
     try:
-        import pyarrow
-        from pyarrow import csv, dataset
+        from pyarrow import dataset
     except ModuleNotFoundError:
         raise TableError(f"{path}: reading {kind} tables needs pyarrow: pip install cpsgd[tables].") from None
-    if kind not in _TEXT:
-        scan = dataset.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
-        layout: Any = "feather" if kind != ".parquet" else dataset.ParquetFileFormat(default_fragment_scan_options=scan)
-        with _readable(str(path), text=False):
-            # Folders named year=2026 hold a column, too.
-            folders = {"partitioning": "hive", "partition_base_dir": str(path)} if path.is_dir() else {}
-            return _of_arrow(str(path), dataset.dataset(files, format=layout, **folders))
-    parse = csv.ParseOptions(delimiter=_TEXT[kind], newlines_in_values=True)
-    layout = dataset.CsvFileFormat(parse_options=parse)
-    with _readable(str(path), text=True):
-        names = dataset.dataset(files, format=layout).schema.names
-        if any(_NUMBER.fullmatch(name.strip()) for name in names):
-            raise TableError(f"{path} has no header: the first line must name the columns.")
-        # Cells stay texts until it is known what for: as numbers, the ids 7 and 07 would be one.
-        texts = pyarrow.schema([(name, pyarrow.string()) for name in names])
-        return _of_arrow(str(path), dataset.dataset(files, format=layout, schema=texts), text=True)
+    if kind in _TEXT:
+        return _of_text(title, files, _TEXT[kind])
+    scan = dataset.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
+    layout = "feather" if kind != ".parquet" else dataset.ParquetFileFormat(default_fragment_scan_options=scan)
+    # Folders with names such as year=2026 hold a column, too.
+    folders = {"partitioning": "hive", "partition_base_dir": title} if path.is_dir() else {}
+    with _readable(title):
+        return _of_arrow(title, dataset.dataset(list(map(str, files)), format=layout, **folders))
