@@ -6,7 +6,7 @@ from cpsgd.errors import InfeasibleError
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.option_groups import AccountOptions, CohortOptions
 from cpsgd.learning.spending import Spending
-from cpsgd.participation import Scheme
+from cpsgd.neighbours import Scheme
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.protocol import Protocol

@@ -27,7 +27,7 @@ from cpsgd.learning.option_groups import (
     ServerOptions,
 )
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 LOSS = torch.nn.functional.cross_entropy

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import InfeasibleError, ParameterError
@@ -26,6 +25,7 @@ from cpsgd.learning.option_groups import (
     RunOptions,
     ServerOptions,
 )
+from cpsgd.neighbours import Adjacency
 from cpsgd.planner import plan
 from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.privacy import guarantee_over_rounds

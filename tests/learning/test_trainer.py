@@ -23,9 +23,9 @@ from cpsgd.learning.option_groups import (
     RunOptions,
     ServerOptions,
 )
-from cpsgd.participation import Scheme
+from cpsgd.neighbours import Scheme
 from cpsgd.planner import Plan, plan
-from cpsgd.privacy import Adjacency, RoundsGuarantee, guarantee_over_rounds
+from cpsgd.privacy import Adjacency, Guarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 LOSS = torch.nn.functional.cross_entropy
@@ -57,7 +57,7 @@ def run(data: Dataset, mechanism: Estimator, start: torch.nn.Module | None = Non
     return trainer
 
 
-def spent(trainer: Trainer) -> RoundsGuarantee:
+def spent(trainer: Trainer) -> Guarantee:
     found = trainer.guarantee()
     assert found is not None
     return found

@@ -317,7 +317,7 @@ def test_a_clients_rows_become_its_point() -> None:
     expected = question.layout.write(np.array([[0.55, 0.075]], dtype=np.float32))[0]
     np.testing.assert_allclose(question.vector(rows), expected, atol=1e-6)
     np.testing.assert_allclose(question.vector([[1.2, 0.3], [9e9, 0.0]]), expected, atol=1e-6)
-    # As at home, to the bit.
+    # As on one machine, to the bit.
     table = {name: np.array([*column, 0.0, 0.1]) for name, column in rows.items()}
     home = people_in_ball(table, ["x", "y"], "id", 2.0, [1.0, 0.0])
     np.testing.assert_array_equal(question.layout.write(home)[-1], question.vector(rows))

@@ -30,7 +30,7 @@ from cpsgd.tables import Chunk, DataTable, numbers, open_table
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
-    from cpsgd.ledger.totals import Total
+    from cpsgd.ledger.charging import Total
 
 # Within 2 % of the Gaussian mechanism from some hundreds of users on, and planned and drawn at once.
 _BITS = 12
@@ -310,7 +310,7 @@ def _planned(
 
 def _total(rounds: Sequence[Planned[Statistic]], epsilon: float, delta: float) -> Total:
     from cpsgd.ledger import Budget
-    from cpsgd.ledger.totals import total
+    from cpsgd.ledger.charging import total
 
     budget = Budget(population="table", epsilon=epsilon, delta=delta)
     return total(budget, [], events_of([each.protocol for each in rounds]))

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError, TableError, VectorError
+from cpsgd.neighbours import Adjacency
 from cpsgd.privacy import Guarantee
 from cpsgd.statistics.planned import Matrix, Planned, Question, Vectors
 from cpsgd.tables import CHUNK_ROWS, Chunk, DataTable, labels, open_table, text_of
