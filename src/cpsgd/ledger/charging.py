@@ -27,7 +27,7 @@ from typing import Any
 from cpsgd import _plain
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.entries import Budget, Entry, RoundEvent, Unit
-from cpsgd.ledger.kinds import Account, EntryKind, Groups, kind_of, merged, octave_of
+from cpsgd.ledger.kinds import Account, EntryKind, Groups, Room, kind_of, merged, octave_of
 from cpsgd.mechanisms.law import Steps
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
@@ -121,9 +121,9 @@ def spent(budget: Budget, accounts: Sequence[Account]) -> Total:
     Raises:
         ConditionError: Nothing is proved about them.
     """
-    now = merged(account.tally.groups() for account in accounts)
+    now = _groups(accounts)
     if budget.filter is not None:
-        return _total(budget, accounts, _filtered(budget, budget.filter, now))
+        return _total(budget, accounts, _cheapest([now], budget))
     # Bounds are not monotone in the number of messages, and rounds of more sizes are harder to compose. But noise need
     # not be counted: the proof of the last reservation holds whatever was released since. So no release brings the
     # total over the limit.
@@ -149,8 +149,7 @@ def over_periods(budget: Budget, accounts: Sequence[Account]) -> Total:
     limits = budget.filter
     if limits is None:
         return spent(budget, accounts)
-    now = merged(account.tally.groups() for account in accounts)
-    if _filter_sum(budget, limits, now).within(limits.limit):
+    if _filter_sum(budget, limits, _groups(accounts)).within(limits.limit):
         return spent(budget, accounts)
     periods = sum(account.rounds > 0 for account in accounts)
     found = _total(budget, accounts, _Proof(periods * budget.epsilon, BASIC, _BASIC_CITATION, 0.0, "filter"))
@@ -171,37 +170,17 @@ def priced(
     Raises:
         ConditionError: Nothing is proved about them.
     """
-    first, *others = accounts
-    limits = budget.filter
     before = sum(account.reserved for account in accounts) if reserved is None else reserved
-    more = [
-        (event.partition, kind_of(event, event.survivors, None if limits is None else octave_of(before + place)), 1)
-        for place, event in enumerate(further)
-    ]
-    groups = merged([first.tally.groups(more), *(account.tally.groups() for account in others)])
-    found = _cheapest([groups], budget) if limits is None else _filtered(budget, limits, groups)
-    return _total(budget, accounts, found, [kind for _, kind, _ in more])
-
-
-@dataclass(frozen=True)
-class Price:
-    """An upper bound on the cost of an account's rounds together with one more.
-
-    Attributes:
-        epsilon: ε, rounded up.
-        method: Name of the method that proved it.
-        covers: Number of further rounds of that kind that the same proof covers.
-    """
-
-    epsilon: float
-    method: str
-    covers: int
+    octaves = [None if budget.filter is None else octave_of(before + place) for place in range(len(further))]
+    kinds = [kind_of(event, event.survivors, octave) for event, octave in zip(further, octaves, strict=True)]
+    groups = _groups(accounts, [(event.partition, kind, 1) for event, kind in zip(further, kinds, strict=True)])
+    return _total(budget, accounts, _cheapest([groups], budget), kinds)
 
 
 def affordable(
     budget: Budget, accounts: Sequence[Account], event: RoundEvent, reserved: int | None = None
-) -> Price | None:
-    """Returns the price of one more round of the first account; None where it is more than the budget.
+) -> Room | None:
+    """Returns a proof about one more round of the first account; None where that costs more than the budget.
 
     A proof about more rounds is one about these. So beyond 128 rounds a few more of the same kind are counted, 1 % at
     most, where the budget allows it, and there is nothing to prove for the next ones. A filter needs none of this: it
@@ -210,29 +189,33 @@ def affordable(
     Raises:
         ConditionError: Nothing is proved about them.
     """
-    if budget.filter is not None:
-        found = priced(budget, accounts, [event], reserved)
-        return Price(found.epsilon, found.method, 0) if found.epsilon <= budget.epsilon else None
     first, *others = accounts
     kind, room = kind_of(event, event.survivors), first.room
+    if budget.filter is not None:
+        found = priced(budget, accounts, [event], reserved)
+        return Room(kind, 0, found.epsilon, found.method) if found.epsilon <= budget.epsilon else None
     alone = not event.partition and not others
     if room is not None and alone and room.kind is kind and room.rounds and room.epsilon <= budget.epsilon:
-        return Price(room.epsilon, room.method, room.rounds - 1)
+        return replace(room, rounds=room.rounds - 1)
     more = most_covered(first.rounds) if alone else 0
     while True:
-        rounds = [(event.partition, kind, 1 + more)]
-        groups = merged([first.tally.groups(rounds), *(account.tally.groups() for account in others)])
         try:
-            proof = _cheapest([groups], budget)
+            proof = _cheapest([_groups(accounts, [(event.partition, kind, 1 + more)])], budget)
         except ConditionError:
             if not more:
                 raise
         else:
             if proof.epsilon <= budget.epsilon:
-                return Price(proof.epsilon, proof.method, more)
+                return Room(kind, more, proof.epsilon, proof.method)
             if not more:
                 return None
         more //= 8
+
+
+def _groups(accounts: Sequence[Account], further: Sequence[tuple[str, EntryKind, int]] = ()) -> Groups:
+    """Returns the rounds of these accounts, with further ones of the first account."""
+    first, *others = accounts
+    return merged([first.tally.groups(further), *(account.tally.groups() for account in others)])
 
 
 def most_covered(before: int) -> int:
@@ -265,6 +248,8 @@ def _assumptions(kinds: Iterable[EntryKind], adjacency: Adjacency) -> tuple[str,
 
 def _cheapest(ways: Sequence[Groups], budget: Budget) -> _Proof:
     """Returns the best proof about any of these groups, each of which describes all rounds."""
+    if budget.filter is not None:
+        return _filtered(budget, budget.filter, ways[0])
     found: list[_Proof] = []
     failures: list[ConditionError] = []
     for groups in dict.fromkeys(ways):
@@ -380,9 +365,8 @@ def _proved(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
 
 def _alike(groups: Groups) -> bool:
     """Returns whether all rounds differ in the number of messages only."""
-    return len({(kind.protocol, kind.participation) for kinds, _ in groups for kind in kinds}) == 1 and all(
-        len(kinds) == 1 for kinds, _ in groups
-    )
+    alike = len({(kind.protocol, kind.participation) for kinds, _ in groups for kind in kinds}) == 1
+    return alike and all(len(kinds) == 1 for kinds, _ in groups)
 
 
 def _correlated(kinds: frozenset[EntryKind]) -> bool:
