@@ -314,11 +314,12 @@ def test_a_checkpoint_of_something_else(triangle: ArrayDataset, tmp_path: Path, 
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, name: str, calls: int) -> None:
-    """After so many of them, waiting for a file of this name to be on the disk fails as on a full one."""
+    """Makes fsync of a file of this name, or of its draft, fail as on a full disk after `calls` of them."""
     real, counter = os.fsync, itertools.count()
 
     def fail(descriptor: int) -> None:
-        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.startswith(name) and next(counter) >= calls:
+        name_of_file = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.lstrip(".")
+        if name_of_file.startswith(name) and next(counter) >= calls:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(descriptor)
 
