@@ -29,7 +29,7 @@ from cpsgd.federation.messages import Request
 from cpsgd.federation.server import ServerSession
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, RoundEvent
-from cpsgd.ledger.totals import total
+from cpsgd.ledger.charging import total
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.secagg import Stage
 

@@ -365,7 +365,7 @@ def test_a_server_that_names_its_own_key_learns_noise_which_the_plan_allows_for(
     mechanism = passing.protocol.mechanism
     assert isinstance(mechanism, CorrelatedGaussian)
     # Of five clients one colludes, and another one's noise may be known to it.
-    assert mechanism.law(4).deviation < 64.0 * 3**0.5 * (1.0 + 1e-9)
+    assert mechanism.noise.law(4).deviation < 64.0 * 3**0.5 * (1.0 + 1e-9)
 
 
 def test_what_stays_is_not_handed_on(small_plan: Plan, tmp_path: Path) -> None:

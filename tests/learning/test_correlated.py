@@ -42,10 +42,10 @@ def test_less_noise_is_left_in_the_model_than_independent_noise_would_leave(monk
     mechanism = PLAN.protocol.mechanism
     correlation = mechanism.correlation
     assert correlation is not None
-    rest = ROUNDS * (mechanism.own_variance + 1 / 12)  # type: ignore[attr-defined]
+    rest = ROUNDS * (mechanism.noise.own_variance + 1 / 12)  # type: ignore[attr-defined]
     z = mechanism.noise_deviation**2 * correlation.prefix_variance()[-1]  # type: ignore[attr-defined]
     assert moved == pytest.approx(mechanism.scale * np.sqrt(DIM / COHORT * (z + rest)), rel=0.15)
-    assert moved < 0.6 * mechanism.scale * np.sqrt(DIM / COHORT * ROUNDS * mechanism.noise_variance)
+    assert moved < 0.6 * mechanism.scale * np.sqrt(DIM / COHORT * ROUNDS * mechanism.noise.variance)
 
 
 @pytest.mark.parametrize("stopped", [1, 5])

@@ -16,8 +16,7 @@ from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.learning.estimators import agreed, completed
 from cpsgd.learning.option_groups import AccountOptions, ClientOptions, CohortOptions
 from cpsgd.mechanisms import Binomial, Coins, Gaussian, Mechanism, SampledCoins
-from cpsgd.participation import Participation
-from cpsgd.promise import Promise
+from cpsgd.promise import Claim, Conditions, Promise
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.simulation.device import DeviceRound
@@ -28,9 +27,8 @@ PLAIN = Protocol.rotated_binomial(clients=100, dim=15, clip_norm=1.0, levels=3, 
 
 
 def promising(scheme: str = "every", rounds: int = 1, **others: Any) -> Protocol:
-    promise = Promise(
-        epsilon=8.0, delta=1e-5, surviving=100, rounds=rounds, participation=Participation.parse(scheme), **others
-    )
+    conditions = Conditions.of(100, rounds=rounds, participation=scheme, **others)
+    promise = Promise(Claim(8.0, 1e-5), conditions)
     return replace(PLAIN, promise=promise)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import InfeasibleError, ParameterError
@@ -16,6 +15,7 @@ from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.gradients import ClientUpdates, ExampleSums
+from cpsgd.neighbours import Adjacency
 from cpsgd.planner import plan
 from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.privacy import guarantee_over_rounds

@@ -20,7 +20,7 @@ from cpsgd.learning.optimization import Server
 from cpsgd.learning.option_groups import AccountOptions, CohortOptions
 from cpsgd.learning.spending import Spending
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.participation import Scheme
+from cpsgd.neighbours import Scheme
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.protocol import Protocol

@@ -15,7 +15,7 @@ from cpsgd.errors import DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, RoundMetrics, Trainer, baselines, mlp
 from cpsgd.learning.datasets import ArrayDataset, Dataset, from_arrays, infinite_digits
 from cpsgd.learning.estimators import Estimator
-from cpsgd.participation import Scheme
+from cpsgd.neighbours import Scheme
 from cpsgd.planner import Plan, plan
 from cpsgd.privacy import Adjacency, guarantee_over_rounds
 from cpsgd.protocol import Protocol

@@ -21,7 +21,7 @@ from cpsgd.learning.option_groups import (
     RunOptions,
     ServerOptions,
 )
-from cpsgd.privacy import RoundsGuarantee
+from cpsgd.privacy import Guarantee
 
 LOSS = torch.nn.functional.cross_entropy
 DIM = 15  # parameters of `linear`
@@ -75,7 +75,7 @@ def finish(run: Trainer) -> Trainer:
     return run
 
 
-def spent(run: Trainer) -> RoundsGuarantee:
+def spent(run: Trainer) -> Guarantee:
     found = run.guarantee()
     assert found is not None
     return found

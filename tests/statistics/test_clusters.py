@@ -345,7 +345,7 @@ def test_rounds_between_clients_and_server(fixed_seed: None, asked: PlannedClust
     assert found.guarantee is asked.plan.guarantee
     assert found.guarantee.epsilon <= 16.0
     assert asked.protocol.promise is not None
-    assert asked.protocol.promise.rounds == 4
+    assert asked.protocol.promise.conditions.rounds == 4
     assert found.bits_per_client == 4 * 8 * len(messages[0])
     # At home the protocol is the same.
     home = kmeans(points, 2, 16.0, 1e-6, radius=1.0, rounds=4, bits=8)

@@ -78,23 +78,23 @@ def protocol(
 
 def _promising(protocol: Protocol, asked: dict[str, Any]) -> Protocol:
     """The protocol with what is proved of it as its promise; as it is where nothing is, and nothing was asked for."""
-    from cpsgd.participation import Participation
     from cpsgd.planner.requirements import surviving
-    from cpsgd.privacy.rounds import guarantee_over_rounds
-    from cpsgd.promise import Promise
+    from cpsgd.privacy import guarantee
+    from cpsgd.promise import Claim, Promise
+    from cpsgd.run import Run
 
-    terms: dict[str, Any] = {name: asked[name] for name in ("rounds", "adjacency", "colluding") if name in asked}
-    terms["delta"] = asked.get("delta", output.DEFAULT_DELTA)
-    terms["participation"] = Participation.parse(asked.get("participation", "every"))
-    terms["surviving"] = surviving(protocol.clients, asked.get("dropout", 0.0))
+    names = ("rounds", "adjacency", "colluding", "participation")
+    terms: dict[str, Any] = {name: asked[name] for name in names if name in asked}
+    run = Run.of(protocol, surviving=surviving(protocol.clients, asked.get("dropout", 0.0)), **terms)
+    delta = asked.get("delta", output.DEFAULT_DELTA)
     try:
-        found = guarantee_over_rounds(protocol, **terms)
+        found = guarantee(run, delta)
     except ConditionError:
         if asked:
             raise
         return protocol
     # A few digits, so that another machine's last ones make no difference.
-    return replace(protocol, promise=Promise(epsilon=float(rounded_up(found.epsilon)), **terms))
+    return replace(protocol, promise=Promise(Claim(float(rounded_up(found.epsilon)), delta), run.conditions))
 
 
 def encode(

@@ -70,7 +70,7 @@ def epsilon(
     The protocol is a file's, or --clients, --dim, --clip-norm and all parameters of its mechanism are given: of the
     paper's --levels, --trials and --range.
     """
-    from cpsgd.privacy.rounds import guarantee_over_rounds
+    from cpsgd.privacy.guarantees import guarantee_over_rounds
 
     # Without defaults: an ε should be about parameters that somebody chose.
     if "--protocol" not in (said := parameters.given):

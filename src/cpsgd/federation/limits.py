@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import CpsgdError, FingerprintError, ParameterError, RoundRefusedError
+from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import SecureParameters, risk
 from cpsgd.secagg.parameters import MAX_CLIENTS
@@ -122,7 +122,7 @@ class Limits:
             accounted = replace(accounted, replace_one_distance=None, distance_reason=None)
         if self.epsilon is None or self.delta is None:
             return
-        from cpsgd.privacy.rounds import guarantee_over_rounds
+        from cpsgd.privacy.guarantees import guarantee_over_rounds
 
         try:
             found = guarantee_over_rounds(

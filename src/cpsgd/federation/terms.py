@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.ledger import Entry, Ledger, RoundEvent
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.planner import Plan
 from cpsgd.secagg import SecureParameters
 from cpsgd.secagg.identity import as_roster

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.kernels import kernels
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning.option_groups import CohortOptions
-from cpsgd.participation import Participation, Scheme
+from cpsgd.neighbours import Adjacency, Participation, Scheme
 
 OVERFLOW_SHARE = 1e-3
 """Share of δ for the probability that a Poisson round draws more clients than there is room for."""

@@ -10,8 +10,8 @@ from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.learning.option_groups import AccountOptions, ClientOptions, CohortOptions
 from cpsgd.mechanisms import Gaussian
+from cpsgd.neighbours import Participation
 from cpsgd.paper import bounds
-from cpsgd.participation import Participation
 from cpsgd.planner.planning import Plan
 from cpsgd.promise import Promise
 from cpsgd.protocol import Protocol
@@ -89,8 +89,14 @@ def completed(account: AccountOptions, estimator: Estimator) -> AccountOptions:
     promise = promise_of(estimator)
     if promise is None:
         return account
-    names = ("epsilon", "delta", "adjacency", "colluding")
-    return replace(account, **{name: getattr(promise, name) for name in names if getattr(account, name) is None})
+    claim, terms = promise.claim, promise.conditions
+    promised: dict[str, Any] = {
+        "epsilon": claim.epsilon,
+        "delta": claim.delta,
+        "adjacency": terms.adjacency,
+        "colluding": terms.colluding,
+    }
+    return replace(account, **{name: value for name, value in promised.items() if getattr(account, name) is None})
 
 
 def agreed(
@@ -107,13 +113,14 @@ def agreed(
     promise = promise_of(estimator)
     if promise is None:
         return cohorts, clients
-    planned, scheme = promise.participation, cohorts.participation
-    rounds = promise.rounds if cohorts.rounds is None else cohorts.rounds
+    terms = promise.conditions
+    planned, scheme = terms.participation, cohorts.participation
+    rounds = terms.rounds if cohorts.rounds is None else cohorts.rounds
     if scheme is None:
         # In a single round "every" and "once" are the same.
-        scheme = "once" if promise.rounds == 1 and not planned.sampled else planned.scheme
+        scheme = "once" if terms.rounds == 1 and not planned.sampled else planned.scheme
     run = Participation(scheme, planned.rate if scheme == planned.scheme else 1.0)
-    planned_for = f"The plan is for {promise.rounds:,} rounds with participation {planned}"
+    planned_for = f"The plan is for {terms.rounds:,} rounds with participation {planned}"
     rate = cohorts.cohort / population
     if planned.sampled and scheme == planned.scheme and not math.isclose(rate, planned.rate, rel_tol=_SAME_RATE):
         raise ParameterError(
@@ -121,19 +128,19 @@ def agreed(
             f"{scheme}:{rate:g}."
         )
     sampled = planned.sampled or run.sampled
-    if (sampled and scheme != planned.scheme) or run.counted_rounds(rounds) < planned.counted_rounds(promise.rounds):
+    if (sampled and scheme != planned.scheme) or run.counted_rounds(rounds) < planned.counted_rounds(terms.rounds):
         raise ParameterError(
             f"{planned_for}, the run for {rounds:,} with participation {scheme}: its noise would be wasted, or not "
             "what was planned. Leave rounds and participation out of the run's options, which are then the plan's, or "
             "plan for this run."
         )
-    if clients.examples not in (None, promise.examples):
-        protected = "whole clients" if promise.examples is None else f"one of {promise.examples:,} examples"
+    if clients.examples not in (None, terms.examples):
+        protected = "whole clients" if terms.examples is None else f"one of {terms.examples:,} examples"
         raise ParameterError(
             f"The plan protects {protected}, and the run is for examples={clients.examples}: leave that out, or plan "
             "with plan_examples for the same number."
         )
-    return replace(cohorts, rounds=rounds, participation=scheme), replace(clients, examples=promise.examples)
+    return replace(cohorts, rounds=rounds, participation=scheme), replace(clients, examples=terms.examples)
 
 
 def promise_of(estimator: Estimator) -> Promise | None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from cpsgd._torch import torch
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError, UserFunctionError
 from cpsgd.learning import estimators, models
 from cpsgd.learning.checkpoints import begun_protocol
@@ -33,13 +32,14 @@ from cpsgd.learning.spending import SAMPLED_SIZES
 from cpsgd.learning.trainer import Trainer
 from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.options import parameters_of, spelled_out
+from cpsgd.neighbours import Adjacency
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.planner.requirements import BEST
 from cpsgd.planner.target import Target
 from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.guarantees import Guarantee, guarantee_over_rounds
 from cpsgd.privacy.proofs import published_epsilon
-from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 PRIVATE = "private"
@@ -75,7 +75,7 @@ class Result:
     history: tuple[RoundMetrics, ...]
     bits_per_coordinate: float
     bytes_per_client: int
-    guarantee: RoundsGuarantee | None
+    guarantee: Guarantee | None
 
     @property
     def accuracy(self) -> float:

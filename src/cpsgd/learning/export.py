@@ -19,7 +19,7 @@ from cpsgd.errors import ParameterError
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.metrics import RoundMetrics, disk_errors
 from cpsgd.learning.models import trainable
-from cpsgd.privacy.rounds import RoundsGuarantee
+from cpsgd.privacy.guarantees import Guarantee
 
 MODEL, CARD = "model.safetensors", "model-card.json"
 _FORMAT = "cpsgd model card 1"
@@ -32,7 +32,7 @@ def check() -> None:
     _saver()
 
 
-def privacy_facts(guarantee: RoundsGuarantee | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
+def privacy_facts(guarantee: Guarantee | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the card's entries about privacy; None for a run without privacy."""
     if guarantee is None:
         return None

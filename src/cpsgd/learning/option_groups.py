@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
 from cpsgd.ledger import Ledger
-from cpsgd.participation import Scheme
+from cpsgd.neighbours import Adjacency, Scheme
 from cpsgd.planner.workloads import Schedule as Schedule
 
 OptimizerName = Literal[

@@ -29,7 +29,7 @@ from cpsgd.learning.option_groups import (
     ServerOptions,
 )
 from cpsgd.mechanisms.options import MechanismOptions, parameters_of, required
-from cpsgd.participation import Scheme
+from cpsgd.neighbours import Scheme
 
 NO_SEED = "none"
 """Text for no seed in files and on the command line."""

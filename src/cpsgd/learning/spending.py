@@ -25,16 +25,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cpsgd._numbers import rounded_up
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import CheckpointError, ConditionError, InfeasibleError, ParameterError
 from cpsgd.learning.checkpoints import RunFolder
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.estimators import Estimator, is_private, protocol_of
 from cpsgd.learning.option_groups import AccountOptions
 from cpsgd.ledger import Entry, Ledger, RoundEvent
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
+from cpsgd.privacy.guarantees import Guarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 SAMPLED_SIZES = 50
@@ -78,9 +77,9 @@ class Spending:
         self._overflow = cohorts.overflow
         self._floor = 0
         # The last sizes and their guarantee: rounds repeat.
-        self._found: tuple[tuple[float, Counter[int]], RoundsGuarantee] | None = None
+        self._found: tuple[tuple[float, Counter[int]], Guarantee] | None = None
 
-    def guarantee(self, survivors: Iterable[int] | None = None) -> RoundsGuarantee | None:
+    def guarantee(self, survivors: Iterable[int] | None = None) -> Guarantee | None:
         """Returns the guarantee of the rounds so far, or of rounds with these survivors; None before the first.
 
         Raises:
@@ -92,7 +91,9 @@ class Spending:
             return None
         if self.participation.scheme == "once":
             # A client is in one round only, at worst in the smallest one.
-            return replace(self._proved(self.delta, Counter([min(sizes)])), rounds=rounds)
+            found = self._proved(self.delta, Counter([min(sizes)]))
+            conditions = replace(found.run.conditions, sizes=tuple(sorted(sizes.items())))
+            return replace(found, run=replace(found.run, conditions=conditions))
         left = self.delta - rounds * self._overflow
         if left <= 0.0:
             raise ConditionError(f"{rounds:,} rounds spend δ={self.delta:g} on draws of too many clients alone.")
@@ -100,7 +101,7 @@ class Spending:
         for size, count in sorted(sizes.items()):
             rounded[self.rounded_down(size)] += count
         found = self._proved(left, rounded)
-        return replace(found, delta=self.delta, tail=found.tail + self.delta - left)
+        return replace(found, claim=replace(found.claim, delta=self.delta), tail=found.tail + self.delta - left)
 
     def check(self, rounds: int, survivors: int) -> None:
         """Raises `InfeasibleError` if the budget does not pay for `rounds` in all, before the run starts.
@@ -146,7 +147,7 @@ class Spending:
         """Counts a round that is about to be released."""
         self.sizes[survivors] += 1
 
-    def _proved(self, delta: float, sizes: Counter[int]) -> RoundsGuarantee:
+    def _proved(self, delta: float, sizes: Counter[int]) -> Guarantee:
         if self._found is None or self._found[0] != (delta, sizes):
             found = guarantee_over_rounds(
                 self.protocol,
@@ -338,7 +339,7 @@ class Account:
         """The run's name on the ledger, if there is one."""
         return None if self.charges is None else self.charges.run
 
-    def guarantee(self) -> RoundsGuarantee | None:
+    def guarantee(self) -> Guarantee | None:
         """Returns the guarantee of the rounds so far; None without privacy or before the first round."""
         return None if self.spending is None else self.spending.guarantee()
 

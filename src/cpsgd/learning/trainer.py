@@ -46,7 +46,7 @@ from cpsgd.learning.option_groups import (
 )
 from cpsgd.learning.spending import Account
 from cpsgd.planner.examples import check_participation
-from cpsgd.privacy.rounds import RoundsGuarantee
+from cpsgd.privacy.guarantees import Guarantee
 
 _CHARGED = "The round was charged; a run with a folder can be resumed."
 # δ that sets the size of Poisson rounds in a run without privacy.
@@ -192,7 +192,7 @@ class Trainer:
         """Number of trainable parameters, d."""
         return self._backend.updates.dim
 
-    def guarantee(self) -> RoundsGuarantee | None:
+    def guarantee(self) -> Guarantee | None:
         """Returns the guarantee of the rounds so far; None without privacy or before the first round."""
         return self._account.guarantee()
 

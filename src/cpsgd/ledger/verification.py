@@ -8,20 +8,21 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from cpsgd.errors import LedgerChainError, LedgerFormatError
-from cpsgd.ledger import snapshots, storage, totals
-from cpsgd.ledger.chain import Head, Remembered, State
+from cpsgd.ledger import charging, snapshots, sqlite_store
+from cpsgd.ledger.chain import Head, Remembered
+from cpsgd.ledger.charging import Total
 from cpsgd.ledger.replica import not_contained, went_back
-from cpsgd.ledger.totals import Total
+from cpsgd.ledger.state import State
 from cpsgd.ledger.witness import Witness
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What `Ledger.verify` found in a chain that holds.
+    """The result of `Ledger.verify` for a chain that is whole.
 
     Attributes:
         head: The last record. Keep it elsewhere, and a later `verify` can tell that nothing before it was changed.
-        records: How many records there are.
+        records: Number of records.
         totals: What is spent, by population, computed anew.
     """
 
@@ -36,7 +37,7 @@ class Verification:
 
 
 class Verifier:
-    """Reads all records of a ledger's file, and then says what it found."""
+    """Reads all records of a ledger's file, and computes all totals anew."""
 
     def __init__(
         self, path: Path, head: str | Head | None, witness: Witness | None, signers: Iterable[bytes] | None
@@ -64,9 +65,9 @@ class Verifier:
             LedgerChainError: A record was changed, removed or inserted.
             LedgerFormatError: What is kept beside the records does not follow from them.
         """
-        storage.check_pages(connection)
+        sqlite_store.check_pages(connection)
         state, found = self._state, Head()
-        for row in storage.rows_after(connection, 0):
+        for row in sqlite_store.rows_between(connection, 0):
             state.apply(*row)
             self._contained |= row[2] == self._wanted
             self._unseen.discard(state.head)
@@ -74,14 +75,14 @@ class Verifier:
                 found = state.head
         if found != last:
             raise went_back(self._path)
-        if storage.has_cache(connection) and not snapshots.fits(connection, state, self._entries):
+        if sqlite_store.has_cache(connection) and not snapshots.fits(connection, state, self._entries):
             raise LedgerFormatError(
-                f"Every record of {self._path} holds, but what is kept beside them, its index or snapshot, is "
-                "damaged. Make that anew with `cpsgd budget repair`."
+                f"Every record of {self._path} is as it was written, but what is kept beside them, its index or "
+                "snapshot, is damaged. Make that anew with `cpsgd budget repair`."
             )
 
     def result(self) -> Verification:
-        """What was found, with all totals computed anew.
+        """Returns the result, with all totals computed anew.
 
         Raises:
             LedgerChainError: The chain does not contain the head.
@@ -89,11 +90,11 @@ class Verifier:
         """
         if self._wanted is not None and not self._contained:
             raise LedgerChainError(
-                f"The chain of {self._path} holds by itself, but does not contain the head {self._wanted[:16]}…: its "
-                "end was cut off, it was replaced by another copy, or it was written anew."
+                f"The chain of {self._path} is whole, but does not contain the head {self._wanted[:16]}…: its end was "
+                "cut off, it was replaced by another copy, or it was written anew."
             )
         if self._witness is not None and self._unseen:
             raise not_contained(self._path, min(self._unseen, key=lambda each: each.number), self._witness)
         state = self._state
-        spent = tuple(totals.spent(*purse) for purse in state.purses_over_time())
+        spent = tuple(charging.spent(*purse) for purse in state.purses_over_time())
         return Verification(state.head, state.head.number + 1, spent)

@@ -363,7 +363,7 @@ class Planned(Generic[Found]):
         its square, at the worst that the planner assumes, is spread by the rotation as well.
         """
         mechanism = self.protocol.mechanism
-        spread = mechanism.scale**2 * (mechanism.noise_variance + mechanism.largest_rounding_variance) / count
+        spread = mechanism.scale**2 * (mechanism.noise.variance + mechanism.largest_rounding_variance) / count
         return spread + self.plan.error.clipping / self.protocol.dim
 
 

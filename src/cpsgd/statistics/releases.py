@@ -33,7 +33,7 @@ from cpsgd.statistics.tables import open_table
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
-    from cpsgd.ledger.totals import Total
+    from cpsgd.ledger.charging import Total
 
 # Shorter vectors spend their time in the interpreter, where threads only get in each other's way.
 _THREADED_DIM = 1 << 14
@@ -164,7 +164,7 @@ def _planned(
 
 def _total(rounds: Sequence[Planned[Statistic]], epsilon: float, delta: float) -> Total:
     from cpsgd.ledger import Budget
-    from cpsgd.ledger.totals import total
+    from cpsgd.ledger.charging import total
 
     return total(
         Budget(population="table", epsilon=epsilon, delta=delta), [], events_of([each.protocol for each in rounds])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd._numbers import rounded_up
-from cpsgd.adjacency import Adjacency
+from cpsgd.neighbours import Adjacency
 
 Values = NDArray[np.float64]
 

@@ -9,8 +9,8 @@ import pytest
 
 import cpsgd
 from cpsgd import Protocol
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
+from cpsgd.neighbours import Adjacency
 
 
 def test_names() -> None:

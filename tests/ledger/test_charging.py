@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.ledger import Budget, Entry, RoundEvent, totals
+from cpsgd.ledger import Budget, Entry, RoundEvent, charging
 from cpsgd.ledger.kinds import Account
 from cpsgd.mechanisms import Binomial, CorrelatedGaussian, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Normal
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner import plan
 from cpsgd.privacy import products
 from cpsgd.privacy.accountant import Rounds, mixed_epsilon
@@ -26,8 +25,7 @@ from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.costs import joint_cost, round_cost
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
-from cpsgd.privacy.guarantees import guarantee
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 DELTA = 1e-6
@@ -47,8 +45,8 @@ REPLACE = Budget(population="people", epsilon=400.0, delta=DELTA)
 ZERO = replace(REPLACE, adjacency="zero-out")
 
 
-def total(*events: RoundEvent, budget: Budget = REPLACE) -> totals.Total:
-    return totals.total(budget, [], events)
+def total(*events: RoundEvent, budget: Budget = REPLACE) -> charging.Total:
+    return charging.total(budget, [], events)
 
 
 def event(protocol: Protocol = FIRST, survivors: int = 1_000, **options: object) -> RoundEvent:
@@ -162,7 +160,7 @@ def test_sampled_and_unsampled_rounds_together() -> None:
 @pytest.mark.parametrize(("survivors", "method"), [(28, "Gaussian certificate"), (60, "Rényi certificate")])
 def test_where_the_gaussian_certificate_is_poor_or_missing_kinds_are_added_up(survivors: int, method: str) -> None:
     found = total(event(POOR, survivors), event(), event())
-    assert found.method == totals.BASIC
+    assert found.method == charging.BASIC
     assert "Theorem 3.16" in found.citation
     assert method in found.citation
     share = DELTA / 2 * (1 - 1e-12)
@@ -174,7 +172,7 @@ def test_where_the_gaussian_certificate_is_poor_or_missing_kinds_are_added_up(su
     if survivors == 60:
         assert total(*many).method == "gaussian composition"
     else:
-        assert total(*many).method == totals.BASIC  # as there is nothing else
+        assert total(*many).method == charging.BASIC  # as there is nothing else
 
 
 @pytest.mark.slow
@@ -232,7 +230,7 @@ def test_without_a_name_disjoint_cohorts_are_not_believed() -> None:
 def test_partitions_of_several_kinds_each_are_covered_in_every_combination() -> None:
     events = [once(POOR, 60), once(), once(POOR, 60, "autumn"), once(partition="autumn")]
     found = total(*events)
-    assert found.method == totals.BASIC
+    assert found.method == charging.BASIC
     # Some client may be in the costlier round of both.
     share = DELTA / 2 * (1 - 1e-12)
     assert found.epsilon == pytest.approx(2 * guarantee(POOR, share).epsilon, rel=1e-12)
@@ -296,11 +294,11 @@ def test_the_unit_is_an_example() -> None:
 def test_a_release_with_more_survivors_never_raises_the_total() -> None:
     reserved = event(survivors=901)
     entries = [Entry(i, "people", reserved, "now", 1.0, "some") for i in range(6)]
-    before = totals.total(REPLACE, entries)
+    before = charging.total(REPLACE, entries)
     assert before.unreleased == 6
     for i, survivors in enumerate([901, 902, 950, 1_023, 1_024, 1_700]):
         entries[i] = replace(entries[i], released_at="now", released_survivors=survivors)
-        after = totals.total(REPLACE, entries)
+        after = charging.total(REPLACE, entries)
         assert after.epsilon <= before.epsilon
         assert after.unreleased == 5 - i
         before = after
@@ -318,11 +316,11 @@ def test_a_release_does_not_bring_the_total_over_what_was_allowed() -> None:
     rounds = [event(protocol, survivors=30) for protocol in (little, little, little, much)]
     budget = replace(REPLACE, delta=0.01, epsilon=100.0)
     entries = [Entry(i, "people", round, "now", 1.0, "some") for i, round in enumerate(rounds)]
-    allowed = totals.total(budget, entries)
+    allowed = charging.total(budget, entries)
     released = replace(entries[0], released_at="now", released_survivors=31, released_as=4)
-    worse = totals.total(budget, [replace(released, released_as=2), *entries[1:]])
+    worse = charging.total(budget, [replace(released, released_as=2), *entries[1:]])
     assert worse.epsilon > allowed.epsilon
-    after = totals.total(budget, [released, *entries[1:]])
+    after = charging.total(budget, [released, *entries[1:]])
     assert (after.epsilon, after.unreleased) == (allowed.epsilon, 3)
 
 
@@ -342,10 +340,10 @@ def test_a_stated_distance_is_accounted_for() -> None:
 
 def test_what_rounding_tells_is_charged_beside_rounds_of_other_kinds() -> None:
     mechanism = ROUNDED.mechanism
-    slack = 100 * mechanism.likelihood_slack(20)
+    slack = 100 * mechanism.noise.slack(20)
     assert slack > 1e-5
     mixed = total(event(ROUNDED, 20), event(GAUSSIAN, 1_000))
-    law = mechanism.law(20)
+    law = mechanism.noise.law(20)
     assert isinstance(law, Normal)
     mu = math.hypot(ROUNDED.sensitivity(Adjacency.REPLACE_ONE) / law.deviation, exact_mu(GAUSSIAN, 1_000))
     exact = gdp_epsilon(mu, DELTA)
@@ -371,7 +369,7 @@ def test_runs_of_correlated_noise_compose_and_rounds_of_one_do_not(
     sensitivity = protocol.sensitivity(Adjacency.REPLACE_ONE)
 
     def least(sizes: tuple[int, ...]) -> float:
-        mu = math.sqrt(sum((sensitivity / mechanism.law(size).deviation) ** 2 for size in sizes))
+        mu = math.sqrt(sum((sensitivity / mechanism.noise.law(size).deviation) ** 2 for size in sizes))
         return gdp_epsilon(mu, DELTA)
 
     for count in (1, 2, 3):
@@ -398,7 +396,7 @@ def test_runs_whose_windows_are_too_narrow_for_their_joint_epsilon_are_added_up(
         found = total(*runs[: 4 * count])
         each = guarantee(planned.protocol, DELTA / count).epsilon
         assert found.epsilon == pytest.approx(count * each, rel=1e-6)
-        assert found.method == totals.BASIC
+        assert found.method == charging.BASIC
 
 
 def test_what_correlated_noise_does_not_cover_is_not_accounted_for() -> None:

@@ -55,7 +55,7 @@ def test_the_file_is_one_file_in_the_promised_mode(spent: Ledger) -> None:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert connection.execute("PRAGMA user_version").fetchone() == (2,)
-    with spent._store.writing() as connection:
+    with spent._replica.store.writing() as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
 
 
@@ -185,7 +185,7 @@ def test_other_databases(spent: Ledger, tmp_path: Path) -> None:
 def _unread(path: Path) -> Ledger:
     """A ledger whose file became what it is after it was opened."""
     ledger = Ledger(path.with_suffix(".none"))
-    ledger.path = ledger._store.path = path
+    ledger.path = ledger._replica.path = ledger._replica.store.path = path
     return ledger
 
 

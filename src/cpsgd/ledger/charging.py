@@ -24,15 +24,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
-from cpsgd.ledger.events import Budget, Entry, RoundEvent, Unit
+from cpsgd.ledger.entries import Budget, Entry, RoundEvent, Unit
 from cpsgd.ledger.kinds import Account, EntryKind, Groups, kind_of, merged, octave_of
 from cpsgd.mechanisms.law import Steps
+from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
 from cpsgd.privacy.costs import SAMPLED_TAIL_SHARE, TAIL_SHARES, composition_citation, joint_cost, round_cost
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 
 BASIC = "basic composition"
 _BASIC_CITATION = (
@@ -436,7 +436,7 @@ def _part(kinds: frozenset[EntryKind], count: int, delta: float, share: float, a
         # Repetitions of one kind are smoothed together; of several kinds, a client may meet each once.
         (kind,) = kinds
         joint = _joint_cost(kind, count, _JOINT_SHARE * delta, adjacency)
-        if joint is not None and isinstance(kind.protocol.mechanism.law(kind.honest), Steps):
+        if joint is not None and isinstance(kind.protocol.mechanism.noise.law(kind.honest), Steps):
             return joint, participation
     costs = [_cost(kind, share * delta, adjacency) for kind in kinds]
     if joint is not None and joint.mu < costs[0].mu:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cpsgd.errors import ConditionError, CpsgdError, ParameterError
 from cpsgd.ledger import Budget, RoundEvent
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.rotated_binomial(clients=1_000, dim=100, clip_norm=1.0, levels=2, trials=14)

@@ -39,7 +39,7 @@ from cpsgd.ledger.chain import (
     read_reservation,
     refusing,
 )
-from cpsgd.ledger.events import Entry
+from cpsgd.ledger.entries import Entry
 
 APPLICATION_ID = 0x63704C67
 SCHEMA_VERSION = 2
@@ -176,13 +176,8 @@ class Store:
 # ------------------------------------------------------------------ records
 
 
-def rows_after(connection: sqlite3.Connection, number: int) -> Iterator[Row]:
-    """The records from `number` on (that one included), in order."""
-    return connection.execute("SELECT number, body, hash FROM records WHERE number >= ? ORDER BY number", (number,))
-
-
-def rows_between(connection: sqlite3.Connection, first: int, last: int) -> Iterator[Row]:
-    """The records of these numbers, both included, in order."""
+def rows_between(connection: sqlite3.Connection, first: int, last: int = (1 << 63) - 1) -> Iterator[Row]:
+    """Returns the records of these numbers, both included, in order; by default up to the end."""
     asked = "SELECT number, body, hash FROM records WHERE number BETWEEN ? AND ? ORDER BY number"
     return connection.execute(asked, (first, last))
 

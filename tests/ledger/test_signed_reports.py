@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cpsgd.errors import ReportError
-from cpsgd.ledger import Budget, Ledger, RoundEvent, check_report, reports
+from cpsgd.ledger import Budget, Ledger, RoundEvent, check_report, signed_reports
 from cpsgd.protocol import Protocol
 
 GAUSSIAN = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=10.0)
@@ -90,7 +90,7 @@ def test_no_value_can_be_changed(report: dict[str, Any]) -> None:
 def signed_again(report: dict[str, Any]) -> dict[str, Any]:
     """By somebody who has the key, and lies."""
     body = {name: value for name, value in report.items() if name != "signature"}
-    return {**body, "signature": base64.b64encode(KEY.sign(reports._signed(body))).decode()}
+    return {**body, "signature": base64.b64encode(KEY.sign(signed_reports._signed(body))).decode()}
 
 
 def test_a_signer_cannot_claim_less_than_the_rounds_cost(report: dict[str, Any]) -> None:
@@ -160,7 +160,7 @@ def forged(report: dict[str, Any], change: Callable[[dict[str, Any]], None]) -> 
     change(body["state"])
     for total in body["totals"]:
         total["epsilon"] = 0.0
-    return {**body, "signature": base64.b64encode(KEY.sign(reports._signed(body))).decode()}
+    return {**body, "signature": base64.b64encode(KEY.sign(signed_reports._signed(body))).decode()}
 
 
 def test_releases_that_never_were_do_not_take_rounds_away(report: dict[str, Any]) -> None:

@@ -15,10 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cpsgd._plain import canonical
 from cpsgd.errors import CpsgdError, ParameterError, ReportError
-from cpsgd.ledger import totals
-from cpsgd.ledger.chain import Head, State, canonical
-from cpsgd.ledger.totals import Total
+from cpsgd.ledger import charging
+from cpsgd.ledger.chain import Head
+from cpsgd.ledger.charging import Total
+from cpsgd.ledger.state import State
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -116,7 +118,7 @@ _EXACTLY = ("population", "delta", "adjacency", "unit", "limit", "rounds", "unre
 
 
 def _totals(state: State) -> list[Total]:
-    return [totals.spent(*purse) for purse in state.purses_over_time()]
+    return [charging.spent(*purse) for purse in state.purses_over_time()]
 
 
 def _signed(body: Mapping[str, Any]) -> bytes:

@@ -1,25 +1,24 @@
-"""What a ledger is about: budgets, the rounds that spend them, and entries, which are rounds on record."""
+"""The data of a ledger: budgets, the rounds that spend them, and entries, which are rounds on record."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Literal, Self, get_args
 
-from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
+from cpsgd import _plain, _validate
 from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.accountant import LARGEST_EPSILON
 from cpsgd.privacy.filters import Filter, best_order
 from cpsgd.protocol import MAX_CLIENTS, Protocol
 
 Unit = Literal["client", "example"]
-"""Whose data may change between neighbours: all that a client holds, or one of its examples."""
+"""The data that may change between neighbours: all that a client holds, or one of its examples."""
 
 _LONGEST_NAME = 200
 _LONGEST_PERIOD = 36_500
@@ -27,22 +26,22 @@ _LONGEST_PERIOD = 36_500
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What may be spent of a population's privacy, for ever.
+    """The privacy that a population may spend. A budget is never changed.
 
     Attributes:
         population: A name. Everybody whose data is in a round charged to it belongs to the population.
         epsilon: The most ε that all its rounds together may cost.
         delta: δ of that guarantee, in total.
         adjacency: Which data sets are neighbours. All rounds are accounted for these.
-        unit: What neighbours differ in: a client's data, or one example of it.
-        accounting: How rounds may be chosen. "planned": without looking at earlier results; "adaptive": in any way,
-            also by results, and "adaptive-renyi:ORDER" the same by Rényi divergences of this order, for rounds that are
-            sampled ("adaptive-renyi" chooses an order for ε and δ).
-        group_of: Name of the population that this is a group of. Groups of a population have nobody in common; a round
+        unit: Data in which neighbours differ: "client" for all that a client holds, "example" for one of its examples.
+        accounting: How rounds may be chosen. "planned": without looking at earlier results. "adaptive": in any way,
+            also by earlier results. "adaptive-renyi:ORDER": the same, by Rényi divergences of this order, which suits
+            sampled rounds; "adaptive-renyi" chooses the order for ε and δ.
+        group_of: Name of the population that this is a group of. Groups of a population have nobody in common. A round
             of the whole population is charged to each of them.
         expires: The day, as 2027-01-31 (UTC), from which on nothing more is reserved; empty for never.
-        renews: Days after which the budget begins anew, counted from its creation; 0 for never. Only where the rounds
-            of a period are about data of that period.
+        renews: Days after which the budget begins anew, counted from its creation; 0 for never. Only for rounds whose
+            data is new in each period.
     """
 
     population: str
@@ -90,58 +89,56 @@ class Budget:
 
     @property
     def filter(self) -> Filter | None:
-        """What decides about rounds that are chosen adaptively; None where they are planned."""
+        """The privacy filter that decides about rounds chosen adaptively; None where rounds are planned."""
         if self.accounting == "planned":
             return None
         order = self.accounting.partition(":")[2]
         return Filter.of(self.epsilon, self.delta, int(order) if order else None)
 
     def expired(self, time: str) -> bool:
-        """Whether nothing more may be reserved at this time (UTC, ISO 8601)."""
+        """Returns whether nothing more may be reserved at this time (UTC, ISO 8601)."""
         return self.expires != "" and _moment(time).date() >= _moment(self.expires).date()
 
     def period(self, created: str, time: str) -> int:
-        """Which period, from 0, this time is in, for a budget that was created at the other."""
+        """Returns the number, from 0, of the period that `time` is in."""
         if not self.renews:
             return 0
         return max(0, (_moment(time) - _moment(created)) // timedelta(days=self.renews))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
+        """Returns plain JSON values."""
+        return _plain.to_dict(self)
 
     @classmethod
     def from_dict(cls, data: object) -> Self:
-        """What `to_dict` gave, here or in 0.1.0; anything else is refused with `ParameterError`."""
+        """Returns the budget that `to_dict` wrote, here or in 0.1.0; raises `ParameterError` for anything else."""
         new = {"accounting": "planned", "group_of": "", "expires": "", "renews": 0}
         if isinstance(data, Mapping) and not new.keys() & data.keys():
             data = {**data, **new}
-        return cls(**exactly(cls, data))
+        return _plain.build(cls, data)
 
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """One round, as far as its cost goes.
+    """One round, with all that its cost depends on.
 
     Attributes:
         protocol: The parameters of the round.
         survivors: The fewest messages that the sum will hold if it is released.
-        participation: Who takes part: "every", "once", "poisson:RATE", "fixed-size:RATE" or a `Participation`, which
-            says what each assumes; see `taking_part`.
-        colluding: How many of the survivors may tell their noise.
+        participation: Who takes part: "every", "once", "poisson:RATE", "fixed-size:RATE" or a `Participation`.
+        colluding: Number of survivors who may tell their noise.
         round: Number of the round.
-        run: Name of the run that the round belongs to; within one run a round is charged once. Rounds without a run are
+        run: Name of the run that the round belongs to. Within a run a round is charged once. Rounds without a run are
             never taken for each other.
-        partition: For participation "once": name of the division of the population into disjoint cohorts that this
-            round's cohort is a part of. Rounds of one partition cost each client one round only, *because the caller
-            says that no client is in two of them*. Without a name the round is charged as if everybody were in it.
-            Where noise is correlated over rounds, each costs what its whole run does, and the run's name here makes it
-            one event, whoever is in which of its rounds: no more of them than the run has. Without a name a round is a
-            run of its own.
+        partition: For participation "once": name of a division of the population into disjoint cohorts, one of which is
+            this round's. Rounds of one partition cost each client one round only, *because the caller says that no
+            client is in two of them*. Without a name the round is charged as if everybody were in it. Where noise is
+            correlated over rounds, name the run here: its rounds are then one event, with the cost of the whole run.
+            Without a name such a round is a run of its own.
         examples: For populations whose unit is an example: the most examples of a client (`example_protocol`).
-        overflow: Probability, added to δ, that the noise of a Poisson round depends on the draw (more clients drawn
-            than there was room for).
-        label: Anything a person should read beside the round; kept in clear.
+        overflow: Probability, added to δ, that the noise of a Poisson round depends on the draw, because more clients
+            were drawn than there was room for.
+        label: Text for people, kept in clear.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=100, clip_norm=1.0, levels=2, trials=14)
@@ -210,28 +207,23 @@ class RoundEvent:
 
     @property
     def unit(self) -> Unit:
-        """What the event protects."""
+        """The data that the event protects: a whole client, or one example."""
         return "client" if self.examples is None else "example"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, with the protocol's fingerprint for readers."""
-        return {
-            **{field.name: getattr(self, field.name) for field in fields(self)},
-            "protocol": self.protocol.to_dict(),
-            "fingerprint": self.protocol.fingerprint.hex(),
-            "participation": asdict(self.taking_part),
-        }
+        """Returns plain JSON values, with the protocol's fingerprint for readers."""
+        own = {"participation": _plain.plain(self.taking_part), "fingerprint": self.protocol.fingerprint.hex()}
+        return {**_plain.to_dict(self), **own}
 
     @classmethod
     def from_dict(cls, data: object) -> Self:
-        """What `to_dict` gave; anything else is refused with `ParameterError`."""
-        values = exactly(cls, data, "fingerprint")
-        fingerprint = values.pop("fingerprint")
-        protocol, found = read_protocol(values["protocol"])
-        if found != fingerprint:
+        """Returns the event that `to_dict` wrote; raises `ParameterError` for anything else."""
+        values = _plain.named("round", data, [*(field.name for field in fields(cls)), "fingerprint"])
+        stated = values.pop("fingerprint")
+        protocol, fingerprint = read_protocol(values.pop("protocol"))
+        if stated != fingerprint:
             raise ParameterError("The event's protocol does not have the event's fingerprint.")
-        participation = Participation(**exactly(Participation, values["participation"]))
-        return cls(**{**values, "protocol": protocol, "participation": participation})
+        return _plain.build(cls, values, protocol=protocol)
 
 
 @dataclass(frozen=True)
@@ -240,16 +232,16 @@ class Entry:
 
     Attributes:
         number: Number of the record of its reservation.
-        population: Whose budget pays.
+        population: Population whose budget pays.
         event: The round.
-        reserved_at: When it was reserved (UTC, ISO 8601), by the clock of whoever did.
+        reserved_at: Time of its reservation (UTC, ISO 8601), by the clock of whoever reserved it.
         spent: ε of the population at that time, this round included.
-        method: What proved it.
-        released_at: When it was released; None if it never was.
-        released_survivors: Messages that the released sum holds; None if it never was released.
-        released_as: Number of the record of its release; None if it never was released.
+        method: Name of the method that proved it.
+        released_at: Time of its release; None if it was never released.
+        released_survivors: Messages in the released sum; None if it was never released.
+        released_as: Number of the record of its release; None if it was never released.
         abandoned_as: Number of the record by which it was given up; None if it was not.
-        octave: For adaptive budgets: which share of δ its tails have; see `Filter.tail`.
+        octave: For adaptive budgets: which share of δ pays for its tails; see `Filter.tail`.
     """
 
     number: int
@@ -266,7 +258,7 @@ class Entry:
 
     @property
     def closed_as(self) -> int | None:
-        """Number of the record by which it was released or given up."""
+        """Number of the record by which it was released or given up; None while it is open."""
         return self.released_as if self.abandoned_as is None else self.abandoned_as
 
     @property
@@ -281,12 +273,12 @@ class Entry:
 
     @property
     def survivors(self) -> int:
-        """Messages it is accounted with: those of the released sum, or the fewest it was reserved for."""
+        """Messages that it is accounted with: those of the released sum, or the fewest it was reserved for."""
         return self.event.survivors if self.released_survivors is None else self.released_survivors
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {**vars(self), "event": self.event.to_dict(), "released": self.released, "abandoned": self.abandoned}
+        """Returns plain JSON values."""
+        return _plain.to_dict(self, "released", "abandoned")
 
 
 def name(field: str, value: object, *, empty: bool) -> str:
@@ -306,16 +298,16 @@ def _day(text: str) -> datetime | None:
 
 
 def _moment(text: str) -> datetime:
-    """A time as records have it, or a day."""
+    """Returns the time in a record, or the beginning of a day."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise ParameterError("Expected a time as ISO 8601 has it.") from None
+        raise ParameterError("Expected a time in the form of ISO 8601.") from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def read_protocol(data: object) -> tuple[Protocol, str]:
-    """A protocol's plain JSON values as the protocol, and its fingerprint in hexadecimal."""
+    """Returns the protocol with these plain JSON values, and its fingerprint in hexadecimal."""
     try:
         text = json.dumps(data, sort_keys=True)
     except (TypeError, ValueError, RecursionError):
@@ -328,11 +320,3 @@ def read_protocol(data: object) -> tuple[Protocol, str]:
 def _parsed_protocol(text: str) -> tuple[Protocol, str]:
     protocol = Protocol.from_dict(json.loads(text))
     return protocol, protocol.fingerprint.hex()
-
-
-def exactly(kind: type[Any], data: object, *others: str) -> dict[str, Any]:
-    """The values by name if they are all there and no others are."""
-    wanted = {field.name for field in fields(kind)} | set(others)
-    if not isinstance(data, Mapping) or set(data) != wanted:
-        raise ParameterError(f"Expected an object with the fields {sorted(wanted)} for a {kind.__name__}.")
-    return dict(data)
