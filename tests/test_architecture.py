@@ -22,6 +22,7 @@ FLOORS = [
     {"correlation", "distance"},
     {"promise"},
     {"codec", "paper"},
+    {"correlated"},
     {"mechanisms"},
     {"expectation", "protocol_data"},
     {"protocol"},

@@ -303,7 +303,7 @@ FAULTS = (
         "_durable.py",
         "        file.flush()\n        os.fsync(file.fileno())\n",
         "        file.flush()\n",
-        ("tests/learning/test_durable.py", "tests/test_durable.py"),
+        ("tests/learning/test_metrics.py", "tests/test_durable.py"),
     ),
     Fault(
         "durability",
@@ -311,7 +311,7 @@ FAULTS = (
         "learning/metrics.py",
         "            file.flush()\n            os.fsync(file.fileno())\n",
         "            file.flush()\n",
-        ("tests/learning/test_durable.py",),
+        ("tests/learning/test_metrics.py",),
     ),
     # ------------------------------------------------------------------ colluding
     Fault(
@@ -349,7 +349,7 @@ FAULTS = (
     Fault(
         "colluding",
         "as many accusers as may collude prove a fault",
-        "federation/conduct.py",
+        "federation/course.py",
         "if len(accusers) > self._colluding}",
         "if len(accusers) >= self._colluding}",
         (
