@@ -27,8 +27,8 @@ from cpsgd.learning.metrics import RoundMetrics
 from cpsgd.learning.models import Loss, trainable
 from cpsgd.learning.optimization import loss_for
 from cpsgd.learning.option_groups import AccountOptions, FolderOptions
+from cpsgd.learning.run_account import SAMPLED_SIZES
 from cpsgd.learning.settings import Settings, without_privacy
-from cpsgd.learning.spending import SAMPLED_SIZES
 from cpsgd.learning.trainer import Trainer
 from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.options import parameters_of, spelled_out

@@ -1,7 +1,7 @@
 """The privacy that a run spends, and its charges to a ledger.
 
 `Spending` is the guarantee of the rounds so far, and decides whether the run may go on. `RunCharges` puts the same
-rounds on a ledger, each charged once however often the run is interrupted. `Account` does both.
+rounds on a ledger, each charged once however often the run is interrupted. `RunAccount` does both.
 
 A round is reserved on the ledger, written to the run's log of charges, released on the ledger, and only then computed.
 So a round that is on the ledger and not in the run's log has not been computed, and is continued with its entry. A
@@ -282,7 +282,7 @@ class RunCharges:
 
 
 @dataclass(frozen=True)
-class Account:
+class RunAccount:
     """A run's account: `spending` if it is private, `charges` if there is a ledger."""
 
     spending: Spending | None
@@ -298,7 +298,7 @@ class Account:
         examples: int | None,
         repeatable: bool,
         on_gpu: bool,
-    ) -> Account:
+    ) -> RunAccount:
         """Opens the account of a run.
 
         Raises:
