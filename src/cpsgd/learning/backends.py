@@ -127,9 +127,6 @@ def start(
     """Moves the model to the device that the options name, and makes the backend for it.
 
     If there are several `processes`, each computes its share of the clients.
-
-    Raises:
-        ParameterError: There is no such device, it has too little memory, or it cannot compute such updates.
     """
     device = devices.resolve(own_device(run.device, processes))
     gpu = devices.is_gpu(device)

@@ -345,10 +345,6 @@ def load_task(reference: str, *, seed: int) -> Task:
     """Calls the function that "module:function" names; the module may be in the current folder.
 
     It returns a data set, or one with a model, or with a model and a loss. The model's weights follow from the seed.
-
-    Raises:
-        ParameterError: There is no such function, or it returns something else.
-        UserFunctionError: It fails.
     """
     function = _function(reference)
     with torch.random.fork_rng(devices=[]):

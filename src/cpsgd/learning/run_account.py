@@ -57,11 +57,7 @@ class Spending:
     def __init__(
         self, protocol: Protocol, cohorts: Cohorts, account: AccountOptions, *, examples: int | None = None
     ) -> None:
-        """Starts with nothing spent.
-
-        Raises:
-            ParameterError: There is no δ, or nothing is proved about such cohorts and neighbours.
-        """
+        """Starts with nothing spent; raises `ParameterError` without a δ, or if nothing is proved about such rounds."""
         if account.delta is None:
             raise ParameterError("A private protocol is accounted at some delta: give delta, or a plan, which has one.")
         if examples is not None:
@@ -87,8 +83,7 @@ class Spending:
     def guarantee(self, survivors: Iterable[int] | None = None) -> Guarantee | None:
         """Returns the guarantee of the rounds so far, or of rounds with these survivors; None before the first.
 
-        Raises:
-            ConditionError: Nothing is proved about them.
+        Raises `ConditionError` if nothing is proved about them.
         """
         sizes = self.sizes if survivors is None else Counter(survivors)
         if not sizes:
@@ -106,11 +101,9 @@ class Spending:
         return replace(found, claim=replace(found.claim, delta=self.delta), tail=found.tail + self.delta - left)
 
     def check(self, rounds: int, survivors: int) -> None:
-        """Raises `InfeasibleError` if the budget does not pay for `rounds` in all, before the run starts.
+        """Raises `InfeasibleError` if the budget does not pay for `rounds` in all; the message says for how many.
 
-        Raises:
-            InfeasibleError: The budget is too small; the message says how many rounds it buys.
-            ConditionError: Nothing is proved about such rounds.
+        Raises `ConditionError` if nothing is proved about such rounds.
         """
         cost = "more than any ε that is proved"
         try:
@@ -206,10 +199,8 @@ class RunCharges:
     def check(self, cohorts: Cohorts, *, charged: Collection[int], rounds: range, survivors: int) -> None:
         """Checks that the budget pays for `rounds`, those still to be run; `charged` are those in the run's log.
 
-        Raises:
-            BudgetExceededError: The budget is too small.
-            CheckpointError: Rounds of the run are not on this ledger. Or the folder is an older copy, and correlated
-                noise cannot be drawn again.
+        Raises `CheckpointError` if charged rounds are not on this ledger, or the folder is an older copy and correlated
+        noise cannot be drawn again.
         """
         known = self._ledger.rounds(self._population, self.run)
         if missing := sorted(set(charged) - known):
@@ -224,12 +215,7 @@ class RunCharges:
         self._ledger.quote(self._population, planned)
 
     def reserve(self, cohorts: Cohorts, number: int, survivors: int) -> None:
-        """Charges a round, unless the ledger has it from before an interruption.
-
-        Raises:
-            BudgetExceededError: Too little is left. Nothing was charged, and nothing may be computed.
-            CheckpointError: The folder is an older copy, and correlated noise cannot be drawn again.
-        """
+        """Charges a round, unless the ledger has it from before an interruption."""
         event = self._event(cohorts, number, survivors)
         entry = self._find(number)
         if entry is None:
@@ -299,11 +285,7 @@ class RunAccount:
         repeatable: bool,
         on_gpu: bool,
     ) -> RunAccount:
-        """Opens the account of a run.
-
-        Raises:
-            ParameterError: A ledger would pay for a run that protects nobody, or its budget is for something else.
-        """
+        """Opens the account of a run; raises `ParameterError` if a ledger would pay for one that protects nobody."""
         protocol = protocol_of(estimator)
         spending = None
         if protocol is not None and is_private(estimator):
