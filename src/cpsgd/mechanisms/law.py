@@ -45,10 +45,12 @@ class RoundedNormal(Normal):
     Attributes:
         part: Standard deviation of what one client adds before it rounds to the nearest integer.
         lowest: The mean of a client's integer whose coordinate is at the lower end of its range.
+        method: Name of the method that proves something of it.
     """
 
     part: float
     lowest: float
+    method: str = "rounded-gaussian"
 
 
 @dataclass(frozen=True)
