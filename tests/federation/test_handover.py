@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cpsgd import Plan
 from cpsgd.codec import rotate
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import BatonError, CpsgdError, ParameterError, RoundRefusedError, VersionError
 from cpsgd.federation.batons import Place, open_baton, seal
 from cpsgd.federation.course import Course
@@ -26,7 +27,6 @@ from cpsgd.federation.server import ServerSession
 from cpsgd.federation.settings import Memory
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.mechanisms import CorrelatedGaussian
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import guarantee
 from cpsgd.secagg import Stage

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from cpsgd.codec import pipeline
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import (
-    MECHANISMS,
     Binomial,
     Coins,
-    CorrelatedGaussian,
     DiscreteGaussian,
     Gaussian,
     LazyCoins,
@@ -33,6 +32,7 @@ from cpsgd.mechanisms.noise import FairCoins, SumRounding
 from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
+from cpsgd.registry import MECHANISMS
 
 EXAMPLES: dict[str, list[Mechanism]] = {
     "binomial": [

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd.correlation import Correlation
+from cpsgd.correlated.mechanism import CorrelatedGaussian
+from cpsgd.correlated.weights import Correlation
 from cpsgd.errors import InfeasibleError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.workloads import Workload
 from cpsgd.privacy.guarantees import guarantee_over_rounds

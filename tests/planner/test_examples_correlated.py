@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import InfeasibleError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian
 from cpsgd.planner.examples import plan_examples
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import guarantee

@@ -33,13 +33,13 @@ from cpsgd.correlated.draws import (
     own_shifts,
 )
 from cpsgd.correlated.run_memory import MORE, RunMemory
+from cpsgd.correlated.run_sums import RunNoise
 from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
 from cpsgd.mechanisms.base import Extent, Search
 from cpsgd.mechanisms.fine_gaussian import CELL
 from cpsgd.mechanisms.law import RoundedNormal
-from cpsgd.mechanisms.noise import SumRounding
 from cpsgd.mechanisms.rounded_gaussian import (
     MAX_WINDOW,
     MOST_SIGMA,
@@ -57,40 +57,6 @@ _FINER = 1.0 + 2.0 ** (1 - 2 * FINER_BITS)
 _ROUNDING = 1.0 + 8 * 2.0**-53
 # The deviation of the own noise, in cells of its grid.
 _OWN_RATIO = math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
-
-
-@dataclass(frozen=True)
-class RunNoise:
-    """The parts of a run's noise where its rounds are correlated, for whoever simulates its sums.
-
-    A client's number is x + Σ_k g_k z_(t-k) + ξ, before it is rounded: ξ is noise of its own that nobody takes away.
-
-    Attributes:
-        correlation: g.
-        deviation: σ, the standard deviation of a client's z, in steps.
-        own_variance: That of ξ, in squared steps.
-        vector_bits: x has 2 to this power of points per step.
-        noise_bits: The same for z.
-        finest_bits: The same for ξ, and for the whole.
-        limit: The largest |x|, in its points.
-        window: Number of integers that a message can hold.
-        centre: The mean of a client's integer whose coordinate is zero.
-    """
-
-    correlation: Correlation
-    deviation: float
-    own_variance: float
-    vector_bits: int
-    noise_bits: int
-    finest_bits: int
-    limit: int
-    window: int
-    centre: float
-
-    def rest(self, count: int) -> SumRounding:
-        """Returns own noise and rounding of the sum of `count` clients' points, without the noise of lineages."""
-        deviation = math.ldexp(math.sqrt(self.own_variance * count), self.vector_bits)
-        return SumRounding(deviation, self.vector_bits, count, self.limit, self.centre)
 
 
 @lru_cache(maxsize=64)
@@ -248,7 +214,7 @@ class CorrelatedGaussian(RoundedGaussian):
     @cached_property
     def memory(self) -> RunMemory:
         """The run: its rounds, seeds and participation."""
-        return RunMemory(self.lineages, self.untrusted_holders)
+        return RunMemory(self)
 
     # ------------------------------------------------------------------ what a coordinate becomes
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from cpsgd.correlated.draws import SEED_BYTES, Lineages, Points
-from cpsgd.correlated.weights import Correlation
+from cpsgd.correlated.draws import SEED_BYTES, Points
+from cpsgd.correlated.run_sums import SimulatedLineages
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.memory import Memory, Seeds
 from cpsgd.neighbours import Participation
+
+if TYPE_CHECKING:
+    from cpsgd.correlated.mechanism import CorrelatedGaussian
 
 MORE = 2
 """Rounds hold up to this many times the fewest messages of a round, which the accountant knows.
@@ -26,38 +30,31 @@ class RunMemory(Memory):
     """The memory of a run.
 
     Attributes:
-        lineages: The noise of a client that follows from seeds.
-        untrusted_holders: Clients per round who may tell the seeds that were handed to them; None if none are handed on.
+        of: The mechanism.
     """
 
-    lineages: Lineages
-    untrusted_holders: int | None
+    of: CorrelatedGaussian
     one_event = True
-
-    @property
-    def correlation(self) -> Correlation:
-        """The weights, the run's length, and the participation of clients."""
-        return self.lineages.correlation
 
     @property
     def rounds(self) -> int:  # type: ignore[override]
         """Rounds of the run; no others may be run with the protocol."""
-        return self.correlation.rounds
+        return self.of.run_length
 
     @property
     def bands(self) -> int:  # type: ignore[override]
         """b."""
-        return self.correlation.bands
+        return self.of.bands
 
     @property
     def separation(self) -> int | None:  # type: ignore[override]
         """The least distance of a client's rounds."""
-        return self.correlation.separation
+        return self.of.separation
 
     @property
     def hands_on(self) -> bool:  # type: ignore[override]
         """Whether `untrusted_holders` are allowed for."""
-        return self.untrusted_holders is not None
+        return self.of.untrusted_holders is not None
 
     # ------------------------------------------------------------------ a client's state
 
@@ -67,7 +64,14 @@ class RunMemory(Memory):
 
     def inherited(self, seeds: Sequence[bytes | None] | None, round: int, dim: int) -> Points | None:
         """Returns the noise of a client's lineage in a round (`Lineages.noise`); None to begin a lineage."""
-        return None if seeds is None else self.lineages.noise(seeds, round, dim)
+        if seeds is None:
+            return None
+        self.rotation_round(round)
+        return self.of.lineages.noise(seeds, round, dim)
+
+    def simulated(self, seed: int | None) -> SimulatedLineages:
+        """Returns the state of a run whose sums are simulated."""
+        return SimulatedLineages(self.of, seed)
 
     # ------------------------------------------------------------------ rounds of the run
 
@@ -99,9 +103,10 @@ class RunMemory(Memory):
                 f"Of {clients} planned clients {honest} are honest and arrived: with correlated noise at least half "
                 "must. Plan for fewer clients."
             )
-        if self.untrusted_holders is not None and colluding > self.untrusted_holders:
+        holders = self.of.untrusted_holders
+        if holders is not None and colluding > holders:
             raise ConditionError(
-                f"{colluding} clients per round may collude, and untrusted_holders={self.untrusted_holders} of those "
+                f"{colluding} clients per round may collude, and untrusted_holders={holders} of those "
                 "who are handed seeds: each colluding client may be one. Plan with as many untrusted_holders."
             )
 
@@ -133,12 +138,12 @@ class RunMemory(Memory):
         if rounds > self.rounds:
             raise ParameterError(
                 f"The protocol's noise is correlated over a run of {self.rounds:,} rounds, and rounds={rounds:,} "
-                "are to be run; plan with as many."
+                "are to be run: plan with so many rounds."
             )
         if dropout > 0.0:
             raise ParameterError(
-                f"dropout={dropout:g}: where noise is correlated over rounds, lineages break when clients drop out, and "
-                "that is not simulated; use dropout=0."
+                f"dropout={dropout:g}: where noise is correlated over rounds, lineages break when clients drop out, "
+                "and that is not simulated. Use dropout=0, or independent noise."
             )
 
     # ------------------------------------------------------------------ charging

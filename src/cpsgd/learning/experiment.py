@@ -31,7 +31,6 @@ from cpsgd.learning.settings import Settings, without_privacy
 from cpsgd.learning.spending import SAMPLED_SIZES
 from cpsgd.learning.trainer import Trainer
 from cpsgd.mechanisms import Binomial
-from cpsgd.mechanisms.options import parameters_of, spelled_out
 from cpsgd.neighbours import Adjacency
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples, sum_norm
@@ -41,6 +40,7 @@ from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import Guarantee, guarantee_over_rounds
 from cpsgd.privacy.proofs import published_epsilon
 from cpsgd.protocol import Protocol
+from cpsgd.registry import parameters_of, spelled_out
 
 PRIVATE = "private"
 """Name of the run that the others are compared with."""

@@ -28,8 +28,8 @@ from cpsgd.learning.option_groups import (
     Schedule,
     ServerOptions,
 )
-from cpsgd.mechanisms.options import MechanismOptions, parameters_of, required
 from cpsgd.neighbours import Scheme
+from cpsgd.registry import MechanismOptions, parameters_of, required
 
 NO_SEED = "none"
 """How files and the command line say that there is no seed."""

@@ -14,7 +14,9 @@ A client's state is a tuple of seeds, as an optimizer has one:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,25 @@ from cpsgd.neighbours import Participation
 
 Seeds = tuple[bytes | None, ...]
 """Seeds of a client's noise, newest first: of this round, of the last, and so on; None where one is missing."""
+
+
+class Simulated:
+    """The state of a run whose sums are simulated; this class keeps nothing between rounds.
+
+    Attributes:
+        parts: Objects whose state a checkpoint holds, by name.
+    """
+
+    parts: Mapping[str, Any] = MappingProxyType({})
+
+    def on_host(self, clients: int, dim: int) -> Any:
+        """Returns the source of noise of rounds of `clients` messages; None for the mechanism's own."""
+        return None
+
+    def on_device(self, clients: int, dim: int, device: Any) -> Any:
+        """Returns the same for a device."""
+        return None
+
 
 class Memory:
     """The dependence of a mechanism's noise on other rounds of a run; this class is independent noise.
@@ -62,6 +83,10 @@ class Memory:
         if seeds:
             raise ParameterError("The noise of this mechanism does not follow from seeds: leave them out.")
         return None
+
+    def simulated(self, seed: int | None) -> Simulated:
+        """Returns the state of a run whose sums are simulated; with a seed, its noise follows from that."""
+        return Simulated()
 
     # ------------------------------------------------------------------ rounds of a run
 

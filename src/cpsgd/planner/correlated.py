@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from cpsgd import _validate
-from cpsgd.correlation import MAX_BANDS, MAX_ROUNDS, Correlation
+from cpsgd.correlated.mechanism import CorrelatedGaussian
+from cpsgd.correlated.weights import MAX_BANDS, MAX_ROUNDS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
+from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.mechanisms.correlated_gaussian import LEAST_SIGMA
 from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA
 from cpsgd.neighbours import Participation

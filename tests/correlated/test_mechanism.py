@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cpsgd.mechanisms.lineages import OWN_BITS, OWN_DEVIATION, draw, farthest_point, own_shifts
 
 from cpsgd import Aggregator, Protocol, guarantee
 from cpsgd.codec import pipeline
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian, RoundedGaussian, fine_gaussian, lineages
+from cpsgd.mechanisms import RoundedGaussian, fine_gaussian, lineages
 from cpsgd.mechanisms.fine_gaussian import DRAW_BYTES
-from cpsgd.mechanisms.lineages import OWN_BITS, OWN_DEVIATION, draw, farthest_point, own_shifts
 from cpsgd.mechanisms.rounded_gaussian import uniformity
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.gaussian import gdp_epsilon

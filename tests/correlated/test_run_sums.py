@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cpsgd.simulation.correlated import Slots, SummedLineages, wide_draw
 from numpy.typing import NDArray
 from scipy.stats import chi2_contingency
 
 from cpsgd.codec import pipeline
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import CheckpointError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
-from cpsgd.simulation.correlated import Slots, SummedLineages, wide_draw
 from cpsgd.simulation.cpu import RoundSimulator, noise_norm
 
 Array = NDArray[np.float64]

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-
-from cpsgd.errors import ParameterError
 from cpsgd.simulation.correlated import Slots
-from cpsgd.simulation.device import DeviceRound
 from cpsgd.simulation.device_correlated import DeviceLineages
 from tests.simulation.test_correlated import CLIENTS, ROUNDS, check_covariance, covariance, protocol_for
+
+from cpsgd.errors import ParameterError
+from cpsgd.simulation.device import DeviceRound
 
 CPU = torch.device("cpu")
 
