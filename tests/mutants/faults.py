@@ -349,7 +349,7 @@ FAULTS = (
     Fault(
         "colluding",
         "as many accusers as may collude prove a fault",
-        "federation/conduct.py",
+        "federation/course.py",
         "if len(accusers) > self._colluding}",
         "if len(accusers) >= self._colluding}",
         (

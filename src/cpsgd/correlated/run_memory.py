@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cpsgd.correlated.draws import SEED_BYTES, Points
 from cpsgd.correlated.run_sums import SimulatedLineages
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.memory import Memory, Seeds
+from cpsgd.mechanisms.memory import NoiseMemory, Seeds
 from cpsgd.neighbours import Participation
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Other rounds, of which a client is not told, have at least one over this many of
 
 
 @dataclass(frozen=True)
-class RunMemory(Memory):
+class RunMemory(NoiseMemory):
     """The memory of a run.
 
     Attributes:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cpsgd._numbers import rounded_up
+from cpsgd.correlated.turns import RunRules, run_rules
 from cpsgd.errors import CpsgdError, RoundRefusedError, WireError
 from cpsgd.federation.limits import Limits
 from cpsgd.neighbours import Adjacency
@@ -62,6 +63,11 @@ class RoundKind:
         if not isinstance(fields, dict) or {name: type(value) for name, value in fields.items()} != expected:
             raise WireError("What this client remembers of its rounds is damaged.")
         return cls(**fields)
+
+    @property
+    def rules(self) -> RunRules:
+        """How rounds of this kind belong together."""
+        return run_rules(Protocol.from_json(self.protocol).mechanism)
 
     @property
     def digest(self) -> str:

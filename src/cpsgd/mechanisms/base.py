@@ -26,7 +26,7 @@ from cpsgd.codec.formats import Format, Integers
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, expected_clipping
-from cpsgd.mechanisms.memory import INDEPENDENT, Memory
+from cpsgd.mechanisms.memory import INDEPENDENT, NoiseMemory
 from cpsgd.mechanisms.noise import Noise
 from cpsgd.mechanisms.sums import Deviation, MeanCoordinate, rounding_cumulant
 from cpsgd.neighbours import Adjacency
@@ -411,7 +411,7 @@ class Mechanism(ABC):
         return clip_norm * least / self.widest_range, clip_norm * enough / self.widest_range
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> NoiseMemory:
         """The dependence of the noise on other rounds of a run; none by default."""
         return INDEPENDENT
 

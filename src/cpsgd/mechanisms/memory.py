@@ -1,4 +1,4 @@
-"""`Memory`: what a mechanism's noise remembers of earlier rounds. Here: nothing, rounds are independent.
+"""`NoiseMemory`: what a mechanism's noise remembers of earlier rounds. Here: nothing, rounds are independent.
 
 Whoever runs, counts or charges rounds asks the mechanism's `memory` and has no branch of its own. Noise that later
 rounds take away again has another one (`cpsgd.correlated`).
@@ -46,7 +46,7 @@ class Simulated:
         return None
 
 
-class Memory:
+class NoiseMemory:
     """The dependence of a mechanism's noise on other rounds of a run; this class is independent noise.
 
     Attributes:
@@ -127,5 +127,5 @@ class Memory:
         return participation, run if participation.scheme == "once" else ""
 
 
-INDEPENDENT = Memory()
+INDEPENDENT = NoiseMemory()
 """The memory of mechanisms whose rounds are independent."""

@@ -31,8 +31,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cpsgd._durable import locked, sync_folder
+from cpsgd.correlated.seeds import SeedFile
 from cpsgd.errors import CpsgdError, IdentityFileError, RoundRefusedError, StageError
-from cpsgd.federation.lineages import SeedFile
 from cpsgd.federation.messages import STAGES
 from cpsgd.secagg import Invitation, Stage, read_identity, read_roster
 from cpsgd.secagg.identity import public_bytes

@@ -12,6 +12,10 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd.correlated import handover
+from cpsgd.correlated.handover import Handover
+from cpsgd.correlated.seeds import SeedFile
+from cpsgd.correlated.turns import NoiseState, Turn, run_rules
 from cpsgd.errors import (
     CpsgdError,
     ParameterError,
@@ -21,13 +25,9 @@ from cpsgd.errors import (
     TrainFunctionError,
     WireError,
 )
-from cpsgd.federation import handover
-from cpsgd.federation.batons import Place
-from cpsgd.federation.handover import Handover
+from cpsgd.federation.client_files import Answered, Memory, Signing
 from cpsgd.federation.limits import Limits
-from cpsgd.federation.messages import AHEAD, Pair, Request, round_of_run
-from cpsgd.federation.runs import Turn, check_turn, paid_runs
-from cpsgd.federation.settings import MEMORY_KEY, Answered, Memory, Signing
+from cpsgd.federation.messages import AHEAD, Pair, Request
 from cpsgd.federation.spending import History, RoundKind, check_affordable
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import Invitation, SecureClient, Stage
@@ -153,7 +153,8 @@ class ClientSession:
             CpsgdError: The request is refused; the subclass and the message say why.
         """
         if Handover.begins(request):
-            return handover.answer(request, self._progress.run, self._memory, self._signing)
+            signed = self._signing.roster is not None
+            return handover.answer(request, self._progress.run, self._seeds, signed=signed)
         if not Pair.begins(request):
             return self._answer(Request.from_bytes(request), train)
         pair = Pair.from_bytes(request)
@@ -192,10 +193,11 @@ class ClientSession:
             )
         protocol, begun = self._accept(asked)
         self._save(begun)
-        self._check_seeds(protocol, asked.round)
+        noise = self._noise(protocol)
+        noise.check(asked.round)
         self._count()
-        vector, round = _vector(train, protocol), round_of_run(protocol, asked.round)
-        return protocol.encode(vector, round, **self._seeds(protocol, asked.round))
+        number = run_rules(protocol.mechanism).number(asked.round)
+        return protocol.encode(_vector(train, protocol), number, **noise.update(asked.round))
 
     def _advertise(self, asked: Request, *, ahead: bool = False) -> bytes:
         """Begins a round of secure aggregation, or prepares the next one."""
@@ -257,10 +259,11 @@ class ClientSession:
             protocol = Protocol.from_json(progress.protocol)
             # Another client that spoils the round does not make this one pay for it.
             client.check_delivery(asked.payload)
-            self._check_seeds(protocol, asked.round)
+            noise = self._noise(protocol)
+            noise.check(asked.round)
             self._count()
-            vector, round = _vector(train, protocol), round_of_run(protocol, asked.round)
-            integers = protocol.encode_integers(vector, round, **self._seeds(protocol, asked.round))
+            number = run_rules(protocol.mechanism).number(asked.round)
+            integers = protocol.encode_integers(_vector(train, protocol), number, **noise.update(asked.round))
             reply = client.mask(asked.payload, integers)
         else:
             self._once(asked)
@@ -270,25 +273,13 @@ class ClientSession:
             self._save(replace(self._progress, secrets=client.export_state()))
         return reply
 
-    def _seeds(self, protocol: Protocol, round: int) -> dict[str, tuple[bytes | None, ...]]:
-        """Those of the client's lineage, with a fresh one that is on the disk; nothing where rounds are independent."""
-        place, memory = self._place(protocol, round), self._memory
-        if place is None or memory is None:
-            return {}
-        return {"seeds": memory.lineages.draw(place, handed=protocol.mechanism.hands_on)}
+    @property
+    def _seeds(self) -> SeedFile | None:
+        return None if self._memory is None else self._memory.lineages
 
-    def _check_seeds(self, protocol: Protocol, round: int) -> None:
-        """Refuses a round whose noise could not be drawn, before it is counted."""
-        place, memory = self._place(protocol, round), self._memory
-        if place is not None and memory is not None:
-            memory.lineages.check(place, handed=protocol.mechanism.hands_on)
-
-    def _place(self, protocol: Protocol, round: int) -> Place | None:
-        """Where the seeds of a round belong; None where rounds are independent."""
-        correlation = protocol.mechanism.correlation
-        if correlation is None:
-            return None
-        return Place(self._progress.run, protocol.fingerprint, correlation.bands, round)
+    def _noise(self, protocol: Protocol) -> NoiseState:
+        """Returns the client's state of noise in this run."""
+        return run_rules(protocol.mechanism).init(self._seeds, self._progress.run, protocol.fingerprint)
 
     # ------------------------------------------------------------------ what is agreed to
 
@@ -317,18 +308,14 @@ class ClientSession:
             secrets=b"",
             prepared="",
         )
+        self._noise(protocol)  # refuses noise that this client has nowhere to keep
         if self._memory is None:
-            if protocol.mechanism.correlation is not None:
-                raise RoundRefusedError(
-                    "The server's noise is correlated over rounds, for which this client has to keep its seeds: give "
-                    f"it a file for them with {MEMORY_KEY}."
-                )
             before = _history(progress.spent)
         else:
             answered, kinds = self._memory.history()
             _check_turn(protocol, begun, answered, limits)
             before = _remembered(answered, kinds, begun, limits)
-        check_affordable(limits, before, kind, _covered(protocol, asked.rounds))
+        check_affordable(limits, before, kind, run_rules(protocol.mechanism).covered(asked.rounds))
         return protocol, replace(begun, checked=_digest(before))
 
     def _once(self, asked: Request, *, ahead: bool = False) -> None:
@@ -349,7 +336,7 @@ class ClientSession:
             if limits.rounds is not None and answered >= limits.rounds:
                 raise RoundRefusedError(f"This client has answered {answered} rounds, and answers no more.")
             if _digest(before) != progress.checked:  # other runs have gone on since the round began
-                check_affordable(limits, before, kind, _covered(protocol, progress.rounds))
+                check_affordable(limits, before, kind, run_rules(protocol.mechanism).covered(progress.rounds))
 
         def permit(answered: list[Answered], kinds: Mapping[str, str]) -> None:
             if any((other.run, other.round) == (this.run, this.round) for other in answered):
@@ -387,18 +374,17 @@ def _remembered(answered: list[Answered], kinds: Mapping[str, str], progress: Se
         found.setdefault(RoundKind.from_text(text), []).append((each.run, each.round))
     present, examples = RoundKind.from_text(progress.kind), limits.examples is not None
     turns = {**found, present: [*found.get(present, []), (progress.run, progress.round)]}
-    counts = {kind: paid_runs(kind, rounds, examples=examples) - (kind == present) for kind, rounds in turns.items()}
+    counts = {
+        kind: kind.rules.paid(rounds, protected=bool(kind.examples), examples=examples) - (kind == present)
+        for kind, rounds in turns.items()
+    }
     return {kind: count for kind, count in counts.items() if count}
 
 
 def _check_turn(protocol: Protocol, progress: SessionState, answered: list[Answered], limits: Limits) -> None:
     turns = ((each.run, each.round) for each in answered)
-    check_turn(protocol, (progress.run, progress.round), turns, examples=limits.examples is not None)
-
-
-def _covered(protocol: Protocol, rounds: int) -> int:
-    """How often a round of this kind may be counted before it costs more than `Limits.check` found."""
-    return rounds if protocol.mechanism.correlation is None else 1
+    rules = run_rules(protocol.mechanism)
+    rules.check_turn((progress.run, progress.round), turns, examples=limits.examples is not None)
 
 
 def _digest(history: History) -> str:

@@ -25,19 +25,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from cpsgd import _validate
 from cpsgd.codec import wire
+from cpsgd.correlated.draws import SEED_BYTES
 from cpsgd.errors import BatonError, MessageError, VersionError
-from cpsgd.secagg import keys
 
 MAGIC = b"cpsb"
 VERSION = 1
-SEED_BYTES = 16
+KEY_BYTES = 32
+TAG_BYTES = 16
+
 FINGERPRINT_BYTES = 16
 MAX_BANDS = 1 << 12
 MAX_LINEAGES = 1 << 32
@@ -47,7 +49,7 @@ Slots = tuple[bytes | None, ...]
 
 _LABEL = b"cpsgd baton 1\0"
 _PLACE = struct.Struct("<IQI")
-_HEADER_BYTES = len(MAGIC) + 1 + keys.KEY_BYTES
+_HEADER_BYTES = len(MAGIC) + 1 + KEY_BYTES
 # A key seals one message, so the nonce may be constant.
 _NONCE = bytes(12)
 
@@ -85,7 +87,7 @@ class Place:
     @property
     def baton_bytes(self) -> int:
         """How long the baton is."""
-        return _HEADER_BYTES + _flag_bytes(self.bands) + SEED_BYTES * (self.bands - 1) + keys.TAG_BYTES
+        return _HEADER_BYTES + _flag_bytes(self.bands) + SEED_BYTES * (self.bands - 1) + TAG_BYTES
 
     def bound(self, ephemeral: bytes, public: bytes) -> bytes:
         """What the sealing is bound to."""
@@ -101,14 +103,14 @@ def seal(slots: Sequence[bytes | None], public: bytes, place: Place) -> bytes:
     """
     if len(slots) != place.bands - 1 or any(seed is not None and len(seed) != SEED_BYTES for seed in slots):
         raise BatonError(f"A baton has {place.bands - 1} slots for seeds of {SEED_BYTES} bytes.")
-    if len(public) != keys.KEY_BYTES:
-        raise MessageError(f"A public key has {keys.KEY_BYTES} bytes, got {len(public)}.")
+    if len(public) != KEY_BYTES:
+        raise MessageError(f"A public key has {KEY_BYTES} bytes, got {len(public)}.")
     private = X25519PrivateKey.generate()
     ephemeral = private.public_key().public_bytes_raw()
     bound = place.bound(ephemeral, public)
     flags = sum(1 << age for age, seed in enumerate(slots) if seed is not None)
     plain = flags.to_bytes(_flag_bytes(place.bands), "little") + b"".join(seed or bytes(SEED_BYTES) for seed in slots)
-    cipher = _cipher(keys.agree(private, public), bound)
+    cipher = _cipher(_agree(private, public), bound)
     return MAGIC + bytes([VERSION]) + ephemeral + cipher.encrypt(_NONCE, plain, bound)
 
 
@@ -128,10 +130,10 @@ def open_baton(baton: bytes, private: X25519PrivateKey, place: Place) -> Slots:
         )
     if len(baton) != place.baton_bytes:
         raise BatonError(f"A baton for {place.bands} bands has {place.baton_bytes} bytes, got {len(baton)}.")
-    ephemeral = baton[_HEADER_BYTES - keys.KEY_BYTES : _HEADER_BYTES]
+    ephemeral = baton[_HEADER_BYTES - KEY_BYTES : _HEADER_BYTES]
     bound = place.bound(ephemeral, private.public_key().public_bytes_raw())
     try:
-        plain = _cipher(keys.agree(private, ephemeral), bound).decrypt(_NONCE, baton[_HEADER_BYTES:], bound)
+        plain = _cipher(_agree(private, ephemeral), bound).decrypt(_NONCE, baton[_HEADER_BYTES:], bound)
     except (InvalidTag, MessageError):
         raise BatonError(
             "The baton was not sealed for this client in this federation, lineage and round. A new lineage begins "
@@ -147,6 +149,13 @@ def open_baton(baton: bytes, private: X25519PrivateKey, place: Place) -> Slots:
     if len(set(known)) < len(known) or any(slots[max(0, place.round - 1) :]):
         raise BatonError("The baton holds a seed twice, or one of a round before the first: no honest client's does.")
     return slots
+
+
+def _agree(private: X25519PrivateKey, public: bytes) -> bytes:
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise MessageError("A public key is not one that an honest client can have.") from None
 
 
 def _flag_bytes(bands: int) -> int:

@@ -25,9 +25,10 @@ from typing import Any, Protocol
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cpsgd._durable import write_file
+from cpsgd.correlated import batons
+from cpsgd.correlated.batons import Place, Slots
+from cpsgd.correlated.draws import SEED_BYTES
 from cpsgd.errors import BatonError, RoundError, RoundRefusedError
-from cpsgd.federation import batons
-from cpsgd.federation.batons import SEED_BYTES, Place, Slots
 
 MOST_FEDERATIONS = 16
 """A file keeps the lineages of so many federations; the one that was used longest ago goes first."""
