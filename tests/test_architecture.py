@@ -14,10 +14,10 @@ ROOT = Path(cpsgd.__file__).parent
 
 # From the ground up. A room imports only rooms of lower floors.
 FLOORS = [
-    {"_cells", "_display", "_lazy", "_numbers"},
+    {"_display", "_lazy", "_numbers"},
     {"errors"},
     {"_durable"},
-    {"_record_log", "_plain", "_validate", "_torch", "randomness"},
+    {"_record_log", "_plain", "tables", "_validate", "_torch", "randomness"},
     {"neighbours"},
     {"distance"},
     {"promise"},

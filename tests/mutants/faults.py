@@ -303,7 +303,7 @@ FAULTS = (
         "_durable.py",
         "        file.flush()\n        os.fsync(file.fileno())\n",
         "        file.flush()\n",
-        ("tests/learning/test_durable.py", "tests/test_durable.py"),
+        ("tests/learning/test_metrics.py", "tests/test_durable.py"),
     ),
     Fault(
         "durability",
@@ -311,7 +311,7 @@ FAULTS = (
         "learning/metrics.py",
         "            file.flush()\n            os.fsync(file.fileno())\n",
         "            file.flush()\n",
-        ("tests/learning/test_durable.py",),
+        ("tests/learning/test_metrics.py",),
     ),
     # ------------------------------------------------------------------ colluding
     Fault(

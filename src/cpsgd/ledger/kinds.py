@@ -238,7 +238,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Room:
-    """A proof about more rounds than there are: with `rounds` more of a kind, ε is at most `epsilon`."""
+    """A proof that ε is at most this, which covers `rounds` more rounds of a kind than there are."""
 
     kind: EntryKind
     rounds: int

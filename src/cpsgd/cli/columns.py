@@ -1,4 +1,4 @@
-"""`cpsgd mean|sum|count|histogram|quantiles TABLE`: private statistics of a table's columns."""
+"""`cpsgd mean|sum|count|histogram|quantiles TABLE`: private statistics of a table's named columns."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
-    from cpsgd.statistics.columns import DataTable
-    from cpsgd.statistics.results import Statistic
+    from cpsgd.statistics.rows import Statistic
 
 TABLE = Group("Table", sort_key=3)
-# Files whose columns have names: never a table of vectors.
-_NAMED = (".csv.gz", ".tsv", ".parquet")
+# Files with named columns, which are never a table of vectors.
+_NAMED = (".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".arrow")
 # Values that are printed.
 _SHOWN = 60
+# Given twice, the second list would not add to the first but replace it.
+_List = Annotated[str | None, Parameter(allow_repeating=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostOptions:
-    """What it may cost.
+    """The cost of a statistic.
 
     Attributes:
         epsilon: ε, per user or per row.
@@ -49,7 +50,7 @@ class CostOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetOptions:
-    """Who pays.
+    """The budget that pays.
 
     Attributes:
         ledger: Charge the budget on this ledger, or refuse; see `cpsgd budget`.
@@ -63,12 +64,12 @@ class BudgetOptions:
     witness: Annotated[Path | None, Parameter(metavar="FILE")] = None
 
     @property
-    def wishes(self) -> dict[str, Any]:
-        """For `cpsgd.statistics`."""
+    def arguments(self) -> dict[str, Any]:
+        """Arguments for `cpsgd.statistics`."""
         return {"ledger": self.open(), "population": self.population}
 
     def open(self) -> Ledger | None:
-        """The ledger, if there is one."""
+        """Opens the ledger, if there is one."""
         if self.ledger is None:
             if self.witness is not None:
                 raise ParameterError("--witness keeps heads of a ledger: give --ledger, too.")
@@ -78,13 +79,9 @@ class BudgetOptions:
         return Ledger(self.ledger, witness=self.witness)
 
 
-# Given twice, the second would not add to the first but replace it.
-_List = Annotated[str | None, Parameter(allow_repeating=False)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions:
-    """Which columns of a table, and whose rows.
+    """The columns of a table, and whose rows they are.
 
     Attributes:
         columns: Names of columns, separated by commas.
@@ -101,38 +98,40 @@ class ColumnOptions:
 
     @property
     def given(self) -> bool:
-        """Whether anything was said of columns."""
+        """Whether any of these options was given."""
         return any(getattr(self, entry.name) is not None for entry in fields(self))
 
     @property
-    def wishes(self) -> dict[str, Any]:
-        """For `cpsgd.statistics`."""
-        found: dict[str, Any] = {"user": self.user}
-        if self.group_by is not None:
-            column, _, groups = self.group_by.partition("=")
-            if not column or not groups:
-                raise ParameterError("Expected --group-by as COLUMN=GROUP,GROUP: groups are public, like bounds.")
-            found["group_by"] = {column: split_names(groups)}
-        return found
+    def names(self) -> list[str] | None:
+        """The columns, if given."""
+        return None if self.columns is None else split_names(self.columns)
+
+    @property
+    def whose(self) -> dict[str, Any]:
+        """The user and the groups, for `cpsgd.statistics`."""
+        if self.group_by is None:
+            return {"user": self.user}
+        column, _, groups = self.group_by.partition("=")
+        if not column or not groups:
+            raise ParameterError("Expected --group-by as COLUMN=GROUP,GROUP: groups are public, like bounds.")
+        return {"user": self.user, "group_by": {column: split_names(groups)}}
 
     @property
     def about(self) -> dict[str, Any]:
-        """Columns and bounds for `cpsgd.statistics`."""
-        bounds: dict[str, tuple[float, float]] | None = None
-        if self.bounds is not None:
-            bounds = {}
-            for entry in split_names(self.bounds):
-                name, _, ends = entry.rpartition("=")
-                low, colon, high = ends.partition(":")
-                if not name or not colon or name in bounds:
-                    raise ParameterError("Expected --bounds as COLUMN=LOW:HIGH,COLUMN=LOW:HIGH, each column once.")
-                bounds[name] = (_number("--bounds", low), _number("--bounds", high))
-        return {"columns": None if self.columns is None else split_names(self.columns), "bounds": bounds}
+        """Columns and bounds, for `cpsgd.statistics`."""
+        bounds: dict[str, tuple[float, float]] = {}
+        for entry in [] if self.bounds is None else split_names(self.bounds):
+            name, _, ends = entry.rpartition("=")
+            low, colon, high = ends.partition(":")
+            if not name or not colon or name in bounds:
+                raise ParameterError("Expected --bounds as COLUMN=LOW:HIGH,COLUMN=LOW:HIGH, each column once.")
+            bounds[name] = (_number("--bounds", low), _number("--bounds", high))
+        return {"columns": self.names, "bounds": bounds or None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResultOptions:
-    """What becomes of the result.
+    """Output of the result.
 
     Attributes:
         confidence: Probability with which an interval holds the value without noise.
@@ -146,14 +145,16 @@ class ResultOptions:
 
 
 NO_COLUMNS, NO_BUDGET, NO_RESULT = ColumnOptions(), BudgetOptions(), ResultOptions()
-Costs = Annotated[CostOptions, Parameter(name="*")]
 Columns = Annotated[ColumnOptions, Parameter(name="*", group=TABLE)]
 Budgets = Annotated[BudgetOptions, Parameter(name="*", group=options.BUDGET)]
-Results = Annotated[ResultOptions, Parameter(name="*")]
 File = Annotated[
-    Path, Parameter(name="TABLE", help="A .csv, .csv.gz, .tsv or .parquet file with named columns, or an .npy table.")
+    Path,
+    Parameter(
+        name="TABLE",
+        help="A .csv, .csv.gz, .tsv, .parquet or .feather file with named columns, a folder of such files, or an .npy "
+        "table.",
+    ),
 ]
-MechanismName = Annotated[str, Parameter(help='What a coordinate becomes: "best", or the name of a mechanism.')]
 RowsPerUser = Annotated[
     int | None,
     WHOLE,
@@ -161,146 +162,94 @@ RowsPerUser = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class StatisticChoice:
+    """Options of every statistic.
+
+    Attributes:
+        mechanism: What a coordinate becomes: "best", or the name of a mechanism.
+        json: Print one JSON object instead of text.
+    """
+
+    cost: Annotated[CostOptions, options.FLAT]
+    columns: Columns = NO_COLUMNS
+    mechanism: str = BEST
+    budget: Budgets = NO_BUDGET
+    result: Annotated[ResultOptions, options.FLAT] = NO_RESULT
+    json: bool = False
+
+
+Choice = Annotated[StatisticChoice, options.FLAT]
+
+
 def is_table(file: Path, columns: ColumnOptions) -> bool:
-    """Whether a file is meant as a table of named columns: columns are spoken of, or all such files have names."""
-    return columns.given or file.name.lower().endswith(_NAMED)
+    """Returns whether a file is a table of named columns: it always has names, or options speak of columns."""
+    folder = file.is_dir() and file.suffix.lower() not in (".npy", ".npz")
+    return columns.given or file.name.lower().endswith(_NAMED) or folder
 
 
-def sum(
-    file: File,
-    /,
-    *,
-    cost: Costs,
-    columns: Columns = NO_COLUMNS,
-    rows_per_user: RowsPerUser = None,
-    mechanism: MechanismName = BEST,
-    budget: Budgets = NO_BUDGET,
-    result: Results = NO_RESULT,
-    json: options.Json = False,
-) -> None:
+def sum(file: File, /, *, chosen: Choice, rows_per_user: RowsPerUser = None) -> None:
     """Sum a table's columns, so that (ε, δ) protects each user.
 
     Without --user each row is another person's.
     """
-    from cpsgd import statistics
-
-    def ask(table: DataTable, **wishes: Any) -> Statistic:
-        return statistics.sum(table, **columns.about, rows_per_user=rows_per_user, **wishes)
-
-    release(ask, file, vars(cost) | {"mechanism": mechanism}, columns, budget, result, json)
+    release("sum", file, chosen, rows_per_user=rows_per_user, **chosen.columns.about)
 
 
-def count(
-    file: File,
-    /,
-    *,
-    cost: Costs,
-    columns: Columns = NO_COLUMNS,
-    rows_per_user: RowsPerUser = None,
-    mechanism: MechanismName = BEST,
-    budget: Budgets = NO_BUDGET,
-    result: Results = NO_RESULT,
-    json: options.Json = False,
-) -> None:
+def count(file: File, /, *, chosen: Choice, rows_per_user: RowsPerUser = None) -> None:
     """Count a table's rows, or the ones in columns of 0 and 1, so that (ε, δ) protects each user.
 
     The number of users is public among replace-one neighbours: count rows by group, or several rows per user.
     """
-    from cpsgd import statistics
-
-    if columns.bounds is not None:
+    if chosen.columns.bounds is not None:
         raise ParameterError("Counts need no --bounds; leave them out.")
-
-    def ask(table: DataTable, **wishes: Any) -> Statistic:
-        return statistics.count(table, columns=columns.about["columns"] or (), rows_per_user=rows_per_user, **wishes)
-
-    release(ask, file, vars(cost) | {"mechanism": mechanism}, columns, budget, result, json)
+    release("count", file, chosen, columns=chosen.columns.names or (), rows_per_user=rows_per_user)
 
 
 def histogram(
     file: File,
     /,
     *,
-    cost: Costs,
-    columns: Columns = NO_COLUMNS,
+    chosen: Choice,
     edges: Annotated[
         # The first one may be below zero.
         str | None, Parameter(help="Edges of the bins, separated by commas.", allow_leading_hyphen=True)
     ] = None,
     categories: Annotated[str | None, Parameter(help="Instead of --edges: values to count, by commas.")] = None,
     rows_per_user: RowsPerUser = None,
-    mechanism: MechanismName = BEST,
-    budget: Budgets = NO_BUDGET,
-    result: Results = NO_RESULT,
-    json: options.Json = False,
 ) -> None:
     """Count the rows with a column's value in each bin or of each category, so that (ε, δ) protects each user."""
-    from cpsgd import statistics
-
-    if columns.bounds is not None:
+    if chosen.columns.bounds is not None:
         raise ParameterError("A histogram has --edges or --categories; leave out --bounds.")
-    names = columns.about["columns"]
+    names = chosen.columns.names
     if names is None or len(names) != 1:
         raise ParameterError("Expected --columns to name the one column of the histogram.")
     bins: dict[str, Any] = {
         "edges": None if edges is None else [_number("--edges", edge) for edge in split_names(edges)],
         "categories": None if categories is None else split_names(categories),
     }
-
-    def ask(table: DataTable, **wishes: Any) -> Statistic:
-        return statistics.histogram(table, names[0], **bins, rows_per_user=rows_per_user, **wishes)
-
-    release(ask, file, vars(cost) | {"mechanism": mechanism}, columns, budget, result, json)
+    release("histogram", file, chosen, column=names[0], **bins, rows_per_user=rows_per_user)
 
 
 def quantiles(
     file: File,
     /,
     *,
-    cost: Costs,
-    columns: Columns = NO_COLUMNS,
+    chosen: Choice,
     quantiles: Annotated[str, Parameter(help="Which, separated by commas.")] = "0.25,0.5,0.75",
     bins: Annotated[int, WHOLE, Parameter(help="Bins that the bounds are divided into.")] = 512,
-    mechanism: MechanismName = BEST,
-    budget: Budgets = NO_BUDGET,
-    result: Results = NO_RESULT,
-    json: options.Json = False,
 ) -> None:
     """Find quantiles of a table's columns, so that (ε, δ) protects each user."""
+    ranks = [_number("--quantiles", each) for each in split_names(quantiles)]
+    release("quantiles", file, chosen, quantiles=ranks, **chosen.columns.about, bins=bins)
+
+
+def release(statistic: str, file: Path, chosen: StatisticChoice, **about: Any) -> None:
+    """Computes a statistic of a table, writes it where it was asked for, and prints it."""
     from cpsgd import statistics
+    from cpsgd.tables import open_table
 
-    wanted = [_number("--quantiles", each) for each in split_names(quantiles)]
-
-    def ask(table: DataTable, **wishes: Any) -> Statistic:
-        return statistics.quantiles(table, wanted, **columns.about, bins=bins, **wishes)
-
-    release(ask, file, vars(cost) | {"mechanism": mechanism}, columns, budget, result, json)
-
-
-def mean(
-    file: Path, cost: dict[str, Any], columns: ColumnOptions, budget: Any, result: ResultOptions, json: bool
-) -> None:
-    """`cpsgd mean` of a table; the command itself is in `cpsgd.cli.mean`."""
-    from cpsgd import statistics
-
-    def ask(table: DataTable, **wishes: Any) -> Statistic:
-        return statistics.mean(table, **columns.about, **wishes)
-
-    release(ask, file, cost, columns, budget, result, json)
-
-
-def release(
-    ask: Callable[..., Statistic],
-    file: Path,
-    cost: dict[str, Any],
-    columns: ColumnOptions,
-    budget: Any,
-    result: ResultOptions,
-    json: bool,
-) -> None:
-    """Computes a statistic, writes it where it was asked for, and prints it."""
-    from cpsgd.statistics.tables import open_table
-
+    result = chosen.result
     if result.out is not None:
         if result.out.suffix.lower() not in (".json", ".csv"):
             raise ParameterError(f"Expected --out to end in .json or .csv, got {result.out.name}.")
@@ -310,18 +259,19 @@ def release(
         from cpsgd.reports import plotting
 
         _files.check_output(result.plot, file)
-        plotting.new_figure(1.0, 1.0)  # says so if it cannot draw, before anything is spent
+        plotting.new_figure(1.0, 1.0)  # refuses if it cannot draw, before anything is spent
+    about |= {**vars(chosen.cost), "mechanism": chosen.mechanism, **chosen.columns.whose}
     table = open_table(file)
-    wishes = {**cost, **columns.wishes, "confidence": result.confidence, **budget.wishes}
+    ask: Callable[..., Statistic] = getattr(statistics, statistic)
     with output.warnings_told(), output.progress(table.rows, "rows") as advance:
-        found = ask(table, **wishes, advance=advance)
+        found = ask(table, **about, confidence=result.confidence, **chosen.budget.arguments, advance=advance)
     failure: OSError | None = None
     try:
         _save(found, result)
     except OSError as error:
-        # The values are paid for: they are shown, whatever became of the files.
+        # The values are paid for: they are shown even if no file could be written.
         failure, result = error, replace(result, out=None, plot=None)
-    if json:
+    if chosen.json:
         output.show_json({"file": file, "out": result.out, "plot": result.plot, **found.to_dict()})
     else:
         output.show(_facts(found, result))
@@ -368,19 +318,17 @@ def _written(found: Statistic, path: Path) -> bytes:
         return (json_module.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n").encode()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    grouped = found.groups is not None
-    writer.writerow([*(["group"] if grouped else []), "name", "value", "low", "high"])
-    for group, *entries in found.rows():
-        writer.writerow([*([group] if grouped else []), *entries])
+    skip = 1 if found.groups is None else 0
+    writer.writerows(row[skip:] for row in [("group", "name", "value", "low", "high"), *found.rows()])
     return text.getvalue().encode()
 
 
 def split_names(text: str) -> list[str]:
-    """What is between commas, or `ParameterError` where that is nothing."""
-    found = [part.strip() for part in text.split(",")]
-    if not all(found):
+    """Returns the texts between commas, or raises `ParameterError` if one is empty."""
+    names = [part.strip() for part in text.split(",")]
+    if not all(names):
         raise ParameterError(f"Expected names or numbers separated by commas, got {text!r}.")
-    return found
+    return names
 
 
 def _number(option: str, text: str) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd import statistics
+from cpsgd import statistics, tables
 from cpsgd.errors import (
     BudgetExceededError,
     ColumnError,
@@ -21,11 +21,10 @@ from cpsgd.errors import (
 )
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.simulation.cpu import RoundSimulator
-from cpsgd.statistics import ClippingWarning, Count, Histogram, Mean, Quantiles, Sum, columns
-from cpsgd.statistics.bounds import Ranges, beyond
-from cpsgd.statistics.contributions import People
-from cpsgd.statistics.questions import RowQuestion
-from cpsgd.statistics.tables import open_table
+from cpsgd.statistics import ClippingWarning, Count, Histogram, Mean, Quantiles, Sum
+from cpsgd.statistics.ranks import Ranges, beyond
+from cpsgd.statistics.rows import People, RowQuestion
+from cpsgd.tables import open_table
 
 QUICK: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
 GROUPS = {"sex": ["f", "m"]}
@@ -393,13 +392,13 @@ def test_bounds_far_from_zero_keep_rows_in_the_cube() -> None:
 
 
 def test_a_user_with_very_many_rows_is_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cpsgd.statistics import contributions
+    from cpsgd.statistics import rows
 
     table = {"id": np.array([0] * 500 + [1] * 3), "x": np.arange(503) % 10}
     question = Histogram("x", categories=range(10), rows=400)
     form = (question.needed, question.points, 10, question.combine, question.rows)
     whole = list(People(open_table(table), "id", ["x"]).vectors(*form))
-    monkeypatch.setattr(contributions, "_BLOCK", 10 * 64)  # rows of 64 at a time
+    monkeypatch.setattr(rows, "_BLOCK", 10 * 64)  # rows of 64 at a time
     parts = list(People(open_table(table), "id", ["x"]).vectors(*form))
     assert len(whole) == 1
     assert [len(part) for part in parts] == [1, 1]
@@ -411,7 +410,7 @@ def test_what_is_wrong_in_a_later_chunk_costs_nothing(
     table: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bounds are found in a first round; columns that only the second one needs are read before it is paid, too."""
-    monkeypatch.setattr(columns, "CHUNK_ROWS", 1000)
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 1000)
     ledger = Ledger(tmp_path / "b.ledger")
     ledger.create(Budget(population="people", epsilon=9.0, delta=1e-6))
     damaged = table["sex"].astype(object)

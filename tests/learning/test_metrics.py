@@ -1,11 +1,16 @@
+"""The file of a run's metrics, which is on the disk before it is relied on."""
+
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cpsgd._durable import write_file
 from cpsgd.errors import CheckpointError
 from cpsgd.learning.metrics import MetricsFile, RoundMetrics
 
@@ -69,3 +74,35 @@ def test_a_file_that_is_cut_short_while_the_run_goes_on_is_noticed(tmp_path: Pat
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="cut short"):
         history.append(rows(0, 1, 2))
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was waited for, in order, beside what was moved."""
+    order: list[str] = []
+    real = os.replace
+
+    def fsync(file: int) -> None:
+        order.append("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
+
+    def replace(source: Path, target: Path) -> None:
+        order.append("moved")
+        real(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    return order
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, synced: list[str]) -> None:
+    write_file(tmp_path / "checkpoint.bin", b"state")
+    assert (tmp_path / "checkpoint.bin").read_bytes() == b"state"
+    assert synced == ["file", "moved", "folder"]
+
+
+def test_a_new_history_has_its_name_first_and_then_its_rounds(tmp_path: Path, synced: list[str]) -> None:
+    history = MetricsFile(tmp_path / "metrics.jsonl")
+    history.append(rows(0))
+    assert synced == ["folder", "file"]
+    history.append(rows(0, 1))
+    assert synced == ["folder", "file", "file"]

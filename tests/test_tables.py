@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpsgd import tables
 from cpsgd.errors import ColumnError, ParameterError, TableError
-from cpsgd.statistics import columns
-from cpsgd.statistics.columns import labels, numbers
-from cpsgd.statistics.tables import open_table
+from cpsgd.tables import labels, numbers, open_table, text_of
 
 AGES = [41.0, 17.5, 63.0, 8.0, 29.0]
 NAMES = ["a", "b", "a", "c", "b"]
@@ -24,7 +24,7 @@ def sources(folder: Path) -> dict[str, Any]:
     import pandas
     import polars
     import pyarrow
-    from pyarrow import parquet
+    from pyarrow import feather, parquet
 
     named = {"age": AGES, "name": NAMES}
     table = pyarrow.table(named)
@@ -40,11 +40,20 @@ def sources(folder: Path) -> dict[str, Any]:
         "polars": polars.DataFrame(named),
         "pyarrow": table,
     }
-    return found | {name: str(folder / name) for name in ("t.parquet", "t.csv", "t.tsv", "t.csv.gz")}
+    feather.write_feather(table, folder / "t.feather")
+    for kind in ("parquet", "csv"):
+        (folder / kind / "more").mkdir(parents=True)
+    parquet.write_table(table[:3], folder / "parquet" / "a.parquet")
+    parquet.write_table(table[3:], folder / "parquet" / "more" / "b.parquet")
+    (folder / "parquet" / "_SUCCESS").touch()
+    (folder / "csv" / "a.csv").write_text(LINES[:22])
+    (folder / "csv" / "more" / "b.csv").write_text("age,name\n" + LINES[22:])
+    names = ("t.parquet", "t.feather", "t.csv", "t.tsv", "t.csv.gz", "parquet", "csv")
+    return found | {name: str(folder / name) for name in names}
 
 
 def test_all_sources_are_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 2)
     for name, source in sources(tmp_path).items():
         table = open_table(source)
         assert (table.names, table.rows) == (("age", "name"), 5), name
@@ -176,6 +185,83 @@ def test_blanks_in_frames_do_not_make_two_users_of_one(tmp_path: Path) -> None:
     assert len(labels("id", np.array([b"\xff", b"\xfe"]))[0]) == 2
 
 
+def test_one_person_is_one_user_however_the_id_is_written(tmp_path: Path) -> None:
+    """A CSV and the same table in memory have the same users: as two, one person would have twice the ε."""
+    import pandas
+
+    (tmp_path / "t.csv").write_text("id\n1\n1.0\n2\n2.0\n")
+    ids = [1, 1.0, 2, 2.0]
+    texts = {"id": ["1", "1.0", " 2", "+2e0"]}
+    for source in (
+        tmp_path / "t.csv",
+        {"id": ids},
+        pandas.DataFrame({"id": ids}),
+        texts,
+        {"id": np.array(ids, object)},
+    ):
+        assert len(labels("id", open_table(source).columns(["id"])["id"])[0]) == 2
+    alike = ["0.5", ".5", "-0", "12345678901234567.0", "1e300", "1e99999999999", "007", "1_000", "1e-7"]
+    written = ["0.5", "0.5", "0", "12345678901234567", "1e300", "1e99999999999", "007", "1_000", "0.0000001"]
+    assert [text_of(text) for text in alike] == [text if text != "1e300" else "1" + "0" * 300 for text in written]
+    assert text_of(1e-7) == "0.0000001"
+    assert text_of(1e22) == text_of("1e22") == text_of(10**22)
+
+
+def test_folders_that_are_no_table_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="a folder of files of one kind"):
+        open_table(tmp_path)
+    (tmp_path / "a.csv").write_text(LINES)
+    (tmp_path / "b.tsv").write_text(LINES)
+    with pytest.raises(ParameterError, match="a folder of files of one kind"):
+        open_table(tmp_path)
+    (tmp_path / "b.tsv").rename(tmp_path / "b.csv")
+    (tmp_path / "b.csv").write_text("age\n1\n")
+    with pytest.raises(TableError, match="different columns"):
+        open_table(tmp_path)
+
+
+def test_names_of_folders_are_columns(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    for year in (2025, 2026):
+        (tmp_path / f"year={year}").mkdir()
+        parquet.write_table(pyarrow.table({"x": [year / 2.0]}), tmp_path / f"year={year}" / "part.parquet")
+    columns = open_table(tmp_path).columns(["year", "x"])
+    assert numbers("year", columns["year"]).tolist() == [2025.0, 2026.0]
+    assert numbers("x", columns["x"]).tolist() == [1012.5, 1013.0]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_files_are_never_in_memory_whole(tmp_path: Path, kind: str) -> None:
+    import pyarrow
+    from pyarrow import csv, parquet
+
+    table = pyarrow.table({name: np.random.default_rng(0).normal(size=500_000) for name in "abcdefgh"})
+    path = tmp_path / f"t.{kind}"
+    if kind == "csv":
+        csv.write_csv(table, path)
+    else:
+        parquet.write_table(table, path, row_group_size=20_000)
+    pool = pyarrow.default_memory_pool()
+    del table
+    before, most = pool.bytes_allocated(), 0
+    for chunk in open_table(path).chunks("abcdefgh"):
+        most = max(most, pool.bytes_allocated() - before)
+        assert len(chunk["a"]) <= tables.CHUNK_ROWS
+    # 32 MB of numbers, 75 MB of text, of which pyarrow reads some blocks ahead.
+    assert most < {"csv": 50, "parquet": 10}[kind] * 2**20
+
+
+def test_files_without_pyarrow_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for name in ("t.csv", "t.parquet"):
+        (tmp_path / name).write_text(LINES)
+        with pytest.raises(TableError, match=r"pip install cpsgd\[tables\]"):
+            open_table(tmp_path / name)
+    assert open_table({"x": [1]}).rows == 1
+
+
 def test_categories_are_texts() -> None:
     for column in ([1, 2], [1.0, 2.0], ["1", "2"]):
         assert labels("x", np.array(column))[0] == ["1", "2"]
@@ -197,6 +283,7 @@ def test_categories_are_texts() -> None:
         ("unnamed.csv", b"1,2\n3,4\n", TableError),
         ("twice.csv", b"a,a\n3,4\n", TableError),
         ("gap.csv", b"a,b\n1,\n", ColumnError),
+        ("long.csv", b"a,b\n1,2\n" + b"3" * (3 << 20) + b",4\n", TableError),
         ("damaged.npy", b"\x93NUMPY", TableError),
         ("table.xlsx", b"", ParameterError),
     ],

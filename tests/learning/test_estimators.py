@@ -1,20 +1,26 @@
-"""A run takes rounds, participation and examples from what was planned, or contradicts it and is refused."""
+"""Estimators of a round's mean, and what a run takes from a plan or contradicts."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from cpsgd.errors import ParameterError
-from cpsgd.learning import NoPrivacy, Trainer, mlp
+from cpsgd.learning import NoPrivacy, estimators
 from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.learning.estimators import agreed, completed
-from cpsgd.learning.option_groups import AccountOptions, ClientOptions, CohortOptions, RunOptions
+from cpsgd.learning.option_groups import AccountOptions, ClientOptions, CohortOptions
+from cpsgd.mechanisms import Binomial, Coins, Gaussian, Mechanism, SampledCoins
 from cpsgd.promise import Claim, Conditions, Promise
 from cpsgd.protocol import Protocol
+from cpsgd.simulation.cpu import RoundSimulator
+from cpsgd.simulation.device import DeviceRound
+from tests.learning.training import make_trainer, spent
 
 POPULATION = 1000
 PLAIN = Protocol.rotated_binomial(clients=100, dim=15, clip_norm=1.0, levels=3, trials=200)
@@ -80,29 +86,76 @@ def test_what_costs_more_is_refused_with_its_cost() -> None:
     assert settled(promising("every", 3), rounds=4) == (4, "every", None)
 
 
-def started(data: ArrayDataset, mechanism: Any, **cohorts: Any) -> Trainer:
-    return Trainer(
-        mlp(4, 3, (), seed=0),
-        torch.nn.functional.cross_entropy,
-        data,
-        mechanism,
-        cohorts=CohortOptions(**{"cohort": data.size, **cohorts}),
-        run=RunOptions(seed=1),
-    )
-
-
 def test_a_trainer_runs_what_was_planned(triangle: ArrayDataset) -> None:
     loud = replace(promising("every", 2), mechanism=replace(PLAIN.mechanism, trials=20_000))  # type: ignore[type-var]
-    trainer = started(triangle, loud)
+    trainer = make_trainer(triangle, loud, cohort=600, rounds=None)
     assert (trainer.rounds, trainer.config["participation"]) == (2, "every")
     list(trainer.run())
-    found = trainer.guarantee()
-    assert found is not None
+    found = spent(trainer)
     assert (found.rounds, str(found.participation), found.delta) == (2, "every", 1e-5)
     with pytest.raises(ParameterError, match="The plan is for 2 rounds with participation every, the run for 2 with"):
-        started(triangle, loud, cohort=100, participation="once")
+        make_trainer(triangle, loud, rounds=None, participation="once")
 
 
 def test_a_trainer_without_a_plan_needs_rounds(triangle: ArrayDataset) -> None:
     with pytest.raises(ParameterError, match="Missing rounds"):
-        started(triangle, NoPrivacy(1.0))
+        make_trainer(triangle, NoPrivacy(1.0), cohort=600, rounds=None)
+
+
+# ------------------------------------------------------------------ rounds of coins and their baselines
+
+CLIENTS, WIDTH = 200, 3_000
+REACH = 4.0 / math.sqrt(WIDTH)
+KINDS: dict[str, Mechanism] = {
+    "one coin": Coins(coins=1, theta=0.2, coordinate_range=REACH),
+    "coins": Coins(coins=7, theta=0.1, coordinate_range=REACH),
+    "sampled coins": SampledCoins(rate=0.1, theta=0.4, coordinate_range=REACH),
+}
+every = pytest.mark.parametrize("mechanism", KINDS.values(), ids=KINDS)
+
+
+def protocol(mechanism: Mechanism) -> Protocol:
+    return Protocol(clients=CLIENTS, dim=WIDTH, clip_norm=1.0, mechanism=mechanism)
+
+
+@every
+@pytest.mark.parametrize("device", [None, torch.device("cpu")], ids=["cpu", "as on a GPU"])
+def test_a_round_of_coins_estimates_the_mean(mechanism: Mechanism, device: torch.device | None) -> None:
+    of = protocol(mechanism)
+    vector = np.random.default_rng(1).standard_normal(WIDTH).astype(np.float32)
+    vector *= 0.9 / np.linalg.norm(vector)
+    rows = np.tile(vector, (CLIENTS - 50, 1))
+    round_: RoundSimulator | DeviceRound
+    if device is None:
+        round_ = RoundSimulator(of, 3, seed=7)
+        round_.add(rows)
+    else:
+        round_ = DeviceRound(of, 3, seed=7, device=device)
+        round_.add(torch.from_numpy(rows))
+    round_.add_zeros(50)
+    error = np.asarray(round_.mean()) - 0.75 * vector
+    # ‖error‖² is nearly a sum of 3,000 squared normals; rounding is a little below its largest, at most 4 %.
+    assert 0.96 - 6 * math.sqrt(2 / WIDTH) < error @ error / round_.noise_norm() ** 2 < 1.0 + 6 * math.sqrt(2 / WIDTH)
+
+
+@every
+def test_coins_are_private_and_have_baselines(mechanism: Mechanism) -> None:
+    of = protocol(mechanism)
+    assert estimators.is_private(of)
+    found = estimators.baselines_of(of, 0.5)
+    gaussian, quantized = found["gaussian"], found["quantized"]
+    assert isinstance(gaussian, Protocol)
+    assert isinstance(quantized, Protocol)
+    assert gaussian.mechanism == Gaussian(sigma=0.5)
+    # The same range and as many values, with nothing kept uncertain.
+    assert isinstance(quantized.mechanism, Binomial)
+    assert quantized.mechanism.coordinate_range == REACH
+    assert not estimators.is_private(quantized)
+
+
+def test_bytes_are_those_of_messages() -> None:
+    size = {name: estimators.message_bytes(protocol(mechanism), WIDTH) for name, mechanism in KINDS.items()}
+    header = size["one coin"] - WIDTH // 8
+    assert 0 < header < 100
+    assert size["coins"] == header + 3 * WIDTH // 8
+    assert size["sampled coins"] == pytest.approx(header + 0.1 * WIDTH / 8, abs=2)  # on average

@@ -1,4 +1,4 @@
-"""`cpsgd kmeans` and `cpsgd pca`: what private means of a table's rows are good for, by rounds on this machine."""
+"""`cpsgd kmeans` and `cpsgd pca`: clusters and principal components of a table's rows, by rounds on this machine."""
 
 from __future__ import annotations
 
@@ -9,33 +9,61 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from cpsgd.cli import _files, options, output, tables
+from cpsgd.cli import _files, columns, options, output
+from cpsgd.cli.columns import NO_BUDGET
 from cpsgd.cli.frame import WHOLE
-from cpsgd.cli.tables import NO_BUDGET
 from cpsgd.errors import ParameterError
 
-Radius = Annotated[
-    float,
-    Parameter(
-        help="Public bound on a point's norm; points beyond are moved to the ball's surface. Choose it without looking "
-        "at the data."
-    ),
-]
 
-Coordinates = Annotated[
-    str | None,
-    Parameter(
-        name="--columns", group=tables.TABLE, help="Named columns that are the coordinates, separated by commas."
-    ),
-]
-User = Annotated[
-    str | None,
-    Parameter(
-        group=tables.TABLE,
-        help="The column that says whose a row is: a client's point is the mean of their rows.",
-    ),
-]
+@dataclass(frozen=True, kw_only=True)
+class PointOptions:
+    """The points that a table holds.
 
+    Attributes:
+        radius: Public bound on a point's norm; points beyond are moved to the ball's surface. Choose it without looking
+            at the data.
+        columns: Named columns that are the coordinates, separated by commas.
+        user: The column that says whose a row is: a client's point is the mean of their rows.
+        key: Name of the array in an .npz file that holds several.
+    """
+
+    radius: float = 1.0
+    columns: Annotated[str | None, Parameter(group=columns.TABLE)] = None
+    user: Annotated[str | None, Parameter(group=columns.TABLE)] = None
+    key: str | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments for `cpsgd.statistics`."""
+        named = {} if self.columns is None else {"columns": columns.split_names(self.columns), "user": self.user}
+        return {"radius": self.radius, **named}
+
+    def read(self, file: Path) -> tuple[Any, int, int]:
+        """Returns an array of points or a table, with the number of rows and of coordinates."""
+        if self.columns is None:
+            rows = _files.open_rows(file, self.key)
+            if self.user is not None or rows.named:
+                raise ParameterError(f"{file}: name the columns that are coordinates with --columns; an id is not one.")
+            points = _files.read_points(rows)
+            return points, *points.shape
+        if self.key is not None:
+            raise ParameterError("--key is for tables of vectors, not for named columns; leave it out.")
+        from cpsgd.tables import open_table
+
+        table = open_table(file)
+        return table, table.rows, len(columns.split_names(self.columns))
+
+    def of_clients(self, source: Any) -> Any:
+        """Returns one point per client, for measurements without privacy."""
+        if self.columns is None:
+            return source
+        from cpsgd.statistics.points import people_in_ball
+
+        return self.radius * people_in_ball(source, columns.split_names(self.columns), self.user, self.radius)
+
+
+Points = Annotated[PointOptions, options.FLAT]
+_ANY_POINTS = PointOptions()
 _HIDDEN = "not shown: it depends on the points, and the budget does not pay for it"
 
 
@@ -43,18 +71,15 @@ def kmeans(
     file: options.Table,
     /,
     *,
-    clusters: Annotated[int, WHOLE, Parameter(help="K, how many clusters.")],
+    clusters: Annotated[int, WHOLE, Parameter(help="K, the number of clusters.")],
     cost: Annotated[options.Cost, options.FLAT],
-    radius: Radius = 1.0,
+    points: Points = _ANY_POINTS,
     rounds: Annotated[int, WHOLE, Parameter(help="Rounds of Lloyd's algorithm; every client takes part in each.")] = 8,
     seed: Annotated[
         int, WHOLE, Parameter(help="Public seed of the starting centres; the noise has none and cannot be repeated.")
     ] = 0,
-    columns: Coordinates = None,
-    user: User = None,
-    budget: tables.Budgets = NO_BUDGET,
-    key: options.Key = None,
-    out: Annotated[Path, Parameter(metavar="FILE", help="Where the centres go, .npy or .csv, one row each.")] = Path(
+    budget: columns.Budgets = NO_BUDGET,
+    out: Annotated[Path, options.file_option("Where the centres go, .npy or .csv, one row each.")] = Path(
         "centres.npy"
     ),
     json: options.Json = False,
@@ -70,15 +95,15 @@ def kmeans(
     from cpsgd.statistics.clusters import kmeans as find
 
     _files.check_vector_output(out, file)
-    table, named = _read(file, key, columns, user)
-    with output.warnings_told(), output.progress(rounds * table.rows) as advance:
-        wishes = {**vars(cost), **budget.wishes, **named, "radius": radius}
-        found = find(table.source, clusters, **wishes, rounds=rounds, seed=seed, advance=advance)
+    source, rows, _ = points.read(file)
+    with output.warnings_told(), output.progress(rounds * rows) as advance:
+        arguments = {**vars(cost), **budget.arguments, **points.arguments}
+        found = find(source, clusters, **arguments, rounds=rounds, seed=seed, advance=advance)
     with _files.paid(budget.ledger is not None):
         _files.write_vector(out, found.centres.astype(np.float32))
     protocol, error = found.plan.protocol, found.plan.error
     clients, dim = protocol.clients, found.centres.shape[1]
-    measured = None if budget.ledger else inertia(table.of_clients(radius, **named), found.centres)
+    measured = None if budget.ledger else inertia(points.of_clients(source), found.centres)
     privacy, privacy_facts = output.guaranteed(found.guarantee)
     if json:
         output.show_json(
@@ -90,7 +115,7 @@ def kmeans(
                 "dim": dim,
                 "clusters": clusters,
                 "rounds": rounds,
-                "radius": radius,
+                "radius": points.radius,
                 "sizes": found.sizes.tolist(),
                 "deviations": found.deviations.tolist(),  # infinite, in JSON null, for a centre that nobody is near
                 "noise_share": found.noise_share,
@@ -106,7 +131,7 @@ def kmeans(
     deviation = f"about {found.deviations[alive].max():.3g} by noise, at most" if alive.any() else "unknown"
     output.show(
         [
-            ("clients", f"{clients:,} with a point of {dim:,} coordinates each, in a ball of radius {radius:g}"),
+            ("clients", f"{clients:,} with a point of {dim:,} coordinates each, in a ball of radius {points.radius:g}"),
             ("rounds", f"{rounds}, every client in each"),
             *output.sent_facts(protocol),
             ("sent in all", f"{found.bits_per_client // 8:,} bytes per client"),
@@ -127,17 +152,14 @@ def pca(
     file: options.Table,
     /,
     *,
-    components: Annotated[int, WHOLE, Parameter(help="How many directions.")],
+    components: Annotated[int, WHOLE, Parameter(help="Number of directions.")],
     cost: Annotated[options.Cost, options.FLAT],
-    radius: Radius = 1.0,
+    points: Points = _ANY_POINTS,
     centred: Annotated[
         bool, Parameter(help="The points' mean is known to be zero: nothing is spent on finding it.")
     ] = False,
-    columns: Coordinates = None,
-    user: User = None,
-    budget: tables.Budgets = NO_BUDGET,
-    key: options.Key = None,
-    out: Annotated[Path, Parameter(metavar="FILE", help="Where the components go, .npy or .csv, one row each.")] = Path(
+    budget: columns.Budgets = NO_BUDGET,
+    out: Annotated[Path, options.file_option("Where the components go, .npy or .csv, one row each.")] = Path(
         "components.npy"
     ),
     json: options.Json = False,
@@ -153,18 +175,18 @@ def pca(
     from cpsgd.statistics.components import pca as find
 
     _files.check_vector_output(out, file)
-    table, named = _read(file, key, columns, user)
-    with output.progress(table.rows) as advance:
-        mean = np.zeros(table.dim) if centred else None
-        wishes = {**vars(cost), **budget.wishes, **named, "radius": radius}
-        found = find(table.source, components, **wishes, mean=mean, advance=advance)
+    source, rows, dim = points.read(file)
+    with output.progress(rows) as advance:
+        mean = np.zeros(dim) if centred else None
+        arguments = {**vars(cost), **budget.arguments, **points.arguments}
+        found = find(source, components, **arguments, mean=mean, advance=advance)
     with _files.paid(budget.ledger is not None):
         _files.write_vector(out, found.components.astype(np.float32))
     protocol, error = found.plan.protocol, found.plan.error
-    clients, dim = protocol.clients, table.dim
+    clients = protocol.clients
     expected, measured = math.degrees(found.expected_angle), None
     if not budget.ledger:
-        exact = exact_components(table.of_clients(radius, **named), components)
+        exact = exact_components(points.of_clients(source), components)
         measured = math.degrees(subspace_angle(exact, found.components))
     privacy, privacy_facts = output.guaranteed(found.guarantee)
     if json:
@@ -176,7 +198,7 @@ def pca(
                 "clients": clients,
                 "dim": dim,
                 "components": components,
-                "radius": radius,
+                "radius": points.radius,
                 "mean": found.mean.tolist(),
                 "variances": found.variances.tolist(),
                 "total_variance": found.total_variance,
@@ -192,7 +214,7 @@ def pca(
     explained = f"{100 * found.variances.sum() / total:.1f} % of the variance" if total > 0 else "unknown"
     output.show(
         [
-            ("clients", f"{clients:,} with a point of {dim:,} coordinates each, in a ball of radius {radius:g}"),
+            ("clients", f"{clients:,} with a point of {dim:,} coordinates each, in a ball of radius {points.radius:g}"),
             *output.sent_facts(protocol),
             *privacy_facts,
             ("variances", ", ".join(f"{value:.4g}" for value in found.variances) + ", noise included"),
@@ -202,39 +224,6 @@ def pca(
             *([] if measured is None else [_note("angle")]),
         ]
     )
-
-
-@dataclass(frozen=True)
-class _Points:
-    """Where the points are: an array, or a table with columns that are coordinates."""
-
-    source: Any
-    rows: int
-    dim: int
-
-    def of_clients(self, radius: float, columns: list[str] | None = None, user: str | None = None) -> Any:
-        """One point per client, for whoever may measure."""
-        if columns is None:
-            return self.source
-        from cpsgd.statistics.points import people_in_ball
-
-        return radius * people_in_ball(self.source, columns, user, radius)
-
-
-def _read(file: Path, key: str | None, columns: str | None, user: str | None) -> tuple[_Points, dict[str, Any]]:
-    """The points, and what else to say of their columns."""
-    if columns is None:
-        rows = _files.open_rows(file, key)
-        if user is not None or rows.named:
-            raise ParameterError(f"{file}: name the columns that are coordinates with --columns; an id is none.")
-        points = _files.read_points(rows)
-        return _Points(points, *points.shape), {}
-    if key is not None:
-        raise ParameterError("--key is for tables of vectors, not for named columns; leave it out.")
-    from cpsgd.statistics.tables import open_table
-
-    names, source = tables.split_names(columns), open_table(file)
-    return _Points(source, source.rows, len(names)), {"columns": names, "user": user}
 
 
 def _note(name: str) -> tuple[str, str]:
