@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip
 from cpsgd.errors import NonFiniteError
+from cpsgd.learning import cuda
 from cpsgd.learning.architecture import (
     Loss,
     ModelTraits,
@@ -28,14 +28,13 @@ from cpsgd.learning.architecture import (
     trainable,
 )
 from cpsgd.learning.datasets.base import Batch
-from cpsgd.learning.datasets.device import fused_kernels
 from cpsgd.learning.models import Scaled
 from cpsgd.learning.options import ClientOptions
 from cpsgd.learning.recorded_updates import RecordedUpdates, places
 from cpsgd.privacy.examples import example_norm
-from cpsgd.simulation.device import current
-from cpsgd.simulation.device_cuda import Layout, Products
+from cpsgd.simulation.device_kernels import compiles, current
 from cpsgd.simulation.device_plain import clip_factors
+from cpsgd.simulation.products import Layout, Products
 
 Parameters = dict[str, torch.Tensor]
 Parts = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
@@ -234,7 +233,7 @@ class ClientUpdates:
         if self._layers is not None and features.shape[1] == 1:
             examples = features[:, 0] if self._scaling is None else self._scaling(features[:, 0])
             with current(out.device):
-                write_dense_gradients(self._layers, examples, labels[:, 0], out, fused_kernels(out.device))
+                write_dense_gradients(self._layers, examples, labels[:, 0], out)
             return
         most = self._part_size()
 
@@ -408,13 +407,12 @@ def write_dense_gradients(
     features: torch.Tensor,
     labels: torch.Tensor,
     out: torch.Tensor,
-    kernels: ModuleType | None = None,
 ) -> None:
     """Writes each example's gradient to a row of `out`, in the order of the model's parameters, in one pass.
 
     The gradient of one example with respect to a layer's weights is an outer product of what flows back into the
     layer's output and what came in. `torch.func` computes the same but stores it several times on the way. `layers`
-    are what `dense_layers` found, and `kernels` is `cpsgd.learning.fused` where it runs.
+    are those that `dense_layers` returns.
     """
     widths = [layer.out_features for layer in layers]
     inputs = [features.flatten(1), *(features.new_empty(len(out), width) for width in widths[:-1])]
@@ -424,8 +422,8 @@ def write_dense_gradients(
     for back, incoming in zip(backs, inputs, strict=True):
         width, depth = back.shape[1], incoming.shape[1]
         own = out[:, start : start + width * depth + width]
-        if kernels is not None:
-            kernels.layer_gradients(back, incoming, own)
+        if compiles(out.device):
+            cuda.layer_gradients(back, incoming, own)
         else:
             torch.mul(back[:, :, None], incoming[:, None, :], out=own[:, :-width].view(-1, width, depth))
             own[:, -width:] = back
