@@ -117,6 +117,7 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
 
     def rounding(mechanism: Mechanism) -> float:
         description = mechanism.device_rounding()
+        assert description is not None
         return milliseconds(lambda: kernels.round_and_sum(rows, sums, keys=keys, first=0, rounding=description))
 
     updates = ClientUpdates(model, torch.nn.functional.cross_entropy)

@@ -444,7 +444,7 @@ def test_all_kernels_compile(capability: str, monkeypatch: pytest.MonkeyPatch, t
     from cpsgd.learning import cuda as learning
     from cpsgd.simulation import device_long as long
 
-    made = []
+    made: list[str] = []
 
     class Kernel:
         def set_shared_memory_config(self, memory: int) -> None:
