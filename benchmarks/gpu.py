@@ -26,7 +26,8 @@ from cpsgd.learning import AccountOptions, CohortOptions, FolderOptions, NoPriva
 from cpsgd.learning.cohorts import permuted
 from cpsgd.learning.datasets import Dataset, from_arrays, load
 from cpsgd.learning.datasets.device import on_device
-from cpsgd.learning.gradients import ClientUpdates, dense_layers, write_dense_gradients
+from cpsgd.learning.dense import dense_layers, write_dense_gradients
+from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import mlp
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian, SampledCoins
 from cpsgd.planner import plan

@@ -1,4 +1,4 @@
-"""cpsgd: learning from many people's data without seeing any of it, over thin links.
+"""cpsgd: learning from many people's data without seeing any of it, over low-bandwidth connections.
 
 A `Protocol` fixes the parameters of a round; `Protocol.encode` turns a client's vector into a private few-bit message;
 an `Aggregator` adds messages up and yields the unbiased mean. `plan` finds the best protocol for an (ε, δ) and a number
@@ -6,19 +6,22 @@ of bits, `guarantee` says which ε is proved for a protocol, and by which theore
 `RoundSimulator` takes the place of many clients, and `PrivateMean` that of an all-reduce among workers.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from cpsgd._lazy import on_demand
 
 if TYPE_CHECKING:
-    from cpsgd.adjacency import Adjacency as Adjacency
     from cpsgd.aggregator import Aggregator as Aggregator
     from cpsgd.engines.allreduce import PrivateMean as PrivateMean
     from cpsgd.mechanisms import ErrorBound as ErrorBound
     from cpsgd.mechanisms import ExpectedError as ExpectedError
+    from cpsgd.neighbours import Adjacency as Adjacency
     from cpsgd.planner import Plan as Plan
     from cpsgd.planner import plan as plan
     from cpsgd.privacy import Guarantee as Guarantee
     from cpsgd.privacy import guarantee as guarantee
     from cpsgd.protocol import Protocol as Protocol
+    from cpsgd.run import Run as Run
     from cpsgd.simulation.cpu import RoundSimulator as RoundSimulator
 
 __version__ = "0.2.0"
@@ -33,12 +36,13 @@ __all__ = [
     "PrivateMean",
     "Protocol",
     "RoundSimulator",
+    "Run",
     "guarantee",
     "plan",
 ]
 
 _HOMES = {
-    "Adjacency": "adjacency",
+    "Adjacency": "neighbours",
     "Aggregator": "aggregator",
     "ErrorBound": "mechanisms",
     "ExpectedError": "mechanisms",
@@ -49,18 +53,12 @@ _HOMES = {
     "Guarantee": "privacy",
     "guarantee": "privacy",
     "Protocol": "protocol",
+    "Run": "run",
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Names on demand: a client of Flower is a process per message, and needs neither planner nor accountant."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+# A client of Flower is a process per message, and needs neither planner nor accountant.
+__getattr__ = on_demand(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

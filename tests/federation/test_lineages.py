@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpsgd.correlated.batons import Place, seal
+from cpsgd.correlated.seeds import MOST_FEDERATIONS, SeedFile
 from cpsgd.errors import BatonError, CpsgdError, MessageError, RoundError, RoundRefusedError
-from cpsgd.federation.batons import Place, seal
-from cpsgd.federation.lineages import MOST_FEDERATIONS, SeedFile
-from cpsgd.federation.settings import Memory
+from cpsgd.federation.client_files import Memory
 
 PLACE = Place("77", bytes(16), bands=4, round=1)
 
@@ -268,7 +268,7 @@ def test_a_client_killed_while_it_hands_on_has_nothing_twice(
 
     public = another(tmp_path, "other").key(at(2))
     with monkeypatch.context() as patched:
-        patched.setattr("cpsgd.federation.settings._Handing.give", killed)
+        patched.setattr("cpsgd.federation.client_files._Handing.give", killed)
         with pytest.raises(KeyboardInterrupt):
             silo.give(at(2), public)
     assert silo.draw(at(2), handed=True)[1:] == (None, None, None)
@@ -282,7 +282,7 @@ def test_seeds_are_on_the_disk_before_they_are_known(silo: SeedFile, monkeypatch
     synced: list[str] = []
     kinds = {True: "folder", False: "file"}
     monkeypatch.setattr(
-        "cpsgd.federation.lineages.os.fsync", lambda file: synced.append(kinds[stat.S_ISDIR(os.fstat(file).st_mode)])
+        "cpsgd.correlated.seeds.os.fsync", lambda file: synced.append(kinds[stat.S_ISDIR(os.fstat(file).st_mode)])
     )
     silo.draw(PLACE)
     assert synced[-2:] == ["file", "folder"]

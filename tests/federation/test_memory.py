@@ -10,7 +10,7 @@ import pytest
 
 from cpsgd import Plan
 from cpsgd.errors import RoundRefusedError, StageError
-from cpsgd.federation.settings import Answered, Memory
+from cpsgd.federation.client_files import Answered, Memory
 from cpsgd.secagg import Stage
 
 from .local import Client, opening, plain
@@ -91,9 +91,7 @@ def test_a_new_memory_is_there_after_a_loss_of_power(tmp_path: Path, monkeypatch
     """A file's name is on the disk when its folder is; before that, what is in the file does not help."""
     synced: list[str] = []
     kinds = {True: "folder", False: "file"}
-    monkeypatch.setattr(
-        "cpsgd.federation.settings.os.fsync", lambda file: synced.append(kinds[stat.S_ISDIR(os.fstat(file).st_mode)])
-    )
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(kinds[stat.S_ISDIR(os.fstat(file).st_mode)]))
     memory = Memory(tmp_path / "memory")
     memory.once("1", 1, Stage.ADVERTISE)
     assert synced == ["folder", "file"]

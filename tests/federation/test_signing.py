@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cpsgd import Plan, plan
 from cpsgd.errors import RoundError, RoundRefusedError, SignatureError, StageError
+from cpsgd.federation.choreography import begin_round
+from cpsgd.federation.client_files import Signing, session_identifier
 from cpsgd.federation.messages import Request
-from cpsgd.federation.server import ServerSession
-from cpsgd.federation.settings import Signing, session_identifier
 from cpsgd.federation.terms import Terms
 from cpsgd.secagg import SecureServer, Stage, wire
 from cpsgd.secagg.cohort import Cohort
@@ -222,7 +222,7 @@ def test_nothing_is_unmasked_without_confirmations(
             return super().ask(alter(Request.from_bytes(request), session))
 
     clients = {f"silo-{i}": Altered(VECTORS[i], settings=silos.config(i)) for i in range(CLIENTS)}
-    server = ServerSession(Terms(plan=small_plan, roster=silos.roster), 1, list(clients), run=RUN)
+    server = begin_round(Terms(plan=small_plan, roster=silos.roster), 1, list(clients), run=RUN)
     assert carry(server, clients, lambda node, stage, answer: answer) is None
     assert not server.report.released
     assert len(server.report.dropped) == CLIENTS
@@ -231,7 +231,7 @@ def test_nothing_is_unmasked_without_confirmations(
 
 def test_a_client_with_a_roster_uploads_nothing_in_the_servers_sight(small_plan: Plan, silos: Silos) -> None:
     clients = {f"silo-{i}": silos.client(i, secure=False) for i in range(CLIENTS)}
-    server = ServerSession(Terms(plan=small_plan, secure=False), 1, list(clients), run=RUN)
+    server = begin_round(Terms(plan=small_plan, secure=False), 1, list(clients), run=RUN)
     assert carry(server, clients, lambda node, stage, answer: answer) is None
     assert not server.report.released
     assert all("signed rounds of secure aggregation only" in text for text in server.report.dropped.values())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpsgd.learning import cuda, gradients
+from cpsgd.learning import cuda, dense
 from cpsgd.learning.datasets import infinite_digits
 from cpsgd.learning.datasets.device import DeviceInfinite
 from cpsgd.learning.models import mlp
@@ -70,7 +70,7 @@ def test_more_pixels_than_32_bits_can_number() -> None:
 @pytest.mark.parametrize("features", [20, 700])
 def test_gradients(features: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp(features, 5, (7,), seed=1).to(DEVICE)
-    layers = gradients.dense_layers(model, torch.nn.functional.cross_entropy)
+    layers = dense.dense_layers(model, torch.nn.functional.cross_entropy)
     assert layers is not None
     dim = sum(p.numel() for p in model.parameters())
     generator = torch.Generator().manual_seed(0)
@@ -78,6 +78,6 @@ def test_gradients(features: int, monkeypatch: pytest.MonkeyPatch) -> None:
     y = torch.randint(0, 5, (4,), generator=generator).to(DEVICE)
     found, expected = (torch.full((4, dim + 3), float("nan"), device=DEVICE)[:, :dim] for _ in range(2))
     for out, compiles in ((found, True), (expected, False)):
-        monkeypatch.setattr(gradients, "compiles", lambda device, answer=compiles: answer)
-        gradients.write_dense_gradients(layers, x, y, out)
+        monkeypatch.setattr(dense, "compiles", lambda device, answer=compiles: answer)
+        dense.write_dense_gradients(layers, x, y, out)
     assert torch.equal(found, expected)

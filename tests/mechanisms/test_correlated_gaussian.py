@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from cpsgd import Aggregator, Protocol, guarantee
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import CorrelatedGaussian, RoundedGaussian, fine_gaussian, lineages
 from cpsgd.mechanisms.fine_gaussian import DRAW_BYTES
 from cpsgd.mechanisms.lineages import OWN_BITS, OWN_DEVIATION, draw, farthest_point, own_shifts
 from cpsgd.mechanisms.rounded_gaussian import uniformity
+from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.gaussian import gdp_epsilon
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.randomness import Keystream
 
 
@@ -105,9 +105,9 @@ def test_messages_are_exactly_linear_before_they_are_rounded() -> None:
     noise = sum(weights[k] * sent.lineages.expanded(s, 9 - k, 6) for k, s in enumerate(seeds) if s is not None)
     stream = Keystream(seed(5)).take(6 * sent.keystream_bytes)
     own = np.zeros(6, dtype=np.int64)
-    for number, shift in enumerate(sent._shifts):
+    for number, shift in enumerate(sent.shifts):
         own += draw(8.0, stream[number * DRAW_BYTES * 6 :], 6) << shift
-    points = np.rint(pipeline.to_grid(shared, vector, 9)).astype(np.int64) << sent._shifts[0]
+    points = np.rint(pipeline.to_grid(shared, vector, 9)).astype(np.int64) << sent.shifts[0]
     exact = (points + own + noise) / 2.0**sent.finest_bits
     assert np.array_equal(found, np.floor(exact + 0.5 * sent.window).astype(np.uint32))
     # The same, packed, and read by an aggregator.
@@ -129,7 +129,7 @@ def test_lineages_take_their_noise_away_again() -> None:
         sums = pipeline.integers(shared, np.zeros(dim), number, keystream=Keystream(seed(number)), seeds=memory)
         total += shared.decode_sum(sums.astype(np.uint64), 1, number)
     expected = sent.correlation.prefix_variance()[-1] * sent.noise_deviation**2
-    expected += rounds * (sent.own_variance + 1.0 / 12.0)
+    expected += rounds * (sent.noise.own_variance + 1.0 / 12.0)
     found = float(np.mean(total**2)) / sent.step**2
     # 5.4 standard errors of a mean of squares.
     assert abs(found / expected - 1.0) < 5.4 * math.sqrt(2.0 / dim)
@@ -140,7 +140,7 @@ def test_a_client_without_seeds_begins_a_lineage() -> None:
     shared = protocol(dim=4000, clients=1, rotate=False)
     sent = shared.mechanism
     means = shared.decode_sum(shared.encode_integers(np.zeros(4000), 0).astype(np.uint64), 1, 0) / sent.scale
-    assert abs(float(np.mean(means**2)) / (sent.noise_variance + 1.0 / 12.0) - 1.0) < 5.4 * math.sqrt(2.0 / 4000)
+    assert abs(float(np.mean(means**2)) / (sent.noise.variance + 1.0 / 12.0) - 1.0) < 5.4 * math.sqrt(2.0 / 4000)
 
 
 def test_one_rotation_serves_the_run() -> None:
@@ -197,9 +197,9 @@ def test_bad_parameters_are_refused(fields: dict[str, Any], said: str) -> None:
 def test_a_window_that_adversarial_seeds_could_leave_costs_all_of_delta() -> None:
     """The seeds that a client is handed may be anybody's choice: the window holds the largest noise they stand for."""
     wide, narrow = mechanism(window=4096), mechanism(window=900)
-    assert wide._cut < 1e-100
-    assert narrow._cut == 1.0
-    reach = wide.correlation.inherited * farthest_point(wide._noise_ratio) / 2**wide.noise_bits
+    assert wide.noise.cut < 1e-100
+    assert narrow.noise.cut == 1.0
+    reach = wide.correlation.inherited * farthest_point(wide.noise_ratio) / 2**wide.noise_bits
     assert reach < 0.5 * wide.window - wide.coordinate_range / wide.step
 
 
@@ -240,22 +240,22 @@ def test_holders_of_seeds_who_tell_them_cost_their_lineages_noise() -> None:
     handed = protocol(clients=1000, mechanism=mechanism(step=0.01, untrusted_holders=50))
     kept = protocol(clients=1000, mechanism=mechanism(step=0.01))
     # 50 colluding clients themselves, and what they hold of three predecessors each.
-    assert handed.mechanism.law(950).deviation == kept.mechanism.law(800).deviation  # type: ignore[union-attr]
+    assert handed.mechanism.noise.law(950).deviation == kept.mechanism.noise.law(800).deviation  # type: ignore[union-attr]
     assert guarantee(handed, 1e-6, colluding=50).epsilon > guarantee(kept, 1e-6, colluding=50).epsilon
     with pytest.raises(ConditionError, match="untrusted_holders=50"):
         guarantee(handed, 1e-6, colluding=51)
     with pytest.raises(ConditionError, match="no privacy"):
-        handed.mechanism.law(150)
+        handed.mechanism.noise.law(150)
     with pytest.raises(ConditionError, match="at least half"):
         guarantee(kept, 1e-6, surviving=499)
 
 
 def test_all_rounds_are_counted_in_what_rounding_and_samplers_cost() -> None:
     short, long = mechanism(window=1800), mechanism(window=1800, run_length=2000)
-    assert long.variation == pytest.approx(100 * short.variation)
-    assert long.likelihood_slack(10) == pytest.approx(100 * short.likelihood_slack(10))
-    assert short.variation >= 2 * 20 * short._cut
-    assert short.likelihood_slack(10) >= 20 * uniformity(OWN_DEVIATION**2, 10)
+    assert long.noise.variation == pytest.approx(100 * short.noise.variation)
+    assert long.noise.slack(10) == pytest.approx(100 * short.noise.slack(10))
+    assert short.noise.variation >= 2 * 20 * short.noise.cut
+    assert short.noise.slack(10) >= 20 * uniformity(OWN_DEVIATION**2, 10)
 
 
 def test_uniformity_between_a_number_of_clients_and_twice_as_many() -> None:
@@ -270,7 +270,7 @@ def test_rounds_with_half_the_messages_of_a_clients_own_are_within_the_slack() -
     """A client knows how many are in its own round; two clients' fractional parts are far less uniform than four's."""
     for honest in (1, 2, 3, 4, 5, 20, 61):
         most = max(uniformity(OWN_DEVIATION**2, count) for count in range(-(-honest // 2), 2 * honest + 1))
-        assert mechanism().likelihood_slack(honest) >= 20 * most
+        assert mechanism().noise.slack(honest) >= 20 * most
 
 
 @pytest.mark.parametrize("sigma", [4.0, 40.0, 2047.0])
@@ -279,12 +279,12 @@ def test_z_on_its_grid_counts_as_less_than_it_is(sigma: float) -> None:
     given = mechanism(noise_deviation=sigma, step=1.0, bands=256, run_length=256, window=1 << 17)
     points = sigma * 2.0**given.noise_bits
     assert 2048 <= points < 4096
-    assert given.law(100).deviation ** 2 <= 100 * sigma**2 * (1.0 - 5.0 / points**2)
+    assert given.noise.law(100).deviation ** 2 <= 100 * sigma**2 * (1.0 - 5.0 / points**2)
     # Section 14, Lemma 4, for as many draws as twice the messages may use.
     own, z = (2.0 * 2.0**given.noise_bits / (1.0 + given.correlation.inherited)) ** 2, points**2 - 5.0
     uneven = 2.0 * math.exp(-2.0 * math.pi**2 * own * z / (own + z))
     rounding = uniformity(OWN_DEVIATION**2, 10_000)
-    assert given.likelihood_slack(10_000) >= 256 * (256 * 20_000 * uneven + rounding)
+    assert given.noise.slack(10_000) >= 256 * (256 * 20_000 * uneven + rounding)
     assert sigma < 2000 or 256 * 20_000 * uneven > 10 * rounding  # where z has few points per step, it matters
 
 
@@ -307,11 +307,11 @@ def test_a_modulus_is_planned_for_the_rounds_whose_messages_hold_all_of_their_li
     assert variance > 1.25 * found.noise_deviation**2
     for rotate in (True, False):
         bounds = found.deviations(clients=10, dim=64, clip_norm=1.0, rotate=rotate)
-        assert all(bound.proxy >= 10 * (variance + OWN_DEVIATION**2) for bound in bounds)
+        assert all(bound.at(0.1) >= 0.5 * 0.1**2 * 10 * (variance + OWN_DEVIATION**2) for bound in bounds)
 
 
 def test_samplers_count_for_draws_whose_own_messages_never_arrived() -> None:
     """A message takes away the noise of b - 1 others, and none of these may be in a sum."""
     wide = mechanism(bands=8, window=1 << 15)
-    assert wide._cut < 1e-3 * fine_gaussian.SMOOTHING
-    assert wide.variation >= 2 * wide.run_length * 8 * fine_gaussian.SMOOTHING
+    assert wide.noise.cut < 1e-3 * fine_gaussian.SMOOTHING
+    assert wide.noise.variation >= 2 * wide.run_length * 8 * fine_gaussian.SMOOTHING

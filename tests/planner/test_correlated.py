@@ -12,7 +12,7 @@ from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.mechanisms import CorrelatedGaussian
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.workloads import Workload
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 
@@ -41,7 +41,7 @@ def test_the_papers_run_is_planned_quickly_and_near_the_best_there_is(epsilon: f
 def test_the_promise_is_about_the_whole_run() -> None:
     found = paper()
     assert found.protocol.promise is not None
-    assert (found.protocol.promise.rounds, found.protocol.promise.epsilon) == (2500, 2.0)
+    assert (found.protocol.promise.conditions.rounds, found.protocol.promise.claim.epsilon) == (2500, 2.0)
     assert found.protocol.release(10_000) is not None
 
 

@@ -61,7 +61,7 @@ def covariance(protocol: Protocol, rounds: int, count: int) -> Array:
     factors = mechanism.correlation.factors
     mixing: Any = sum(np.diag(np.full(rounds - k, factors[k]), -k) for k in range(BANDS))
     z = mechanism.noise_deviation**2 * mixing @ mixing.T
-    rest = mechanism.own_variance + 1.0 / 12.0
+    rest = mechanism.noise.own_variance + 1.0 / 12.0
     return np.asarray((z + rest * np.eye(rounds)) / count)
 
 
@@ -163,7 +163,7 @@ def covariance_without(protocol: Protocol) -> Array:
     mechanism = protocol.mechanism
     assert isinstance(mechanism, CorrelatedGaussian)
     weight = mechanism.correlation.factors[2]
-    rest = mechanism.own_variance + 1.0 / 12.0
+    rest = mechanism.noise.own_variance + 1.0 / 12.0
     z = mechanism.noise_deviation**2
     return np.array([[z + rest, weight * z], [weight * z, (1 + weight**2) * z + rest]]) / CLIENTS
 

@@ -43,7 +43,7 @@ class SumLaw:
             ParameterError: The law would take too much memory.
         """
         self.count = count = sum(clients for _, clients in groups)
-        law = protocol.mechanism.law(count)
+        law = protocol.mechanism.noise.law(count)
         if isinstance(law, RoundedNormal):
             found = of_rounded(law, groups)
         elif isinstance(law, Normal):

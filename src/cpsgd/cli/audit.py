@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,9 +47,7 @@ def run(
         WHOLE,
         Parameter(help="Rounds to attack: more of them see more. 120,000 of one protocol, 3,000 of each if not given."),
     ] = None,
-    plot: Annotated[
-        Path | None, Parameter(metavar="FILE", help="Draw the attacker's error rates and the claimed ones.")
-    ] = None,
+    plot: Annotated[Path | None, options.file_option("Draw the attacker's error rates and the claimed ones.")] = None,
     json: options.Json = False,
 ) -> None:
     """Attack real rounds, and compare what can be learned with the ε that is claimed.
@@ -89,11 +88,9 @@ def run(
     report = found.covered[0].report
     assert report is not None
     not_covered = {} if named else left_out()
-    if json:
-        single = {**report.to_dict(), "protocol": cases[0].protocol.to_dict()} if named else {}
-        output.show_json({**single, **found.to_dict(), "left_out": not_covered, "plot": plot})
-    else:
-        _show(report, cases[0].protocol, found, not_covered, whole=not named)
+    single = {**report.to_dict(), "protocol": cases[0].protocol.to_dict()} if named else {}
+    data = {**single, **found.to_dict(), "left_out": not_covered, "plot": plot}
+    output.answer(json, data, *_tables(report, cases[0].protocol, found, not_covered, whole=not named))
     # Last, so that a picture that cannot be drawn does not take the findings with it.
     if plot is not None:
         from cpsgd.reports.pictures import draw_audit
@@ -103,18 +100,19 @@ def run(
         raise SystemExit(1)
 
 
-def _show(report: AuditReport, protocol: Protocol, found: Survey, not_covered: dict[str, str], *, whole: bool) -> None:
-    console = output.console()
+def _tables(
+    report: AuditReport, protocol: Protocol, found: Survey, not_covered: dict[str, str], *, whole: bool
+) -> Iterator[object]:
     verdict = "[bold green]PASS[/bold green]" if found.passed else "[bold red]FAIL[/bold red]"
     rows = [("verdict", f"{verdict}; honest code fails with probability at most {found.false_alarm:g}")]
-    console.print(output.facts([*rows, *([] if whole else _facts(report, protocol))]))
+    yield output.facts([*rows, *([] if whole else _facts(report, protocol))])
     if not whole:
         claims = [(f"{claim.delta:g}", rounded_up(claim.claimed), rounded_down(claim.found)) for claim in report.claims]
-        console.print(output.grid(("δ", "ε claimed ≤", "ε found ≥"), claims, title="\nClaims and findings"))
-        console.print(output.facts([(check.name, _said(check)) for check in found.covered[0].checks], title="Checks"))
-    _show_covered(found)
+        yield output.grid(("δ", "ε claimed ≤", "ε found ≥"), claims, title="\nClaims and findings")
+        yield output.facts([(check.name, _verdict(check)) for check in found.covered[0].checks], title="Checks")
+    yield from _covered(found)
     if whole:
-        console.print(output.facts(list(not_covered.items()), title="Not covered"))
+        yield output.facts(list(not_covered.items()), title="Not covered")
 
 
 def _facts(report: AuditReport, protocol: Protocol) -> list[tuple[str, str]]:
@@ -140,8 +138,8 @@ def _facts(report: AuditReport, protocol: Protocol) -> list[tuple[str, str]]:
     ]
 
 
-def _show_covered(found: Survey) -> None:
-    """A line for every protocol: what was played at which levels, and what failed where."""
+def _covered(found: Survey) -> Iterator[object]:
+    """Yields tables: a line for every protocol, the SIMD levels and round numbers, and failures."""
     lines, failures = [], []
     for case in dict.fromkeys(each.case for each in found.covered):
         covered = [each for each in found.covered if each.case is case]
@@ -157,24 +155,23 @@ def _show_covered(found: Survey) -> None:
             )
         )
         failures += [
-            (f"{case.name}, {each.level}", _said(check))
+            (f"{case.name}, {each.level}", _verdict(check))
             for each in covered
             for check in each.checks
             if not check.passed
         ]
     if not found.agreement.passed:
-        failures.append(("levels", _said(found.agreement)))
+        failures.append(("levels", _verdict(found.agreement)))
     numbers = sorted({number for each in found.covered for number in each.numbers})
-    console = output.console()
     columns = ("protocol", "d", "rounds", "claimed ε ≤", "found ε ≥", "verdict")
-    console.print(output.grid(columns, lines, title="\nCovered", whole=("protocol", "rounds", "verdict")))
+    yield output.grid(columns, lines, title="\nCovered", whole=("protocol", "rounds", "verdict"))
     rows = [("SIMD levels", ", ".join(found.levels)), ("round numbers", ", ".join(f"{n:,}" for n in numbers))]
-    console.print(output.facts(rows))
+    yield output.facts(rows)
     if failures:
-        console.print(output.facts(failures, title="\nFailures"))
+        yield output.facts(failures, title="\nFailures")
 
 
-def _said(check: Check) -> str:
+def _verdict(check: Check) -> str:
     if check.limit is None:
         return f"not asked, too few coordinates to tell: {check.question}"
     verdict = "ok" if check.passed else "[bold red]FAILED[/bold red]"

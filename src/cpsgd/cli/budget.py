@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
+from cpsgd._durable import write_file
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import new_app
+from cpsgd.cli.options import file_option
 from cpsgd.errors import LedgerAccessError, LedgerError, ParameterError, ReportError
 from cpsgd.ledger import Budget, Ledger, Witness
 from cpsgd.ledger import check_report as verify_report
 from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     from cpsgd.ledger import Total
 
     BudgetFields = Any  # made when the program runs
@@ -27,22 +27,17 @@ else:
 
 app = new_app("budget")
 
+LedgerFile = Annotated[Path, Parameter(name="LEDGER", help="The ledger's file.")]
 Witnesses = Annotated[
     Path | None,
-    Parameter(
+    file_option(
+        "A file elsewhere that keeps the ledger's heads: the ledger must contain them, and a new one is added.",
         name="--witness",
-        metavar="FILE",
-        help="A file elsewhere that keeps the ledger's heads: the ledger must contain them, and a new one is added.",
     ),
 ]
 Signers = Annotated[
-    Path | None,
-    Parameter(metavar="FILE", help="Public keys, one per line as in KEYFILE.pub: one of them must have signed."),
+    Path | None, file_option("Public keys, one per line as in KEYFILE.pub: one of them must have signed.")
 ]
-Identity = Annotated[
-    Path | None, Parameter(metavar="KEYFILE", help="Sign with this identity; see `cpsgd identity create`.")
-]
-LedgerFile = Annotated[Path, Parameter(name="LEDGER", help="The ledger's file.")]
 _LONGEST_REPORT = 1 << 26
 _CHOICE = {
     "planned": "planned: not chosen by looking at earlier results",
@@ -65,10 +60,6 @@ def create(
     opened = Budget(**vars(budget))
     book = Ledger(ledger, witness=witness)
     book.create(opened)
-    head = str(book.head)
-    if json:
-        output.show_json({"ledger": ledger, "budget": opened.to_dict(), "head": head})
-        return
     rows = [
         ("budget", escape(f"ε = {rounded_up(opened.epsilon)} at δ = {opened.delta:g} for {opened.population}")),
         ("protects", f"one {opened.unit}, {opened.adjacency} neighbours"),
@@ -76,8 +67,7 @@ def create(
         *_policy(opened),
         ("ledger", escape(str(ledger))),
     ]
-    output.console().print(output.facts(rows))
-    _show_head(head)
+    _answer(json, {"ledger": ledger, "budget": opened.to_dict(), "head": str(book.head)}, output.facts(rows))
 
 
 @app.command
@@ -88,9 +78,7 @@ def show(
     population: Annotated[
         str | None, Parameter(help="Only this population, with its rounds; all if not given.")
     ] = None,
-    plot: Annotated[
-        Path | None, Parameter(metavar="FILE", help="Draw what was spent over time; needs --population.")
-    ] = None,
+    plot: Annotated[Path | None, file_option("Draw what was spent over time; needs --population.")] = None,
     json: options.Json = False,
 ) -> None:
     """Show what is spent and what is left, by the accountant, with the theorem behind it."""
@@ -106,27 +94,23 @@ def show(
         from cpsgd.reports.pictures import draw_spending
 
         draw_spending(book.budget(population), book.events(population), plot)
-    if json:
-        facts: dict[str, Any] = {
-            "ledger": ledger,
-            "head": str(book.head),
-            "populations": [
-                {**total.to_dict(), "entries": [entry.to_dict() for entry in book.events(total.population)]}
-                for total in totals
-            ],
-        }
-        if plot is not None:
-            facts["plot"] = plot
-        output.show_json(facts)
-        return
-    console = output.console()
+    data = {
+        "ledger": ledger,
+        "head": str(book.head),
+        "populations": [
+            {**total.to_dict(), "entries": [entry.to_dict() for entry in book.events(total.population)]}
+            for total in totals
+        ],
+        **({} if plot is None else {"plot": plot}),
+    }
+    tables: list[object] = []
     for total in totals:
-        console.print(output.facts([*_rows(total), *_more(book, total)], title=escape(total.population)))
+        tables.append(output.facts([*_rows(total), *_more(book, total)], title=escape(total.population)))
         if population is not None:
-            _show_entries(book, population, total.rounds)
+            tables.append(_entries(book, population, total.rounds))
     if plot is not None:
-        console.print(output.facts([("written", escape(str(plot)))]))
-    _show_head(str(book.head))
+        tables.append(output.facts([("written", escape(str(plot)))]))
+    _answer(json, data, *tables)
 
 
 @app.command
@@ -138,8 +122,7 @@ def verify(
         str | None, Parameter(help="A head printed earlier and kept elsewhere: the chain must contain it.")
     ] = None,
     witness: Annotated[
-        Path | None,
-        Parameter(metavar="FILE", help="Lines of a witness, kept elsewhere: the chain must contain all their heads."),
+        Path | None, file_option("Lines of a witness, kept elsewhere: the chain must contain all their heads.")
     ] = None,
     signers: Signers = None,
     json: options.Json = False,
@@ -158,35 +141,26 @@ def verify(
     except LedgerAccessError:
         raise
     except LedgerError as error:
-        if json:
-            output.show_json({"ledger": ledger, "holds": False, "reason": str(error)})
-        else:
-            output.complain(f"The ledger does not hold: {error}")
-        raise SystemExit(1) from None
+        raise _does_not_hold("ledger", ledger, error, json) from None
     overspent, known = list(found.overspent), head is not None or witness is not None
-    if json:
-        output.show_json(
-            {
-                "ledger": ledger,
-                "holds": not overspent,
-                "reason": f"More was spent than the budget allows: {overspent}." if overspent else None,
-                "records": found.records,
-                "head": str(found.head),
-                "head_checked": known,
-                "populations": [total.to_dict() for total in found.totals],
-            }
-        )
-    else:
-        rows = [
-            ("chain", f"{found.records:,} records, every hash holds"),
-            ("known head", "contained" if known else "none was given: a cut end would not be noticed"),
-        ]
-        for total in found.totals:
-            over = "[bold red]more than the budget[/bold red] " if total.population in overspent else ""
-            text = f"{over}ε = {rounded_up(total.epsilon)} of {rounded_up(total.limit)} at δ = {total.delta:g}"
-            rows.append((escape(total.population), text))
-        output.console().print(output.facts(rows))
-        _show_head(str(found.head))
+    data = {
+        "ledger": ledger,
+        "holds": not overspent,
+        "reason": f"More was spent than the budget allows: {overspent}." if overspent else None,
+        "records": found.records,
+        "head": str(found.head),
+        "head_checked": known,
+        "populations": [total.to_dict() for total in found.totals],
+    }
+    rows = [
+        ("chain", f"{found.records:,} records, every hash holds"),
+        ("known head", "contained" if known else "none was given: a cut end would not be noticed"),
+    ]
+    for total in found.totals:
+        over = "[bold red]more than the budget[/bold red] " if total.population in overspent else ""
+        text = f"{over}ε = {rounded_up(total.epsilon)} of {rounded_up(total.limit)} at δ = {total.delta:g}"
+        rows.append((escape(total.population), text))
+    _answer(json, data, output.facts(rows))
     if overspent:
         raise SystemExit(1)
 
@@ -196,25 +170,19 @@ def export(
     ledger: LedgerFile,
     /,
     *,
-    out: Annotated[
-        Path | None, Parameter(metavar="FILE", help="Where the JSON goes; standard output if not given.")
-    ] = None,
+    out: Annotated[Path | None, file_option("Where the JSON goes; standard output if not given.")] = None,
     json: options.Json = False,
 ) -> None:
     """Write everything as JSON: all records with their hashes, and what follows from them."""
-    if out is not None:
-        _files.check_output(out, ledger)
-    data = Ledger(ledger).export()
     if out is None:
-        output.show_json(data)
+        output.show_json(Ledger(ledger).export())
         return
-    _files.write_bytes(out, (json_module.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
-    facts = {"ledger": ledger, "out": out, "records": len(data["records"]), "head": data["head"]}
-    if json:
-        output.show_json(facts)
-        return
-    output.console().print(output.facts([("records", f"{facts['records']:,}"), ("written", escape(str(out)))]))
-    _show_head(data["head"])
+    _files.check_output(out, ledger)
+    data = Ledger(ledger).export()
+    _write(out, data)
+    count = len(data["records"])
+    rows = [("records", f"{count:,}"), ("written", escape(str(out)))]
+    _answer(json, {"ledger": ledger, "out": out, "records": count, "head": data["head"]}, output.facts(rows))
 
 
 @app.command
@@ -224,11 +192,7 @@ def repair(ledger: LedgerFile, /, *, json: options.Json = False) -> None:
     Records are not changed; a new snapshot is added to them.
     """
     head = str(Ledger(ledger).repair())
-    if json:
-        output.show_json({"ledger": ledger, "head": head})
-        return
-    output.console().print(output.facts([("repaired", escape(str(ledger)))]))
-    _show_head(head)
+    _answer(json, {"ledger": ledger, "head": head}, output.facts([("repaired", escape(str(ledger)))]))
 
 
 @app.command
@@ -248,11 +212,8 @@ def abandon(
     book = Ledger(ledger, witness=witness)
     gone = book.abandon(entry, reason)
     total, head = book.total(gone.population), str(book.head)
-    if json:
-        output.show_json({"ledger": ledger, "entry": gone.to_dict(), "budget": total.to_dict(), "head": head})
-        return
-    output.console().print(output.facts([("given up", f"entry {entry}"), *_rows(total)]))
-    _show_head(head)
+    data = {"ledger": ledger, "entry": gone.to_dict(), "budget": total.to_dict(), "head": head}
+    _answer(json, data, output.facts([("given up", f"entry {entry}"), *_rows(total)]))
 
 
 @app.command(name="witness")
@@ -260,10 +221,10 @@ def show_line(
     ledger: LedgerFile,
     /,
     *,
-    out: Annotated[
-        Path | None, Parameter(metavar="FILE", help="Append the line to this file, elsewhere, and print it, too.")
+    out: Annotated[Path | None, file_option("Append the line to this file, elsewhere, and print it, too.")] = None,
+    identity: Annotated[
+        Path | None, file_option("Sign with this identity; see `cpsgd identity create`.", metavar="KEYFILE")
     ] = None,
-    identity: Identity = None,
     json: options.Json = False,
 ) -> None:
     """Print the ledger's head as a line to be kept elsewhere, signed if you like, for `verify --witness`.
@@ -271,9 +232,12 @@ def show_line(
     With --witness FILE other commands add such lines to FILE by themselves, and refuse a ledger that does not contain
     the newest head in it.
     """
+    from cpsgd.secagg import read_identity
+
     if out is not None:
         _files.check_output(out, ledger)
-    seen = Ledger(ledger, witness=out if out is not None and out.exists() else None).seen(_identity(identity))
+    book = Ledger(ledger, witness=out if out is not None and out.exists() else None)
+    seen = book.seen(None if identity is None else read_identity(identity))
     if out is not None:
         Witness(out).append(seen)
     if json:
@@ -287,29 +251,26 @@ def report(
     ledger: LedgerFile,
     /,
     *,
-    identity: Annotated[Path, Parameter(metavar="KEYFILE", help="Sign with this identity.")],
-    out: Annotated[Path, Parameter(metavar="FILE", help="Where the report goes, as JSON.")],
+    identity: Annotated[Path, file_option("Sign with this identity.", metavar="KEYFILE")],
+    out: Annotated[Path, file_option("Where the report goes, as JSON.")],
     json: options.Json = False,
 ) -> None:
     """Write a signed report of what is spent, which somebody outside can verify without the ledger or the data.
 
     It holds budgets, numbers of rounds of each kind, and the head; no names of runs, and no labels.
     """
+    from cpsgd.secagg import read_identity
+
     _files.check_output(out, ledger)
-    signer = _identity(identity)
-    assert signer is not None
-    data = Ledger(ledger).report(signer)
-    _files.write_bytes(out, (json_module.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
-    if json:
-        output.show_json({"ledger": ledger, "out": out, "head": data["head"], "key": data["key"]})
-        return
-    output.console().print(output.facts([("written", escape(str(out)))]))
-    _show_head(data["head"])
+    data = Ledger(ledger).report(read_identity(identity))
+    _write(out, data)
+    facts = {"ledger": ledger, "out": out, "head": data["head"], "key": data["key"]}
+    _answer(json, facts, output.facts([("written", escape(str(out)))]))
 
 
 @app.command
 def check_report(
-    file: Annotated[Path, Parameter(name="REPORT", help="What `cpsgd budget report` wrote.")],
+    file: Annotated[Path, Parameter(name="REPORT", help="The file that `cpsgd budget report` wrote.")],
     /,
     *,
     signers: Signers = None,
@@ -323,30 +284,41 @@ def check_report(
     try:
         found = verify_report(_read_report(file), keys)
     except ReportError as error:
-        if json:
-            output.show_json({"report": file, "holds": False, "reason": str(error)})
-        else:
-            output.complain(f"The report does not hold: {error}")
-        raise SystemExit(1) from None
-    if json:
-        output.show_json(
-            {
-                "report": file,
-                "holds": True,
-                "reason": None,
-                "head": str(found.head),
-                "time": found.time,
-                "signer_checked": keys is not None,
-                "populations": [total.to_dict() for total in found.totals],
-            }
-        )
-        return
-    console = output.console()
+        raise _does_not_hold("report", file, error, json) from None
+    data = {
+        "report": file,
+        "holds": True,
+        "reason": None,
+        "head": str(found.head),
+        "time": found.time,
+        "signer_checked": keys is not None,
+        "populations": [total.to_dict() for total in found.totals],
+    }
     signed = "by a key that was given" if keys is not None else "but by whom was not checked: give --signers"
-    console.print(output.facts([("signed", signed), ("made", escape(found.time))]))
-    for total in found.totals:
-        console.print(output.facts(_rows(total), title=escape(total.population)))
-    _show_head(str(found.head))
+    tables = [output.facts([("signed", signed), ("made", escape(found.time))])]
+    tables += [output.facts(_rows(total), title=escape(total.population)) for total in found.totals]
+    _answer(json, data, *tables)
+
+
+def _answer(json: bool, data: dict[str, Any], *tables: object) -> None:
+    """Prints JSON, or tables for people with the ledger's head below them."""
+    output.answer(json, data, *tables)
+    if not json:
+        # In one piece, however narrow the terminal: a head with a line break in it would not be found again.
+        output.show([("head", data["head"])])
+
+
+def _does_not_hold(what: str, file: Path, error: Exception, json: bool) -> SystemExit:
+    """Prints why a ledger or a report does not hold, and returns exit code 1."""
+    if json:
+        output.show_json({what: file, "holds": False, "reason": str(error)})
+    else:
+        output.complain(f"The {what} does not hold: {error}")
+    return SystemExit(1)
+
+
+def _write(out: Path, data: dict[str, Any]) -> None:
+    write_file(out, (json_module.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def _read_report(path: Path) -> object:
@@ -360,24 +332,15 @@ def _read_report(path: Path) -> object:
         raise ReportError("It is not JSON.") from None
 
 
-def _identity(path: Path | None) -> Ed25519PrivateKey | None:
-    if path is None:
-        return None
-    from cpsgd.secagg import read_identity
-
-    return read_identity(path)
-
-
 def _keys(path: Path | None) -> frozenset[bytes] | None:
-    if path is None:
-        return None
+    """The public keys in a file, if one is given."""
     from cpsgd.secagg.identity import read_roster
 
-    return read_roster(path)
+    return None if path is None else read_roster(path)
 
 
 def _more(book: Ledger, total: Total) -> list[tuple[str, str]]:
-    """What else there is to say of a budget."""
+    """A budget's policy, what all its periods cost together, and how its rounds are chosen."""
     budget = book.budget(total.population)
     rows = _policy(budget)
     if budget.renews:
@@ -390,16 +353,12 @@ def _more(book: Ledger, total: Total) -> list[tuple[str, str]]:
 
 
 def _policy(budget: Budget) -> list[tuple[str, str]]:
-    return [
-        *([("group of", escape(budget.group_of))] if budget.group_of else []),
-        *([("expires", budget.expires)] if budget.expires else []),
-        *([("renews", f"every {budget.renews} days")] if budget.renews else []),
+    policy = [
+        ("group of", budget.group_of and escape(budget.group_of)),
+        ("expires", budget.expires),
+        ("renews", f"every {budget.renews} days" if budget.renews else None),
     ]
-
-
-def _show_head(head: str) -> None:
-    """In one piece, however narrow the terminal: a head with a line break in it would not be found again."""
-    output.show([("head", head)])
+    return [(name, text) for name, text in policy if text]
 
 
 def _rows(total: Total) -> list[tuple[str, str]]:
@@ -417,7 +376,7 @@ def _rows(total: Total) -> list[tuple[str, str]]:
     ]
 
 
-def _show_entries(book: Ledger, population: str, count: int) -> None:
+def _entries(book: Ledger, population: str, count: int) -> object:
     rows = [
         (
             str(entry.number),
@@ -433,5 +392,4 @@ def _show_entries(book: Ledger, population: str, count: int) -> None:
     ]
     columns = ("entry", "reserved (UTC)", "run", "round", "messages", "who", "released", "ε then")
     title = f"the last {_SHOWN} of {count:,} rounds" if count > _SHOWN else None
-    whole = set(columns) - {"run", "who"}
-    output.console().print(output.grid(columns, rows, title=title, whole=whole))
+    return output.grid(columns, rows, title=title, whole=set(columns) - {"run", "who"})

@@ -36,7 +36,5 @@ def frontier(
 
     points = rivals.compute(progress=show)
     files = rivals.write(out, points)
-    if json:
-        output.show_json({"files": files, "points": [asdict(point) for point in points]})
-        return
-    output.console().print(output.facts([("written", escape(str(file))) for file in files]))
+    written = output.facts([("written", escape(str(file))) for file in files])
+    output.answer(json, {"files": files, "points": [asdict(point) for point in points]}, written)

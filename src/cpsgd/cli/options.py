@@ -26,12 +26,16 @@ FLAT = Parameter(name="*")
 COUNT = Parameter(converter=whole, validator=validators.Number(gte=0))
 """For options that are whole numbers from 0 on."""
 
+
+def file_option(help: str, *, name: str | None = None, metavar: str = "FILE", group: Group | None = None) -> Parameter:
+    """Returns the description of an option that takes a file."""
+    return Parameter(name=name, metavar=metavar, help=help, group=group)
+
+
 Json = Annotated[bool, Parameter(help="Print one JSON object instead of text.")]
 Key = Annotated[str | None, Parameter(help="Name of the array in an .npz file that holds several.")]
 Table = Annotated[Path, Parameter(name="FILE", help="An .npy, .npz or .csv table, one row per client.")]
-ProtocolFile = Annotated[
-    Path, Parameter(name="--protocol", metavar="FILE", help="The protocol's JSON, as written by `cpsgd protocol`.")
-]
+ProtocolFile = Annotated[Path, file_option("The protocol's JSON, as written by `cpsgd protocol`.", name="--protocol")]
 AcceptEpsilon = Annotated[
     float | None,
     Parameter(

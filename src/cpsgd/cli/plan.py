@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
 from rich.markup import escape
 
+from cpsgd._durable import write_file
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.privacy import guarantee_rows
 from cpsgd.planner.requirements import Requirements
@@ -24,10 +24,8 @@ else:
 def run(
     *,
     required: Annotated[Required, options.FLAT],
-    out: Annotated[
-        Path | None, Parameter(metavar="FILE", help="Where the protocol's JSON goes, with what is promised.")
-    ] = None,
-    plot: Annotated[Path | None, Parameter(metavar="FILE", help="Draw the frontier into this file.")] = None,
+    out: Annotated[Path | None, options.file_option("Where the protocol's JSON goes, with its promise.")] = None,
+    plot: Annotated[Path | None, options.file_option("Draw the frontier into this file.")] = None,
     json: options.Json = False,
 ) -> None:
     """The best protocol for what you want: its mechanism, parameters, proved ε and expected error."""
@@ -38,21 +36,14 @@ def run(
         _files.check_output(out)
     found = plan_for(Requirements(**vars(required)))
     if out is not None:
-        _files.write_bytes(out, (found.protocol.to_json() + "\n").encode())
+        write_file(out, (found.protocol.to_json() + "\n").encode())
     if plot is not None:
         from cpsgd.reports.pictures import draw_frontier
 
         draw_frontier(found, plot)
-    if json:
-        output.show_json({**found.to_dict(), "out": out})
-        return
-    console = output.console()
-    console.print(_summary(found))
-    console.print(_frontier(found))
-    if plot is not None:
-        console.print(f"Frontier drawn into {plot}", markup=False)
-    if out is not None:
-        console.print(f"Protocol written to {out}", markup=False)
+    notes = [] if plot is None else [f"Frontier drawn into {plot}"]
+    notes += [] if out is None else [f"Protocol written to {out}"]
+    output.answer(json, {**found.to_dict(), "out": out}, _summary(found), _frontier(found), *notes)
 
 
 def _summary(found: Plan) -> object:

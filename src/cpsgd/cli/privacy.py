@@ -45,10 +45,7 @@ def theorem(
     )
     citation = "Agarwal, Suresh, Yu, Kumar, McMahan, “cpSGD”, NeurIPS 2018, Theorem 1"
     note = "as published, for comparison; it fails for neighbours several standard deviations of the noise apart"
-    if json:
-        facts = {"epsilon": epsilon, "delta": delta, "method": "paper-theorem", "citation": citation, "note": note}
-        output.show_json(facts)
-        return
+    data = {"epsilon": epsilon, "delta": delta, "method": "paper-theorem", "citation": citation, "note": note}
     error = dim * scale * scale * trials * p * (1.0 - p)
     rows = [
         ("ε", f"[bold]{rounded_up(epsilon, 7)}[/bold] at δ = {delta:g}"),
@@ -56,7 +53,7 @@ def theorem(
         ("note", note),
         ("error", f"d s² N p(1-p) = {error:.4g}"),
     ]
-    output.console().print(output.facts(rows))
+    output.answer(json, data, output.facts(rows))
 
 
 @app.command
@@ -73,7 +70,7 @@ def epsilon(
     The protocol is a file's, or --clients, --dim, --clip-norm and all parameters of its mechanism are given: of the
     paper's --levels, --trials and --range.
     """
-    from cpsgd.privacy.rounds import guarantee_over_rounds
+    from cpsgd.privacy.guarantees import guarantee_over_rounds
 
     # Without defaults: an ε should be about parameters that somebody chose.
     if "--protocol" not in (said := parameters.given):
@@ -84,9 +81,6 @@ def epsilon(
             raise ParameterError(f"Missing {lacking}; or give a protocol's file with --protocol.")
     protocol = parameters.sized(size)
     found = guarantee_over_rounds(protocol, **vars(rounds), surviving=surviving)
-    if json:
-        output.show_json({**found.to_dict(), "bits_per_coordinate": protocol.bits_per_coordinate})
-        return
     rows = guarantee_rows(found)
     if found.rounds > 1:
         rows.insert(1, ("rounds", f"{found.rounds:,}, {found.participation}"))
@@ -97,7 +91,7 @@ def epsilon(
     rows += output.caution(protocol)
     if protocol.promise is not None:
         rows.append(("promised", str(protocol.promise)))
-    output.console().print(output.facts(rows))
+    output.answer(json, {**found.to_dict(), "bits_per_coordinate": protocol.bits_per_coordinate}, output.facts(rows))
 
 
 def guarantee_rows(found: Guarantee) -> list[tuple[str, str]]:

@@ -14,7 +14,8 @@ from cyclopts import Group, Parameter
 from rich.console import Console
 from rich.markup import escape
 
-from cpsgd.cli import _files, options, output
+from cpsgd._durable import create_file, write_file
+from cpsgd.cli import options, output
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
 from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, PRESETS, Settings, read_file
 from cpsgd.mechanisms.options import MechanismOptions
@@ -173,7 +174,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         output.complain(f"Interrupted. Continue with: cpsgd train --resume --run {folder.name}", style="bold yellow")
         raise SystemExit(130) from None
     summary = _summary(experiment, folder, results)
-    _files.write_bytes(folder / _SUMMARY, (json_module.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
+    write_file(folder / _SUMMARY, (json_module.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
     written = (run_report.draw(folder / run_report.CURVES, results), saved.write(folder))
     summary["files"] = [str(path) for path in written]
     summary["files"] += [str(path) for path in trainers[PRIVATE].export(folder)]
@@ -220,10 +221,7 @@ def _begin(folder: Path, settings: Settings) -> None:
     """Writes down what the run is. Of two processes that chose the same folder one comes too late."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with (folder / _CONFIG).open("xb") as file:
-            file.write((json_module.dumps(settings.to_dict(), indent=2) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+        create_file(folder / _CONFIG, (json_module.dumps(settings.to_dict(), indent=2) + "\n").encode())
     except FileExistsError:
         raise CheckpointError(
             f"Another run has just begun in {folder}. Give this one a name of its own with --run."

@@ -179,12 +179,12 @@ class Dashboard:
         run = await self._run(request)
         return _stream(self._watched(run, request.query_params.get("version", "")))
 
-    async def _run(self, request: Request) -> runs.Run:
+    async def _run(self, request: Request) -> runs.RecordedRun:
         name = request.query_params.get("name", "")
         path = self._folder.path(name, await asyncio.to_thread(self._folder.runs))
         return await asyncio.to_thread(runs.read, path, name)
 
-    async def _watched(self, run: runs.Run, shown: str) -> AsyncGenerator[Event, None]:
+    async def _watched(self, run: runs.RecordedRun, shown: str) -> AsyncGenerator[Event, None]:
         path, state = self._folder.root / run.name, run.state
         while not self._ending:
             if run.version != shown or run.state != state:

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import CpsgdError, ParameterError
 from cpsgd.mechanisms import Mechanism
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner import Plan, Requirements, plan_for
 from cpsgd.planner.problem import Problem
 from cpsgd.planner.search import Contest

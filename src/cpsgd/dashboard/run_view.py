@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from cpsgd.dashboard import values
 from cpsgd.dashboard.charts import Chart, Series, linear
-from cpsgd.dashboard.runs import Run, RunCurve
+from cpsgd.dashboard.runs import RecordedRun, RunCurve
 from cpsgd.errors import CpsgdError
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.reports import run_report
 from cpsgd.reports.numbers import power, rounded_up, size
 
@@ -19,7 +19,7 @@ Figure = Literal["loss", "score"]
 _MOST_FACTS = 200
 
 
-def view(run: Run) -> dict[str, Any]:
+def view(run: RecordedRun) -> dict[str, Any]:
     """What the template `run.html` takes."""
     return {
         "run": run,
@@ -48,13 +48,13 @@ def score_text(curve: RunCurve) -> str:
     return f"{found:.4f}" if curve.regression else f"{found:.2%}"
 
 
-def _share(run: Run) -> tuple[float, float] | None:
+def _share(run: RecordedRun) -> tuple[float, float] | None:
     """ε that is spent and its limit."""
     spent = run.private.last("epsilon")
     return None if spent is None or run.limit is None else (spent, run.limit)
 
 
-def _cards(run: Run) -> list[tuple[str, str]]:
+def _cards(run: RecordedRun) -> list[tuple[str, str]]:
     private = run.private
     cards = [(score_text(private), f"test {_score_name(private)}, private")]
     cards += [
@@ -76,14 +76,14 @@ def _cards(run: Run) -> list[tuple[str, str]]:
     return cards
 
 
-def _results(run: Run) -> dict[str, Mapping[str, Any]]:
+def _results(run: RecordedRun) -> dict[str, Mapping[str, Any]]:
     """What the summary says of each curve."""
     found = values.mapping(run.summary).get("results")
     rows = [values.mapping(each) for each in found] if isinstance(found, list) else []
     return {values.text(row.get("name")): row for row in rows}
 
 
-def row(run: Run, curve: RunCurve) -> dict[str, str]:
+def row(run: RecordedRun, curve: RunCurve) -> dict[str, str]:
     """A curve in numbers."""
     result = _results(run).get(curve.name, {})
     loss, epsilon, total = curve.last("loss"), curve.last("epsilon"), curve.last("bytes_total")
@@ -101,7 +101,7 @@ def row(run: Run, curve: RunCurve) -> dict[str, str]:
     }
 
 
-def comparison(runs: Sequence[Run], figure: Figure) -> Chart | None:
+def comparison(runs: Sequence[RecordedRun], figure: Figure) -> Chart | None:
     """The curves of one run, or the private curves of several, against rounds."""
     several = len(runs) > 1
     named = [(run.name, run.private) for run in runs] if several else [(each.name, each) for each in runs[0].curves]
@@ -134,7 +134,7 @@ def _percent(value: float) -> str:
     return f"{100.0 * value:.3g} %"
 
 
-def _spending(run: Run) -> Chart | None:
+def _spending(run: RecordedRun) -> Chart | None:
     """ε that was spent against the limit."""
     points = run.private.points("epsilon")
     if not points or run.limit is None:
@@ -149,14 +149,14 @@ def _spending(run: Run) -> Chart | None:
     )
 
 
-def _randomness(run: Run) -> str | None:
+def _randomness(run: RecordedRun) -> str | None:
     try:
         return None if run.summary is None else run_report.seed_text(run.summary)
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def _facts(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
+def _facts(run: RecordedRun) -> list[tuple[str, list[tuple[str, str]]]]:
     summary = values.mapping(run.summary)
     protocol = values.mapping(summary.get("protocol"))
     return [
@@ -171,7 +171,7 @@ def _rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(values.text(key), values.text(value)) for key, value in first if value is not None]
 
 
-def _privacy(run: Run) -> list[tuple[str, str]]:
+def _privacy(run: RecordedRun) -> list[tuple[str, str]]:
     """What is promised, of a run that is finished."""
     summary = run.summary
     if summary is None or summary.get("guarantee") is None:

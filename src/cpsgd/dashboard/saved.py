@@ -10,7 +10,7 @@ REPORT = "report.html"
 """Name of the file."""
 
 
-def page(run: runs.Run) -> str:
+def page(run: runs.RecordedRun) -> str:
     """The page of a run, without anything that needs a server or a script."""
     return pages.render_saved("run.html", tab="runs", **run_view.view(run))
 

@@ -34,13 +34,13 @@ from numpy.typing import ArrayLike, NDArray
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import wire
 from cpsgd.errors import InfeasibleError, ParameterError, TransportError, WorkerError
 from cpsgd.ledger import Entry, Ledger, RoundEvent
+from cpsgd.neighbours import Adjacency
 from cpsgd.planner.examples import check_participation
 from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
+from cpsgd.privacy.guarantees import Guarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 Group = torch.distributed.ProcessGroup
@@ -183,7 +183,7 @@ class PrivateMean:
         found = self.guarantee()
         return 0.0 if found is None else found.epsilon
 
-    def guarantee(self) -> RoundsGuarantee | None:
+    def guarantee(self) -> Guarantee | None:
         """The guarantee of the rounds so far; None before the first."""
         return self._proved(self.round) if self.round else None
 
@@ -325,7 +325,7 @@ class PrivateMean:
                 'group=torch.distributed.new_group(backend="gloo").'
             )
 
-    def _proved(self, rounds: int) -> RoundsGuarantee:
+    def _proved(self, rounds: int) -> Guarantee:
         return guarantee_over_rounds(
             self._accounted,
             self.delta,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
-from cpsgd.adjacency import Adjacency
+from cpsgd.correlated.turns import run_rules
 from cpsgd.errors import CpsgdError, FingerprintError, ParameterError, RoundRefusedError
+from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import SecureParameters, risk
 from cpsgd.secagg.parameters import MAX_CLIENTS
@@ -106,30 +107,22 @@ class Limits:
             raise RoundRefusedError(
                 f"The server announces {rounds} rounds; this client answers {self.rounds or 'some'}."
             )
-        correlation = protocol.mechanism.correlation
-        if correlation is not None and self.examples is not None and correlation.separation != 1 and not self.disjoint:
-            raise RoundRefusedError(
-                "The server's noise is correlated for examples that are in few rounds, and this client's are in all. "
-                "Let the train function take a share of them for each round, and say so with disjoint=True."
-            )
-        if correlation is not None and rounds > correlation.rounds:
-            raise RoundRefusedError(
-                f"The server announces {rounds} rounds, and its noise is correlated over {correlation.rounds}."
-            )
+        rules = run_rules(protocol.mechanism)
+        rules.check_announced(rounds, examples=self.examples is not None, disjoint=self.disjoint)
         # Also without a limit on ε: this refuses sums of examples whose share the protocol could not tell.
         accounted = protocol if self.examples is None else _example_level(protocol, self.examples)
         if self.fingerprint is None:
             accounted = replace(accounted, replace_one_distance=None, distance_reason=None)
         if self.epsilon is None or self.delta is None:
             return
-        from cpsgd.privacy.rounds import guarantee_over_rounds
+        from cpsgd.privacy.guarantees import guarantee_over_rounds
 
         try:
             found = guarantee_over_rounds(
                 accounted,
                 self.delta,
                 rounds=rounds,
-                participation="every" if correlation is None or correlation.separation == 1 else "once",
+                participation=rules.participation,
                 adjacency=self.adjacency,
                 surviving=surviving,
                 colluding=self.colluding,

@@ -1,7 +1,7 @@
 """What a client's rounds cost together, whichever protocols they had: by the ledger's composition.
 
 A client's history is how often it answered each *kind* of round (`RoundKind`). Rounds of one kind cost what
-`guarantee_over_rounds` proves; kinds add up by `cpsgd.ledger.totals`, as in a ledger. Nothing is refused because it is
+`guarantee_over_rounds` proves; kinds add up by `cpsgd.ledger.charging`. Nothing is refused because it is
 different from what was before: a client that raises its ε, or took part in a rehearsal with another plan, goes on with
 what is left. As in a ledger, that is proved for kinds that are not chosen by looking at earlier results.
 """
@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cpsgd._numbers import rounded_up
-from cpsgd.adjacency import Adjacency
+from cpsgd.correlated.turns import RunRules, run_rules
 from cpsgd.errors import CpsgdError, RoundRefusedError, WireError
 from cpsgd.federation.limits import Limits
+from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 
 
@@ -64,6 +65,11 @@ class RoundKind:
         return cls(**fields)
 
     @property
+    def rules(self) -> RunRules:
+        """How rounds of this kind belong together."""
+        return run_rules(Protocol.from_json(self.protocol).mechanism)
+
+    @property
     def digest(self) -> str:
         """16 bytes that stand for it, in hexadecimal."""
         return hashlib.sha256(f"cpsgd round kind v1 {self.to_text()}".encode()).hexdigest()[:32]
@@ -86,8 +92,8 @@ def check_affordable(limits: Limits, before: History, kind: RoundKind, rounds: i
     if before.keys() <= {kind} and before.get(kind, 0) < rounds:
         return  # The first of `rounds` rounds cost no more than all of them.
     # Imported here: rounds of one plan, as most are, need no accountant, and a client is a process per message.
-    from cpsgd.ledger.events import Budget, RoundEvent
-    from cpsgd.ledger.totals import total
+    from cpsgd.ledger.charging import total
+    from cpsgd.ledger.entries import Budget, RoundEvent
 
     events = []
     try:

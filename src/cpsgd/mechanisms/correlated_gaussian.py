@@ -7,7 +7,7 @@ only accuracy is lost by noise that nobody takes away.
 
 Everything that is proved is about the whole run of `run_length` rounds (docs/accounting.md, section 14): `law` and
 `sensitivity` are such that one guarantee of the Gaussian mechanism is that of all the run's rounds together, for the
-participation that `separation` states. `variation` and `likelihood_slack` count all its rounds.
+participation that `separation` states. The noise's `variation` and `slack` count all its rounds.
 
 The own noise is what makes the rounding harmless: given everybody's z, and whoever tells theirs, it hides what was
 rounded, as in `rounded_gaussian`.
@@ -22,12 +22,11 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import Grid
 from cpsgd.correlation import WEIGHT_BITS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.base import RunNoise, Search, SumRounding
+from cpsgd.mechanisms.base import Extent, RunNoise, Search
 from cpsgd.mechanisms.fine_gaussian import CELL
 from cpsgd.mechanisms.law import RoundedNormal
 from cpsgd.mechanisms.lineages import (
@@ -44,6 +43,7 @@ from cpsgd.mechanisms.rounded_gaussian import (
     MAX_WINDOW,
     MOST_SIGMA,
     RoundedGaussian,
+    RoundedNoise,
     cut_off,
     reach_of,
     uniformity,
@@ -57,12 +57,101 @@ _ROUNDING = 1.0 + 8 * 2.0**-53
 # Rounds may hold up to twice as many messages as the fewest, which the accountant knows. And those of other rounds, of
 # which a client is not told, are at least half as many as its own (`check_honest`).
 _MORE = 2
+# The deviation of the own noise, in cells of its grid.
+_OWN_RATIO = math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
 
 
 @lru_cache(maxsize=64)
 def _correlation(bands: int, rounds: int, separation: int | None) -> Correlation:
     """One object for all mechanisms that have it: its sensitivity takes a while to compute."""
     return Correlation(bands, rounds, separation)
+
+
+@dataclass(frozen=True)
+class CorrelatedNoise(RoundedNoise):
+    """The noise of a lineage and of each client's own; what is proved is about a whole run."""
+
+    of: CorrelatedGaussian
+
+    @property
+    def variance(self) -> float:
+        """That of a lineage's first round: z and the client's own noise."""
+        return self.of.noise_deviation**2 + self.own_variance
+
+    @property
+    def settled_variance(self) -> float:
+        """That of a lineage that has gone on for b rounds: the largest."""
+        return (self.of.noise_deviation * self.of.correlation.spread) ** 2 + self.own_variance
+
+    @property
+    def own_variance(self) -> float:
+        """That of the noise that a client adds for itself and nobody takes away, in squared steps."""
+        return sum(math.ldexp(OWN_DEVIATION, shift - self.of.finest_bits + OWN_BITS) ** 2 for shift in self.of.shifts)
+
+    @property
+    def counted_variance(self) -> float:
+        """The variance of the continuous Gaussian, in squared steps, that z on its grid is a rounding of."""
+        return self.of.noise_deviation**2 - math.ldexp(fine_gaussian.GRID_VARIANCE, -2 * self.of.noise_bits)
+
+    def law(self, honest: int) -> RoundedNormal:
+        """Returns N(0, n σ²), n the honest clients whose z nobody tells."""
+        told = self.of.told
+        if honest <= told:
+            raise ConditionError(
+                f"Of {honest} honest clients the noise of {told} may be told by those who hold their seeds: there "
+                "is no privacy. Use more clients, fewer bands, or fewer untrusted_holders."
+            )
+        deviation = math.sqrt((honest - told) * self.counted_variance) / _ROUNDING
+        return RoundedNormal(deviation, math.sqrt(self.variance), self.of.lowest)
+
+    @property
+    def variation(self) -> float:
+        """Over all rounds of the run: the mass cut off, and the distances of samplers and grids from their laws."""
+
+        def resolution(ratio: float) -> float:
+            return fine_gaussian.SMOOTHING + 2.0 * (2 * fine_gaussian.farthest(ratio) + 2) * 2.0**-128
+
+        # A message that arrives may use b draws of z, of which b - 1 came with messages that did not.
+        drawn = self.of.bands * (resolution(self.of.noise_ratio) + fine_gaussian.GRID_VARIATION)
+        own = len(self.of.shifts) * resolution(_OWN_RATIO) + fine_gaussian.GRID_VARIATION
+        return _MORE * self.of.run_length * (self.cut + drawn + own) * _ROUNDING
+
+    def slack(self, honest: int) -> float:
+        """Returns λ over all rounds of the run: of the own noise, given all z; and of z on its grid, given all sums."""
+        # Other rounds of the run may have half as many messages, or twice.
+        counts = {max(2, -(-honest // _MORE)), honest, _MORE * honest}
+        excess = 2.0 * max(uniformity(OWN_DEVIATION**2, count) for count in counts)
+        if excess >= 1.0:
+            return math.inf
+        weights = 1.0 + self.of.correlation.inherited
+        own = math.ldexp(OWN_DEVIATION, self.of.noise_bits) ** 2 / weights**2
+        z = math.ldexp(self.counted_variance, 2 * self.of.noise_bits)
+        uneven = 2.2 * math.exp(-2.0 * math.pi**2 * (own * z / (own + z)) * (1.0 - 1e-12))
+        every = 2.0 * self.of.bands * _MORE * honest * uneven
+        return self.of.run_length * (-math.log1p(-excess) + every) * (1.0 + 1e-12)
+
+    @property
+    def cut(self) -> float:
+        """Upper bound on the probability that a message leaves the window, whatever seeds its client was handed."""
+        room = 0.5 * self.of.window - self.taken
+        return cut_off(room * (1.0 - 1e-12) / self.fresh_deviation)
+
+    @property
+    def taken(self) -> float:
+        """Upper bound on the part of the window, either way, that the vector and earlier rounds' noise take."""
+        of = self.of
+        inherited = of.correlation.inherited * math.ldexp(farthest_point(of.noise_ratio), -of.noise_bits)
+        return of.farthest_point + inherited
+
+    @property
+    def fresh_deviation(self) -> float:
+        """Upper bound on the deviation of a round's fresh noise."""
+        return math.sqrt(self.of.noise_deviation**2 + OWN_DEVIATION**2 * _FINER)
+
+    @property
+    def ripple(self) -> float:
+        """The rounding's periodic part in a moment generating function."""
+        return 2.1 * math.exp(-2.0 * math.pi**2 * OWN_DEVIATION**2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +211,7 @@ class CorrelatedGaussian(RoundedGaussian):
     @cached_property
     def lineages(self) -> Lineages:
         """What the noise of lineages is made of."""
-        return Lineages(self.correlation, self._noise_ratio)
+        return Lineages(self.correlation, self.noise_ratio)
 
     def continued(self, seeds: Sequence[bytes | None], round: int, dim: int) -> Points:
         """The noise of a client's lineage in a round, for all coordinates: see `Lineages.noise`."""
@@ -179,13 +268,9 @@ class CorrelatedGaussian(RoundedGaussian):
     # ------------------------------------------------------------------ what a coordinate becomes
 
     @cached_property
-    def _fraction_bits(self) -> int:
+    def fraction_bits(self) -> int:
         """Of the vector's grid, which is that of the own noise."""
         return OWN_BITS
-
-    @property
-    def _ratio(self) -> float:
-        return math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
 
     @cached_property
     def noise_bits(self) -> int:
@@ -193,7 +278,8 @@ class CorrelatedGaussian(RoundedGaussian):
         return math.ceil(math.log2(fine_gaussian.LEAST_RATIO * CELL / self.noise_deviation))
 
     @property
-    def _noise_ratio(self) -> float:
+    def noise_ratio(self) -> float:
+        """σ in cells of z's grid."""
         return math.ldexp(self.noise_deviation, self.noise_bits) / CELL
 
     @property
@@ -210,7 +296,7 @@ class CorrelatedGaussian(RoundedGaussian):
     @property
     def keystream_bytes(self) -> int:
         """Those of the own noise, and of a lineage that begins."""
-        return fine_gaussian.DRAW_BYTES * (len(own_shifts(self.finest_bits)) + 1)
+        return fine_gaussian.DRAW_BYTES * (len(self.shifts) + 1)
 
     def kernel(self) -> Any:
         """Adds noise and rounds."""
@@ -224,17 +310,12 @@ class CorrelatedGaussian(RoundedGaussian):
 
     # ------------------------------------------------------------------ simulation and error
 
-    def device_noise(self, count: int) -> SumRounding:
-        """As if all lineages began with the round."""
-        deviation = math.ldexp(math.sqrt(self.noise_variance * count), OWN_BITS)
-        return SumRounding(deviation, OWN_BITS, count, int(self.grid.limit), self.centre)
-
     def run_noise(self) -> RunNoise:
         """Noise of lineages, and of each client's own."""
         return RunNoise(
             correlation=self.correlation,
             deviation=self.noise_deviation,
-            own_variance=self.own_variance,
+            own_variance=self.noise.own_variance,
             vector_bits=OWN_BITS,
             noise_bits=self.noise_bits,
             finest_bits=self.finest_bits,
@@ -244,103 +325,26 @@ class CorrelatedGaussian(RoundedGaussian):
         )
 
     @property
-    def own_variance(self) -> float:
-        """That of the noise that a client adds for itself and nobody takes away, in squared steps."""
-        return sum(math.ldexp(OWN_DEVIATION, shift - self.finest_bits + OWN_BITS) ** 2 for shift in self._shifts)
-
-    @property
-    def _shifts(self) -> tuple[int, ...]:
+    def shifts(self) -> tuple[int, ...]:
+        """Left shifts of the draws of a client's own noise, coarsest first."""
         return own_shifts(self.finest_bits)
-
-    @property
-    def noise_variance(self) -> float:
-        """That of a lineage's first round: z and the client's own noise."""
-        return self.noise_deviation**2 + self.own_variance
-
-    @property
-    def settled_variance(self) -> float:
-        """That of a lineage that has gone on for b rounds: the largest."""
-        return (self.noise_deviation * self.correlation.spread) ** 2 + self.own_variance
 
     # ------------------------------------------------------------------ privacy
 
     @property
-    def _counted_variance(self) -> float:
-        return self.noise_deviation**2 - math.ldexp(fine_gaussian.GRID_VARIANCE, -2 * self.noise_bits)
+    def noise(self) -> CorrelatedNoise:
+        """Noise of lineages, and of each client's own."""
+        return CorrelatedNoise(self)
 
     @property
     def told(self) -> int:
         """Honest clients per round whose z may be known: others who hold its seed may tell it."""
         return (self.bands - 1) * (self.untrusted_holders or 0)
 
-    def law(self, honest: int) -> RoundedNormal:
-        """N(0, n σ²), n the honest clients whose z nobody tells."""
-        if honest <= self.told:
-            raise ConditionError(
-                f"Of {honest} honest clients the noise of {self.told} may be told by those who hold their seeds: there "
-                "is no privacy. Use more clients, fewer bands, or fewer untrusted_holders."
-            )
-        deviation = math.sqrt((honest - self.told) * self._counted_variance) / _ROUNDING
-        lowest = self.centre - math.ldexp(self.grid.limit, -OWN_BITS)
-        return RoundedNormal(deviation, math.sqrt(self.noise_variance), lowest)
-
-    def sensitivity(
-        self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
-    ) -> float:
-        """That of a round times that of the run's correlation."""
-        one = super().sensitivity(
-            dim=dim, clip_norm=clip_norm, adjacency=adjacency, replace_one_distance=replace_one_distance
-        )
-        return one * self.correlation.sensitivity * _ROUNDING
-
-    def reach(self, adjacency: Adjacency) -> float:
-        """That of a round times the same."""
-        return super().reach(adjacency) * self.correlation.sensitivity * _ROUNDING
-
     @property
-    def variation(self) -> float:
-        """Over all rounds of the run: what is cut off, and the distances of samplers and grids from their laws."""
-
-        def resolution(ratio: float) -> float:
-            return fine_gaussian.SMOOTHING + 2.0 * (2 * fine_gaussian.farthest(ratio) + 2) * 2.0**-128
-
-        # A message that arrives may use b draws of z, of which b - 1 came with messages that did not.
-        drawn = self.bands * (resolution(self._noise_ratio) + fine_gaussian.GRID_VARIATION)
-        own = len(self._shifts) * resolution(self._ratio) + fine_gaussian.GRID_VARIATION
-        return _MORE * self.run_length * (self._cut + drawn + own) * _ROUNDING
-
-    def likelihood_slack(self, honest: int) -> float:
-        """Over all rounds of the run: of the own noise, given all z; and of z on its grid, given all sums."""
-        # Other rounds of the run may have half as many messages, or twice.
-        counts = {max(2, -(-honest // _MORE)), honest, _MORE * honest}
-        excess = 2.0 * max(uniformity(OWN_DEVIATION**2, count) for count in counts)
-        if excess >= 1.0:
-            return math.inf
-        weights = 1.0 + self.correlation.inherited
-        own = math.ldexp(OWN_DEVIATION, self.noise_bits) ** 2 / weights**2
-        z = math.ldexp(self._counted_variance, 2 * self.noise_bits)
-        uneven = 2.2 * math.exp(-2.0 * math.pi**2 * (own * z / (own + z)) * (1.0 - 1e-12))
-        return self.run_length * (-math.log1p(-excess) + 2.0 * self.bands * _MORE * honest * uneven) * (1.0 + 1e-12)
-
-    @property
-    def _cut(self) -> float:
-        """A bound on the probability that a message leaves the window, whatever seeds its client was handed."""
-        room = 0.5 * self.window - self._taken
-        return cut_off(room * (1.0 - 1e-12) / self._fresh_deviation)
-
-    @property
-    def _taken(self) -> float:
-        """What the vector and the noise of earlier rounds take of the window, at most, either way."""
-        inherited = self.correlation.inherited * math.ldexp(farthest_point(self._noise_ratio), -self.noise_bits)
-        return math.ldexp(self.grid.limit, -OWN_BITS) + inherited
-
-    @property
-    def _fresh_deviation(self) -> float:
-        return math.sqrt(self.noise_deviation**2 + OWN_DEVIATION**2 * _FINER)
-
-    @property
-    def _ripple(self) -> float:
-        return 2.1 * math.exp(-2.0 * math.pi**2 * OWN_DEVIATION**2)
+    def extent(self) -> Extent:
+        """That of a round, times the sensitivity of the run's correlation."""
+        return replace(super().extent, growth=self.correlation.sensitivity * _ROUNDING)
 
     # ------------------------------------------------------------------ planning
 
@@ -358,7 +362,7 @@ class CorrelatedGaussian(RoundedGaussian):
         """
         fixed: dict[str, Any] = {"noise_deviation": noise_deviation, "step": step, **run}
         widest = cls(window=MAX_WINDOW, coordinate_range=coordinate_range, **fixed)
-        needed = 2.0 * (widest._taken + reach_of(cut) * widest._fresh_deviation) * (1.0 + 1e-9)
+        needed = 2.0 * (widest.noise.taken + reach_of(cut) * widest.noise.fresh_deviation) * (1.0 + 1e-9)
         return replace(widest, window=math.ceil(needed))
 
     # ------------------------------------------------------------------ as data

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import MECHANISMS, Mechanism, by_name
-from cpsgd.mechanisms.lattice import RANGES
+from cpsgd.mechanisms.base import RANGES
 
 # How people call X, which is a field's long name.
 _SHORT = {"coordinate_range": "range"}

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec.formats import Sampled
+from cpsgd.codec.formats import Integers, Sampled
 from cpsgd.codec.rounding import Flipper
 from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
@@ -75,7 +75,7 @@ class SampledCoins(Tilted):
 
     @property
     def variances(self) -> tuple[float, float]:
-        """R and 4 r²: the square is 1 with probability r, the mean 2 r θ x/X."""
+        """r and 4 r²: the square is 1 with probability r, the mean 2 r θ x/X."""
         return self.rate, 4.0 * self.rate**2
 
     def steps(self, honest: int) -> Steps:
@@ -100,7 +100,7 @@ class SampledCoins(Tilted):
         """Flips the coins of coordinates that were chosen."""
         return Flipper(int(self.grid.limit), 1), 2
 
-    def format(self, clip_norm: float, modulus: int | None) -> Sampled:
+    def format(self, clip_norm: float, modulus: int | None) -> Integers:
         """Bits of the chosen coordinates."""
         return Sampled(2, 2, self._below)
 

@@ -1,10 +1,28 @@
-"""From what a person wants (clients, dimension, ε, δ, bits or error) to a protocol, with the frontier behind it."""
+"""From requirements (clients, dimension, ε, δ, bits or error) to a protocol, with the frontier behind it."""
 
 from __future__ import annotations
 
-from cpsgd.planner.planning import FrontierPoint as FrontierPoint
-from cpsgd.planner.planning import Plan as Plan
-from cpsgd.planner.planning import plan as plan
-from cpsgd.planner.planning import plan_for as plan_for
-from cpsgd.planner.requirements import Requirements as Requirements
-from cpsgd.planner.search import Considered as Considered
+from typing import TYPE_CHECKING
+
+from cpsgd._lazy import on_demand
+
+if TYPE_CHECKING:
+    from cpsgd.planner.planning import FrontierPoint as FrontierPoint
+    from cpsgd.planner.planning import Plan as Plan
+    from cpsgd.planner.planning import plan as plan
+    from cpsgd.planner.planning import plan_for as plan_for
+    from cpsgd.planner.requirements import Requirements as Requirements
+    from cpsgd.planner.search import Considered as Considered
+
+# Requirements are read without the planner itself, by the command line for one.
+__getattr__ = on_demand(
+    __name__,
+    {
+        "Considered": "search",
+        "FrontierPoint": "planning",
+        "Plan": "planning",
+        "Requirements": "requirements",
+        "plan": "planning",
+        "plan_for": "planning",
+    },
+)

@@ -25,7 +25,7 @@ from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
 from cpsgd.mechanisms.correlated_gaussian import LEAST_SIGMA
 from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
 from cpsgd.planner.requirements import BEST, Requirements
 from cpsgd.planner.search import MAX_BITS, AnyDesign, Considered, Design, values_of
@@ -354,5 +354,5 @@ class _Run:
     def _settled(design: AnyDesign) -> AnyDesign:
         """With the error of a round's mean when lineages have gone on for b rounds."""
         error, mechanism = design.error, design.mechanism
-        grown = mechanism.settled_variance / mechanism.noise_variance
+        grown = mechanism.noise.settled_variance / mechanism.noise.variance
         return replace(design, error=ExpectedError(error.noise * grown, error.rounding, error.clipping))

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpsgd import _validate, mechanisms
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import Mechanism
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
 
 BEST = "best"

@@ -176,7 +176,7 @@ def fisher(family: Family) -> float:
 
 
 class _TooRoughError(Exception):
-    """W is too small for these pairs."""
+    """w is too small for these pairs."""
 
 
 class _Curves:

@@ -18,6 +18,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from cpsgd._durable import create_file
 from cpsgd.errors import IdentityFileError, ParameterError, SignatureError
 from cpsgd.secagg import keys
 
@@ -87,17 +88,9 @@ def create_identity(path: Path, name: str | None = None) -> Ed25519PrivateKey:
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        create_file(path, text, mode=0o600)
     except FileExistsError:
         raise IdentityFileError(f"{path} exists already, and no key is overwritten. Choose another name.") from None
-    with os.fdopen(descriptor, "wb") as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
     if name is not None:
         with public.open("x", encoding="utf-8") as lines:
             lines.write(public_line(identity, name) + "\n")

@@ -85,7 +85,8 @@ class RoundSimulator:
         self._floats = protocol.mechanism.grid is None
         self._sums: Sums = np.zeros(protocol.dim, dtype=np.float64 if self._floats else np.uint64)
         self._lineages = lineages
-        rounding = protocol.mechanism if self._floats else protocol.mechanism.rounding_part()
+        mechanism = protocol.mechanism
+        rounding = mechanism.without_noise() if mechanism.noise.separate and not self._floats else mechanism
         self._rounder = rounding.kernel() if lineages is None else lineages.grid_points
         self._values = rounding.values if lineages is None else lineages.grid_points.count
         self._keystream_bytes = rounding.keystream_bytes if lineages is None else 0
@@ -153,9 +154,9 @@ class RoundSimulator:
         keystream = self._keystream(_NOISE)
         if self._lineages is not None:
             return self._lineages.rounded(self._sums.astype(np.uint64), self.count, self.round, keystream)
-        mechanism = self.protocol.mechanism
-        at_once = self._seed is not None or mechanism.sum_variation(self.count) <= self.count * mechanism.variation
-        draw = mechanism.sum_noise if at_once else mechanism.clients_noise
+        source = self.protocol.mechanism.noise
+        at_once = self._seed is not None or source.sum_variation(self.count) <= self.count * source.variation
+        draw = source.of_sum if at_once else source.of_clients
         noise = draw(self.count, self.protocol.dim, keystream)
         total: Sums = self._sums + noise.astype(self._sums.dtype)
         return total
@@ -263,6 +264,6 @@ def noise_norm(protocol: Protocol, count: int, *, settled: bool = False) -> floa
     Where noise is correlated over rounds, that of a round with new lineages only, or with those that are `settled`.
     """
     mechanism = protocol.mechanism
-    variance = mechanism.settled_variance if settled else mechanism.noise_variance
+    variance = mechanism.noise.settled_variance if settled else mechanism.noise.variance
     variance += mechanism.largest_rounding_variance
     return mechanism.scale * math.sqrt(protocol.dim * variance / count)

@@ -29,8 +29,8 @@ from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip, wire
 from cpsgd.errors import EmptyError, ParameterError, VectorError
-from cpsgd.mechanisms.base import FairCoins, SumRounding
 from cpsgd.mechanisms.law import Normal
+from cpsgd.mechanisms.noise import FairCoins, SumRounding
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 from cpsgd.simulation import device_cuda
@@ -226,7 +226,7 @@ class DeviceRound:
 
     def _add_noise(self) -> None:
         """Adds the noise of `count` clients to the sums: drawn here if the device can, else by the exact sampler."""
-        noise = self.protocol.mechanism.device_noise(self.count)
+        noise = self.protocol.mechanism.noise.on_device(self.count)
         if isinstance(noise, FairCoins):
             if noise.trials:
                 self._kernels.add_coins(self._sums, keys=self._inputs[8:16], trials=noise.trials)
@@ -239,7 +239,7 @@ class DeviceRound:
             self._round_sums(noise if self.lineages is None else self.lineages.rest)
         else:
             keystream = Keystream(hashlib.sha256(_text("noise", self.round, self._seed)).digest()[:16])
-            drawn = self.protocol.mechanism.sum_noise(self.count, self.protocol.dim, keystream)
+            drawn = self.protocol.mechanism.noise.of_sum(self.count, self.protocol.dim, keystream)
             self._sums += torch.from_numpy(drawn).to(self.device)
 
     def _round_sums(self, noise: SumRounding) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from cpsgd._torch import torch
 from cpsgd.mechanisms import Mechanism
-from cpsgd.mechanisms.base import SumRounding
+from cpsgd.mechanisms.noise import SumRounding
 from cpsgd.simulation.correlated import RunSums, Slots
 
 

@@ -25,7 +25,9 @@ COIN = {
 
 
 def rounding_to(levels: int) -> Rounding:
-    return Binomial(levels=levels, trials=0, coordinate_range=1.0).device_rounding()
+    found = Binomial(levels=levels, trials=0, coordinate_range=1.0).device_rounding()
+    assert found is not None
+    return found
 
 
 def exact_coins(rounding: Rounding, points: Sequence[int]) -> np.ndarray:

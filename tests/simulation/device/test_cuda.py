@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from cpsgd.errors import VectorError
-from cpsgd.learning import gradients
+from cpsgd.learning import dense, gradients
 from cpsgd.learning.models import mlp
 from cpsgd.mechanisms import Binomial, Mechanism, RoundedGaussian
 from cpsgd.mechanisms.base import Rounding
@@ -239,7 +239,7 @@ def products(request: pytest.FixtureRequest, cuda_device: torch.device) -> tuple
     """Gradients of some examples, written out and not: of the paper's network, and of one with 10,330 parameters."""
     features, count = request.param
     model = mlp(features, 10, seed=1).to(cuda_device)
-    layers = gradients.dense_layers(model, torch.nn.functional.cross_entropy)
+    layers = dense.dense_layers(model, torch.nn.functional.cross_entropy)
     assert layers is not None
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(count, features, generator=generator).to(cuda_device)
@@ -249,7 +249,7 @@ def products(request: pytest.FixtureRequest, cuda_device: torch.device) -> tuple
     found = updates.products(x, y, np.ones(count, dtype=int))
     assert found is not None
     rows = torch.empty(count, found.layout.dim, device=cuda_device)
-    gradients.write_dense_gradients(layers, x, y, rows)
+    dense.write_dense_gradients(layers, x, y, rows)
     left, right = found.layout.pairs().T
     written = found.factors[:, left] * found.factors[:, right]
     # Matrices are multiplied in another order where they lie otherwise.

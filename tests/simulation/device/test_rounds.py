@@ -174,7 +174,7 @@ def check_large_round(of: Protocol, device: torch.device, *, same: bool = True) 
         round_.add(rows.clone())
         means.append(round_.mean())
     # Scaling may differ in the last digit, which moves a point of the grid here and there, and a coin in 2^16 with it.
-    noise = of.scale**2 * of.mechanism.noise_variance / of.clients
+    noise = of.scale**2 * of.mechanism.noise.variance / of.clients
     if same:
         assert float((means[0] - means[1]).double().square().mean()) < 1e-3 * noise
     expected = of.expected_squared_error(list(rows[:200].cpu().numpy()), 2)

@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 
 
 def exponential(x: Array) -> Array:
-    """Exp within a few roundings, x clipped to ±700: 2^k times a Taylor polynomial."""
+    """exp within a few roundings, x clipped to ±700: 2^k times a Taylor polynomial."""
     x = np.clip(x, -700.0, 700.0)
     k = np.rint(x * 1.4426950408889634)
     # log 2 in two parts, the first so short that k times it is exact.

@@ -62,7 +62,7 @@ def grid_norm_squared(y: NDArray[np.float32], limit: float) -> float:
 
 
 def scale(x: Floats, factor: float, out: NDArray[np.float32]) -> None:
-    """X · factor, in the precision of x."""
+    """x · factor, in the precision of x."""
     out[:] = x * x.dtype.type(factor)
 
 

@@ -1,0 +1,1 @@
+"""Noise with a memory: rounds that take away again what earlier rounds of a run added."""
