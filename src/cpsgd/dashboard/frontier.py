@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from cpsgd.dashboard.charts import Axis, Chart, Series
-from cpsgd.dashboard.planning import Chosen, Estimate, Found, Part, Refused, Sketch
+from cpsgd.dashboard.plan_page import Chosen, Estimate, Found, Part, Refused, Sketch
 from cpsgd.mechanisms import MECHANISMS
 
 # The axis has log(ratio - 0.9), which spreads what lies near 1; larger errors are not shown.

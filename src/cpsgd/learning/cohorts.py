@@ -120,6 +120,12 @@ class Cohorts:
         numbers = np.arange(rounds[0] * self.cohort, (rounds[-1] + 1) * self.cohort)
         return list(permuted(numbers, self.population, self.key).reshape(-1, self.cohort))
 
+    def arrived(self, round: int, messages: int, dropout: float) -> NDArray[np.bool_]:
+        """Returns whether each of a round's messages arrives."""
+        if dropout <= 0.0:
+            return np.ones(messages, dtype=bool)
+        return self.generator("dropout", round).random(messages) >= dropout
+
     def generator(self, purpose: str, round: int) -> np.random.Generator:
         """Returns the random generator for one purpose in one round."""
         digest = hashlib.sha256(f"cpsgd {purpose} v1".encode() + struct.pack("<QQ", self.key, round)).digest()

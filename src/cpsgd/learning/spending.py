@@ -338,6 +338,17 @@ class Account:
         """Returns the guarantee of the rounds so far; None without privacy or before the first round."""
         return None if self.spending is None else self.spending.guarantee()
 
+    def figures(self, *, evaluated: bool) -> dict[str, Any]:
+        """Returns ε, δ and method for a round's metrics; with sampling ε is computed for `evaluated` rounds only."""
+        spending = self.spending
+        if spending is None:
+            return {"epsilon": None, "delta": None, "method": None}
+        if spending.sampled and not evaluated:
+            return {"epsilon": None, "delta": spending.delta, "method": None}
+        found = spending.guarantee()
+        epsilon, method = (0.0, None) if found is None else (found.epsilon, found.method)
+        return {"epsilon": epsilon, "delta": spending.delta, "method": method}
+
     def check(self, cohorts: Cohorts, folder: RunFolder | None, rounds: range, survivors: int) -> None:
         """Checks that the budget pays for `rounds`, those still to be run; see `Spending` and `RunCharges`."""
         if self.spending is not None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from cpsgd.errors import CpsgdError, ParameterError
 from cpsgd.mechanisms import Mechanism
@@ -32,7 +33,7 @@ _SKETCHING = 0.15
 _SAMPLED = ("poisson", "fixed-size")
 _REMEMBERED = 2_000
 # More than anybody means, and little enough for a computation to end.
-_MOST_CLIENTS, _MOST_COORDINATES, _MOST_ROUNDS = 10**8, 10**10, 10**6
+_MOST = {"clients": 10**8, "dim": 10**10, "rounds": 10**6}
 
 
 @dataclass(frozen=True)
@@ -56,22 +57,15 @@ class PlanQuestion:
         Raises:
             ParameterError: A field is not a number, or far out of range.
         """
-        usual = cls()
-        scheme = fields.get("scheme", usual.scheme)
+        scheme = fields.get("scheme", cls.scheme)
         if scheme not in ("every", "once", *_SAMPLED):
             raise ParameterError("Expected who takes part to be every, once, poisson or fixed-size.")
-        return cls(
-            clients=_whole(fields, "clients", usual.clients, _MOST_CLIENTS),
-            dim=_whole(fields, "dim", usual.dim, _MOST_COORDINATES),
-            epsilon=_number(fields, "epsilon", usual.epsilon),
-            delta=_number(fields, "delta", usual.delta),
-            bits=_number(fields, "bits", 0.0) if fields.get("bits", "").strip() else None,
-            rounds=_whole(fields, "rounds", usual.rounds, _MOST_ROUNDS),
-            scheme=scheme,
-            # One that does not count is not looked at.
-            rate=_number(fields, "rate", usual.rate) if scheme in _SAMPLED else usual.rate,
-            secure=fields.get("secure") in ("on", "true", "1"),
-        )
+        # A field that is empty is as at first, and a rate that does not count is not looked at.
+        names = ("clients", "dim", "epsilon", "delta", "bits", "rounds", *(("rate",) if scheme in _SAMPLED else ()))
+        numbers: dict[str, Any] = {
+            name: _number(name, text) for name in names if (text := fields.get(name, "").strip())
+        }
+        return cls(**numbers, scheme=scheme, secure=fields.get("secure") in ("on", "true", "1"))
 
     @property
     def participation(self) -> str:
@@ -79,34 +73,22 @@ class PlanQuestion:
         return f"{self.scheme}:{self.rate:g}" if self.scheme in _SAMPLED else self.scheme
 
     @property
-    def adjacency(self) -> Adjacency:
+    def adjacency(self) -> str:
         """Poisson sampling is accounted for zero-out neighbours, all else for replace-one."""
-        return Adjacency.ZERO_OUT if self.scheme == "poisson" else Adjacency.REPLACE_ONE
+        return str(Adjacency.ZERO_OUT if self.scheme == "poisson" else Adjacency.REPLACE_ONE)
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        """The planner's arguments that differ from its defaults."""
+        names = ("clients", "dim", "epsilon", "delta", "bits", "rounds", "participation", "adjacency", "secure")
+        usual = Requirements(clients=0, dim=0, epsilon=0.0, delta=0.0)
+        asked = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in asked.items() if value != getattr(usual, name)}
 
     @property
     def requirements(self) -> Requirements:
-        """As the planner takes it."""
-        return Requirements(
-            clients=self.clients,
-            dim=self.dim,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            bits=self.bits,
-            rounds=self.rounds,
-            participation=Participation.parse(self.participation),
-            adjacency=self.adjacency,
-            secure=self.secure,
-        )
-
-    @property
-    def _asked(self) -> dict[str, object]:
-        """What differs from the planner's own defaults."""
-        found: dict[str, object] = {
-            name: getattr(self, name) for name in ("clients", "dim", "epsilon", "delta", "bits", "rounds")
-        }
-        found |= {"participation": self.participation, "adjacency": str(self.adjacency), "secure": self.secure}
-        usual = Requirements(clients=0, dim=0, epsilon=0.0, delta=0.0)
-        return {name: value for name, value in found.items() if value != getattr(usual, name)}
+        """The question as the planner takes it."""
+        return Requirements(**self._asked | {"participation": Participation.parse(self.participation)})
 
     @property
     def python(self) -> str:
@@ -119,12 +101,9 @@ class PlanQuestion:
         """The question as a command."""
         words = ["cpsgd", "plan"]
         for name, value in self._asked.items():
-            words += [f"--{name}"] if value is True else [f"--{name}", f"{value:g}" if _is_float(value) else str(value)]
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            words += [f"--{name}"] if value is True else [f"--{name}", text]
         return shlex.join([*words, "--out", "protocol.json"]) + "\n"
-
-
-def _is_float(value: object) -> bool:
-    return isinstance(value, float)
 
 
 def _literal(value: object) -> str:
@@ -133,22 +112,19 @@ def _literal(value: object) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def _number(fields: Mapping[str, str], name: str, usual: float) -> float:
-    text = fields.get(name, "").strip()
+def _number(name: str, text: str) -> float:
+    """Reads a field: a whole number up to `_MOST` where that names it, and a finite one otherwise."""
     try:
-        found = float(text) if text else usual
+        value = float(text)
     except ValueError:
         raise ParameterError(f"Expected {name} to be a number.") from None
-    if not math.isfinite(found):
+    if not math.isfinite(value):
         raise ParameterError(f"Expected {name} to be a finite number.")
-    return found
-
-
-def _whole(fields: Mapping[str, str], name: str, usual: int, high: int) -> int:
-    found = _number(fields, name, float(usual))
-    if found != math.floor(found) or not 1 <= found <= high:
-        raise ParameterError(f"Expected {name} to be a whole number from 1 to {high:,}.")
-    return int(found)
+    if name not in _MOST:
+        return value
+    if value != math.floor(value) or not 1 <= value <= _MOST[name]:
+        raise ParameterError(f"Expected {name} to be a whole number from 1 to {_MOST[name]:,}.")
+    return int(value)
 
 
 # ------------------------------------------------------------------ the answer
@@ -282,17 +258,21 @@ def chosen(plan: Plan) -> Chosen:
         ("Theorem", guarantee.citation),
         ("Noise of", f"{guarantee.noise_clients:,} clients per round; {guarantee.tail:.2g} of δ pays for the tails"),
         *([] if guarantee.assumption is None else [("Assuming", guarantee.assumption)]),
-        *((_otherwise(method), _epsilon_or_reason(result)) for method, result in guarantee.alternatives),
+        *(
+            (f"By {method}", result if isinstance(result, str) else f"ε = {rounded_up(result)}")
+            for method, result in guarantee.alternatives
+        ),
     ]
     if protocol.modulus is not None:
         facts.append(("Modulus", f"{protocol.modulus:,}; overflow in a round: ≤ {plan.overflow_probability:.2g}"))
     secrecy = plan.participation.secrecy
-    once = (
-        "No client may take part in more than one round."
-        if plan.participation.scheme == "once" and plan.rounds > 1
-        else None
+    once = plan.participation.scheme == "once" and plan.rounds > 1
+    spoken = (
+        utility_warning(plan),
+        mechanism.caution,
+        "No client may take part in more than one round." if once else None,
+        secrecy and secrecy[0].upper() + secrecy[1:] + ".",
     )
-    spoken = (utility_warning(plan), mechanism.caution, once, secrecy and secrecy[0].upper() + secrecy[1:] + ".")
     return Chosen(
         estimate=Estimate(mechanism.name, plan.bits, plan.ratio, proved=True),
         figures=(
@@ -318,11 +298,3 @@ def _promise_in_words(plan: Plan) -> str:
         f"Whoever sees {seen} and wonders whether a client sent its own vector or {change} can raise the odds of being "
         f"right by a factor of at most e^ε = {odds}, but for events of probability δ = {power(plan.guarantee.delta)}."
     )
-
-
-def _otherwise(method: str) -> str:
-    return f"By {method}"
-
-
-def _epsilon_or_reason(found: float | str) -> str:
-    return found if isinstance(found, str) else f"ε = {rounded_up(found)}"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cpsgd.dashboard.frontier import Frontier
-from cpsgd.dashboard.planning import Chosen, Estimate, Found, PlanQuestion, Refused, Sketch, answer
+from cpsgd.dashboard.plan_page import Chosen, Estimate, Found, PlanQuestion, Refused, Sketch, answer
 from cpsgd.errors import ParameterError
 from cpsgd.planner import plan
 from cpsgd.protocol import Protocol
@@ -110,7 +110,7 @@ def cpsgd_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_an_answer_comes_in_parts_the_quick_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpsgd.dashboard.planning._BITS", (1.0, 4.0))
+    monkeypatch.setattr("cpsgd.dashboard.plan_page._BITS", (1.0, 4.0))
     first, *others = answer(ASKED)
     assert isinstance(first, Sketch)
     kinds = [type(part) for part in others]

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from urllib.parse import quote
 
@@ -16,15 +16,13 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from cpsgd.dashboard import audits, budgets, pages, planning, run_view, runs, saved
-from cpsgd.dashboard.charts import Axis, Chart, Series, linear
+from cpsgd.dashboard import audits, budgets, pages, plan_page, run_view, runs
 from cpsgd.dashboard.folder import Folder, signature
 from cpsgd.dashboard.frontier import Frontier
 from cpsgd.dashboard.guard import Guard
-from cpsgd.dashboard.planning import PlanQuestion
+from cpsgd.dashboard.plan_page import PlanQuestion
 from cpsgd.dashboard.worker import Worker
 from cpsgd.errors import CpsgdError, DataError
-from cpsgd.reports.numbers import power, rounded_up
 
 # Seconds: for a plan with its frontier, for a ledger (no other is begun after as many), and between two looks at a
 # run's folder.
@@ -62,8 +60,8 @@ class Dashboard:
             "/run/report.html": self.report,
             "/budget": self.budget,
             "/audit": self.audit,
-            f"/static/{pages.STYLE}": self.style,
-            f"/static/{pages.SCRIPT}": self.script,
+            f"/static/{pages.STYLE}": _static(pages.STYLE, "text/css"),
+            f"/static/{pages.SCRIPT}": _static(pages.SCRIPT, "text/javascript"),
         }
         inside = Starlette(
             routes=[Route(path, handler, methods=["GET"]) for path, handler in routes.items()],
@@ -81,14 +79,6 @@ class Dashboard:
             await warming
             self._planner.close()
             self._verifier.close()
-
-    async def style(self, request: Request) -> Response:
-        """The style sheet."""
-        return Response(pages.static(pages.STYLE), media_type="text/css")
-
-    async def script(self, request: Request) -> Response:
-        """The script."""
-        return Response(pages.static(pages.SCRIPT), media_type="text/javascript")
 
     # ------------------------------------------------------------------ planner
 
@@ -116,29 +106,28 @@ class Dashboard:
     async def _found(self, question: PlanQuestion) -> AsyncGenerator[Event, None]:
         texts: dict[str, str] = {"python": question.python, "command": question.command, "json": ""}
         yield "texts", texts
-        frontier, words = Frontier(), "Done: all that is filled is proved."
+        frontier = Frontier()
         try:
-            async with aclosing(self._planner.run(planning.answer, question, limit=_PLANNING)) as parts:
+            async with aclosing(self._planner.run(plan_page.answer, question, limit=_PLANNING)) as parts:
                 async for part in parts:
                     frontier.take(part)
-                    if isinstance(part, planning.Chosen | planning.Refused):
+                    if isinstance(part, plan_page.Chosen | plan_page.Refused):
                         for event in _plan_events(frontier):
                             yield event
-                    if isinstance(part, planning.Chosen):
+                    if isinstance(part, plan_page.Chosen):
                         texts["json"] = part.protocol
                         yield "texts", texts
-                    if not isinstance(part, planning.Refused):
+                    if not isinstance(part, plan_page.Refused):
                         yield "frontier", pages.render("frontier.html", chart=frontier.chart)
         except CpsgdError as error:
             yield "done", str(error)
             return
-        if frontier.chart is None:
-            words = ""
+        chart = frontier.chart
         last: list[Event] = [
             ("texts", texts),
             *_plan_events(frontier),
-            ("frontier", pages.render("frontier.html", chart=frontier.chart)),
-            ("done", words),
+            ("frontier", pages.render("frontier.html", chart=chart)),
+            ("done", "" if chart is None else "Done: all that is filled is proved."),
         ]
         self._answers[question] = last
         if len(self._answers) > _REMEMBERED:
@@ -170,9 +159,9 @@ class Dashboard:
     async def report(self, request: Request) -> Response:
         """The run's page as one file."""
         run = await self._run(request)
-        name = quote(f"{run.title}-{saved.REPORT}", safe="")
+        name = quote(f"{run.title}-{run_view.REPORT}", safe="")
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
-        return HTMLResponse(await asyncio.to_thread(saved.page, run), headers=headers)
+        return HTMLResponse(await asyncio.to_thread(run_view.saved_page, run), headers=headers)
 
     async def run_events(self, request: Request) -> Response:
         """What changes on a run's page, until it is finished."""
@@ -214,7 +203,7 @@ class Dashboard:
             if isinstance(book, str):
                 failed.append((name, book))
             else:
-                books.append((name, book, [(each, _spending(each)) for each in book.populations]))
+                books.append((name, book, [(each, each.chart) for each in book.populations]))
         return _page("budget.html", tab="budget", folder=str(self._folder.root), books=books, failed=failed)
 
     async def _book(self, name: str) -> budgets.Book | str:
@@ -235,12 +224,16 @@ class Dashboard:
     async def audit(self, request: Request) -> Response:
         """All audits."""
         found, failed = await asyncio.to_thread(audits.read_all, self._folder)
-        shown = [(audit, _claims(audit), _rates(audit)) for audit in found]
+        shown = [(audit, audit.claims_chart, audit.rates_chart) for audit in found]
         return _page("audit.html", tab="audit", folder=str(self._folder.root), audits=shown, failed=failed)
 
 
 def _page(template: str, **context: object) -> Response:
     return HTMLResponse(pages.render(template, **context))
+
+
+def _static(name: str, kind: str) -> Callable[[Request], Response]:
+    return lambda request: Response(pages.static(name), media_type=kind)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
@@ -269,58 +262,3 @@ def _stream(events: AsyncGenerator[Event, None]) -> Response:
 async def _told(events: list[Event]) -> AsyncGenerator[Event, None]:
     for event in events:
         yield event
-
-
-def _spending(population: budgets.Population) -> Chart | None:
-    """ε after each round, and the limit."""
-    total = population.total
-    if not population.spending:
-        return None
-    points = [(float(index), spent) for index, spent in enumerate(population.spending, 1)]
-    return Chart(
-        title=f"ε spent by {total.population} after each round, with the limit",
-        series=[Series("ε spent", points, 0, steps=True)],
-        x=linear("round on record", 0.0, float(len(points)), "{:,.0f}".format, whole=True),
-        y=linear("ε spent", 0.0, 1.15 * max(total.limit, *population.spending), rounded_up, mark="{:g}".format),
-        limit=(total.limit, f"limit ε = {rounded_up(total.limit)}"),
-        heading=lambda x: f"round {x:,.0f} on record",
-    )
-
-
-def _claims(audit: audits.Audit) -> Chart:
-    """ε that is claimed and ε that was found, at every δ."""
-    claims = sorted((claim for claim in audit.claims if claim.delta > 0.0), key=lambda claim: claim.delta)
-    spread = [(float(index), claim) for index, claim in enumerate(claims)]
-    highest = max((max(claim.claimed, claim.found) for claim in claims), default=1.0)
-    deltas = {index: claim.delta for index, claim in spread}
-    return Chart(
-        title="ε claimed and ε found at several δ",
-        series=[
-            Series("claimed, at most", [(index, claim.claimed) for index, claim in spread], 1, marks=True),
-            Series(
-                "found beyond doubt, at least",
-                [(index, claim.found) for index, claim in spread],
-                4 if audit.passed else 6,
-                marks=True,
-            ),
-        ],
-        x=Axis("δ", -0.3, len(claims) - 0.7, [*deltas], lambda index: power(deltas[index])),
-        y=linear("ε", 0.0, 1.08 * highest or 1.0, "{:.3g}".format),
-        heading=lambda index: f"δ = {power(deltas[index])}",
-    )
-
-
-def _rates(audit: audits.Audit) -> Chart:
-    """The attacker's errors over the region that the claims rule out."""
-    alarms = [index / 200.0 for index in range(201)]
-    return Chart(
-        title="The attacker's misses against its false alarms; the shaded region is ruled out by the claims",
-        series=[
-            Series("measured", audit.error_rates, 4 if audit.passed else 6),
-            Series("guessing", [(0.0, 1.0), (1.0, 0.0)], 1),
-        ],
-        x=linear("false alarms", 0.0, 1.0),
-        y=linear("misses", 0.0, 1.0, "{:.3g}".format),
-        region=[(alarm, audit.claimed_misses(alarm)) for alarm in alarms],
-        heading=lambda x: f"false alarms {x:.3g}",
-    )

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cpsgd.dashboard import planning
-from cpsgd.dashboard.planning import Chosen, Estimate, Found, PlanQuestion, Refused, Sketch
+from cpsgd.dashboard import plan_page
+from cpsgd.dashboard.plan_page import Chosen, Estimate, Found, PlanQuestion, Refused, Sketch
 from cpsgd.errors import WorkerError
 from tests.dashboard.clients import Client, admitted
 from tests.dashboard.parsed import check_harmless
@@ -25,11 +25,11 @@ CHOSEN = Chosen(
 class Planner:
     """In place of the process: gives parts that are known, and counts how often it is asked."""
 
-    def __init__(self, *parts: planning.Part, failure: Exception | None = None) -> None:
+    def __init__(self, *parts: plan_page.Part, failure: Exception | None = None) -> None:
         self.parts, self.failure = parts, failure
         self.asked: list[PlanQuestion] = []
 
-    async def run(self, job: object, question: PlanQuestion, *, limit: float) -> AsyncGenerator[planning.Part, None]:
+    async def run(self, job: object, question: PlanQuestion, *, limit: float) -> AsyncGenerator[plan_page.Part, None]:
         self.asked.append(question)
         for part in self.parts:
             yield part
@@ -94,7 +94,7 @@ def test_an_answer_is_streamed_and_remembered(client: Client) -> None:
 
 
 def test_the_oldest_answers_are_forgotten(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpsgd.dashboard.app._REMEMBERED", 2)
+    monkeypatch.setattr("cpsgd.dashboard.web._REMEMBERED", 2)
     planner = Planner(CHOSEN)
     for clients in (1, 2, 1, 3, 1, 2):
         asked(client, planner, f"/planner/answer?clients={clients}")
@@ -157,7 +157,7 @@ def test_what_happens_is_streamed_until_a_run_is_finished(
     async def sleep(seconds: float) -> None:
         next(steps)
 
-    monkeypatch.setattr("cpsgd.dashboard.app.asyncio.sleep", sleep)
+    monkeypatch.setattr("cpsgd.dashboard.web.asyncio.sleep", sleep)
     told = events(client.get("/run/events", params={"name": "runs/going"}).text)
     assert [name for name, _ in told] == ["update", "update", "update", "done"]
     rounds = [re.findall(r"round (\d+) of 10", plain(data["live"])) for _, data in told[:-1]]
@@ -202,7 +202,7 @@ def test_a_ledger_with_its_populations(client: Client, folder: Path) -> None:
 
 
 def test_many_slow_ledgers_do_not_keep_a_page_waiting(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpsgd.dashboard.app._VERIFYING", -1.0)
+    monkeypatch.setattr("cpsgd.dashboard.web._VERIFYING", -1.0)
     page = client.get("/budget").text
     assert "Not verified yet" in page
     assert "Chain verified" not in page
