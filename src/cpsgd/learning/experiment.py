@@ -31,7 +31,6 @@ from cpsgd.learning.run_account import SAMPLED_SIZES
 from cpsgd.learning.settings import Settings, without_privacy
 from cpsgd.learning.trainer import Trainer
 from cpsgd.mechanisms import Binomial
-from cpsgd.mechanisms.options import parameters_of, spelled_out
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.planner.requirements import BEST
@@ -41,6 +40,7 @@ from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.privacy.proofs import published_epsilon
 from cpsgd.promise import Conditions
 from cpsgd.protocol import Protocol
+from cpsgd.registry import parameters_of, spelled_out
 from cpsgd.run import Run
 
 PRIVATE = "private"

@@ -31,7 +31,6 @@ from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.estimators import Estimator, is_private, protocol_of
 from cpsgd.learning.option_groups import AccountOptions
 from cpsgd.ledger import Entry, Ledger, RoundEvent
-from cpsgd.neighbours import Participation
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.protocol import Protocol
@@ -208,9 +207,8 @@ class RunCharges:
                 f"Round {missing[0]} of the run is not on the ledger {self._ledger.path}: resume with the ledger that "
                 "the run was started with."
             )
-        if self._correlated:
-            for number in sorted(known.intersection(rounds)):
-                self._find(number)
+        for number in sorted(known.intersection(rounds)):
+            self._find(number)
         planned = [self._event(cohorts, number, survivors) for number in rounds if number not in known]
         self._ledger.quote(self._population, planned)
 
@@ -235,14 +233,10 @@ class RunCharges:
             number, before = self._entry.event.round, self._entry.survivors
             raise CheckpointError(f"Round {number} was released with {before} messages and has {survivors} now.")
 
-    @property
-    def _correlated(self) -> bool:
-        return self._protocol.mechanism.correlation is not None
-
     def _find(self, number: int) -> Entry | None:
         """Returns the round's entry; raises `CheckpointError` if its correlated noise was released before."""
         entry = self._ledger.find(self._population, run=self.run, round=number)
-        if entry is not None and entry.released and self._correlated and not self._repeatable:
+        if entry is not None and entry.released and self._protocol.mechanism.memory.one_event and not self._repeatable:
             raise CheckpointError(
                 f"Round {number} of the run was released, as entry {entry.number} of the ledger {self._ledger.path}, "
                 "and the folder does not know of it: it is an older copy. Noise that is correlated over rounds must "
@@ -251,16 +245,16 @@ class RunCharges:
         return entry
 
     def _event(self, cohorts: Cohorts, number: int, survivors: int) -> RoundEvent:
+        # The cohorts of one run are disjoint, or its rounds one event; those of two runs are not.
+        participation, partition = self._protocol.mechanism.memory.charging(cohorts.participation, self.run)
         return RoundEvent(
             self._protocol,
             survivors=self._spending.rounded_down(survivors),
-            participation=Participation.once() if self._correlated else cohorts.participation,
+            participation=participation,
             colluding=self._spending.run.colluding,
             round=number,
             run=self.run,
-            # The cohorts of one run are disjoint; those of two runs are not. With correlated noise each round is
-            # charged the cost of the whole run.
-            partition=self.run if cohorts.scheme == "once" or self._correlated else "",
+            partition=partition,
             examples=self._spending.run.examples,
             overflow=cohorts.overflow,
             label="cpsgd train, a simulation: its noise follows from a seed" if self._repeatable else "cpsgd train",
