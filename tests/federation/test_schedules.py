@@ -39,7 +39,7 @@ def tiny() -> Plan:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memories need not survive a crash here, and thousands are written."""
-    monkeypatch.setattr("cpsgd.federation.client_files.os.fsync", lambda file: None)
+    monkeypatch.setattr("os.fsync", lambda file: None)
 
 
 @dataclass

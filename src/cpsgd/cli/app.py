@@ -45,7 +45,7 @@ COMMANDS = {
     "budget": ("budget:app", "Privacy budgets on a durable ledger."),
     "dashboard": ("dashboard:run", "Plan, watch runs, and read budgets and audits in the browser."),
     "identity": (
-        "identity:app",
+        "identities:app",
         "Keys by which clients of secure aggregation know each other, whatever the server says.",
     ),
     "data": ("data:app", "Bring data sets to this machine."),

@@ -24,15 +24,17 @@ from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from cpsgd._durable import write_file
+from cpsgd._durable import is_sealed, seal, unseal, write_file
 from cpsgd.correlated import batons
-from cpsgd.correlated.batons import SEED_BYTES, Place, Slots
+from cpsgd.correlated.batons import Place, Slots
+from cpsgd.correlated.draws import SEED_BYTES
 from cpsgd.errors import BatonError, RoundError, RoundRefusedError
 
 MOST_FEDERATIONS = 16
 """A file keeps the lineages of so many federations; the one that was used longest ago goes first."""
 
 _FORMAT = "cpsgd lineages 1"
+_KIND = "seeds"
 _LONGEST = 1 << 22
 
 
@@ -163,11 +165,12 @@ class SeedFile:
     def _read(self) -> dict[str, Held]:
         try:
             with self._path.open("rb") as file:
-                text = file.read(_LONGEST + 1)
+                data = file.read(_LONGEST + 1)
         except FileNotFoundError:
             return {}
         try:
-            content: dict[str, Any] = json.loads(text)
+            # Files of release 0.2.0 have no seal.
+            content: dict[str, Any] = json.loads(unseal(_KIND, data) if is_sealed(data) else data)
             if content["format"] == _FORMAT:
                 return {bytes.fromhex(name).hex(): _held(**fields) for name, fields in content["lineages"].items()}
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, OverflowError):
@@ -182,7 +185,7 @@ class SeedFile:
         others = {other: kept for other, kept in everything.items() if other != name}
         recent = dict(list(others.items())[-(MOST_FEDERATIONS - 1) :])
         content = {"format": _FORMAT, "lineages": {each: _plain(kept) for each, kept in {**recent, name: held}.items()}}
-        write_file(self._path, json.dumps(content).encode(), mode=0o600)
+        write_file(self._path, seal(_KIND, json.dumps(content).encode()), mode=0o600)
 
 
 def _current(everything: dict[str, Held], place: Place, journal: Journal) -> Held:

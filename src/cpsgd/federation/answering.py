@@ -26,9 +26,8 @@ from cpsgd.errors import (
     WireError,
 )
 from cpsgd.federation.client_files import Answered, Memory, Signing
-from cpsgd.federation.limits import Limits
+from cpsgd.federation.limits import History, Limits, RoundKind, check_affordable
 from cpsgd.federation.messages import AHEAD, Pair, Request
-from cpsgd.federation.spending import History, RoundKind, check_affordable
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import Invitation, SecureClient, Stage
 
