@@ -18,7 +18,7 @@ from cpsgd._durable import create_file, write_file
 from cpsgd.cli import options, output
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
 from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, PRESETS, Settings, read_file
-from cpsgd.mechanisms.options import MechanismOptions
+from cpsgd.registry import MechanismOptions
 from cpsgd.reports.numbers import rounded_up, size
 
 if TYPE_CHECKING:

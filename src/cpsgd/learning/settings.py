@@ -28,8 +28,8 @@ from cpsgd.learning.option_groups import (
     Schedule,
     ServerOptions,
 )
-from cpsgd.mechanisms.options import MechanismOptions, parameters_of, required
 from cpsgd.neighbours import Scheme
+from cpsgd.registry import MechanismOptions, parameters_of, required
 
 NO_SEED = "none"
 """Text for no seed in files and on the command line."""
@@ -84,22 +84,23 @@ class ProtocolOptions(MechanismOptions, OptionGroup):  # type: ignore[misc]  # m
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.explicit and self.correlated is not None:
+        if not self.explicit:
+            return
+        given = parameters_of(self)
+        if self.correlated is not None:
             raise ParameterError(
                 f"correlated={self.correlated} is what the planner is given: leave it out, or the mechanism's "
-                f"parameters {', '.join(parameters_of(self))}."
+                f"parameters {', '.join(given)}."
             )
-        if self.explicit:
-            given = parameters_of(self)
-            needed = [name for name in required(self.mechanism, given) if name != "range"]
-            if self.bits is not None:
-                raise ParameterError(
-                    f"Give bits, or {', '.join(given)}, not both: bits are what the planner is given, which chooses "
-                    "the rest."
-                )
-            if not given.keys() >= set(needed):
-                both = "both " if len(needed) == 2 else ""
-                raise ParameterError(f"An explicit protocol needs {both}{' and '.join(needed)} (range is optional).")
+        if self.bits is not None:
+            raise ParameterError(
+                f"Give bits, or {', '.join(given)}, not both: bits are what the planner is given, which chooses the "
+                "rest."
+            )
+        needed = [name for name in required(self.mechanism, given) if name != "range"]
+        if not given.keys() >= set(needed):
+            both = "both " if len(needed) == 2 else ""
+            raise ParameterError(f"An explicit protocol needs {both}{' and '.join(needed)} (range is optional).")
 
     @property
     def explicit(self) -> bool:
@@ -178,49 +179,20 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {
-        "dataset": "infinite-digits",
-        "cohort": 10_000,
-        "rounds": 80,
-        "optimizer": "momentum",
-        "lr": 4.0,
-    },
+    "digits": {"dataset": "infinite-digits", "cohort": 10_000, "rounds": 80, "optimizer": "momentum", "lr": 4.0},
     "paper": {
-        "dataset": "infinite-mnist",
-        "clients": 25_000_000,
-        "cohort": 10_000,
-        "rounds": 2_500,  # one epoch: 2,500 disjoint cohorts of 10,000 are all clients
-        "delta": 1e-9,
-        "lr": 6.0,
-        "weight_decay": 1e-4,
-        "schedule": "late",
+        # One epoch: 2,500 disjoint cohorts of 10,000 are all clients.
+        **{"dataset": "infinite-mnist", "clients": 25_000_000, "cohort": 10_000, "rounds": 2_500, "delta": 1e-9},
+        **{"lr": 6.0, "weight_decay": 1e-4, "schedule": "late"},
     },
-    OWN: {
-        "dataset": OWN,
-        "rounds": 50,
-        "optimizer": "momentum",
-        "lr": 0.1,
-    },
+    OWN: {"dataset": OWN, "rounds": 50, "optimizer": "momentum", "lr": 0.1},
 }
 """Named settings: the values that differ from the defaults."""
 
+_SELECTED = {"model": "scaled-mlp-60-60", "optimizer": "adam", "averaging": 0.9}
 WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {
-    "digits": {
-        "model": "scaled-mlp-60-60",
-        "optimizer": "adam",
-        "lr": 0.0319,
-        "weight_decay": 3e-4,
-        "schedule": "linear",
-        "averaging": 0.9,
-    },
-    "paper": {
-        "model": "scaled-mlp-60-60",
-        "optimizer": "adam",
-        "lr": 0.00463,
-        "weight_decay": 1e-4,
-        "schedule": "late",
-        "averaging": 0.9,
-    },
+    "digits": {**_SELECTED, "lr": 0.0319, "weight_decay": 3e-4, "schedule": "linear"},
+    "paper": {**_SELECTED, "lr": 0.00463, "weight_decay": 1e-4, "schedule": "late"},
 }
 """Settings of a preset's run without privacy. They were selected for it alone, without clipping and with as many tries
 as the private settings (`reproduction/select_settings.py`). The private run's settings would make it look worse."""
@@ -278,9 +250,8 @@ def read_file(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ParameterError(
-            f"{path} cannot be read as {'JSON' if path.suffix == '.json' else 'TOML'}: {error}."
-        ) from None
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise ParameterError(f"{path} cannot be read as {kind}: {error}.") from None
     if not isinstance(values, dict):
         raise ParameterError(f"{path} does not hold settings.")
     return values

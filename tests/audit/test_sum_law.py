@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from cpsgd import Protocol
-from cpsgd.audit.law import LikelihoodRatio, SumLaw
+from cpsgd.audit.sum_law import LikelihoodRatio, SumLaw
 from cpsgd.errors import ParameterError
 
 PROTOCOL = Protocol.binomial(clients=3, dim=3, clip_norm=1.0, levels=6, trials=5, p=0.3)
