@@ -19,7 +19,7 @@ def means(rounds: range, *, dim: int, clients: int = CLIENTS, seed: int | None =
     found = []
     for number in rounds:
         round_ = DeviceRound(protocol, number, seed=seed, device=CPU)
-        round_.lineages = lineages
+        round_.source = lineages
         round_.add(torch.full((clients, dim), shift))
         found.append(round_.mean())
     return torch.stack(found)

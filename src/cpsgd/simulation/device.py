@@ -59,7 +59,7 @@ class DeviceRound:
         round: Its number.
         count: How many clients' messages were added.
         device: Where everything is computed.
-        lineages: Where noise is correlated over rounds, that of the run; None where all lineages begin here.
+        source: The noise of a run with a memory; None if each round draws its own.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=4, clip_norm=1.0, levels=256, trials=16)
@@ -110,7 +110,7 @@ class DeviceRound:
         self.device = self._sums.device
         self._kernels = kernels or (device_cuda if device_cuda.runs_on(self.device) else plain)
         self._mean: torch.Tensor | None = None
-        self.lineages: DeviceLineages | None = None
+        self.source: DeviceLineages | None = None
         # The keys of rounding and coins, and the rotation's signs.
         self.take_inputs(carried(self.inputs(self.round, self._seed), self.device))
 
@@ -201,7 +201,7 @@ class DeviceRound:
 
     def noise_norm(self) -> float:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
-        return noise_norm(self.protocol, self.count, variance=None if self.lineages is None else self.lineages.variance)
+        return noise_norm(self.protocol, self.count, variance=None if self.source is None else self.source.variance)
 
     def takes(self, layout: Layout) -> bool:
         """Whether `add` takes products of this layout."""
@@ -236,7 +236,7 @@ class DeviceRound:
             normal = torch.randn(self.protocol.dim, generator=generator, device=self.device, dtype=torch.float64)
             self._sums += noise.deviation * normal
         elif isinstance(noise, SumRounding):
-            self._round_sums(noise if self.lineages is None else self.lineages.rest)
+            self._round_sums(noise if self.source is None else self.source.rest)
         else:
             keystream = Keystream(hashlib.sha256(_text("noise", self.round, self._seed)).digest()[:16])
             drawn = self.protocol.mechanism.noise.of_sum(self.count, self.protocol.dim, keystream)
@@ -250,8 +250,8 @@ class DeviceRound:
         level = float(1 << noise.fraction_bits)
         points = (self._sums - noise.clients * noise.offset).to(torch.float64)
         points += noise.deviation * torch.randn(self.protocol.dim, **drawn)
-        if self.lineages is not None:
-            points += self.lineages.noise(self.round, self.count)
+        if self.source is not None:
+            points += self.source.noise(self.round, self.count)
         levels = points / level
         if noise.clients <= FEW_CLIENTS:
             for _ in range(noise.clients - 1):
