@@ -16,9 +16,9 @@ from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.secagg import SecureClient, Stage
 from cpsgd.secagg.cohort import Statement
-from cpsgd.secagg.identity import SIGNATURE_BYTES
-from cpsgd.secagg.server import SecureServer
-from cpsgd.secagg.wire import Kind, write_entries, write_set
+from cpsgd.secagg.coordinator import SecureServer
+from cpsgd.secagg.frames import Kind, write_entries, write_set
+from cpsgd.secagg.keys import SIGNATURE_BYTES
 
 from .local import RUN
 from .silos import Silos

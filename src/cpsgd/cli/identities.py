@@ -32,7 +32,7 @@ def create(keyfile: KeyFile, /, *, name: Name = None, json: options.Json = False
     line also goes to a file beside it, .pub at the end of its name. A file that exists is never overwritten.
     """
     from cpsgd.secagg import create_identity
-    from cpsgd.secagg.identity import check_name
+    from cpsgd.secagg.identity_files import check_name
 
     # Before there is a file.
     called = check_name(keyfile.stem if name is None else name)
@@ -43,7 +43,7 @@ def create(keyfile: KeyFile, /, *, name: Name = None, json: options.Json = False
 def show(keyfile: KeyFile, /, *, name: Name = None, json: options.Json = False) -> None:
     """Print the public key of an identity, the line for the roster, with the name that it was given."""
     from cpsgd.secagg import read_identity
-    from cpsgd.secagg.identity import name_of
+    from cpsgd.secagg.identity_files import name_of
 
     identity = read_identity(keyfile)
     _show(identity, keyfile, name_of(keyfile, identity) if name is None else name, json)

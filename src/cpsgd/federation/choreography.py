@@ -32,7 +32,7 @@ from cpsgd.federation.messages import OPENING, Pair, Request
 from cpsgd.federation.sessions import Exchange, Node, RoundSession
 from cpsgd.federation.terms import Settlement, Terms
 from cpsgd.secagg import SecureServer, Stage, offenders
-from cpsgd.secagg.identity import as_roster
+from cpsgd.secagg.keys import as_roster
 
 # Bytes that the frames, keys and shares of a message may take on top of the packed integers.
 _OVERHEAD_BYTES = 1 << 15

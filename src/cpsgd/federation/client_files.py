@@ -38,7 +38,7 @@ from cpsgd.correlated.seeds import SeedFile
 from cpsgd.errors import CpsgdError, DamagedFileError, IdentityFileError, RoundRefusedError, StageError
 from cpsgd.federation.messages import STAGES
 from cpsgd.secagg import Invitation, Stage, read_identity, read_roster
-from cpsgd.secagg.identity import public_bytes
+from cpsgd.secagg.keys import public_bytes
 
 # The settings that name the files of a client's memory, of its private key, and of everybody's public keys.
 MEMORY_KEY = "cpsgd-memory"

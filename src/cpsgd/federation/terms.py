@@ -18,7 +18,7 @@ from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.neighbours import Participation
 from cpsgd.planner import Plan
 from cpsgd.secagg import SecureParameters
-from cpsgd.secagg.identity import as_roster
+from cpsgd.secagg.keys import as_roster
 
 
 @dataclass(frozen=True, kw_only=True)

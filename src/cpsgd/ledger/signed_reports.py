@@ -50,7 +50,7 @@ class Report:
 
 def signed_report(state: State, time: str, identity: Ed25519PrivateKey) -> dict[str, Any]:
     """Returns the report of a ledger's state, as plain JSON values."""
-    from cpsgd.secagg.identity import public_bytes
+    from cpsgd.secagg.keys import public_bytes
 
     body = {
         "format": FORMAT,

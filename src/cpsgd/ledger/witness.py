@@ -61,7 +61,7 @@ class Line:
 
     def signed(self, identity: Ed25519PrivateKey) -> Line:
         """Returns the same line with a signature."""
-        from cpsgd.secagg.identity import public_bytes
+        from cpsgd.secagg.keys import public_bytes
 
         signature = identity.sign((_DOMAIN + self._said).encode())
         return Line(self.head, self.time, public_bytes(identity), signature)

@@ -13,7 +13,6 @@ from enum import IntEnum, StrEnum
 from functools import cached_property
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cpsgd.codec.wire import checksum
 from cpsgd.errors import (
@@ -22,11 +21,9 @@ from cpsgd.errors import (
     SecureRoundError,
     SecureVersionError,
     SenderError,
-    SignatureError,
     StageError,
 )
-from cpsgd.secagg import identity, keys
-from cpsgd.secagg.keys import KEY_BYTES
+from cpsgd.secagg import keys
 from cpsgd.secagg.parameters import SecureParameters
 
 MAGIC = b"cpss"
@@ -37,10 +34,8 @@ SESSION_BYTES = 16
 # magic, version, kind, fingerprint, round, session, client; then the checksum of these and the body.
 _FIELDS = struct.Struct("<4sBB16sQ16sI")
 _CHECKSUM = struct.Struct("<I")
-_INDEX = struct.Struct("<I")
+INDEX = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
-_KEYS_BYTES = 2 * KEY_BYTES
-ADVERT_BYTES = _KEYS_BYTES + identity.PUBLIC_BYTES + identity.SIGNATURE_BYTES
 
 
 class Stage(StrEnum):
@@ -161,84 +156,9 @@ class Invitation:
         return cls(Session(parameters, fields.session, bool(body[-1])), fields.client)
 
 
-@dataclass(frozen=True)
-class Advert:
-    """What is public about a client in one round.
-
-    Attributes:
-        keys: The X25519 public keys: 32 bytes for the channels to its neighbours, 32 for its masks.
-        identity: The Ed25519 public key it signs with: of who the client is, with a roster; else made for the round.
-        signature: By that identity, over all of this, the client's number, the session and the roster.
-    """
-
-    keys: bytes
-    identity: bytes
-    signature: bytes
-
-    @property
-    def channel_key(self) -> bytes:
-        """The public key shares are sealed for."""
-        return self.keys[:KEY_BYTES]
-
-    @property
-    def mask_key(self) -> bytes:
-        """The public key masks are agreed on with."""
-        return self.keys[KEY_BYTES:]
-
-    def to_bytes(self) -> bytes:
-        """160 bytes."""
-        return self.keys + self.identity + self.signature
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Advert:
-        """What `to_bytes` wrote, unchecked but for its length.
-
-        Raises:
-            MessageError: The length is wrong.
-        """
-        if len(data) != ADVERT_BYTES:
-            raise MessageError(f"An advert takes {ADVERT_BYTES} bytes, got {len(data)}.")
-        end = _KEYS_BYTES + identity.PUBLIC_BYTES
-        return cls(data[:_KEYS_BYTES], data[_KEYS_BYTES:end], data[end:])
-
-    @classmethod
-    def make(
-        cls,
-        session: Session,
-        client: int,
-        public_keys: bytes,
-        signer: Ed25519PrivateKey,
-        roster: frozenset[bytes] | None,
-    ) -> Advert:
-        """The advert of a client, signed."""
-        signature = signer.sign(_signed(session, client, public_keys, roster))
-        return cls(public_keys, identity.public_bytes(signer), signature)
-
-    def check(self, session: Session, client: int, roster: frozenset[bytes] | None) -> None:
-        """Whether the advert is by whoever it says, and that is somebody on the roster, if there is one.
-
-        Raises:
-            SignatureError: It is not, or who made it has another roster.
-        """
-        if roster is not None and self.identity not in roster:
-            raise SignatureError(f"Client {client} is nobody on the roster.")
-        try:
-            identity.verify(self.identity, self.signature, _signed(session, client, self.keys, roster), client)
-        except SignatureError:
-            raise SignatureError(
-                f"The signature of client {client} is wrong, or its roster is not the same as here."
-            ) from None
-
-
-def _signed(session: Session, client: int, public_keys: bytes, roster: frozenset[bytes] | None) -> bytes:
-    """What an advert signs. With the roster in it, all who accept each other have the same one."""
-    known = identity.roster_digest(roster or frozenset())
-    return keys.digest(b"advert", session.context, _INDEX.pack(client), public_keys, known)
-
-
 def write_entries(entries: Mapping[int, bytes]) -> bytes:
     """Entries by client, in increasing order."""
-    return b"".join(_INDEX.pack(client) + entry for client, entry in sorted(entries.items()))
+    return b"".join(INDEX.pack(client) + entry for client, entry in sorted(entries.items()))
 
 
 def read_entries(body: memoryview | bytes, size: int, most: int) -> dict[int, bytes]:
@@ -247,16 +167,16 @@ def read_entries(body: memoryview | bytes, size: int, most: int) -> dict[int, by
     Raises:
         MessageError: The length is wrong, or the clients are not in increasing order.
     """
-    step = _INDEX.size + size
+    step = INDEX.size + size
     if len(body) % step or len(body) > most * step:
         raise MessageError(f"Expected at most {most} entries of {step} bytes, got {len(body)} bytes.")
     entries: dict[int, bytes] = {}
     last = -1
     for start in range(0, len(body), step):
-        (client,) = _INDEX.unpack_from(body, start)
+        (client,) = INDEX.unpack_from(body, start)
         if client <= last:
             raise MessageError("The entries of a list are not in increasing order of clients.")
-        entries[client] = bytes(body[start + _INDEX.size : start + step])
+        entries[client] = bytes(body[start + INDEX.size : start + step])
         last = client
     return entries
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError, SenderError, StageError, ThresholdError
-from cpsgd.secagg import identity, keys, shamir, wire
-from cpsgd.secagg.client import SEALED_BYTES
-from cpsgd.secagg.cohort import Cohort, Statement
+from cpsgd.secagg import frames, keys, shamir
+from cpsgd.secagg.cohort import Advert, Cohort, Statement
+from cpsgd.secagg.frames import Invitation, Kind, Session, Stage
 from cpsgd.secagg.parameters import SecureParameters
-from cpsgd.secagg.recovery import Recovery
-from cpsgd.secagg.wire import Advert, Invitation, Kind, Session, Stage
+from cpsgd.secagg.participant import SEALED_BYTES
+from cpsgd.secagg.shamir import Recovery
 
 _COMMITMENT_BYTES = 32
 
@@ -66,11 +66,11 @@ class SecureServer:
             session: 16 public bytes for this attempt; by default random ones.
             colluding: Clients that may lie together. Nobody is blamed for what so many could make up.
         """
-        identifier = os.urandom(wire.SESSION_BYTES) if session is None else session
-        if len(identifier) != wire.SESSION_BYTES:
-            raise ParameterError(f"Expected session to have {wire.SESSION_BYTES} bytes.")
+        identifier = os.urandom(frames.SESSION_BYTES) if session is None else session
+        if len(identifier) != frames.SESSION_BYTES:
+            raise ParameterError(f"Expected session to have {frames.SESSION_BYTES} bytes.")
         self.parameters, self._colluding = parameters, _validate.integer("colluding", colluding, low=1)
-        self._roster = None if roster is None else identity.as_roster(roster)
+        self._roster = None if roster is None else keys.as_roster(roster)
         self._session = Session(parameters, identifier, self._roster is not None)
         self._context = self._session.context
         self._stage = Stage.INVITE
@@ -165,7 +165,7 @@ class SecureServer:
 
     def _take_shares(self, client: int, body: memoryview) -> None:
         receivers = self._listed[client]
-        sealed = wire.split_entries(body[_COMMITMENT_BYTES:], SEALED_BYTES, len(receivers))
+        sealed = frames.split_entries(body[_COMMITMENT_BYTES:], SEALED_BYTES, len(receivers))
         self._commitments[client] = bytes(body[:_COMMITMENT_BYTES])
         self._sealed[client] = dict(zip(receivers, sealed, strict=True))
 
@@ -173,13 +173,13 @@ class SecureServer:
         self._masks.add(self._words, self._masks.from_bytes(body, self.parameters.dim))
 
     def _take_confirmation(self, client: int, body: memoryview) -> None:
-        (signature,) = wire.split_entries(body, identity.SIGNATURE_BYTES, 1)
-        identity.verify(self._adverts[client].identity, signature, self._signed, client)
+        (signature,) = frames.split_entries(body, keys.SIGNATURE_BYTES, 1)
+        keys.verify(self._adverts[client].identity, signature, self._signed, client)
         self._signatures[client] = signature
 
     def _take_revelation(self, client: int, body: memoryview) -> None:
         owners = sorted((*self._delivered[client], client))
-        shares = wire.split_entries(body, shamir.SHARE_BYTES, len(owners))
+        shares = frames.split_entries(body, shamir.SHARE_BYTES, len(owners))
         for share in shares:
             shamir.check(share)
         for owner, share in zip(owners, shares, strict=True):
@@ -197,7 +197,7 @@ class SecureServer:
         self._stage = Stage.SHARE
         everybody, messages = self._cohort.to_bytes(), {}
         for client, listed in sorted(self._listed.items()):
-            adverts = wire.write_entries({other: self._adverts[other].to_bytes() for other in listed})
+            adverts = frames.write_entries({other: self._adverts[other].to_bytes() for other in listed})
             messages[client] = self._session.write(Kind.KEYS, client, everybody, adverts)
         return messages
 
@@ -207,7 +207,7 @@ class SecureServer:
         self._stage = Stage.MASK
         return {
             client: self._session.write(
-                Kind.DELIVERY, client, wire.write_entries({other: self._sealed[other][client] for other in delivered})
+                Kind.DELIVERY, client, frames.write_entries({other: self._sealed[other][client] for other in delivered})
             )
             for client, delivered in sorted(self._delivered.items())
         }
@@ -232,7 +232,7 @@ class SecureServer:
         self._check_holders(confirmed)
         self._stage = Stage.UNMASK
         quorum = sorted(confirmed)[: self.parameters.quorum]
-        body = self._announced() + wire.write_entries({client: self._signatures[client] for client in quorum})
+        body = self._announced() + frames.write_entries({client: self._signatures[client] for client in quorum})
         return {client: self._session.write(Kind.REQUEST, client, body) for client in sorted(confirmed)}
 
     def _close_revelations(self) -> dict[int, bytes]:
@@ -287,7 +287,7 @@ class SecureServer:
     # ------------------------------------------------------------------ secrets
 
     def _announced(self) -> bytes:
-        return wire.write_set(self._survivors, self.parameters.clients)
+        return frames.write_set(self._survivors, self.parameters.clients)
 
     def _masks_to_remove(self, recovery: Recovery) -> Iterator[tuple[bytes, int]]:
         """The keys of the survivors' own masks and of those they share with dropped clients, with opposite signs."""

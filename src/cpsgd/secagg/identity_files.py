@@ -9,67 +9,20 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from cpsgd._durable import create_file
-from cpsgd.errors import IdentityFileError, ParameterError, SignatureError
-from cpsgd.secagg import keys
+from cpsgd.errors import IdentityFileError, ParameterError
 
-PUBLIC_BYTES = 32
-SIGNATURE_BYTES = 64
 _KIND = "ssh-ed25519"
 _LONGEST_IDENTITY = 1 << 14
 _LONGEST_ROSTER = 1 << 20
 _LONGEST_NAME = 100
-
-
-def as_roster(roster: Iterable[bytes]) -> frozenset[bytes]:
-    """The roster as a set of raw public keys, of 32 bytes each."""
-    found = frozenset(roster)
-    if not found or not all(isinstance(key, bytes) and len(key) == PUBLIC_BYTES for key in found):
-        raise ParameterError("Expected roster to hold Ed25519 public keys as 32 bytes each.")
-    return found
-
-
-@lru_cache(maxsize=4)
-def roster_digest(roster: frozenset[bytes]) -> bytes:
-    """32 bytes that stand for the roster, whatever order its keys were read in."""
-    return keys.digest(b"roster", *sorted(roster))
-
-
-def public_bytes(identity: Ed25519PrivateKey) -> bytes:
-    """The public key by which a roster knows this identity."""
-    return identity.public_key().public_bytes_raw()
-
-
-def verify(public: bytes, signature: bytes, signed: bytes, client: int) -> None:
-    """Checks a signature.
-
-    Raises:
-        SignatureError: It is wrong, or over something else.
-    """
-    if not _is_signed(public, signature, signed):
-        raise SignatureError(f"The signature of client {client} is wrong.")
-
-
-@lru_cache(maxsize=1 << 12)
-def _is_signed(public: bytes, signature: bytes, signed: bytes) -> bool:
-    # Remembered, for clients that share a process, as in simulations, all check the same signatures.
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
-
-
-# ---------------------------------------------------------------------- files
 
 
 def create_identity(path: Path, name: str | None = None) -> Ed25519PrivateKey:

@@ -1,37 +1,29 @@
-// Clients' vectors of 2^15 <= d < 2^16 coordinates, clipped, rotated, rounded and added up by one kernel: the vectors
+// Clients' vectors of 2^13 <= d < 2^16 coordinates, clipped, rotated, rounded and added up by one kernel: the vectors
 // never leave the multiprocessor. `device_cuda.py` defines the upper-case names, that of one kernel among them, says what
-// the arguments are, and puts `device_rounding.cu` first.
+// the arguments are, and puts `device_instructions.cu` and `device_rounding.cu` first. It was written for d = 51,370, the
+// paper's network, and is tuned for TILE_LOG = 15.
 //
-// A block of 1024 threads takes one client after another and holds 2^15 numbers in registers, 32 per thread. With
+// A block takes one client after another and holds 2^TILE_LOG numbers in registers, 32 per thread. With
 // t = 32 · warp + lane, register r of thread t is coordinate
-//     A: 32 t + r          B: 1024 warp + 32 r + lane          C: 1024 r + t
-// so that the butterflies of bits 0-4 are within a thread in A, those of bits 5-9 in B and those of bits 10-14 in C.
+//     A: 32 t + r          B: 1024 warp + 32 r + lane          C: PLACE(r) + t
+// so that the butterflies of bits 0-4 are within a thread in A, those of bits 5-9 in B and the others in C.
 // A to B stays within a warp; B to C and C to A go through the whole block. Sums of rounded numbers are bytes, four to
 // a word, of the thread that has the coordinate in C; they are added to global memory before one can overflow. WIDE ones
 // find no room in a multiprocessor: each block has its own in global memory, so few that they stay in its cache.
 
-#define SIZE 32768
-#define TAIL ((REST + THREADS - 1) / THREADS)  // coordinates of a thread beyond the first 2^15, in layout C
+#define SIZE (1 << TILE_LOG)
 #define HEAD_WORDS SUM_WORDS(32)
-#define TAIL_WORDS SUM_WORDS(TAIL)
+// Words of a thread for coordinates beyond the first 2^TILE_LOG, in layout C.
+#define TAIL_WORDS (TILE_LOG == 15 ? SUM_WORDS((REST + THREADS - 1) / THREADS) : REST > 0 ? HEAD_WORDS : 0)
+// The register of which only some threads hold one of these coordinates, or none.
+#define LAST_PART ((REST + THREADS - 1) / THREADS - 1)
+#define LAST (LAST_PART / (1 << (15 - TILE_LOG)) + LAST_PART % (1 << (15 - TILE_LOG)) * (1 << (TILE_LOG - 10)))
 #define CHUNKS 4096  // groups of 16 coordinates below 2^16
 
-// Each thread's numbers times ±2^(-15/2), in layout A.
+// Multiplies each thread's numbers by ±2^(-TILE_LOG/2), in layout A.
 __device__ __forceinline__ void flip(float (&x)[32], u32 signs) {
 #pragma unroll
   for (int r = 0; r < 32; r++) x[r] = __fmul_rn(x[r], __uint_as_float(NORMALISE ^ (signs << (31 - r) & 0x80000000u)));
-}
-
-// Shared memory by its own addresses: where the buffer begins at a multiple of 4096 bytes, an exclusive or is all it
-// takes to permute the columns of a row.
-__device__ __forceinline__ void put(u32 address, float value) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}
-
-__device__ __forceinline__ float take(u32 address) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-  return value;
 }
 
 // From layout A to C, the transform on the way. Nobody may still read the buffer outside of its own warp's part.
@@ -53,8 +45,8 @@ __device__ __forceinline__ void transform(float (&x)[32], float* buffer, u32 war
   for (int r = 0; r < 32; r++) own[r * 32 + lane] = x[r];
   __syncthreads();
 #pragma unroll
-  for (int r = 0; r < 32; r++) x[r] = buffer[r * 1024 + warp * 32 + lane];
-  butterflies(x);
+  for (int r = 0; r < 32; r++) x[r] = buffer[PLACE(r) + warp * 32 + lane];
+  butterflies<0, TILE_LOG - 10>(x);
   __syncthreads();
 }
 
@@ -62,7 +54,7 @@ __device__ __forceinline__ void transform(float (&x)[32], float* buffer, u32 war
 template <int FIRST>
 __device__ __forceinline__ void regroup(float (&x)[32], float* buffer, u32 warp, u32 lane) {
 #pragma unroll
-  for (int r = FIRST; r < 32; r++) buffer[r * 1024 + warp * 32 + (lane ^ warp)] = x[r];
+  for (int r = FIRST; r < 32; r++) buffer[PLACE(r) + warp * 32 + (lane ^ (PLACE(r) / 32 % 32 + warp))] = x[r];
   __syncthreads();
   const u32 line = fresh((u32)__cvta_generic_to_shared(buffer + warp * 1024) + lane * 132);
 #pragma unroll
@@ -75,21 +67,21 @@ __device__ __forceinline__ void flush(u32* totals, u64* sums, u32 t) {
 #if WIDE
   // Blocks begin at different ones, so as not to wait for each other.
   for (int number = 0; number < HEAD_WORDS + TAIL_WORDS; number++) {
-    const u32 word = (number + blockIdx.x) % (HEAD_WORDS + TAIL_WORDS), place = word * 1024 + t;
-    u32 total;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(total) : "l"(totals + word * THREADS) : "memory");
+    const u32 word = (number + blockIdx.x) % (HEAD_WORDS + TAIL_WORDS), r = word % 32;
+    const u32 place = word / 32 * SIZE + PLACE(r) + t, total = read_far(totals + word * THREADS);
     totals[word * THREADS] = 0;
     if (place < SIZE + REST) atomicAdd(sums + place, (u64)total);
   }
 #else
   for (int word = 0; word < HEAD_WORDS + TAIL_WORDS; word++) {
-    u32 total = totals[word * THREADS];
+    const u32 total = totals[word * THREADS], part = word / HEAD_WORDS, first = word % HEAD_WORDS * 4;
     totals[word * THREADS] = 0;
-    int head = word < HEAD_WORDS;
-    u32 place = (head ? word : word - HEAD_WORDS) * 4096 + t, end = head ? SIZE : REST;
 #pragma unroll
-    for (int k = 0; k < 4; k++, place += 1024)
-      if (place < end && (total >> (8 * k) & 255)) atomicAdd(sums + (head ? 0 : SIZE) + place, (u64)(total >> (8 * k) & 255));
+    for (int k = 0; k < 4; k++) {
+      const u32 place = PLACE(first + k) + t;
+      if (place < (part ? REST : SIZE) && (total >> (8 * k) & 255))
+        atomicAdd(sums + part * SIZE + place, (u64)(total >> (8 * k) & 255));
+    }
   }
 #endif
 }
@@ -132,7 +124,7 @@ __device__ __forceinline__ void multiply(
 #endif
 
 #ifdef ENCODE
-extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
+extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) encode(
 #if PRODUCTS
     const float* __restrict__ factors, const u32* __restrict__ chunks, const u32* __restrict__ pairs,
 #else
@@ -187,9 +179,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
     const float* base = rows + (u64)row * stride;
     if (row + gridDim.x < count)
       for (u32 place = 32 * t; place < SIZE + REST; place += 32 * THREADS)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(base + (u64)gridDim.x * stride + place));
+        prefetch(base + (u64)gridDim.x * stride + place);
 #pragma unroll
-    for (int r = 0; r < 32; r++) x[r] = base[r * 1024 + t];
+    for (int r = 0; r < 32; r++) x[r] = base[PLACE(r) + t];
 #pragma unroll
     for (int r = 0; r < 32; r++) x[r] = scale == 0.0f ? 0.0f : __fmul_rn(x[r], scale);
     regroup<0>(x, buffer, warp, lane);
@@ -198,20 +190,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
     transform(x, buffer, warp, lane);
 #if REST > 0
     // Some threads' last number is none of these coordinates: it is rounded, too, but never flushed, and stays.
-    const float last = x[TAIL - 1];
-    round_part<TAIL>(x, totals + HEAD_WORDS * THREADS, SIZE, SIZE, t, client, key, draws);
-    x[TAIL - 1] = last;
+    const float last = x[LAST];
+    round_part<REST>(x, totals + HEAD_WORDS * THREADS, SIZE, SIZE, t, client, key, draws);
+    x[LAST] = last;
 #if !PRODUCTS
 #pragma unroll
-    for (int r = 0; r < TAIL; r++) {
-      const u32 place = r * 1024 + opaque(t);
-      if (r < TAIL - 1 || place < REST) x[r] = scale == 0.0f ? 0.0f : __fmul_rn(base[SIZE + place], scale);
+    for (int r = 0; r < 32; r++) {
+      const u32 place = PLACE(r) + opaque(t);
+      if (PLACE(r) < REST && (r != LAST || place < REST))
+        x[r] = scale == 0.0f ? 0.0f : __fmul_rn(base[SIZE + place], scale);
     }
     regroup<0>(x, buffer, warp, lane);
 #else
     // All of the first ones are replaced.
-    regroup<REST / 1024>(x, buffer, warp, lane);
-    if (t < (REST + 31) / 32) multiply(x, factor, chunks, pairs, CHUNKS / 2 + 2 * t, scale);
+    regroup<TILE_LOG == 15 ? REST / 1024 : 0>(x, buffer, warp, lane);
+    if (t < (REST + 31) / 32) multiply(x, factor, chunks, pairs, SIZE / 16 + 2 * t, scale);
 #endif
     flip(x, __ldg(signs + SIZE / 32 + t));
     transform(x, buffer, warp, lane);
@@ -222,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
     if (next < count)
       for (u32 f = t; f < FACTORS; f += THREADS) factor[f + (f / 32) * 4] = factors[(u64)next * FACTORS + f];
 #endif
-    round_part<32>(x, totals, 0, 0, t, client, key, draws);
+    round_part<SIZE>(x, totals, 0, 0, t, client, key, draws);
     if (++unflushed == FLUSH) {
       flush(totals, sums, t);
       unflushed = 0;
@@ -237,65 +230,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) encode(
 #if QUANTILES
   draw_late(draws, exact, sums, t, key, 0, SIZE + REST);
 #endif
-}
-#endif
-
-#ifdef BACK
-// The inverse rotation of one vector, in place, by one block.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) back(float* __restrict__ vector, const u32* __restrict__ signs) {
-  extern __shared__ float memory[];
-  float* buffer = memory + (-(u32)__cvta_generic_to_shared(memory) & 4095) / 4;
-  const u32 t = threadIdx.x, warp = t / 32, lane = t % 32;
-  if (t == 0) zero = 0;
-  __syncthreads();
-  float x[32];
-#pragma unroll
-  for (int r = 0; r < 32; r++) x[r] = vector[r * 1024 + t];
-#pragma unroll
-  for (int turn = REST > 0 ? 1 : 0; turn >= 0; turn--) {
-    regroup<0>(x, buffer, warp, lane);
-    transform(x, buffer, warp, lane);
-#pragma unroll
-    for (int r = 0; r < 32; r++) {
-      const u32 word = __ldg(signs + turn * (SIZE / 32) + r * 32 + warp);
-      x[r] = __fmul_rn(x[r], __uint_as_float(NORMALISE ^ (word << (31 - lane) & 0x80000000u)));
-    }
-    if (turn == 1) {
-#pragma unroll
-      for (int r = 0; r < TAIL; r++) {
-        const u32 place = r * 1024 + t;
-        if (place < REST) {
-          const float other = vector[SIZE + place];
-          vector[SIZE + place] = x[r];
-          x[r] = other;
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < 32; r++) vector[r * 1024 + t] = x[r];
-}
-#endif
-
-#ifdef TOSS
-// Adds the ones among `trials` random bits to each of the sums. A thread has 64 of a
-// coordinate's counters.
-extern "C" __global__ void toss(u64* __restrict__ sums, int dim, int trials, const u32* __restrict__ keys) {
-  const Keys key = {keys[0], keys[1]};
-  const u32 place = blockIdx.x * blockDim.x + threadIdx.x;
-  const int begin = blockIdx.y * 64;
-  u32 ones = 0;
-#pragma unroll 2
-  for (int number = begin; number < begin + 64 && 128 * number < trials; number++) {
-    u32 words[4];
-    philox(key, place, number, COIN_WORDS, words);
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-      const int left = trials - 128 * number - 32 * k;
-      ones += __popc(left >= 32 ? words[k] : left > 0 ? words[k] & ((1u << left) - 1) : 0);
-    }
-  }
-  if (place < dim) atomicAdd(sums + place, (u64)ones);
 }
 #endif
 
