@@ -74,7 +74,7 @@ class RecordedRound:
         template.add(products)
         template.mean()
         del products
-        # Only now: a run with a memory draws noise for its own rounds only.
+        # Only now: noise that a run remembers is drawn for its own rounds alone.
         template.source = round_.source
         return cls(template, data, updates, seed, round_.count)
 
