@@ -290,8 +290,8 @@ def _of_arrow(title: str, source: Any) -> DataTable:
             return int(whole.count_rows())
 
     def read(names: Sequence[str]) -> Iterator[Chunk]:
-        # One thread and nothing ahead: pyarrow would hold several row groups.
-        limits = {"batch_size": CHUNK_ROWS, "use_threads": False, "batch_readahead": 0, "fragment_readahead": 0}
+        # One thread and little ahead: pyarrow would hold several row groups.
+        limits = {"batch_size": CHUNK_ROWS, "use_threads": False, "batch_readahead": 1, "fragment_readahead": 1}
         with _readable(title):
             for batch in whole.to_batches(columns=list(names), **limits):
                 if batch.num_rows:
@@ -314,7 +314,8 @@ def _of_text(title: str, files: Sequence[Path], separator: str) -> DataTable:
             include_columns=columns, column_types=None if columns is None else dict.fromkeys(columns, pyarrow.string())
         )
         parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-        return csv.open_csv(file, csv.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK), parse, convert)
+        stream = pyarrow.input_stream(file, compression="gzip" if file.suffix.lower() == ".gz" else None)
+        return csv.open_csv(stream, csv.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK), parse, convert)
 
     def header(file: Path) -> list[str]:
         with _readable(title, text=True), batches(file) as reader:
