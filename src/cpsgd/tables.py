@@ -290,12 +290,14 @@ def _of_arrow(title: str, source: Any) -> DataTable:
             return int(whole.count_rows())
 
     def read(names: Sequence[str]) -> Iterator[Chunk]:
-        # One thread and little ahead: pyarrow would hold several row groups.
         limits = {"batch_size": CHUNK_ROWS, "use_threads": False, "batch_readahead": 1, "fragment_readahead": 1}
         with _readable(title):
-            for batch in whole.to_batches(columns=list(names), **limits):
-                if batch.num_rows:
-                    yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
+            for file in whole.get_fragments():
+                # One row group of Parquet at a time: pyarrow would hold several.
+                for part in file.split_by_row_group() if hasattr(file, "split_by_row_group") else [file]:
+                    for batch in part.to_batches(whole.schema, columns=list(names), **limits):
+                        if batch.num_rows:
+                            yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
 
     return DataTable(title, tuple(source.schema.names), count, read)
 
