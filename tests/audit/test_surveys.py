@@ -18,8 +18,9 @@ from cpsgd.audit import Case, Encode, Start, everything, survey
 from cpsgd.audit.cases import DELTA, left_out
 from cpsgd.audit.surveys import Coverage, Made, law_checked
 from cpsgd.codec import pipeline
-from cpsgd.mechanisms import MECHANISMS, Binomial, binomial
+from cpsgd.mechanisms import Binomial, binomial
 from cpsgd.randomness import Keystream
+from cpsgd.registry import MECHANISMS
 
 from . import test_coin_faults, test_faults
 from .faults import Integers, noise_of, noiseless, spoiled

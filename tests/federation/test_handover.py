@@ -17,6 +17,7 @@ from cpsgd import Plan
 from cpsgd.codec import rotate
 from cpsgd.correlated.batons import Place, open_baton, seal
 from cpsgd.correlated.handover import Handover, Step, read_answer
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.seeds import SeedFile
 from cpsgd.errors import BatonError, CpsgdError, ParameterError, RoundRefusedError, VersionError
 from cpsgd.federation.client_files import Memory
@@ -25,7 +26,6 @@ from cpsgd.federation.messages import Request
 from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.mechanisms import CorrelatedGaussian
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import guarantee
 from cpsgd.secagg import Stage
@@ -124,7 +124,7 @@ def test_what_silos_send_takes_away_what_they_sent_before(
         assert session.report.released, session.report.reason
         seeds = [seeds for at, seeds in drawn if at == round]
         assert [sum(seed is not None for seed in each) for each in seeds] == [min(round, 3)] * 4
-        noise = sum(mechanism.continued(each, round - 1, DIM) for each in seeds) * 2.0**-mechanism.finest_bits
+        noise = sum(mechanism.lineages.noise(each, round - 1, DIM) for each in seeds) * 2.0**-mechanism.finest_bits
         got = rotate.forward(federation.course.model - before, staying.protocol.rotation_signs(0))
         # What is left is the clients' own noise, of two steps each, and rounding.
         left = got * 4 / mechanism.step - noise

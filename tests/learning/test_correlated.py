@@ -40,7 +40,7 @@ def test_less_noise_is_left_in_the_model_than_independent_noise_would_leave(monk
     start = weights(run)
     moved = np.linalg.norm(weights(finish(run)) - start) / 0.5
     mechanism = PLAN.protocol.mechanism
-    correlation = mechanism.correlation
+    correlation = mechanism.correlation  # type: ignore[attr-defined]
     assert correlation is not None
     rest = ROUNDS * (mechanism.noise.own_variance + 1 / 12)  # type: ignore[attr-defined]
     z = mechanism.noise_deviation**2 * correlation.prefix_variance()[-1]  # type: ignore[attr-defined]
@@ -64,16 +64,16 @@ def test_without_a_seed_noise_is_kept_in_the_checkpoint_and_lost_rounds_stay_los
     begun = trainer(tmp_path, seed=None)
     begun.step()
     begun.step()
-    kept = begun._backend.slots.state_dict()  # type: ignore[union-attr]
+    kept = begun._backend.parts["lineages"].state_dict()
     # Killed after the charge, before the mean was used.
     assert begun._folder is not None
     begun._folder.charge(2, COHORT)
     del begun
     later = trainer(tmp_path, seed=None, resume=True)
-    assert later._backend.slots.state_dict() == kept  # type: ignore[union-attr]
+    assert later._backend.parts["lineages"].state_dict() == kept
     assert later.round == 3
     finish(later)
-    assert later._backend.slots.state_dict()["keys"] == {}  # type: ignore[union-attr]
+    assert later._backend.parts["lineages"].state_dict()["keys"] == {}
     assert [metrics.released for metrics in later.history].count(False) == 1
 
 
@@ -89,8 +89,7 @@ def test_settings_name_the_bands_and_leave_the_bits_to_the_planner() -> None:
     settings = Settings.of({**small, "correlated": 4, "baselines": False})
     assert (settings.correlated, settings.bits) == ("4", None)
     experiment = Experiment(settings, DATA)
-    assert experiment.protocol.mechanism.correlation is not None
-    assert experiment.protocol.mechanism.correlation.bands == 4
+    assert experiment.protocol.mechanism.memory.bands == 4
     with pytest.raises(ParameterError, match="what the planner is given"):
         Settings.of({**small, "correlated": "4", "levels": 2, "trials": 14})
     with pytest.raises(ParameterError, match="whole clients"):

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.ledger import Budget, Entry, RoundEvent, charging
 from cpsgd.ledger.kinds import Account
-from cpsgd.mechanisms import Binomial, CorrelatedGaussian, Gaussian, RoundedGaussian
+from cpsgd.mechanisms import Binomial, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Normal
 from cpsgd.neighbours import Adjacency, Participation

@@ -170,7 +170,7 @@ FAULTS = (
     Fault(
         "centre",
         "halves are rounded another way than the centre says",
-        "mechanisms/correlated_gaussian.py",
+        "correlated/mechanism.py",
         "return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.finest_bits)",
         "return 0.5 * self.window + math.ldexp(0.5, -self.finest_bits)",
         ("tests/audit/test_playing.py::test_the_middle_is_where_the_wires_integers_lie",),
@@ -309,8 +309,8 @@ FAULTS = (
         "durability",
         "a history's last rounds are not on the disk",
         "learning/metrics.py",
-        "            file.flush()\n            os.fsync(file.fileno())\n",
-        "            file.flush()\n",
+        "            append(file, new)\n",
+        "            file.write(new)\n",
         ("tests/learning/test_metrics.py",),
     ),
     # ------------------------------------------------------------------ colluding

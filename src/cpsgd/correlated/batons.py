@@ -32,13 +32,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from cpsgd import _validate
 from cpsgd.codec import wire
+from cpsgd.correlated.draws import SEED_BYTES
 from cpsgd.errors import BatonError, MessageError, VersionError
 
 MAGIC = b"cpsb"
 VERSION = 1
 KEY_BYTES = 32
 TAG_BYTES = 16
-SEED_BYTES = 16
+
 FINGERPRINT_BYTES = 16
 MAX_BANDS = 1 << 12
 MAX_LINEAGES = 1 << 32

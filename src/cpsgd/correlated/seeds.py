@@ -26,7 +26,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cpsgd._durable import is_sealed, seal, unseal, write_file
 from cpsgd.correlated import batons
-from cpsgd.correlated.batons import SEED_BYTES, Place, Slots
+from cpsgd.correlated.batons import Place, Slots
+from cpsgd.correlated.draws import SEED_BYTES
 from cpsgd.errors import BatonError, RoundError, RoundRefusedError
 
 MOST_FEDERATIONS = 16

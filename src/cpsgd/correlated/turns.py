@@ -19,9 +19,10 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from cpsgd.correlated.batons import Place
 from cpsgd.correlated.handover import Handing
+from cpsgd.correlated.run_memory import RunMemory
 from cpsgd.correlated.seeds import SeedFile
-from cpsgd.correlation import Correlation
 from cpsgd.errors import ParameterError, RoundRefusedError
+from cpsgd.mechanisms import Mechanism
 
 Node = TypeVar("Node", bound=Hashable)
 
@@ -87,7 +88,7 @@ class RunRules(Protocol):
         """Returns the server's record of who holds whose noise."""
 
 
-def run_rules(mechanism: Any) -> RunRules:
+def run_rules(mechanism: Mechanism) -> RunRules:
     """Returns the rules of a run with this mechanism.
 
     Example:
@@ -95,8 +96,8 @@ def run_rules(mechanism: Any) -> RunRules:
         >>> run_rules(Binomial(levels=16, trials=100)).number(3)
         3
     """
-    correlation: Correlation | None = mechanism.correlation
-    return IndependentRounds() if correlation is None else CorrelatedRun(correlation, mechanism.hands_on)
+    memory = mechanism.memory
+    return CorrelatedRun(memory) if isinstance(memory, RunMemory) else IndependentRounds()
 
 
 # ---------------------------------------------------------------------- independent rounds
@@ -177,47 +178,45 @@ class CorrelatedRun:
     """Rules of a run whose rounds take noise of earlier ones away.
 
     Attributes:
-        correlation: The weights, the number of rounds, and how far apart a client's rounds are.
-        hands_on: Whether clients that leave hand their seeds to those that come.
+        memory: The run's length, the distance of a client's rounds, and whether seeds are handed on.
     """
 
-    correlation: Correlation
-    hands_on: bool
+    memory: RunMemory
     one_event = True
 
     @property
     def participation(self) -> Literal["every", "once"]:
         """Returns "once", unless a client may be in every round."""
-        return "every" if self.correlation.separation == 1 else "once"
+        return "every" if self.memory.separation == 1 else "once"
 
     def separation(self, examples: bool) -> int | None:
         """Returns the separation that the noise was correlated for; 1 where examples are protected."""
-        return 1 if examples else self.correlation.separation
+        return 1 if examples else self.memory.separation
 
     def check_plan(self, rounds: int, participation: str) -> None:
         """Refuses more rounds than the run has."""
-        if rounds > self.correlation.rounds:
+        if rounds > self.memory.rounds:
             raise ParameterError(
-                f"The plan has {rounds} rounds, and its noise is correlated over {self.correlation.rounds}; plan again."
+                f"The plan has {rounds} rounds, and its noise is correlated over {self.memory.rounds}; plan again."
             )
 
     def check_announced(self, rounds: int, *, examples: bool, disjoint: bool) -> None:
         """Refuses more rounds than the run has, and examples that may be in more rounds than it was made for."""
-        if examples and self.correlation.separation != 1 and not disjoint:
+        if examples and self.memory.separation != 1 and not disjoint:
             raise RoundRefusedError(
                 "The server's noise is correlated for examples that are in few rounds, and this client's are in all. "
                 "Let the train function take a share of them for each round, and say so with disjoint=True."
             )
-        if rounds > self.correlation.rounds:
+        if rounds > self.memory.rounds:
             raise RoundRefusedError(
-                f"The server announces {rounds} rounds, and its noise is correlated over {self.correlation.rounds}."
+                f"The server announces {rounds} rounds, and its noise is correlated over {self.memory.rounds}."
             )
 
     def check_turn(self, turn: Turn, answered: Iterable[Turn], *, examples: bool) -> None:
         """Refuses rounds that are not in the run, or too close to one that this client was in."""
-        (run, round), apart = turn, self.correlation.separation
-        if not 1 <= round <= self.correlation.rounds:
-            raise RoundRefusedError(f"The server begins round {round} of a run of {self.correlation.rounds} rounds.")
+        (run, round), apart = turn, self.memory.separation
+        if not 1 <= round <= self.memory.rounds:
+            raise RoundRefusedError(f"The server begins round {round} of a run of {self.memory.rounds} rounds.")
         others = [] if examples else [other for name, other in answered if name == run]
         if apart is None and others:
             raise RoundRefusedError(
@@ -238,9 +237,9 @@ class CorrelatedRun:
         rounds: dict[str, set[int]] = {}
         for run, round in turns:
             rounds.setdefault(run, set()).add(round)
-        if self.correlation.separation != 1 and not protected:
+        if self.memory.separation != 1 and not protected:
             return len(rounds)
-        if self.correlation.separation != 1 and not examples:
+        if self.memory.separation != 1 and not examples:
             raise RoundRefusedError(
                 "This client has answered rounds whose noise was correlated for examples in one of them each, which "
                 "says nothing about whole clients. Begin a new memory, with a limit that is smaller by what those "
@@ -274,7 +273,7 @@ class CorrelatedRun:
 
     def handing(self, run: str, fingerprint: bytes) -> Handing[Any]:
         """Returns the server's record of who holds a lineage."""
-        return Handing(run, fingerprint, self.correlation.bands, self.hands_on)
+        return Handing(run, fingerprint, self.memory.bands, self.memory.hands_on)
 
 
 @dataclass(frozen=True)
@@ -285,10 +284,10 @@ class _Lineage:
     fingerprint: bytes
 
     def _place(self, round: int) -> Place:
-        return Place(self.run, self.fingerprint, self.rules.correlation.bands, round)
+        return Place(self.run, self.fingerprint, self.rules.memory.bands, round)
 
     def check(self, round: int) -> None:
-        self.seeds.check(self._place(round), handed=self.rules.hands_on)
+        self.seeds.check(self._place(round), handed=self.rules.memory.hands_on)
 
     def update(self, round: int) -> Mapping[str, Any]:
-        return {"seeds": self.seeds.draw(self._place(round), handed=self.rules.hands_on)}
+        return {"seeds": self.seeds.draw(self._place(round), handed=self.rules.memory.hands_on)}

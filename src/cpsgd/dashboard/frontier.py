@@ -1,4 +1,4 @@
-"""The frontier of a plan as a chart: what each mechanism's error is with so many bits, estimated or proved."""
+"""The frontier of a plan as a chart: each mechanism's error over bits, estimated or proved."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cpsgd.dashboard.charts import Axis, Chart, Series
 from cpsgd.dashboard.plan_page import Chosen, Estimate, Found, Part, Refused, Sketch
-from cpsgd.mechanisms import MECHANISMS
+from cpsgd.registry import MECHANISMS
 
 # The axis has log(ratio - 0.9), which spreads what lies near 1; larger errors are not shown.
 _ORIGIN, _LOWEST, _HIGHEST = 0.9, 0.985, 12.0
@@ -17,7 +17,7 @@ _WIDTHS = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0)
 
 @dataclass
 class Frontier:
-    """What is known so far of an answer."""
+    """The parts of an answer that have arrived so far."""
 
     estimates: dict[tuple[str, float], Estimate] = field(default_factory=dict)
     chosen: Chosen | None = None
@@ -43,7 +43,7 @@ class Frontier:
 
     @property
     def chart(self) -> Chart | None:
-        """The picture; None while there is nothing to be seen."""
+        """The chart; None while there is nothing to draw."""
         shown = [each for each in self.estimates.values() if each.ratio <= _HIGHEST]
         if not shown:
             return None

@@ -28,8 +28,8 @@ from cpsgd.learning.option_groups import (
     Schedule,
     ServerOptions,
 )
-from cpsgd.mechanisms.options import MechanismOptions, parameters_of, required
 from cpsgd.neighbours import Scheme
+from cpsgd.registry import MechanismOptions, parameters_of, required
 
 NO_SEED = "none"
 """Text for no seed in files and on the command line."""

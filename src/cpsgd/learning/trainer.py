@@ -44,7 +44,7 @@ from cpsgd.learning.option_groups import (
     RunOptions,
     ServerOptions,
 )
-from cpsgd.learning.spending import Account
+from cpsgd.learning.run_account import RunAccount
 from cpsgd.planner.examples import check_participation
 from cpsgd.privacy.guarantees import Guarantee
 
@@ -146,7 +146,7 @@ class Trainer:
         self._server = Server(model, loss, server, self.rounds)
         self._score = "accuracy" if dataset.classes is not None else "r_squared"
         kind = {"repeatable": run.seed is not None, "on_gpu": devices.is_gpu(self._backend.device)}
-        self._account = Account.open(mechanism, self._cohorts, account, examples=clients.examples, **kind)
+        self._account = RunAccount.open(mechanism, self._cohorts, account, examples=clients.examples, **kind)
         self.config = self._settings(cohorts, clients, account.population)
         check_start(self._backend.updates, self._server, loss, self._backend.test_examples(), dataset.classes)
         self._folder: RunFolder | None = None

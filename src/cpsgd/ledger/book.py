@@ -159,7 +159,7 @@ class Ledger:
                     "stays spent."
                 )
             protocol = known.event.protocol
-            protocol.mechanism.check_messages(survivors, protocol.clients)
+            protocol.mechanism.memory.check_messages(survivors, protocol.clients)
             draft.records.append({"kind": "release", "entry": known.number, "survivors": survivors})
         return draft.changed[-1]
 

@@ -369,13 +369,13 @@ def _alike(groups: Groups) -> bool:
     return alike and all(len(kinds) == 1 for kinds, _ in groups)
 
 
-def _correlated(kinds: frozenset[EntryKind]) -> bool:
-    return any(kind.base.mechanism.correlation is not None for kind in kinds)
+def _whole_run(kinds: frozenset[EntryKind]) -> bool:
+    return any(kind.base.mechanism.memory.one_event for kind in kinds)
 
 
 def _several_runs(groups: Groups) -> bool:
-    """Returns whether there are several runs with correlated noise: each is a whole run, and not a round of one."""
-    return sum(count for _, count in groups) > 1 and any(_correlated(kinds) for kinds, _ in groups)
+    """Whether there are several runs that are one event each: none of them is a round of another."""
+    return sum(count for _, count in groups) > 1 and any(_whole_run(kinds) for kinds, _ in groups)
 
 
 def _ordered(groups: Groups) -> list[tuple[frozenset[EntryKind], int]]:
@@ -461,8 +461,8 @@ def _joint_cost(kind: EntryKind, count: int, tail: float, adjacency: Adjacency) 
 def _added_up(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     """Adds up ε and δ of each kind of round, and of each partition that has several kinds."""
     # A client may meet one kind in one partition and another in the next, so these are not repetitions of each other.
-    # Nor are runs with correlated noise rounds of one.
-    single = {kinds for kinds, _ in groups if len(kinds) > 1 or _correlated(kinds)}
+    # Nor are runs that are one event each rounds of one run.
+    single = {kinds for kinds, _ in groups if len(kinds) > 1 or _whole_run(kinds)}
     terms = [(kinds, count) for kinds, count in groups if kinds not in single]
     terms += [(kinds, 1) for kinds, count in groups if kinds in single for _ in range(count)]
     share = delta / len(terms) * (1.0 - 1e-12)

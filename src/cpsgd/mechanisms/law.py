@@ -20,7 +20,6 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from cpsgd.errors import ConditionError, ParameterError
 
@@ -75,10 +74,12 @@ class RoundedNormal(Normal):
     Attributes:
         part: Standard deviation of what one client adds before it rounds to the nearest integer.
         lowest: The mean of a client's integer whose coordinate is at the lower end of its range.
+        method: Name of the method that proves something of it.
     """
 
     part: float
     lowest: float
+    method: str = "rounded-gaussian"
 
     def summands(self, nats: float) -> Summands:
         """Returns the clients' integers: Gaussian noise around the client's point, rounded to the nearest integer.
@@ -86,6 +87,8 @@ class RoundedNormal(Normal):
         Moments are those of a Gaussian and of numbers uniform on a level, which are sums of ever smaller parts.
         """
         reach = math.ceil(math.sqrt(2.0 * nats) * self.part) + 1
+
+        from scipy.special import ndtr  # late: who only encodes does without SciPy
 
         def client(point: float) -> tuple[int, Array]:
             middle = math.floor(self.lowest + point)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from cpsgd.correlation import Correlation
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Normal, Steps
 from cpsgd.neighbours import Adjacency, Participation
@@ -47,10 +46,9 @@ def round_cost(
 ) -> Rounds:
     """What `count` rounds with this many clients cost, each with a tail of this mass."""
     honest, mechanism = surviving - colluding, protocol.mechanism
-    mechanism.check_messages(surviving, protocol.clients)
-    mechanism.check_honest(honest, colluding, protocol.clients)
-    if mechanism.correlation is not None:
-        check_run(mechanism.correlation, 1, scheme)
+    mechanism.memory.check_messages(surviving, protocol.clients)
+    mechanism.memory.check_honest(honest, colluding, protocol.clients)
+    mechanism.memory.check_run(1, scheme)
     law = mechanism.noise.law(honest)
     sensitivity = protocol.sensitivity(adjacency)
     if isinstance(law, Normal):
@@ -155,27 +153,3 @@ def composition_citation(schemes: Iterable[str]) -> str:
     """The theorems behind composing equivalent Gaussians of rounds with these schemes of participation."""
     certificates = [CITATIONS["gaussian-certificate"], CITATIONS["smoothed-certificate"]]
     return "; ".join([*certificates, *(COMPOSED[scheme] for scheme in sorted(schemes))])
-
-
-def check_run(correlation: Correlation, rounds: int, scheme: Participation) -> None:
-    """Refuses rounds and participation that the correlation of a run's noise does not cover.
-
-    Raises:
-        ConditionError: It does not.
-    """
-    if rounds > correlation.rounds:
-        raise ConditionError(
-            f"The noise is correlated over a run of {correlation.rounds:,} rounds, and {rounds:,} are asked about; "
-            "plan a longer run, or begin a new one with a protocol of its own."
-        )
-    if scheme.sampled:
-        raise ConditionError(
-            "Amplification by sampling is not proved for noise that is correlated over rounds; use participation "
-            "'once', or independent noise."
-        )
-    if scheme.scheme == "every" and rounds > 1 and correlation.separation != 1:
-        apart = "in one of them at most" if correlation.separation is None else f"{correlation.separation} apart"
-        raise ConditionError(
-            f"The run's noise is for clients that take part {apart}, not in every round; use participation 'once', "
-            "separation=1 (which does not pay), or independent noise."
-        )

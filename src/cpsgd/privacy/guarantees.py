@@ -16,7 +16,7 @@ from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Normal, RoundedNormal, Steps
 from cpsgd.neighbours import Adjacency, Participation
-from cpsgd.privacy.costs import COMPOSED, SAMPLED_TAIL_SHARE, TAIL_SHARES, check_run, gaussian_epsilon
+from cpsgd.privacy.costs import COMPOSED, SAMPLED_TAIL_SHARE, TAIL_SHARES, gaussian_epsilon
 from cpsgd.privacy.proofs import Proof, per_round_proof, published_proof, renyi_proof, smoothed_proof
 from cpsgd.privacy.single import CITATIONS, accounted, best_proof
 from cpsgd.promise import Claim, Surviving
@@ -205,10 +205,9 @@ def _proved(run: Run, delta: float) -> Guarantee:
     _validate.probability("delta", delta)
     protocol, scheme, neighbours = accounted(run), run.participation, run.adjacency
     colluding, count = run.colluding, run.rounds
-    correlation = protocol.mechanism.correlation
-    if correlation is not None:
-        check_run(correlation, count, scheme)
-    if (count == 1 and not scheme.sampled) or scheme.scheme == "once" or correlation is not None:
+    memory = protocol.mechanism.memory
+    memory.check_run(count, scheme)
+    if memory.charged_rounds(scheme.counted_rounds(count)) == 1 and not scheme.sampled:
         single = best_proof(run, delta)
         return Guarantee(
             Claim(single.epsilon, delta), run, single.method, single.citation, single.tail, _shown(run, single.others)

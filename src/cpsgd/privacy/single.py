@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from cpsgd import _validate
 from cpsgd._numbers import rounded_down, rounded_up
 from cpsgd.errors import ConditionError
-from cpsgd.mechanisms import MECHANISMS
 from cpsgd.mechanisms.law import Law, Normal, RoundedNormal, Steps
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.accountant import Rounds, composed_epsilon
@@ -19,6 +18,7 @@ from cpsgd.privacy.gaussian import analytic_epsilon, classical_epsilon, gdp_epsi
 from cpsgd.privacy.products import smoothed_epsilon
 from cpsgd.privacy.renyi import renyi_certificate, renyi_floor
 from cpsgd.protocol import Protocol
+from cpsgd.registry import MECHANISMS
 from cpsgd.run import Run
 
 CITATIONS = {
@@ -104,8 +104,8 @@ def _best(run: Run, delta: float, *, thorough: bool) -> Best:
         raise ConditionError(
             f"No honest client's noise is in the sum (surviving={arrived}, colluding={colluding}): there is no privacy."
         )
-    protocol.mechanism.check_messages(arrived, protocol.clients)
-    protocol.mechanism.check_honest(honest, colluding, protocol.clients)
+    protocol.mechanism.memory.check_messages(arrived, protocol.clients)
+    protocol.mechanism.memory.check_honest(honest, colluding, protocol.clients)
     found = _methods(protocol, delta, run.adjacency, honest, thorough)
     proved = {m: result for m, result in found.items() if not isinstance(result, str) and m not in COMPARISONS}
     if not proved:
@@ -146,8 +146,7 @@ def _methods(protocol: Protocol, delta: float, adjacency: Adjacency, honest: int
             "gaussian-analytic": _attempt(lambda delta: (analytic_epsilon(**gaussian, delta=delta), 0.0), delta, moved)
         }
         if isinstance(law, RoundedNormal):
-            method = "rounded-gaussian" if mechanism.correlation is None else "correlated-gaussian"
-            found = {method: _rounded(protocol, law, adjacency, honest, delta)}
+            found = {law.method: _rounded(protocol, law, adjacency, honest, delta)}
         found["gaussian-classical"] = _attempt(classical, delta, moved)
     else:
 

@@ -28,6 +28,8 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip, wire
+from cpsgd.correlated.device_sums import DeviceLineages
+from cpsgd.correlated.run_sums import FEW_CLIENTS
 from cpsgd.errors import EmptyError, ParameterError, VectorError
 from cpsgd.mechanisms.law import Normal
 from cpsgd.mechanisms.noise import FairCoins, SumRounding
@@ -35,9 +37,7 @@ from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 from cpsgd.simulation import device_cuda
 from cpsgd.simulation import device_plain as plain
-from cpsgd.simulation.correlated import FEW_CLIENTS
 from cpsgd.simulation.cpu import noise_norm
-from cpsgd.simulation.device_correlated import DeviceLineages
 from cpsgd.simulation.device_kernels import current
 from cpsgd.simulation.products import Layout, Products
 
@@ -201,7 +201,7 @@ class DeviceRound:
 
     def noise_norm(self) -> float:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
-        return noise_norm(self.protocol, self.count, settled=self.lineages is not None)
+        return noise_norm(self.protocol, self.count, variance=None if self.lineages is None else self.lineages.variance)
 
     def takes(self, layout: Layout) -> bool:
         """Whether `add` takes products of this layout."""

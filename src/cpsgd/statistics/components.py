@@ -183,8 +183,7 @@ class Components(Question[PCAResult]):
     @property
     def geometry(self) -> Geometry:
         """See `MomentVector`."""
-        layout = self.layout
-        return Geometry(layout.length, layout.clip_norm, layout.distance, _REASON, rounding=1.0)
+        return Geometry(self.layout.length, self.layout.clip_norm, self.layout.distance, _REASON, rounding=1.0)
 
     def vector(self, value: object) -> Vectors:
         """Returns one client's vector; see `Ball.point` for what a value may be."""
@@ -210,13 +209,12 @@ class Components(Question[PCAResult]):
         variances, directions = _eigen(covariance)
         deviation = _deviation(planned.protocol, count)
         angle = estimated_angle(variances, directions, self.components, deviation, centre, self.layout.weight)
-        ball, radius = self.ball, self.ball.radius
-        origin = np.zeros(ball.dim) if ball.origin is None else np.asarray(ball.origin, dtype=np.float64)
+        radius, origin = self.ball.radius, self.ball.origin
         return PCAResult(
             components=directions[: self.components],
             variances=radius**2 * variances[: self.components],
             total_variance=radius**2 * float(np.trace(covariance)),
-            mean=origin + radius * centre,
+            mean=radius * centre + (0.0 if origin is None else np.asarray(origin, dtype=np.float64)),
             expected_angle=angle,
             plan=planned.plan,
             guarantee=guarantee,
@@ -241,13 +239,11 @@ def pca(
     """Finds the directions of largest variance so that (epsilon, delta) protects each client's point.
 
     Args:
-        points: One row per client; with `columns` anything `cpsgd.statistics.mean` takes. A simulation: every client's
-            message goes through the protocol on this machine.
+        points: One row per client; with `columns` any table that `mean` takes. Every client's message is simulated.
         components: Number of directions, at most the points' coordinates.
         epsilon: ε, for replacing one client's point (replace-one neighbours).
         delta: δ of the guarantee.
-        radius: Public bound on a point's distance from `mean`, or from zero; points beyond are moved to the ball's
-            surface. Choose it without looking at the data.
+        radius: Public bound on a point's distance from `mean`, or from zero; see `Components`.
         columns: Named columns of a table that are the points' coordinates.
         user: With `columns`: the column that says whose a row is. A client's point is the mean of their rows.
         bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
@@ -275,7 +271,7 @@ def pca(
     clients, dim = ball.shape
     question = Components(columns or dim, components, radius=radius, mean=mean)
     asked = question.plan(clients, epsilon, delta, bits=bits)
-    Charge.of(ledger, population, [asked.protocol], "pca").pay()
+    Charge.of(ledger, population, [asked.protocol], "statistics: pca").pay()
     return asked.result(private_mean(asked.protocol, 0, ball, question.layout.write, advance), clients)
 
 

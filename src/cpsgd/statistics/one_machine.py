@@ -250,7 +250,7 @@ def _release(
     asked, first = _planned(question, search, people.count, options)
     rounds = [each for each in (first, asked) if each is not None]
     tail = 0.0 if first is None else beyond(first)  # refuses where no useful bounds could be found
-    charge = Charge.of(ledger, population, [each.protocol for each in rounds], question.statistic)
+    charge = Charge.of(ledger, population, [each.protocol for each in rounds], f"statistics: {question.statistic}")
     watch = _Watch(source, frozenset() if search is None else frozenset(search.ranges.columns), tail)
     if search is None or first is None:
         end = _add_all(people, question, asked.protocol, source, watch, advance)

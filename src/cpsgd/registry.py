@@ -1,30 +1,81 @@
-"""A mechanism spelled out by its parameters, as files and command lines hold them.
+"""All mechanisms by name, and their parameters as files and command lines spell them.
 
-`MechanismOptions` has a field for every parameter of any registered mechanism, with the help text of its docstring: a
-new mechanism's parameters are options everywhere as soon as it is registered.
+A new mechanism is named in `MECHANISMS`. Its parameters are then options everywhere: `MechanismOptions` has a field for
+every parameter of any mechanism, with the help text of its docstring.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, field, fields, make_dataclass
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from cpsgd import _validate
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ParameterError
-from cpsgd.mechanisms import MECHANISMS, Mechanism, by_name
+from cpsgd.mechanisms import (
+    Binomial,
+    Coins,
+    DiscreteGaussian,
+    Gaussian,
+    LazyCoins,
+    Mechanism,
+    RoundedGaussian,
+    SampledCoins,
+    Skellam,
+)
 from cpsgd.mechanisms.base import RANGES
+
+MECHANISMS: dict[str, type[Mechanism]] = {
+    mechanism.name: mechanism
+    for mechanism in (
+        Binomial,
+        Gaussian,
+        Skellam,
+        DiscreteGaussian,
+        Coins,
+        SampledCoins,
+        LazyCoins,
+        RoundedGaussian,
+        CorrelatedGaussian,
+    )
+}
+"""All mechanisms, by name."""
+
 
 # How people call X, which is a field's long name.
 _SHORT = {"coordinate_range": "range"}
 _LONG = {short: long for long, short in _SHORT.items()}
 
 
+def by_name(name: str) -> type[Mechanism]:
+    """Returns the class of mechanisms with this name.
+
+    Raises:
+        ParameterError: There is none; the message lists the known names.
+    """
+    try:
+        return MECHANISMS[name]
+    except (KeyError, TypeError):
+        raise ParameterError(f"Expected mechanism to be one of {list(MECHANISMS)}, got {reprlib.repr(name)}.") from None
+
+
+def of_file(data: Mapping[str, object]) -> type[Mechanism]:
+    """Returns the class of mechanisms that a protocol file is about; files of 0.1.0 do not name it."""
+    if "mechanism" in data:
+        return by_name(str(data["mechanism"]))
+    return Binomial if data.get("sigma") is None else Gaussian
+
+
+# ---------------------------------------------------------------------- parameters as options
+
+
 def _parameters(kind: type[Mechanism]) -> dict[str, Any]:
-    """A mechanism's parameters by their names as options, with their types."""
+    """Returns a mechanism's parameters by their names as options, with their types."""
     hints = get_type_hints(kind)
 
     def plain(hint: Any) -> Any:
@@ -38,12 +89,12 @@ def _names(kind: type[Mechanism]) -> list[str]:
 
 
 def _required(kind: type[Mechanism]) -> list[str]:
-    """The parameters that a mechanism has no default for."""
+    """Returns the parameters that a mechanism has no default for."""
     return [_SHORT.get(e.name, e.name) for e in fields(kind) if e.default is MISSING]  # type: ignore[arg-type]
 
 
 def field_texts(kind: type[Any]) -> dict[str, str]:
-    """What the docstrings of a dataclass and of its bases say of its fields under `Attributes:`."""
+    """Returns the texts on a dataclass's fields under `Attributes:` in its docstring and those of its bases."""
     texts: dict[str, str] = {}
     for part in reversed(kind.__mro__):
         said = inspect.cleandoc(part.__doc__ or "").partition("Attributes:\n")[2]
@@ -64,7 +115,7 @@ def _make() -> type[Any]:
     for option, (_, text, owners) in options.items():
         owned = "" if len(owners) == len(MECHANISMS) else f" ({', '.join(owners)})"
         lines.append(f"        {option}: {text.rstrip('.')}{owned}.")
-    doc = "What a coordinate becomes, spelled out; None where nothing was said.\n\n    Attributes:\n" + "\n".join(lines)
+    doc = "A mechanism by its parameters; None where nothing was said.\n\n    Attributes:\n" + "\n".join(lines)
     kinds = {"mechanism": str, **{option: hint for option, (hint, _, _) in options.items()}}
     made = [(name, hint | None, field(default=None)) for name, hint in kinds.items()]
     named = {"__module__": __name__, "__doc__": doc + "\n    "}
@@ -75,13 +126,13 @@ MechanismOptions = _make()
 
 
 def parameters_of(options: Any) -> dict[str, Any]:
-    """The parameters that an object with the fields of `MechanismOptions` spells out, the mechanism's name left out."""
+    """Returns the parameters that an object with the fields of `MechanismOptions` spells out, without the name."""
     names = [entry.name for entry in fields(MechanismOptions) if entry.name != "mechanism"]
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 def named_kind(name: str | None, parameters: Mapping[str, Any]) -> type[Mechanism]:
-    """The mechanism of this name; without one, the first that has all the parameters.
+    """Returns the mechanism of this name; without one, the first that has all the parameters.
 
     Raises:
         ParameterError: There is no such mechanism, or it lacks one of the parameters.
@@ -98,7 +149,7 @@ def named_kind(name: str | None, parameters: Mapping[str, Any]) -> type[Mechanis
 
 
 def required(name: str | None, parameters: Mapping[str, Any]) -> list[str]:
-    """Parameters that the mechanism cannot do without."""
+    """Returns the parameters that the mechanism cannot do without."""
     return _required(named_kind(name, parameters))
 
 
@@ -112,7 +163,7 @@ def spelled_out(
     rotate: bool = True,
     delta: float = 1e-9,
 ) -> Mechanism:
-    """The mechanism with these parameters; what is not given is its usual choice for such a protocol.
+    """Returns the mechanism with these parameters; those not given are its usual ones for such a protocol.
 
     Raises:
         ParameterError: The mechanism has no such parameter, or one is out of range.

@@ -18,16 +18,24 @@ import math
 import os
 import struct
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd.correlated.draws import FINER_BITS, draw
+from cpsgd.correlated.weights import Correlation
 from cpsgd.errors import CheckpointError, ParameterError
-from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.fine_gaussian import CELL, DRAW_BYTES, LEAST_RATIO
-from cpsgd.mechanisms.lineages import FINER_BITS, draw
+from cpsgd.mechanisms.memory import Simulated
+from cpsgd.mechanisms.noise import SumRounding
 from cpsgd.randomness import Keystream
+
+if TYPE_CHECKING:
+    from cpsgd._torch import torch
+    from cpsgd.correlated.device_sums import DeviceLineages
+    from cpsgd.correlated.mechanism import CorrelatedGaussian
 
 Points = NDArray[np.int64]
 
@@ -40,13 +48,46 @@ _LEAST = LEAST_RATIO * CELL
 _BLOCK = 1 << 16
 
 
+@dataclass(frozen=True)
+class RunNoise:
+    """The parts of a run's noise where its rounds are correlated, for whoever simulates its sums.
+
+    A client's number is x + Σ_k g_k z_(t-k) + ξ, before it is rounded: ξ is noise of its own that nobody takes away.
+
+    Attributes:
+        correlation: g.
+        deviation: σ, the standard deviation of a client's z, in steps.
+        own_variance: That of ξ, in squared steps.
+        vector_bits: x has 2 to this power of points per step.
+        noise_bits: The same for z.
+        finest_bits: The same for ξ, and for the whole.
+        limit: The largest |x|, in its points.
+        window: Number of integers that a message can hold.
+        centre: The mean of a client's integer whose coordinate is zero.
+    """
+
+    correlation: Correlation
+    deviation: float
+    own_variance: float
+    vector_bits: int
+    noise_bits: int
+    finest_bits: int
+    limit: int
+    window: int
+    centre: float
+
+    def rest(self, count: int) -> SumRounding:
+        """Returns own noise and rounding of the sum of `count` clients' points, without the noise of lineages."""
+        deviation = math.ldexp(math.sqrt(self.own_variance * count), self.vector_bits)
+        return SumRounding(deviation, self.vector_bits, count, self.limit, self.centre)
+
+
 class Slots:
     """Keys of the noise Z of the latest rounds of a run, one for each."""
 
-    def __init__(self, mechanism: Mechanism, seed: int | None) -> None:
+    def __init__(self, mechanism: CorrelatedGaussian, seed: int | None) -> None:
         """Begins a run; with a seed, its keys follow from that."""
-        assert mechanism.correlation is not None
-        self._bands, self._rounds, self._seed = mechanism.correlation.bands, mechanism.correlation.rounds, seed
+        self._bands, self._rounds, self._seed = mechanism.bands, mechanism.run_length, seed
         self._keys: dict[int, bytes] = {}
         self._next = 0
 
@@ -92,21 +133,49 @@ class Slots:
         return hashlib.sha256(b"cpsgd simulated lineages v1" + struct.pack("<QQ", self._seed, round)).digest()[:16]
 
 
-class RunSums:
-    """What both simulations know of the sums of a run."""
+class SimulatedLineages(Simulated):
+    """The state of a run whose sums are simulated: keys of its rounds, and noise that was drawn from them."""
 
-    def __init__(self, mechanism: Mechanism, slots: Slots, clients: int, dim: int) -> None:
+    def __init__(self, mechanism: CorrelatedGaussian, seed: int | None) -> None:
+        """Begins a run; with a seed, its noise follows from that."""
+        self._mechanism, self.slots = mechanism, Slots(mechanism, seed)
+        self.parts = {"lineages": self.slots}
+        self._host: SummedLineages | None = None
+        self._device: DeviceLineages | None = None
+
+    def on_host(self, clients: int, dim: int) -> SummedLineages:
+        """Returns the noise of rounds of `clients` messages on this machine's processors."""
+        if self._host is None:
+            self._host = SummedLineages(self._mechanism, self.slots, clients, dim)
+        return self._host
+
+    def on_device(self, clients: int, dim: int, device: torch.device) -> DeviceLineages:
+        """Returns the noise of rounds of `clients` messages on a device."""
+        from cpsgd.correlated.device_sums import DeviceLineages
+
+        if self._device is None:
+            self._device = DeviceLineages(self._mechanism, self.slots, clients, dim, device)
+        return self._device
+
+
+class RunSums:
+    """The part of a run's sums that both simulations share."""
+
+    def __init__(self, mechanism: CorrelatedGaussian, slots: Slots, clients: int, dim: int) -> None:
         """Rounds of `clients` messages each."""
-        noise = mechanism.run_noise()
-        assert noise is not None  # rounds are correlated
-        self.parts = noise
+        self.parts = mechanism.run_noise()
         self.clients = clients
         self._mechanism = mechanism
         self._slots, self._dim = slots, dim
 
+    @property
+    def variance(self) -> float:
+        """The noise's variance per client in the later rounds of the run."""
+        return self._mechanism.noise.settled_variance
+
     def check(self, round: int, count: int) -> None:
         """Refuses a round with another number of messages, and one that the run has not."""
-        self._mechanism.rotation_round(round)
+        self._mechanism.memory.rotation_round(round)
         if count != self.clients:
             raise ParameterError(
                 f"Expected {self.clients} messages, as in the run's other rounds, got {count}: lineages that break are "
@@ -117,18 +186,20 @@ class RunSums:
 class SummedLineages(RunSums):
     """Sums of messages of a run on this machine, with noise from a cipher, in integers on the finest grid."""
 
-    def __init__(self, mechanism: Mechanism, slots: Slots, clients: int, dim: int) -> None:
+    def __init__(self, mechanism: CorrelatedGaussian, slots: Slots, clients: int, dim: int) -> None:
         """Rounds of `clients` messages each."""
         super().__init__(mechanism, slots, clients, dim)
         self._drawn: dict[int, Points] = {}
 
     @property
-    def grid_points(self) -> GridPoints:
-        """What each client is simulated by."""
+    def client(self) -> GridPoints:
+        """Stands in for each client's mechanism: its kernel, values and bytes of randomness."""
         return GridPoints(self.parts.limit)
 
-    def rounded(self, sums: NDArray[np.uint64], count: int, round: int, own: Keystream) -> NDArray[np.uint64]:
-        """From the sums of `grid_points` to those of a round's integers; all but the lineages' noise comes from `own`.
+    def noisy(
+        self, sums: NDArray[np.uint64], count: int, round: int, own: Keystream, *, seeded: bool = False
+    ) -> NDArray[np.uint64]:
+        """Turns the sums of `client` into those of a round's integers; all but the lineages' noise comes from `own`.
 
         Raises:
             ParameterError: Another number of messages, a round that the run has not, or one whose noise was drawn.
@@ -171,15 +242,23 @@ class GridPoints:
     def __init__(self, limit: int) -> None:
         """Points are at most `limit` either way."""
         self.limit = limit
+        self.values = 2 * limit + 1
 
-    @property
-    def count(self) -> int:
-        """How many points there are."""
-        return 2 * self.limit + 1
+    def kernel(self) -> PointKernel:
+        """Returns the kernel that writes the points."""
+        return PointKernel(self.limit)
+
+
+class PointKernel:
+    """Writes grid points."""
+
+    def __init__(self, limit: int) -> None:
+        """Points are at most `limit` either way."""
+        self._limit = limit
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
         """Writes the points."""
-        np.add(np.rint(np.clip(grid, -self.limit, self.limit)), self.limit, out=values, casting="unsafe")
+        np.add(np.rint(np.clip(grid, -self._limit, self._limit)), self._limit, out=values, casting="unsafe")
 
 
 def wide_draw(deviation: float, stream: Keystream, count: int) -> Points:
@@ -208,7 +287,7 @@ def wide_draw(deviation: float, stream: Keystream, count: int) -> Points:
 
 
 def _finer(coarse: int) -> list[int]:
-    """How many bits coarser than integers each finer draw is."""
+    """Returns the left shifts of the refinement draws, coarsest first."""
     found = []
     while coarse > 0:
         coarse = max(0, coarse - FINER_BITS)

@@ -1,21 +1,26 @@
-"""`DeviceLineages`: `cpsgd.simulation.correlated` for rounds that stay on a PyTorch device."""
+"""`DeviceLineages`: `cpsgd.correlated.run_sums` for rounds that stay on a PyTorch device."""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cpsgd._torch import torch
-from cpsgd.mechanisms import Mechanism
+from cpsgd.correlated.run_sums import RunSums, Slots
 from cpsgd.mechanisms.noise import SumRounding
-from cpsgd.simulation.correlated import RunSums, Slots
+
+if TYPE_CHECKING:
+    from cpsgd.correlated.mechanism import CorrelatedGaussian
 
 
 class DeviceLineages(RunSums):
     """The noise of lineages in a run's sums on a PyTorch device, b vectors of it, from a counter."""
 
-    def __init__(self, mechanism: Mechanism, slots: Slots, clients: int, dim: int, device: torch.device) -> None:
+    def __init__(
+        self, mechanism: CorrelatedGaussian, slots: Slots, clients: int, dim: int, device: torch.device
+    ) -> None:
         """Rounds of `clients` messages each."""
         super().__init__(mechanism, slots, clients, dim)
         bands = self.parts.correlation.bands

@@ -16,29 +16,30 @@ rounded, as in `rounded_gaussian`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self
 
 from cpsgd import _validate
 from cpsgd.codec.rounding import Grid
-from cpsgd.correlation import WEIGHT_BITS, Correlation
-from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.base import Extent, RunNoise, Search
-from cpsgd.mechanisms.fine_gaussian import CELL
-from cpsgd.mechanisms.law import RoundedNormal
-from cpsgd.mechanisms.lineages import (
+from cpsgd.correlated.draws import (
     FINER_BITS,
     OWN_BITS,
     OWN_DEVIATION,
     LineageKernel,
     Lineages,
-    Points,
     farthest_point,
     own_shifts,
 )
+from cpsgd.correlated.run_memory import MORE, RunMemory
+from cpsgd.correlated.run_sums import RunNoise
+from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
+from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.mechanisms import fine_gaussian
+from cpsgd.mechanisms.base import Extent, Search
+from cpsgd.mechanisms.fine_gaussian import CELL
+from cpsgd.mechanisms.law import RoundedNormal
 from cpsgd.mechanisms.rounded_gaussian import (
     MAX_WINDOW,
     MOST_SIGMA,
@@ -54,9 +55,6 @@ LEAST_SIGMA = 4.0
 # The finer draws of a client's own noise add so much to its variance, at most.
 _FINER = 1.0 + 2.0 ** (1 - 2 * FINER_BITS)
 _ROUNDING = 1.0 + 8 * 2.0**-53
-# Rounds may hold up to twice as many messages as the fewest, which the accountant knows. And those of other rounds, of
-# which a client is not told, are at least half as many as its own (`check_honest`).
-_MORE = 2
 # The deviation of the own noise, in cells of its grid.
 _OWN_RATIO = math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
 
@@ -102,7 +100,7 @@ class CorrelatedNoise(RoundedNoise):
                 "is no privacy. Use more clients, fewer bands, or fewer untrusted_holders."
             )
         deviation = math.sqrt((honest - told) * self.counted_variance) / _ROUNDING
-        return RoundedNormal(deviation, math.sqrt(self.variance), self.of.lowest)
+        return RoundedNormal(deviation, math.sqrt(self.variance), self.of.lowest, "correlated-gaussian")
 
     @property
     def variation(self) -> float:
@@ -114,12 +112,12 @@ class CorrelatedNoise(RoundedNoise):
         # A message that arrives may use b draws of z, of which b - 1 came with messages that did not.
         drawn = self.of.bands * (resolution(self.of.noise_ratio) + fine_gaussian.GRID_VARIATION)
         own = len(self.of.shifts) * resolution(_OWN_RATIO) + fine_gaussian.GRID_VARIATION
-        return _MORE * self.of.run_length * (self.cut + drawn + own) * _ROUNDING
+        return MORE * self.of.run_length * (self.cut + drawn + own) * _ROUNDING
 
     def slack(self, honest: int) -> float:
         """Returns λ over all rounds of the run: of the own noise, given all z; and of z on its grid, given all sums."""
         # Other rounds of the run may have half as many messages, or twice.
-        counts = {max(2, -(-honest // _MORE)), honest, _MORE * honest}
+        counts = {max(2, -(-honest // MORE)), honest, MORE * honest}
         excess = 2.0 * max(uniformity(OWN_DEVIATION**2, count) for count in counts)
         if excess >= 1.0:
             return math.inf
@@ -127,7 +125,7 @@ class CorrelatedNoise(RoundedNoise):
         own = math.ldexp(OWN_DEVIATION, self.of.noise_bits) ** 2 / weights**2
         z = math.ldexp(self.counted_variance, 2 * self.of.noise_bits)
         uneven = 2.2 * math.exp(-2.0 * math.pi**2 * (own * z / (own + z)) * (1.0 - 1e-12))
-        every = 2.0 * self.of.bands * _MORE * honest * uneven
+        every = 2.0 * self.of.bands * MORE * honest * uneven
         return self.of.run_length * (-math.log1p(-excess) + every) * (1.0 + 1e-12)
 
     @property
@@ -205,65 +203,18 @@ class CorrelatedGaussian(RoundedGaussian):
 
     @property
     def correlation(self) -> Correlation:
-        """How the noise of the run's rounds hangs together."""
+        """The weights of earlier rounds' noise, the run's length, and the participation of clients."""
         return _correlation(self.bands, self.run_length, self.separation)
 
     @cached_property
     def lineages(self) -> Lineages:
-        """What the noise of lineages is made of."""
+        """The noise of a client that follows from seeds."""
         return Lineages(self.correlation, self.noise_ratio)
 
-    def continued(self, seeds: Sequence[bytes | None], round: int, dim: int) -> Points:
-        """The noise of a client's lineage in a round, for all coordinates: see `Lineages.noise`."""
-        self.rotation_round(round)
-        return self.lineages.noise(seeds, round, dim)
-
-    @property
-    def hands_on(self) -> bool:
-        """Whether `untrusted_holders` are allowed for."""
-        return self.untrusted_holders is not None
-
-    def rotation_round(self, round: int) -> int:
-        """One rotation for the whole run: noise can be taken away only where it was added.
-
-        Raises:
-            ParameterError: The run has no such round.
-        """
-        if round >= self.run_length:
-            raise ParameterError(
-                f"Expected a round below run_length={self.run_length}, got round={round}: the guarantee is that of a "
-                "run of so many rounds. Plan a longer run, or begin a new one with a protocol of its own."
-            )
-        return 0
-
-    def check_messages(self, count: int, clients: int) -> None:
-        """More messages than were planned for are not covered by the accounting of the run.
-
-        Raises:
-            ParameterError: There are.
-        """
-        if count > clients:
-            raise ParameterError(
-                f"Expected at most clients={clients} messages in a round of a run with correlated noise, got {count}; "
-                "plan for more clients."
-            )
-
-    def check_honest(self, honest: int, colluding: int, clients: int) -> None:
-        """What the proofs ask of a round's clients beyond that one is honest.
-
-        Raises:
-            ConditionError: Too few of those planned for are there, or more collude than may hold seeds.
-        """
-        if _MORE * honest < clients:
-            raise ConditionError(
-                f"Of {clients} planned clients {honest} are honest and arrived: with correlated noise at least half "
-                "must. Plan for fewer clients."
-            )
-        if self.untrusted_holders is not None and colluding > self.untrusted_holders:
-            raise ConditionError(
-                f"{colluding} clients per round may collude, and untrusted_holders={self.untrusted_holders} of those "
-                "who are handed seeds: each colluding client may be one. Plan with as many untrusted_holders."
-            )
+    @cached_property
+    def memory(self) -> RunMemory:
+        """The run: its rounds, seeds and participation."""
+        return RunMemory(self)
 
     # ------------------------------------------------------------------ what a coordinate becomes
 

@@ -13,10 +13,12 @@ import pytest
 
 from cpsgd import Aggregator, Protocol, guarantee
 from cpsgd.codec import pipeline
+from cpsgd.correlated import draws
+from cpsgd.correlated.draws import OWN_BITS, OWN_DEVIATION, draw, farthest_point, own_shifts
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian, RoundedGaussian, fine_gaussian, lineages
+from cpsgd.mechanisms import RoundedGaussian, fine_gaussian
 from cpsgd.mechanisms.fine_gaussian import DRAW_BYTES
-from cpsgd.mechanisms.lineages import OWN_BITS, OWN_DEVIATION, draw, farthest_point, own_shifts
 from cpsgd.mechanisms.rounded_gaussian import uniformity
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.gaussian import gdp_epsilon
@@ -297,7 +299,7 @@ def test_files_and_fingerprints() -> None:
 
 
 def test_the_seeds_purpose_is_named() -> None:
-    assert lineages.PURPOSE == b"cpsgd lineage noise v1"
+    assert draws.PURPOSE == b"cpsgd lineage noise v1"
 
 
 def test_a_modulus_is_planned_for_the_rounds_whose_messages_hold_all_of_their_lineages_noise() -> None:

@@ -1,14 +1,14 @@
-"""A run's correlated noise on a device: the law is that of `cpsgd.simulation.correlated`."""
+"""A run's correlated noise on a device: the law is that of `cpsgd.correlated.run_sums`."""
 
 import numpy as np
 import pytest
 import torch
 
+from cpsgd.correlated.device_sums import DeviceLineages
+from cpsgd.correlated.run_sums import Slots
 from cpsgd.errors import ParameterError
-from cpsgd.simulation.correlated import Slots
 from cpsgd.simulation.device import DeviceRound
-from cpsgd.simulation.device_correlated import DeviceLineages
-from tests.simulation.test_correlated import CLIENTS, ROUNDS, check_covariance, covariance, protocol_for
+from tests.correlated.test_run_sums import CLIENTS, ROUNDS, check_covariance, covariance, protocol_for
 
 CPU = torch.device("cpu")
 
@@ -47,7 +47,7 @@ def test_noise_that_was_lost_is_not_taken_away() -> None:
     protocol = protocol_for(20_000)
     lineages = DeviceLineages(protocol.mechanism, Slots(protocol.mechanism, None), CLIENTS, protocol.dim, CPU)
     first, third, sixth = (lineages.noise(number, CLIENTS) for number in (0, 2, 5))
-    factors = protocol.mechanism.correlation.factors  # type: ignore[union-attr]
+    factors = protocol.mechanism.correlation.factors  # type: ignore[attr-defined]
     unit = float(first.var())
     assert float((first * third).mean()) / unit == pytest.approx(factors[2], abs=0.05)
     assert float(third.var()) / unit == pytest.approx(1.0 + factors[2] ** 2, rel=0.07)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from cpsgd.codec.kernels import PythonKernel
 from cpsgd.codec.rounding import UNIFORMS, GaussianRounder
-from cpsgd.correlation import WEIGHT_BITS, Correlation
+from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import fine_gaussian
 from cpsgd.mechanisms.fine_gaussian import CELL, DRAW_BYTES

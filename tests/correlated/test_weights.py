@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from cpsgd.correlation import MAX_BANDS, WEIGHT_BITS, Correlation
+from cpsgd.correlated.weights import MAX_BANDS, WEIGHT_BITS, Correlation
 from cpsgd.errors import ParameterError
 
 # (rounds, bands): squared sensitivity once, at least 10 rounds apart, and every round; mean variance of prefix sums,

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from scipy.stats import chi2_contingency
 
 from cpsgd.codec import pipeline
+from cpsgd.correlated.mechanism import CorrelatedGaussian
+from cpsgd.correlated.run_sums import Slots, SummedLineages, wide_draw
 from cpsgd.errors import CheckpointError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
-from cpsgd.simulation.correlated import Slots, SummedLineages, wide_draw
 from cpsgd.simulation.cpu import RoundSimulator, noise_norm
 
 Array = NDArray[np.float64]
@@ -181,7 +181,9 @@ def test_the_noise_norm_is_that_of_a_settled_round() -> None:
     protocol = protocol_for(4000)
     vectors = np.zeros((CLIENTS, protocol.dim), dtype=np.float32)
     last = simulated(protocol, vectors, ROUNDS)[-1]
-    assert np.linalg.norm(last) == pytest.approx(noise_norm(protocol, CLIENTS, settled=True), rel=0.06)
+    assert np.linalg.norm(last) == pytest.approx(
+        noise_norm(protocol, CLIENTS, variance=protocol.mechanism.noise.settled_variance), rel=0.06
+    )
 
 
 @pytest.mark.parametrize("deviation", [2048.0, 4095.5, 4096.0, 123_456.0, 3e8])
