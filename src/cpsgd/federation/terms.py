@@ -116,7 +116,7 @@ class Terms:
             )
 
 
-class Total(Protocol):
+class RoundTotal(Protocol):
     """The sum of a round, at its end."""
 
     @property
@@ -150,7 +150,7 @@ class Settlement:
         self._asked = False  # whether anything about the data was asked for
         self._reveal: Callable[[], None] | None = None
         self.charged = False
-        self.total: Total | None = None
+        self.total: RoundTotal | None = None
 
     def charge(self, charged_to: str | None = None, revealing: Callable[[], None] | None = None) -> None:
         """Charges the round to the ledger: from here on it counts as spent, also if it is never ended.
