@@ -67,7 +67,7 @@ NAMES_TO_DO = {
     *("spending", "state", "tables", "wire"),
 }
 TYPES_TO_DO = {"Account", "Total"}
-CORRELATION_TO_DO = {"audit", "engines", "federation", "learning", "ledger", "privacy", "simulation"}
+CORRELATION_TO_DO = {"federation"}
 
 
 def room_of(path: Path) -> str:

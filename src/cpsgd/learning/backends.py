@@ -307,9 +307,8 @@ class GpuBackend(CpuBackend):
         protocol = self._protocol
         if protocol is None:
             return DeviceFloatMean(self.dim, self._clip_norm, self.device)
-        started = DeviceRound(protocol, number, seed=self._seed, device=self.device, first=first)
-        started.lineages = self._noise.on_device(count, self.dim, self.device)
-        return started
+        source = self._noise.on_device(count, self.dim, self.device)
+        return DeviceRound(protocol, number, seed=self._seed, device=self.device, first=first, source=source)
 
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns features and labels of the test set."""

@@ -74,8 +74,8 @@ class RecordedRound:
         template.add(products)
         template.mean()
         del products
-        # Only now: noise of a run's lineages is drawn for its own rounds alone.
-        template.lineages = round_.lineages
+        # Only now: noise that a run remembers is drawn for its own rounds alone.
+        template.source = round_.source
         return cls(template, data, updates, seed, round_.count)
 
     def start(self, number: int, clients: NDArray[np.int64]) -> None:

@@ -35,6 +35,8 @@ from cpsgd.codec import clip, pipeline, wire
 from cpsgd.codec.formats import Sums
 from cpsgd.errors import EmptyError, NonFiniteError, ParameterError, VectorError
 from cpsgd.mechanisms import Mechanism
+from cpsgd.mechanisms.law import Normal
+from cpsgd.mechanisms.noise import FairCoins, SumRounding
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 
@@ -68,6 +70,14 @@ class FreshNoise:
         apart = self._noise.separate and mechanism.grid is not None
         self.client = mechanism.without_noise() if apart else mechanism
         self.variance = self._noise.variance
+
+    def on_device(self, count: int) -> FairCoins | Normal | SumRounding | None:
+        """Describes the noise of `count` clients to a device; None where the host must draw it."""
+        return self._noise.on_device(count)
+
+    def before_rounding(self, round: int, count: int) -> float:
+        """Returns 0: there is no noise of other rounds in the sum of grid points."""
+        return 0.0
 
     def noisy(self, sums: Sums, count: int, round: int, own: Keystream, *, seeded: bool = False) -> Sums:
         """Adds the noise of all clients in one go where that is as exact as the accounting says, or `seeded`."""
