@@ -35,7 +35,7 @@ def example_sum(
         clip_norm: Of the protocol that the client has accepted.
         examples: The most examples that count: of more of them the first ones.
     """
-    from cpsgd.learning.datasets.base import Batch
+    from cpsgd.learning.datasets.populations import Batch
     from cpsgd.learning.gradients import ClientUpdates, ExampleSums
     from cpsgd.learning.models import trainable
 
