@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd._torch import torch
-from cpsgd.learning.datasets.device import DeviceInfinite
+from cpsgd.learning.datasets.device_data import DeviceInfinite
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.mechanisms.noise import FairCoins, SumRounding
 from cpsgd.simulation.device import DeviceRound, carried
