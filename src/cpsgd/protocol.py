@@ -28,7 +28,7 @@ from cpsgd import _plain, _validate, protocol_data
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd.codec import batch, pipeline, rotate, wire
-from cpsgd.codec.formats import Format
+from cpsgd.codec.pack import Format
 from cpsgd.distance import check_distance
 from cpsgd.errors import ParameterError, VectorError
 from cpsgd.expectation import Expectation

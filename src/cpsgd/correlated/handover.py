@@ -1,4 +1,4 @@
-"""Handing a lineage on: what the server asks a client that leaves, and one that comes in its place.
+"""Handing a lineage on: requests to a client that leaves, and to one that comes in its place.
 
 Three small requests before a round. The client that comes is asked for a *key*; the one that leaves is told the key and
 asked to *give* its seeds, sealed; and the one that comes is asked to *take* them. The server carries bytes that it
@@ -42,7 +42,7 @@ HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
 
 class HandoverStep(IntEnum):
-    """What is asked for."""
+    """The three requests."""
 
     KEY = 0
     GIVE = 1
@@ -65,11 +65,11 @@ class Handover:
 
     @staticmethod
     def begins(data: object) -> bool:
-        """Whether these bytes are meant to be such a request."""
+        """Returns whether these bytes are meant to be such a request."""
         return isinstance(data, bytes) and data.startswith(MAGIC)
 
     def to_bytes(self) -> bytes:
-        """The request as one message."""
+        """Returns the request as one message."""
         place = self.place
         numbers = self.step, place.round, place.lineage, place.bands
         fields = _FIELDS.pack(MAGIC, VERSION, *numbers, place.fingerprint)
@@ -77,7 +77,7 @@ class Handover:
 
     @classmethod
     def from_bytes(cls, data: bytes, run: str) -> Handover:
-        """What `to_bytes` wrote, for this run.
+        """Reads what `to_bytes` wrote, for this run.
 
         Raises:
             VersionError: The server speaks another version.
@@ -133,7 +133,7 @@ def answer(request: bytes, run: str, seeds: SeedFile | None, *, signed: bool) ->
 
 
 def read_answer(reply: bytes, asked: Handover) -> bytes:
-    """The public key or the baton in a client's answer.
+    """Returns the public key or the baton in a client's answer.
 
     Raises:
         VersionError: The client speaks another version.

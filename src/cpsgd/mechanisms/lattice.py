@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.codec.rounding import KEYSTREAM_BYTES, MAX_LEVELS, Grid, Rounder, Table
+from cpsgd.codec.clip import MAX_LEVELS, Grid
+from cpsgd.codec.rounding import KEYSTREAM_BYTES, Rounder, Table
 from cpsgd.mechanisms.base import RANGES, Extent, Mechanism, Search
 from cpsgd.mechanisms.clipping import gaussian_rounding, worst_rounding
 from cpsgd.mechanisms.noise import Noise

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.codec import clip, pipeline, wire
-from cpsgd.codec.formats import Sums
+from cpsgd.codec.pack import Sums
 from cpsgd.errors import EmptyError, NonFiniteError, ParameterError, VectorError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.law import Normal
@@ -107,7 +107,7 @@ class RoundSimulator:
         *,
         seed: int | None = None,
         threads: int = 2,
-        lineages: SumSource | None = None,
+        source: SumSource | None = None,
         first: int = 0,
     ) -> None:
         """Starts an empty round.
@@ -118,7 +118,7 @@ class RoundSimulator:
             seed: None for randomness from the operating system. A number makes the round repeatable, whatever the
                 chunks and threads: good for experiments, but noise that can be repeated protects nobody.
             threads: Threads that share the rows of a chunk.
-            lineages: The source of the sum's noise; by default the mechanism's noise, drawn afresh.
+            source: The source of the sum's noise; by default the mechanism's noise, drawn afresh.
             first: The number of the first client, where a round's clients are shared: each has numbers of its own.
         """
         self.protocol = protocol
@@ -129,7 +129,7 @@ class RoundSimulator:
         self._first = first
         self._floats = protocol.mechanism.grid is None
         self._sums: Sums = np.zeros(protocol.dim, dtype=np.float64 if self._floats else np.uint64)
-        self._source: SumSource = FreshNoise(protocol.mechanism) if lineages is None else lineages
+        self._source: SumSource = FreshNoise(protocol.mechanism) if source is None else source
         client = self._source.client
         self._rounder, self._values, self._keystream_bytes = client.kernel(), client.values, client.keystream_bytes
         self._mean: NDArray[np.float32] | None = None
