@@ -20,7 +20,7 @@ from typing import Any
 
 from scipy.optimize import brentq, minimize_scalar
 
-from cpsgd.codec.rounding import MAX_LEVELS
+from cpsgd.codec.clip import MAX_LEVELS
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import Binomial, Coins, published
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, gaussian_clipping, gaussian_rounding
