@@ -25,9 +25,9 @@ from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.paper.theorem import Sensitivities, binomial_mechanism_trials
 from cpsgd.privacy import analytic_sigma, classical_sigma
-from cpsgd.privacy.certificate import certified_epsilon
 from cpsgd.privacy.gaussian import gdp_mu
-from cpsgd.privacy.renyi import renyi_certificate, renyi_floor
+from cpsgd.privacy.proofs.gaussian_certificate import certified_epsilon
+from cpsgd.privacy.proofs.renyi_certificate import renyi_certificate, renyi_floor
 from cpsgd.reports import plotting
 from cpsgd.reports.numbers import power
 

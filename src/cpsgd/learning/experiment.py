@@ -38,9 +38,11 @@ from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.planner.requirements import BEST
 from cpsgd.planner.target import Target
 from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.guarantees import Guarantee, guarantee_over_rounds
-from cpsgd.privacy.proofs import published_epsilon
+from cpsgd.privacy.guarantees import Guarantee, guarantee
+from cpsgd.privacy.proofs.published_accounting import published_epsilon
+from cpsgd.promise import Claim, Conditions
 from cpsgd.protocol import Protocol
+from cpsgd.run import Run
 
 PRIVATE = "private"
 """Name of the run that the others are compared with."""
@@ -209,7 +211,8 @@ class Experiment:
         delta, adjacency = self.settings.delta, self._adjacency
         if counted == 1:
             return protocol.mechanism.published_epsilon(protocol, delta, adjacency, noise_clients)
-        return published_epsilon(protocol, delta, rounds=counted, adjacency=adjacency, noise_clients=noise_clients)
+        run = Run.of(protocol, rounds=counted, adjacency=adjacency, surviving=noise_clients)
+        return published_epsilon(run, delta)
 
     def _baselines(self) -> dict[str, Estimator]:
         """Returns the baselines: no noise, Gaussian noise, and more bits."""
@@ -291,25 +294,20 @@ class Experiment:
         For an explicit protocol ε is the proved one; the settings' ε is then only a budget.
         """
         settings, epsilon = self.settings, self.settings.epsilon
-        protocol = self.protocol if settings.examples is None else example_protocol(self.protocol, settings.examples)
-        rounds: dict[str, Any] = {
-            "delta": self._accounted_delta,
-            "rounds": settings.rounds,
-            "participation": self._cohorts.participation,
-            "adjacency": self._adjacency,
-        }
+        protocol, delta = self.protocol, self._accounted_delta
+        conditions = Conditions.of(
+            self._surviving,
+            rounds=settings.rounds,
+            participation=self._cohorts.participation,
+            adjacency=self._adjacency,
+            colluding=settings.colluding,
+        )
         if settings.explicit:
-            colluding = settings.colluding
-            epsilon = guarantee_over_rounds(protocol, **rounds, surviving=self._surviving, colluding=colluding).epsilon
+            about = replace(conditions, examples=settings.examples)
+            epsilon = guarantee(Run(protocol, about), delta).epsilon
         if settings.examples is not None:
             protocol = example_protocol(estimators.gaussian_like(self.protocol, 1.0), settings.examples)
-        target = Target(
-            epsilon=epsilon,
-            **rounds,
-            dim=self._coordinates,
-            clip_norm=protocol.clip_norm,
-            honest=self._surviving - settings.colluding,
-        )
+        target = Target(Claim(epsilon, delta), conditions, self._coordinates, protocol.clip_norm)
         needed = self._adjacency.distance(target.clip_norm) / target.gaussian_mu
         return needed / math.sqrt(target.honest) * (1.0 + 1e-9)
 

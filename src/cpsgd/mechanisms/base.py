@@ -29,7 +29,7 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, expected_clipping
 from cpsgd.mechanisms.noise import Noise, SumRounding
 from cpsgd.mechanisms.sums import Deviation, MeanCoordinate, rounding_cumulant
-from cpsgd.neighbours import Adjacency
+from cpsgd.neighbours import Adjacency, Participation
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -478,6 +478,15 @@ class Mechanism(ABC):
             ParameterError: There is no such round.
         """
         return round
+
+    @property
+    def whole_run(self) -> bool:
+        """Whether the noise's law, and so one proof, covers all rounds of a run."""
+        return False
+
+    def check_run(self, rounds: int, participation: Participation) -> None:
+        """Raises `ConditionError` where the noise's law does not cover so many rounds with this participation."""
+        return
 
     def check_messages(self, count: int, clients: int) -> None:
         """Raises `ParameterError` where the accounting covers no round of `count` messages planned for `clients`."""

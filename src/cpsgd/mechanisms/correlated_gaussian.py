@@ -49,6 +49,7 @@ from cpsgd.mechanisms.rounded_gaussian import (
     uniformity,
     usual_fields,
 )
+from cpsgd.neighbours import Participation
 
 LEAST_SIGMA = 4.0
 # The finer draws of a client's own noise add so much to its variance, at most.
@@ -207,6 +208,30 @@ class CorrelatedGaussian(RoundedGaussian):
     def correlation(self) -> Correlation:
         """How the noise of the run's rounds hangs together."""
         return _correlation(self.bands, self.run_length, self.separation)
+
+    @property
+    def whole_run(self) -> bool:
+        """One law for all rounds of the run."""
+        return True
+
+    def check_run(self, rounds: int, participation: Participation) -> None:
+        """Refuses more rounds than the run has, sampling, and clients that take part more often than was planned."""
+        if rounds > self.run_length:
+            raise ConditionError(
+                f"The noise is correlated over a run of {self.run_length:,} rounds, and {rounds:,} are asked about; "
+                "plan a longer run, or begin a new one with a protocol of its own."
+            )
+        if participation.sampled:
+            raise ConditionError(
+                "Amplification by sampling is not proved for noise that is correlated over rounds; use participation "
+                "'once', or independent noise."
+            )
+        if participation.scheme == "every" and rounds > 1 and self.separation != 1:
+            apart = "in one of them at most" if self.separation is None else f"{self.separation} apart"
+            raise ConditionError(
+                f"The run's noise is for clients that take part {apart}, not in every round; use participation 'once', "
+                "separation=1 (which does not pay), or independent noise."
+            )
 
     @cached_property
     def lineages(self) -> Lineages:
