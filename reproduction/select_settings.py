@@ -31,7 +31,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from cpsgd.correlation import Correlation
+from cpsgd.correlated.weights import Correlation
 from cpsgd.learning.datasets import load
 from cpsgd.learning.datasets.infinite import InfiniteDataset
 from cpsgd.learning.option_groups import Schedule

@@ -315,7 +315,7 @@ class Protocol:
 
     def rotation_signs(self, round: int) -> NDArray[np.uint8]:
         """The public signs of a round's rotation; one for all rounds, where noise is correlated over them."""
-        return rotate.signs(self.dim, self.rotation_seed, self.mechanism.rotation_round(round))
+        return rotate.signs(self.dim, self.rotation_seed, self.mechanism.memory.rotation_round(round))
 
     def decode_sum(
         self,

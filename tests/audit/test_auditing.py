@@ -166,7 +166,7 @@ def test_the_lower_bound_is_worth_something() -> None:
 def test_a_claim_that_is_too_good_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     def boasting(*arguments: Any, **options: Any) -> Guarantee:
         real = guarantee(*arguments, **options)
-        return dataclasses.replace(real, epsilon=0.25 * real.epsilon)
+        return dataclasses.replace(real, claim=dataclasses.replace(real.claim, epsilon=0.25 * real.epsilon))
 
     monkeypatch.setattr(auditing, "guarantee", boasting)
     report = audit(LOUD, 0.01, rounds=6_000, seed=1)

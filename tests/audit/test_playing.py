@@ -10,8 +10,8 @@ import pytest
 
 from cpsgd import Aggregator, Protocol
 from cpsgd.audit import Case, everything
-from cpsgd.audit.law import SumLaw
 from cpsgd.audit.playing import RoundLattice, canaries_of, peculiar, resting, rounded
+from cpsgd.audit.sum_law import SumLaw
 from cpsgd.codec import pipeline, rotate
 from cpsgd.codec.rounding import Grid
 from cpsgd.mechanisms import Coins, LazyCoins, SampledCoins

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cpsgd import Plan, Protocol
-from cpsgd.mechanisms import CorrelatedGaussian
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.neighbours import Participation
 
 from .local import DIM, Client

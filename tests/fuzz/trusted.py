@@ -9,9 +9,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from cpsgd.correlated import batons
+from cpsgd.correlated.seeds import Journal, SeedFile
 from cpsgd.errors import CpsgdError
-from cpsgd.federation import batons
-from cpsgd.federation.lineages import Journal, SeedFile
 from cpsgd.ledger import Ledger, signed_reports
 from cpsgd.ledger.chain import Head
 from cpsgd.ledger.witness import Line, Witness

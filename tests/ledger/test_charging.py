@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.ledger import Budget, Entry, RoundEvent, charging
 from cpsgd.ledger.kinds import Account
-from cpsgd.mechanisms import Binomial, CorrelatedGaussian, Gaussian, RoundedGaussian
+from cpsgd.mechanisms import Binomial, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Normal
 from cpsgd.neighbours import Adjacency, Participation
@@ -23,9 +24,9 @@ from cpsgd.privacy.accountant import Rounds, mixed_epsilon
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
+from cpsgd.privacy.proofs import certified_smooth as products
 from cpsgd.privacy.proofs import joint_cost, round_cost
-from cpsgd.privacy.proofs import smoothed_certificate as products
-from cpsgd.privacy.proofs.gaussian_certificate import gaussian_certificate
+from cpsgd.privacy.proofs.certified_gaussian import gaussian_certificate
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
 

@@ -332,11 +332,11 @@ def test_many_rounds_are_priced_together(monkeypatch: pytest.MonkeyPatch) -> Non
         price = charging.affordable(budget, [account], event(0))
         assert price is not None
         if charges < 31:
-            assert price.covers == 0
+            assert price.rounds == 0
         if charges % 100 == 99:
             exact = guarantee_over_rounds(PROTOCOL, 1e-6, surviving={950: charges, 900: 1}).epsilon
             assert exact * (1 - 1e-9) <= price.epsilon <= 1.04 * exact
-        room = Room(kind_of(event(0), 900), price.covers, price.epsilon, price.method) if price.covers else None
+        room = Room(kind_of(event(0), 900), price.rounds, price.epsilon, price.method) if price.rounds else None
         account.reserve(event(0), room)
         account.release(event(0), 950)
     assert len(prices) < 31 + 110
@@ -352,7 +352,7 @@ def test_the_last_rounds_of_a_budget_are_all_allowed(monkeypatch: pytest.MonkeyP
     budget = Budget(population="people", epsilon=limit, delta=1e-6)
     account = Account()
     while (price := charging.affordable(budget, [account], one)) is not None:
-        account.reserve(one, Room(kind_of(one, 1_000), price.covers, price.epsilon, price.method))
+        account.reserve(one, Room(kind_of(one, 1_000), price.rounds, price.epsilon, price.method))
     assert account.rounds == 203
     assert charging.spent(budget, [account]).epsilon <= limit
 

@@ -13,9 +13,10 @@ import pytest
 
 from cpsgd import Protocol, guarantee, plan
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import MECHANISMS, DiscreteGaussian, discrete_gaussian
+from cpsgd.mechanisms import DiscreteGaussian, discrete_gaussian
 from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussianLaw, closeness, convolved, integer_variance, table
 from cpsgd.privacy import certified_epsilon, renyi_certificate
+from cpsgd.registry import MECHANISMS
 
 _DIGITS = 400
 

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from cpsgd.codec import pipeline
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import (
-    MECHANISMS,
     Binomial,
     Coins,
-    CorrelatedGaussian,
     DiscreteGaussian,
     Gaussian,
     LazyCoins,
@@ -33,6 +32,7 @@ from cpsgd.mechanisms.noise import FairCoins, SumRounding
 from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
+from cpsgd.registry import MECHANISMS
 
 EXAMPLES: dict[str, list[Mechanism]] = {
     "binomial": [
@@ -577,7 +577,7 @@ def test_prepared_neighbours_are_within_the_sensitivity(mechanism: Mechanism) ->
 @every
 def test_the_samplers_variation_is_next_to_nothing(mechanism: Mechanism) -> None:
     # That of correlated noise is for the draws of all rounds of a run, of up to ten per message and coordinate.
-    draws = 1 if mechanism.correlation is None else 10 * mechanism.correlation.rounds
+    draws = 10 * mechanism.memory.rounds if mechanism.memory.one_event else 1
     assert 0.0 <= mechanism.noise.variation < 1e-30 * draws
 
 

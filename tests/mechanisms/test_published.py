@@ -18,7 +18,7 @@ from cpsgd.mechanisms.discrete_gaussian import convolved
 from cpsgd.mechanisms.published import ORDERS
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.guarantees import CITATIONS, COMPARISONS
-from cpsgd.privacy.proofs.renyi_certificate import rdp_epsilon
+from cpsgd.privacy.proofs.certified_renyi import rdp_epsilon
 
 Array = NDArray[np.float64]
 REPLACE = Adjacency.REPLACE_ONE

@@ -21,11 +21,12 @@ from cpsgd.codec import pack, pipeline, wire
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError, RoundRefusedError
 from cpsgd.federation.limits import Limits
 from cpsgd.ledger import Budget, Ledger, RoundEvent
-from cpsgd.mechanisms import MECHANISMS, Skellam
+from cpsgd.mechanisms import Skellam
 from cpsgd.mechanisms.skellam import SkellamLaw, table, truncation
 from cpsgd.planner import Plan, modulus
 from cpsgd.privacy import certified_epsilon, guarantee_over_rounds, renyi_certificate
 from cpsgd.randomness import Keystream
+from cpsgd.registry import MECHANISMS
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage
 from cpsgd.simulation.cpu import RoundSimulator
 

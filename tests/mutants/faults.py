@@ -170,7 +170,7 @@ FAULTS = (
     Fault(
         "centre",
         "halves are rounded another way than the centre says",
-        "mechanisms/correlated_gaussian.py",
+        "correlated/mechanism.py",
         "return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.finest_bits)",
         "return 0.5 * self.window + math.ldexp(0.5, -self.finest_bits)",
         ("tests/audit/test_playing.py::test_the_middle_is_where_the_wires_integers_lie",),
@@ -303,7 +303,7 @@ FAULTS = (
         "_durable.py",
         "        file.flush()\n        os.fsync(file.fileno())\n",
         "        file.flush()\n",
-        ("tests/learning/test_durable.py", "tests/test_durable.py"),
+        ("tests/learning/test_metrics.py", "tests/test_durable.py"),
     ),
     Fault(
         "durability",
@@ -311,7 +311,7 @@ FAULTS = (
         "learning/metrics.py",
         "            file.flush()\n            os.fsync(file.fileno())\n",
         "            file.flush()\n",
-        ("tests/learning/test_durable.py",),
+        ("tests/learning/test_metrics.py",),
     ),
     # ------------------------------------------------------------------ colluding
     Fault(
@@ -352,7 +352,7 @@ FAULTS = (
     Fault(
         "colluding",
         "as many accusers as may collude prove a fault",
-        "federation/conduct.py",
+        "federation/course.py",
         "if len(accusers) > self._colluding}",
         "if len(accusers) >= self._colluding}",
         (

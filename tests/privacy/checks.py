@@ -22,8 +22,8 @@ from cpsgd.neighbours import Adjacency
 from cpsgd.paper import theorem
 from cpsgd.privacy import fixed_size, gaussian, moments
 from cpsgd.privacy import guarantee as ask
-from cpsgd.privacy.proofs import gaussian_certificate as certificate
-from cpsgd.privacy.proofs import renyi_certificate as renyi
+from cpsgd.privacy.proofs import certified_gaussian as certificate
+from cpsgd.privacy.proofs import certified_renyi as renyi
 from cpsgd.protocol import Protocol
 
 from .oracle import Array, Exact, Pair, composed, hockey_stick

@@ -21,8 +21,8 @@ from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Law, Steps
 from cpsgd.mechanisms.skellam import SkellamLaw
 from cpsgd.privacy import curves, smoothed
-from cpsgd.privacy.proofs import smoothed_certificate as products
-from cpsgd.privacy.proofs.gaussian_certificate import GaussianCertificate
+from cpsgd.privacy.proofs import certified_smooth as products
+from cpsgd.privacy.proofs.certified_gaussian import GaussianCertificate
 
 from . import product_oracle as oracle
 from .product_oracle import Array, Exact, Pair

@@ -18,7 +18,7 @@ from cpsgd.privacy import (
     gdp_epsilon,
     renyi_certificate,
 )
-from cpsgd.privacy.proofs import gaussian_certificate as certificate
+from cpsgd.privacy.proofs import certified_gaussian as certificate
 from cpsgd.protocol import Protocol
 
 from . import checks

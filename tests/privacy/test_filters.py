@@ -22,8 +22,8 @@ from cpsgd.privacy.accountant import Rounds, most_rounds
 from cpsgd.privacy.filters import LEVELS, Cost, Filter, best_order, largest, summed
 from cpsgd.privacy.fixed_size import sampled_divergence
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
-from cpsgd.privacy.proofs.gaussian_certificate import gaussian_certificate
-from cpsgd.privacy.proofs.renyi_certificate import rdp_epsilon
+from cpsgd.privacy.proofs.certified_gaussian import gaussian_certificate
+from cpsgd.privacy.proofs.certified_renyi import rdp_epsilon
 
 EVERY = Participation.every()
 Array = NDArray[np.float64]

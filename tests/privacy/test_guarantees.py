@@ -22,7 +22,7 @@ from cpsgd.privacy import (
 )
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.proofs import base
-from cpsgd.privacy.proofs.smoothed_certificate import smoothed_epsilon
+from cpsgd.privacy.proofs.certified_smooth import smoothed_epsilon
 from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
@@ -182,7 +182,7 @@ def test_no_noise_no_privacy() -> None:
         guarantee(rotated(2, 0), 1e-9)
     with pytest.raises(ConditionError, match="surviving=5, colluding=5"):
         guarantee(rotated(2, 16), 1e-9, surviving=5, colluding=5)
-    with pytest.raises(ParameterError, match="surviving=0"):
+    with pytest.raises(ConditionError, match="surviving=0"):
         guarantee(rotated(2, 16), 1e-9, surviving=0)
 
 

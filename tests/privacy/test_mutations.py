@@ -16,8 +16,8 @@ from cpsgd.mechanisms.law import Array, Law, Window
 from cpsgd.neighbours import Adjacency
 from cpsgd.paper import theorem
 from cpsgd.privacy import fixed_size, moments
-from cpsgd.privacy.proofs import gaussian_certificate as certificate
-from cpsgd.privacy.proofs import renyi_certificate as renyi
+from cpsgd.privacy.proofs import certified_gaussian as certificate
+from cpsgd.privacy.proofs import certified_renyi as renyi
 
 from . import checks
 

@@ -12,8 +12,8 @@ import pytest
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Array, Steps
 from cpsgd.privacy import curves, smoothed
-from cpsgd.privacy.proofs import smoothed_certificate as products
-from cpsgd.privacy.proofs.gaussian_certificate import GaussianCertificate
+from cpsgd.privacy.proofs import certified_smooth as products
+from cpsgd.privacy.proofs.certified_gaussian import GaussianCertificate
 
 from . import product_checks as checks
 

@@ -13,9 +13,9 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.privacy import moments, renyi_certificate
 from cpsgd.privacy.moments import Meter, Moments
-from cpsgd.privacy.proofs import gaussian_certificate as certificate
-from cpsgd.privacy.proofs import renyi_certificate as renyi
-from cpsgd.privacy.proofs.renyi_certificate import RENYI_TAIL_SHARES, rdp_epsilon, renyi_floor, summed_renyi_certificate
+from cpsgd.privacy.proofs import certified_gaussian as certificate
+from cpsgd.privacy.proofs import certified_renyi as renyi
+from cpsgd.privacy.proofs.certified_renyi import RENYI_TAIL_SHARES, rdp_epsilon, renyi_floor, summed_renyi_certificate
 from cpsgd.protocol import Protocol
 
 from . import checks

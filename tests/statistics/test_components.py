@@ -19,7 +19,7 @@ from cpsgd.ledger import Budget, Ledger
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee
 from cpsgd.protocol import Protocol
-from cpsgd.statistics import questions
+from cpsgd.statistics import planned
 from cpsgd.statistics.components import Components, MomentVector, exact_components, pca, subspace_angle
 from cpsgd.statistics.points import in_unit_ball, people_in_ball
 
@@ -67,7 +67,7 @@ def test_the_estimated_angle_is_about_the_measured_one(monkeypatch: pytest.Monke
     layout = MomentVector.of(DIM, with_mean=True)
     stated = {"replace_one_distance": layout.distance, "distance_reason": "of their products"}
     planned = plan(1000, layout.length, 60.0, 1e-6, layout.clip_norm, bits=8, **stated)
-    monkeypatch.setattr(questions, "plan", lambda *arguments, **options: planned)
+    monkeypatch.setattr(planned, "plan", lambda *arguments, **options: planned)
     exact = exact_components(points, 1)
     squares, estimates = [], []
     for _ in range(30):
@@ -92,7 +92,7 @@ def test_without_noise_it_is_exact(monkeypatch: pytest.MonkeyPatch, centred: boo
     def quiet(*arguments: object, **options: object) -> object:
         return dataclasses.replace(plan(*arguments, **options), protocol=silent)
 
-    monkeypatch.setattr(questions, "plan", quiet)
+    monkeypatch.setattr(planned, "plan", quiet)
     mean = points.mean(axis=0) if centred else None
     found = pca(points, 3, 8.0, 1e-6, radius=3.0, mean=mean, bits=8)
     exact = PCA(3).fit(points)
@@ -317,7 +317,7 @@ def test_a_clients_rows_become_its_point() -> None:
     expected = question.layout.write(np.array([[0.55, 0.075]], dtype=np.float32))[0]
     np.testing.assert_allclose(question.vector(rows), expected, atol=1e-6)
     np.testing.assert_allclose(question.vector([[1.2, 0.3], [9e9, 0.0]]), expected, atol=1e-6)
-    # As at home, to the bit.
+    # As on one machine, to the bit.
     table = {name: np.array([*column, 0.0, 0.1]) for name, column in rows.items()}
     home = people_in_ball(table, ["x", "y"], "id", 2.0, [1.0, 0.0])
     np.testing.assert_array_equal(question.layout.write(home)[-1], question.vector(rows))

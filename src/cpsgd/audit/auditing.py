@@ -15,8 +15,8 @@ from cpsgd.aggregator import Aggregator
 from cpsgd.audit import checks
 from cpsgd.audit.bound import Attacker, Prospect, Rehearsal
 from cpsgd.audit.checks import Check, Played
-from cpsgd.audit.law import Array, LikelihoodRatio
 from cpsgd.audit.playing import Canary, Encode, Player, Start, canaries_of, peculiar, resting, rounded
+from cpsgd.audit.sum_law import Array, LikelihoodRatio
 from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Adjacency

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.linalg import hadamard
 
 from cpsgd.audit.checks import Played
-from cpsgd.audit.law import Array, SumLaw
+from cpsgd.audit.sum_law import Array, SumLaw
 from cpsgd.codec.clip import Vector
 from cpsgd.codec.rounding import Grid
 from cpsgd.neighbours import Adjacency

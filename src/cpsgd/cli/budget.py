@@ -334,7 +334,7 @@ def _read_report(path: Path) -> object:
 
 def _keys(path: Path | None) -> frozenset[bytes] | None:
     """The public keys in a file, if one is given."""
-    from cpsgd.secagg.identity import read_roster
+    from cpsgd.secagg.identity_files import read_roster
 
     return None if path is None else read_roster(path)
 

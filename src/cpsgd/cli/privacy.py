@@ -10,8 +10,8 @@ from rich.markup import escape
 from cpsgd.cli import options, output
 from cpsgd.cli.frame import WHOLE, new_app
 from cpsgd.errors import ParameterError
-from cpsgd.mechanisms.options import parameters_of, required
 from cpsgd.planner.requirements import Requirements
+from cpsgd.registry import parameters_of, required
 from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:

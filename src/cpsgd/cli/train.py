@@ -18,7 +18,7 @@ from cpsgd._durable import create_file, write_file
 from cpsgd.cli import options, output
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
 from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, PRESETS, Settings, read_file
-from cpsgd.mechanisms.options import MechanismOptions
+from cpsgd.registry import MechanismOptions
 from cpsgd.reports.numbers import rounded_up, size
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _seed(text: str) -> int | str:
 
 def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> None:
     try:
-        from cpsgd.dashboard import saved
+        from cpsgd.dashboard import run_view
         from cpsgd.learning import checkpoints, export
         from cpsgd.learning.experiment import PRIVATE, Experiment, folder_of
         from cpsgd.planner import Plan
@@ -175,7 +175,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         raise SystemExit(130) from None
     summary = _summary(experiment, folder, results)
     write_file(folder / _SUMMARY, (json_module.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
-    written = (run_report.draw(folder / run_report.CURVES, results), saved.write(folder))
+    written = (run_report.draw(folder / run_report.CURVES, results), run_view.write(folder))
     summary["files"] = [str(path) for path in written]
     summary["files"] += [str(path) for path in trainers[PRIVATE].export(folder)]
     if json:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
-from cpsgd.dashboard import values
-from cpsgd.dashboard.charts import Chart, Series, linear
+from cpsgd.dashboard import pages, runs, values
+from cpsgd.dashboard.charts import Chart, Series, linear, spending_chart
 from cpsgd.dashboard.runs import RecordedRun, RunCurve
 from cpsgd.errors import CpsgdError
 from cpsgd.neighbours import Participation
@@ -17,10 +18,24 @@ from cpsgd.reports.numbers import power, rounded_up, size
 Figure = Literal["loss", "score"]
 
 _MOST_FACTS = 200
+REPORT = "report.html"
+"""Name of a run's page in its folder."""
+
+
+def saved_page(run: RecordedRun) -> str:
+    """Returns the page of a run as one file, without anything that needs a server or a script."""
+    return pages.render_saved("run.html", tab="runs", **view(run))
+
+
+def write(path: Path) -> Path:
+    """Writes the page of the run in a folder into that folder, as `cpsgd train` does at its end."""
+    report = path / REPORT
+    report.write_text(saved_page(runs.read(path, path.name)), encoding="utf-8")
+    return report
 
 
 def view(run: RecordedRun) -> dict[str, Any]:
-    """What the template `run.html` takes."""
+    """Returns the values of the template `run.html`."""
     return {
         "run": run,
         "score_name": _score_name(run.private),
@@ -56,12 +71,8 @@ def _share(run: RecordedRun) -> tuple[float, float] | None:
 
 def _cards(run: RecordedRun) -> list[tuple[str, str]]:
     private = run.private
-    cards = [(score_text(private), f"test {_score_name(private)}, private")]
-    cards += [
-        (score_text(curve), f"test {_score_name(curve)}, no privacy")
-        for curve in run.curves
-        if curve.name == "no privacy"
-    ]
+    shown = [private, *(curve for curve in run.curves if curve.name == "no privacy")]
+    cards = [(score_text(curve), f"test {_score_name(curve)}, {curve.name}") for curve in shown]
     result = _results(run).get(private.name, {})
     bits, floats = values.number(result.get("bits_per_coordinate")), None
     length = private.last("message")
@@ -124,14 +135,10 @@ def comparison(runs: Sequence[RecordedRun], figure: Figure) -> Chart | None:
             f"test {name}",
             max(0.0, min(heights)) if percent else min(*heights, 0.0 if figure == "loss" else heights[0]),
             min(1.0, max(heights) * 1.03) if percent else max(heights),
-            _percent if percent else "{:.4g}".format,
+            (lambda value: f"{100.0 * value:.3g} %") if percent else "{:.4g}".format,
         ),
         heading=lambda x: f"round {x:,.0f}",
     )
-
-
-def _percent(value: float) -> str:
-    return f"{100.0 * value:.3g} %"
 
 
 def _spending(run: RecordedRun) -> Chart | None:
@@ -139,14 +146,8 @@ def _spending(run: RecordedRun) -> Chart | None:
     points = run.private.points("epsilon")
     if not points or run.limit is None:
         return None
-    return Chart(
-        title="ε spent against rounds, with the limit",
-        series=[Series("ε spent", points, 0, steps=True)],
-        x=linear("round", 0.0, float(max(run.rounds or 0, points[-1][0])), "{:,.0f}".format, whole=True),
-        y=linear("ε spent", 0.0, 1.1 * max(run.limit, *(y for _, y in points)), rounded_up, mark="{:g}".format),
-        limit=(run.limit, f"limit ε = {rounded_up(run.limit)}"),
-        heading=lambda x: f"round {x:,.0f}",
-    )
+    rounds = linear("round", 0.0, float(max(run.rounds or 0, points[-1][0])), "{:,.0f}".format, whole=True)
+    return spending_chart("ε spent against rounds, with the limit", points, run.limit, rounds, "round {:,.0f}")
 
 
 def _randomness(run: RecordedRun) -> str | None:
@@ -157,13 +158,8 @@ def _randomness(run: RecordedRun) -> str | None:
 
 
 def _facts(run: RecordedRun) -> list[tuple[str, list[tuple[str, str]]]]:
-    summary = values.mapping(run.summary)
-    protocol = values.mapping(summary.get("protocol"))
-    return [
-        ("Privacy", _privacy(run)),
-        ("Protocol", _rows(protocol)),
-        ("Settings", _rows(run.settings)),
-    ]
+    protocol = values.mapping(values.mapping(run.summary).get("protocol"))
+    return [("Privacy", _privacy(run)), ("Protocol", _rows(protocol)), ("Settings", _rows(run.settings))]
 
 
 def _rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:

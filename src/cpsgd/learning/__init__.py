@@ -5,8 +5,9 @@ Importing this package loads neither PyTorch nor any data; each name loads its m
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from cpsgd._lazy import on_demand
 
 if TYPE_CHECKING:
     from cpsgd.learning.estimators import NoPrivacy as NoPrivacy
@@ -27,21 +28,13 @@ if TYPE_CHECKING:
 _OPTIONS = ("AccountOptions", "ClientOptions", "CohortOptions", "FolderOptions", "RunOptions", "ServerOptions")
 _HOMES = {
     **dict.fromkeys(_OPTIONS, "option_groups"),
-    "NoPrivacy": "estimators",
-    "RoundMetrics": "metrics",
+    **dict.fromkeys(("NoPrivacy", "baselines"), "estimators"),
+    **dict.fromkeys(("RoundMetrics", "tensorboard"), "metrics"),
+    **dict.fromkeys(("loss_for", "squared_error"), "optimization"),
     "Trainer": "trainer",
-    "baselines": "estimators",
-    "loss_for": "optimization",
     "mlp": "models",
-    "squared_error": "optimization",
-    "tensorboard": "metrics",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = on_demand(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -29,11 +29,10 @@ from cpsgd.learning.models import Loss
 from cpsgd.learning.option_groups import ClientOptions, RunOptions
 from cpsgd.learning.parallel import Processes, SharedRound, Simulator, own_device
 from cpsgd.learning.recorded import RecordedRound
+from cpsgd.mechanisms.memory import Simulated
 from cpsgd.protocol import Protocol
-from cpsgd.simulation.correlated import Slots, SummedLineages
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator
 from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
-from cpsgd.simulation.device_correlated import DeviceLineages
 
 _EXAMPLES_BYTES = 1 << 26
 # MiB that the clients computed together may take.
@@ -176,8 +175,7 @@ class CpuBackend:
         self._protocol = None if protocol is None else replace(protocol, promise=None)
         self.message_bytes = estimators.message_bytes(estimator, self.dim)
         self._seed = seed
-        self.slots = _slots(protocol, seed)
-        self._lineages: SummedLineages | DeviceLineages | None = None
+        self._noise = Simulated() if protocol is None else protocol.mechanism.memory.simulated(seed)
         self._processes = processes
         self._slice = self._examples_held(dataset.feature_dim)
 
@@ -188,9 +186,9 @@ class CpuBackend:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Objects whose state a checkpoint holds, by name: the adaptive norm, and the memory of correlated noise."""
+        """Objects whose state a checkpoint holds, by name: the adaptive norm, and what the noise remembers."""
         clip = {} if self.clipping.norm is None else {"clip": self.clipping}
-        return clip | ({} if self.slots is None else {"lineages": self.slots})
+        return {**clip, **self._noise.parts}
 
     def clients(self, cohorts: Cohorts, number: int, rounds: int) -> NDArray[np.int64]:
         """Returns the clients of round `number` of `rounds`."""
@@ -222,10 +220,8 @@ class CpuBackend:
         protocol = self._protocol
         if protocol is None:
             return FloatMean(self.dim, self._clip_norm)
-        if self.slots is not None and self._lineages is None:
-            self._lineages = SummedLineages(protocol.mechanism, self.slots, count, self.dim)
-        summed = self._lineages if isinstance(self._lineages, SummedLineages) else None
-        return RoundSimulator(protocol, number, seed=self._seed, lineages=summed, first=first)
+        source = self._noise.on_host(count, self.dim)
+        return RoundSimulator(protocol, number, seed=self._seed, lineages=source, first=first)
 
     def _examples_held(self, numbers: int) -> int:
         """Returns the number of examples held in memory at a time, each with `numbers` numbers."""
@@ -314,10 +310,8 @@ class GpuBackend(CpuBackend):
         protocol = self._protocol
         if protocol is None:
             return DeviceFloatMean(self.dim, self._clip_norm, self.device)
-        if self.slots is not None and self._lineages is None:
-            self._lineages = DeviceLineages(protocol.mechanism, self.slots, count, self.dim, self.device)
         started = DeviceRound(protocol, number, seed=self._seed, device=self.device, first=first)
-        started.lineages = self._lineages if isinstance(self._lineages, DeviceLineages) else None
+        started.lineages = self._noise.on_device(count, self.dim, self.device)
         return started
 
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -334,10 +328,3 @@ class GpuBackend(CpuBackend):
     def _sends_gradients(self) -> bool:
         """Whether clients' vectors are their gradients and nothing else."""
         return self.clipping.size == 0 and self._rows is self.updates
-
-
-def _slots(protocol: Protocol | None, seed: int | None) -> Slots | None:
-    """Returns the keys of a run's correlated noise; None if rounds are independent."""
-    if protocol is None or protocol.mechanism.correlation is None:
-        return None
-    return Slots(protocol.mechanism, seed)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 from cpsgd._torch import torch
+from cpsgd.learning import cuda
 from cpsgd.learning.models import Loss, Scaled
+from cpsgd.simulation.device_kernels import compiles
 
 
 def dense_layers(model: torch.nn.Module, loss: Loss) -> list[torch.nn.Linear] | None:
@@ -40,12 +41,11 @@ def write_dense_gradients(
     features: torch.Tensor,
     labels: torch.Tensor,
     out: torch.Tensor,
-    kernels: ModuleType | None = None,
 ) -> None:
     """Writes each example's gradient to a row of `out`, in the order of the model's parameters.
 
     The gradient of a layer's weights is the outer product of the gradient of its output and its input. `layers` come
-    from `dense_layers`, and `kernels` is `cpsgd.learning.fused` on a device that runs it.
+    from `dense_layers`.
     """
     widths = [layer.out_features for layer in layers]
     inputs = [features.flatten(1), *(features.new_empty(len(out), width) for width in widths[:-1])]
@@ -55,8 +55,8 @@ def write_dense_gradients(
     for back, incoming in zip(backs, inputs, strict=True):
         width, depth = back.shape[1], incoming.shape[1]
         own = out[:, start : start + width * depth + width]
-        if kernels is not None:
-            kernels.layer_gradients(back, incoming, own)
+        if compiles(out.device):
+            cuda.layer_gradients(back, incoming, own)
         else:
             torch.mul(back[:, :, None], incoming[:, None, :], out=own[:, :-width].view(-1, width, depth))
             own[:, -width:] = back

@@ -174,21 +174,10 @@ def message_bytes(estimator: Estimator, dim: int) -> int:
 
 
 def check_run(estimator: Estimator, rounds: int, dropout: float) -> None:
-    """Raises `ParameterError` if a protocol's correlated noise does not cover the run: more rounds, or dropouts."""
+    """Raises `ParameterError` if the protocol's noise does not cover a run of this many rounds, or dropouts."""
     protocol = protocol_of(estimator)
-    correlation = None if protocol is None else protocol.mechanism.correlation
-    if correlation is None:
-        return
-    if rounds > correlation.rounds:
-        raise ParameterError(
-            f"The protocol's noise is correlated over a run of {correlation.rounds:,} rounds, and rounds={rounds:,} "
-            "are to be run: plan with so many rounds."
-        )
-    if dropout > 0.0:
-        raise ParameterError(
-            f"dropout={dropout:g}: where noise is correlated over rounds, lineages break when clients drop out, and "
-            "that is not simulated. Use dropout=0, or independent noise."
-        )
+    if protocol is not None:
+        protocol.mechanism.memory.check_steady(rounds, dropout)
 
 
 def as_data(estimator: Estimator) -> dict[str, Any]:

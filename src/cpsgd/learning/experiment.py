@@ -31,8 +31,6 @@ from cpsgd.learning.settings import Settings, without_privacy
 from cpsgd.learning.spending import SAMPLED_SIZES
 from cpsgd.learning.trainer import Trainer
 from cpsgd.mechanisms import Binomial
-from cpsgd.mechanisms.options import parameters_of, spelled_out
-from cpsgd.neighbours import Adjacency
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.planner.requirements import BEST
@@ -42,6 +40,7 @@ from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.privacy.proofs.published_accounting import published_epsilon
 from cpsgd.promise import Claim, Conditions
 from cpsgd.protocol import Protocol
+from cpsgd.registry import parameters_of, spelled_out
 from cpsgd.run import Run
 
 PRIVATE = "private"
@@ -124,7 +123,14 @@ class Experiment:
         self.dim = sum(p.numel() for p in trainable(self._model(settings)).values())
         # The cohorts' sizes do not depend on the key.
         self._cohorts = Cohorts.plan(settings, population=self.dataset.size, key=0, delta=settings.delta)
-        self._adjacency: Adjacency = settings.adjacency or self._cohorts.adjacency
+        self._terms = Conditions.of(
+            self._surviving,
+            rounds=settings.rounds,
+            participation=self._cohorts.participation,
+            adjacency=settings.adjacency or self._cohorts.adjacency,
+            colluding=settings.colluding,
+            examples=settings.examples,
+        )
         chosen = None if begun is None else begun_protocol(folder_of(begun, PRIVATE))
         self.mechanisms: dict[str, Estimator] = {PRIVATE: chosen or self._chosen(settings.bits)}
         if settings.baselines:
@@ -188,11 +194,11 @@ class Experiment:
         """
         published = self.protocol.mechanism.published
         method = None if published is None else published[0]
-        if self._cohorts.participation.sampled:
-            return {"method": method, "epsilon": None, "reason": "The paper has no bound for sampled cohorts."}
-        if self.settings.examples is not None:
-            return {"method": method, "epsilon": None, "reason": "The paper has no bound for single examples."}
         found: dict[str, Any] = {"method": method, "epsilon": None, "reason": None}
+        if self._terms.participation.sampled:
+            return found | {"reason": "The paper has no bound for sampled cohorts."}
+        if self._terms.examples is not None:
+            return found | {"reason": "The paper has no bound for single examples."}
         try:
             found["epsilon"] = self._paper_epsilon(self.protocol, noise_clients)
         except ConditionError as error:
@@ -207,8 +213,8 @@ class Experiment:
         return found
 
     def _paper_epsilon(self, protocol: Protocol, noise_clients: int) -> float:
-        counted = self._cohorts.participation.counted_rounds(self.settings.rounds)
-        delta, adjacency = self.settings.delta, self._adjacency
+        counted = self._terms.participation.counted_rounds(self._terms.rounds)
+        delta, adjacency = self.settings.delta, self._terms.adjacency
         if counted == 1:
             return protocol.mechanism.published_epsilon(protocol, delta, adjacency, noise_clients)
         run = Run.of(protocol, rounds=counted, adjacency=adjacency, surviving=noise_clients)
@@ -273,8 +279,8 @@ class Experiment:
             "clip_norm": settings.clip_norm,
             "bits": bits,
             "rounds": settings.rounds,
-            "adjacency": self._adjacency,
-            "dropout": 1.0 - self._surviving / cohorts.messages,
+            "adjacency": self._terms.adjacency,
+            "dropout": 1.0 - self._terms.surviving / cohorts.messages,
             "colluding": settings.colluding,
             "mechanism": settings.mechanism or BEST,
         }
@@ -293,22 +299,13 @@ class Experiment:
 
         For an explicit protocol ε is the proved one; the settings' ε is then only a budget.
         """
-        settings, epsilon = self.settings, self.settings.epsilon
-        protocol, delta = self.protocol, self._accounted_delta
-        conditions = Conditions.of(
-            self._surviving,
-            rounds=settings.rounds,
-            participation=self._cohorts.participation,
-            adjacency=self._adjacency,
-            colluding=settings.colluding,
-        )
-        if settings.explicit:
-            about = replace(conditions, examples=settings.examples)
-            epsilon = guarantee(Run(protocol, about), delta).epsilon
-        if settings.examples is not None:
-            protocol = example_protocol(estimators.gaussian_like(self.protocol, 1.0), settings.examples)
+        protocol, terms, delta = self.protocol, self._terms, self._accounted_delta
+        epsilon = guarantee(Run(protocol, terms), delta).epsilon if self.settings.explicit else self.settings.epsilon
+        if terms.examples is not None:
+            protocol = example_protocol(estimators.gaussian_like(protocol, 1.0), terms.examples)
+        conditions = replace(terms, examples=None)
         target = Target(Claim(epsilon, delta), conditions, self._coordinates, protocol.clip_norm)
-        needed = self._adjacency.distance(target.clip_norm) / target.gaussian_mu
+        needed = terms.adjacency.distance(target.clip_norm) / target.gaussian_mu
         return needed / math.sqrt(target.honest) * (1.0 + 1e-9)
 
     @property

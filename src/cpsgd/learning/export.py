@@ -37,21 +37,21 @@ def privacy_facts(guarantee: Guarantee | None, config: Mapping[str, Any]) -> dic
     if guarantee is None:
         return None
     simulated = config["seed"] is not None or config["device"] != "cpu"
-    unit = "client" if config["examples"] is None else "example"
     noise = "follows from a seed or a counter: a simulation, which protects nobody" if simulated else "secret"
+    run = guarantee.run
     return {
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
-        "unit": unit,
-        "adjacency": str(guarantee.adjacency),
-        "participation": str(guarantee.participation),
-        "rounds": guarantee.rounds,
-        "noise_clients": guarantee.noise_clients,
-        "colluding": config["colluding"],
+        "unit": run.conditions.unit,
+        "adjacency": str(run.adjacency),
+        "participation": str(run.participation),
+        "rounds": run.rounds,
+        "noise_clients": run.honest,
+        "colluding": run.colluding,
         "theorem": {"method": guarantee.method, "citation": guarantee.citation},
         "assumption": guarantee.assumption,
         "noise": noise,
-        "cohorts": "the draw of cohorts must stay secret" if guarantee.participation.sampled else "may be known",
+        "cohorts": "the draw of cohorts must stay secret" if run.participation.sampled else "may be known",
     }
 
 

@@ -19,15 +19,14 @@ from cpsgd.codec import clip
 from cpsgd.errors import NonFiniteError
 from cpsgd.learning.architecture import ModelTraits, gradient_of, math_attention, rehearse
 from cpsgd.learning.datasets.base import Batch
-from cpsgd.learning.datasets.device import fused_kernels
 from cpsgd.learning.dense import dense_factors, dense_layers, scaling, write_dense_gradients
 from cpsgd.learning.models import Loss, check_model, trainable
 from cpsgd.learning.option_groups import ClientOptions
 from cpsgd.learning.recorded_updates import RecordedUpdates, places
 from cpsgd.privacy.examples import example_norm
-from cpsgd.simulation.device import current
-from cpsgd.simulation.device_cuda import Layout, Products
+from cpsgd.simulation.device_kernels import current
 from cpsgd.simulation.device_plain import clip_factors
+from cpsgd.simulation.products import Layout, Products
 
 Parameters = dict[str, torch.Tensor]
 Parts = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
@@ -225,7 +224,7 @@ class ClientUpdates:
         if self._layers is not None and features.shape[1] == 1:
             examples = features[:, 0] if self._scaling is None else self._scaling(features[:, 0])
             with current(out.device):
-                write_dense_gradients(self._layers, examples, labels[:, 0], out, fused_kernels(out.device))
+                write_dense_gradients(self._layers, examples, labels[:, 0], out)
             return
         most = self._part_size()
 

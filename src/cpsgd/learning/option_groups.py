@@ -1,4 +1,4 @@
-"""What can be chosen about a training run, in groups: each field is written here, and only here.
+"""The options of a training run, in groups.
 
 A `Trainer` takes the groups; `Settings` inherits them, so that files and the command line offer the same fields under
 the same names. The `Attributes:` are the help texts of the command line. Nothing heavy is imported here.
@@ -25,25 +25,25 @@ OptimizerFactory = Callable[[Iterable[Any]], Any]
 ScheduleFactory = Callable[[Any], Any]
 """From an optimizer to a scheduler of `torch.optim.lr_scheduler`, such as `partial(CosineAnnealingLR, T_max=80)`."""
 
-# 16 TiB. Who gives more has most likely given bytes.
+# 16 TiB. A larger number is most likely one of bytes.
 _MOST_MEMORY = 1 << 24
 
 
 class OptionGroup:
-    """Groups check themselves one after the other, where a class inherits several."""
+    """Base of the groups: a class that inherits several checks them one after the other."""
 
     def __post_init__(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class CohortOptions(OptionGroup):
-    """Who takes part in the rounds.
+    """The clients of the rounds.
 
     Attributes:
-        cohort: n, the clients per round; with Poisson sampling, on average.
-        rounds: Number of rounds in all; in Python, if None, as many as were planned.
+        cohort: Clients per round, n; with Poisson sampling, on average.
+        rounds: Number of rounds in all; in Python, if None, that of the plan.
         participation: How clients are chosen: once (disjoint cohorts), every (all clients in every round), poisson or
-            fixed-size (a new random cohort per round). In Python, if None, as planned, and once where nothing was.
+            fixed-size (a new random cohort per round). In Python, if None, that of the plan, or once without a plan.
         dropout: Probability that a message does not arrive.
     """
 
@@ -64,17 +64,17 @@ class CohortOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOptions(OptionGroup):
-    """What a client computes.
+    """The clients' computation.
 
     Attributes:
         local_steps: Local SGD steps per client and round, each on all its examples; 1 sends one gradient. With plain
             SGD of rate 1 at the server, more steps are federated averaging.
         local_lr: Learning rate of the local steps.
-        examples: Protect single examples instead of whole clients: a client sends the sum of at most so many
+        examples: Protect single examples instead of whole clients: a client sends the sum of at most this many
             gradients, each clipped by itself.
-        clip_quantile: Let the norm that updates are clipped to follow this quantile of their norms (Andrew et al.,
-            2021), from the clip norm on. The count it takes is covered by the same guarantee; a plan's dimension is one
-            more than the model's.
+        clip_quantile: Clip updates to a norm that follows this quantile of their norms (Andrew et al., 2021), starting
+            from the clip norm. The same guarantee covers the count this takes; a plan's dimension is one more than the
+            model's.
     """
 
     local_steps: int = 1
@@ -100,22 +100,22 @@ class ClientOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(OptionGroup):
-    """How the server steps along a round's mean.
+    """The server's step along a round's mean.
 
-    In Python the optimizer may also be a function from parameters to any optimizer of torch.optim, which then has a
-    learning rate and weight decay of its own, and the schedule a function from the optimizer to any scheduler of
+    In Python the optimizer may also be a function from parameters to any optimizer of torch.optim, with a learning rate
+    and weight decay of its own. The schedule may be a function from the optimizer to any scheduler of
     torch.optim.lr_scheduler.
 
     Attributes:
         optimizer: The server's optimizer: sgd, momentum, adagrad, adam, adamw, adamax, adadelta, nadam, radam or
             rmsprop.
         lr: The server's learning rate.
-        weight_decay: So much of each parameter is added to its gradient, which takes away noise that piles up where the
-            loss is flat.
-        schedule: How the learning rate changes: constant, linear (towards 0 after the last round, which quietens the
+        weight_decay: Multiple of each parameter that is added to its gradient; it removes noise that accumulates where
+            the loss is flat.
+        schedule: Schedule of the learning rate: constant, linear (towards 0 after the last round, which reduces the
             noise of the last steps) or late (the same in the last three tenths only).
-        averaging: Decay of a moving average of the models after the rounds, such as 0.98, which is measured and comes
-            out in place of the last model.
+        averaging: Decay of a moving average of the models after the rounds, such as 0.98; it is measured and exported
+            in place of the last model.
     """
 
     optimizer: str | OptimizerFactory = "sgd"
@@ -141,18 +141,18 @@ class ServerOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class AccountOptions(OptionGroup):
-    """What may be spent on privacy, and who pays. Where the mechanism is a plan, what is None here is the plan's own.
+    """The privacy budget. In Python, fields that are None take the values of the plan, if there is one.
 
     In Python the ledger may also be an open `Ledger`.
 
     Attributes:
-        epsilon: ε that all rounds together may cost a client; 2 by default, in Python no limit.
+        epsilon: Largest ε of all rounds together; 2 by default, in Python no limit.
         delta: δ of the guarantee, which should be far below 1 / clients.
-        adjacency: Which data sets are neighbours: replace-one or zero-out. By default the one that the participation is
-            accounted for: zero-out with poisson, otherwise replace-one.
-        colluding: Clients per round whose noise does not count because they may tell it.
+        adjacency: Which data sets are neighbours: replace-one or zero-out. The default depends on the participation:
+            zero-out with poisson, otherwise replace-one.
+        colluding: Clients per round whose noise does not count because they may reveal it.
         ledger: File of the privacy ledger that every round is charged to before its mean is computed.
-        population: With `ledger`: whose budget pays.
+        population: With `ledger`: the population whose budget pays.
         witness: With `ledger`: a file elsewhere that keeps the ledger's heads, which the ledger must contain.
     """
 
@@ -182,17 +182,17 @@ class AccountOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(OptionGroup):
-    """How a run is computed.
+    """Seed, device, memory and evaluation of a run.
 
     Attributes:
         seed: First weights, cohorts and noise follow from it: the run can be repeated, and is a simulation that
-            protects nobody. With none, the default with a ledger and in Python, noise is the operating system's, on a
-            CPU.
-        device: Where everything is computed: cpu, cuda (an NVIDIA GPU; cuda:1 is the second) or auto.
+            protects nobody. With none, the default with a ledger and in Python, noise on a CPU comes from the operating
+            system.
+        device: Device that computes everything: cpu, cuda (an NVIDIA GPU; cuda:1 is the second) or auto.
         memory_limit: MiB that the clients computed together may take, by default 1024 and on a GPU 4096. A run may be
             resumed with another limit.
-        evaluate_every: Rounds between looks at the test set, which is also looked at after the last. Commands write a
-            checkpoint as often.
+        evaluate_every: Rounds between evaluations on the test set; there is also one after the last round. Commands
+            write a checkpoint as often.
     """
 
     seed: int | None = None
@@ -211,11 +211,11 @@ class RunOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderOptions(OptionGroup):
-    """Where a run is kept.
+    """The folder of a run.
 
     Attributes:
-        run_dir: Where checkpoint, charges and metrics go; without one nothing is kept. Other processes are kept out of
-            it while the trainer lives. It holds the cohorts' key, which must stay private for sampling to count.
+        run_dir: Folder for checkpoint, charges and metrics; without one nothing is kept. It is locked while the trainer
+            lives. It holds the key of the cohorts, which must stay private for sampling to count.
         resume: Continue the run in the folder from its last complete round, if there is one.
         checkpoint_every: Rounds between checkpoints; one is also written after the last.
     """

@@ -31,10 +31,10 @@ from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.estimators import Estimator, is_private, protocol_of
 from cpsgd.learning.option_groups import AccountOptions
 from cpsgd.ledger import Entry, Ledger, RoundEvent
-from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.guarantees import Guarantee, guarantee_over_rounds
+from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.protocol import Protocol
+from cpsgd.run import Run
 
 SAMPLED_SIZES = 50
 """With sampling, sizes of rounds are rounded down to multiples of the planned size over this number."""
@@ -49,8 +49,8 @@ class Spending:
     room, the noise is the same with the client and without.
 
     Attributes:
+        run: One round as planned; a guarantee is about such rounds with the messages that arrived.
         sizes: Number of rounds charged so far, by their number of messages.
-        examples: The most examples of a client if one of them is protected; None if the whole client is.
     """
 
     def __init__(
@@ -63,15 +63,19 @@ class Spending:
         """
         if account.delta is None:
             raise ParameterError("A private protocol is accounted at some delta: give delta, or a plan, which has one.")
-        self.protocol = protocol if examples is None else example_protocol(protocol, examples)
-        self.examples = examples
+        if examples is not None:
+            example_protocol(protocol, examples)  # refuses a grid that is too coarse
+        self.run = Run.of(
+            protocol,
+            participation=cohorts.participation,
+            adjacency=account.adjacency or cohorts.adjacency,
+            surviving=cohorts.messages,
+            colluding=account.colluding or 0,
+            examples=examples,
+        )
         self.delta = account.delta
         self.epsilon = account.epsilon
-        self.participation = cohorts.participation
-        self.sampled = self.participation.sampled
-        self.adjacency: Adjacency = account.adjacency or cohorts.adjacency
-        self.participation.check(self.adjacency)
-        self.colluding = account.colluding or 0
+        self.sampled = cohorts.participation.sampled
         self.sizes: Counter[int] = Counter()
         self._messages = cohorts.messages
         self._overflow = cohorts.overflow
@@ -86,17 +90,14 @@ class Spending:
             ConditionError: Nothing is proved about them.
         """
         sizes = self.sizes if survivors is None else Counter(survivors)
-        rounds = sizes.total()
-        if not rounds:
+        if not sizes:
             return None
-        if self.participation.scheme == "once":
+        if self.run.participation.scheme == "once":
             # A client is in one round only, at worst in the smallest one.
-            found = self._proved(self.delta, Counter([min(sizes)]))
-            conditions = replace(found.run.conditions, sizes=tuple(sorted(sizes.items())))
-            return replace(found, run=replace(found.run, conditions=conditions))
-        left = self.delta - rounds * self._overflow
+            return replace(self._proved(self.delta, Counter([min(sizes)])), run=self._rounds(sizes))
+        left = self.delta - sizes.total() * self._overflow
         if left <= 0.0:
-            raise ConditionError(f"{rounds:,} rounds spend δ={self.delta:g} on draws of too many clients alone.")
+            raise ConditionError(f"{sizes.total():,} rounds spend δ={self.delta:g} on draws of too many clients alone.")
         rounded: Counter[int] = Counter()
         for size, count in sorted(sizes.items()):
             rounded[self.rounded_down(size)] += count
@@ -137,7 +138,7 @@ class Spending:
 
         The answer is no for a round that nothing is proved about.
         """
-        if survivors <= self.colluding:
+        if survivors <= self.run.colluding:
             return False
         if 0 < self._floor <= survivors:
             return True
@@ -149,20 +150,11 @@ class Spending:
 
     def _proved(self, delta: float, sizes: Counter[int]) -> Guarantee:
         if self._found is None or self._found[0] != (delta, sizes):
-            found = guarantee_over_rounds(
-                self.protocol,
-                delta,
-                participation=self.participation,
-                adjacency=self.adjacency,
-                surviving=sizes,
-                colluding=self.colluding,
-            )
-            if self.examples is not None:
-                # The paper's theorem would be about sums whose norm is one example's.
-                kept = tuple(pair for pair in found.alternatives if not pair[0].startswith("paper-theorem"))
-                found = replace(found, alternatives=kept)
-            self._found = (delta, sizes), found
+            self._found = (delta, sizes), guarantee(self._rounds(sizes), delta)
         return self._found[1]
+
+    def _rounds(self, sizes: Counter[int]) -> Run:
+        return replace(self.run, conditions=replace(self.run.conditions, sizes=tuple(sorted(sizes.items()))))
 
     def rounded_down(self, survivors: int) -> int:
         """Rounds a number of messages down with sampling, which never lowers ε; accounting takes seconds per size."""
@@ -201,12 +193,13 @@ class RunCharges:
         self._repeatable = repeatable
         self._entry: Entry | None = None
         budget = ledger.budget(population)
-        if budget.adjacency != spending.adjacency:
+        terms = spending.run.conditions
+        if budget.adjacency != terms.adjacency:
             raise ParameterError(
                 f"The budget of {population!r} is for {budget.adjacency} neighbours and the run for "
-                f"{spending.adjacency} ones; choose another participation or adjacency, or another budget."
+                f"{terms.adjacency} ones; choose another participation or adjacency, or another budget."
             )
-        if budget.unit != ("client" if spending.examples is None else "example"):
+        if budget.unit != terms.unit:
             raise ParameterError(f"The budget of {population!r} protects one {budget.unit}, and the run does not.")
 
     def check(self, cohorts: Cohorts, *, charged: Collection[int], rounds: range, survivors: int) -> None:
@@ -223,9 +216,8 @@ class RunCharges:
                 f"Round {missing[0]} of the run is not on the ledger {self._ledger.path}: resume with the ledger that "
                 "the run was started with."
             )
-        if self._correlated:
-            for number in sorted(known.intersection(rounds)):
-                self._find(number)
+        for number in sorted(known.intersection(rounds)):
+            self._find(number)
         planned = [self._event(cohorts, number, survivors) for number in rounds if number not in known]
         self._ledger.quote(self._population, planned)
 
@@ -255,14 +247,10 @@ class RunCharges:
             number, before = self._entry.event.round, self._entry.survivors
             raise CheckpointError(f"Round {number} was released with {before} messages and has {survivors} now.")
 
-    @property
-    def _correlated(self) -> bool:
-        return self._protocol.mechanism.correlation is not None
-
     def _find(self, number: int) -> Entry | None:
         """Returns the round's entry; raises `CheckpointError` if its correlated noise was released before."""
         entry = self._ledger.find(self._population, run=self.run, round=number)
-        if entry is not None and entry.released and self._correlated and not self._repeatable:
+        if entry is not None and entry.released and self._protocol.mechanism.memory.one_event and not self._repeatable:
             raise CheckpointError(
                 f"Round {number} of the run was released, as entry {entry.number} of the ledger {self._ledger.path}, "
                 "and the folder does not know of it: it is an older copy. Noise that is correlated over rounds must "
@@ -271,17 +259,17 @@ class RunCharges:
         return entry
 
     def _event(self, cohorts: Cohorts, number: int, survivors: int) -> RoundEvent:
+        # The cohorts of one run are disjoint, or its rounds one event; those of two runs are not.
+        participation, partition = self._protocol.mechanism.memory.charging(cohorts.participation, self.run)
         return RoundEvent(
             self._protocol,
             survivors=self._spending.rounded_down(survivors),
-            participation=Participation.once() if self._correlated else cohorts.participation,
-            colluding=self._spending.colluding,
+            participation=participation,
+            colluding=self._spending.run.colluding,
             round=number,
             run=self.run,
-            # The cohorts of one run are disjoint; those of two runs are not. With correlated noise each round is
-            # charged the cost of the whole run.
-            partition=self.run if cohorts.scheme == "once" or self._correlated else "",
-            examples=self._spending.examples,
+            partition=partition,
+            examples=self._spending.run.examples,
             overflow=cohorts.overflow,
             label="cpsgd train, a simulation: its noise follows from a seed" if self._repeatable else "cpsgd train",
         )
@@ -330,9 +318,10 @@ class Account:
     @property
     def config(self) -> dict[str, Any]:
         """Settings that a resumed run must share with the one that was started."""
-        own = self.spending
-        values = (None, None, None) if own is None else (own.delta, str(own.adjacency), own.colluding)
-        return dict(zip(("delta", "adjacency", "colluding"), values, strict=True))
+        if self.spending is None:
+            return dict.fromkeys(("delta", "adjacency", "colluding"))
+        run = self.spending.run
+        return {"delta": self.spending.delta, "adjacency": str(run.adjacency), "colluding": run.colluding}
 
     @property
     def run(self) -> str | None:
@@ -342,6 +331,17 @@ class Account:
     def guarantee(self) -> Guarantee | None:
         """Returns the guarantee of the rounds so far; None without privacy or before the first round."""
         return None if self.spending is None else self.spending.guarantee()
+
+    def figures(self, *, evaluated: bool) -> dict[str, Any]:
+        """Returns ε, δ and method for a round's metrics; with sampling ε is computed for `evaluated` rounds only."""
+        spending = self.spending
+        if spending is None:
+            return {"epsilon": None, "delta": None, "method": None}
+        if spending.sampled and not evaluated:
+            return {"epsilon": None, "delta": spending.delta, "method": None}
+        found = spending.guarantee()
+        epsilon, method = (0.0, None) if found is None else (found.epsilon, found.method)
+        return {"epsilon": epsilon, "delta": spending.delta, "method": method}
 
     def check(self, cohorts: Cohorts, folder: RunFolder | None, rounds: range, survivors: int) -> None:
         """Checks that the budget pays for `rounds`, those still to be run; see `Spending` and `RunCharges`."""

@@ -102,7 +102,7 @@ class Trainer:
             dataset: The clients' examples and the test examples.
             mechanism: A `Plan`, a `Protocol` or `NoPrivacy`. Options that are None take their values from a plan, or
                 from a protocol's promise; options that contradict it are refused.
-            cohorts: The clients of the rounds.
+            cohorts: The clients of the rounds. The option groups describe their fields.
             clients: The clients' computation.
             server: The server's step.
             account: The privacy budget.
@@ -124,7 +124,6 @@ class Trainer:
         self.history: list[RoundMetrics] = []
         # The round that was charged and is not complete, if any.
         self._unfinished: int | None = None
-        self._charged: list[int] = []
         self._callbacks = tuple(callbacks)
         self._dataset = dataset
         self._estimator = mechanism
@@ -146,14 +145,8 @@ class Trainer:
         self._backend = backends.start(model, loss, dataset, mechanism, clients, run, self._processes)
         self._server = Server(model, loss, server, self.rounds)
         self._score = "accuracy" if dataset.classes is not None else "r_squared"
-        self._account = Account.open(
-            mechanism,
-            self._cohorts,
-            account,
-            examples=clients.examples,
-            repeatable=run.seed is not None,
-            on_gpu=devices.is_gpu(self._backend.device),
-        )
+        kind = {"repeatable": run.seed is not None, "on_gpu": devices.is_gpu(self._backend.device)}
+        self._account = Account.open(mechanism, self._cohorts, account, examples=clients.examples, **kind)
         self.config = self._settings(cohorts, clients, account.population)
         check_start(self._backend.updates, self._server, loss, self._backend.test_examples(), dataset.classes)
         self._folder: RunFolder | None = None
@@ -209,12 +202,11 @@ class Trainer:
 
         Raises:
             InfeasibleError: All rounds were run; the budget was checked for these only.
-            ParameterError: The GPU has too little memory; the message says for what, and whether the round was charged.
             DivergedError: The model's parameters are not finite; the round was not started and costs nothing. On a GPU
                 this is checked once in `evaluate_every` rounds, because the CPU must wait for the answer.
-            CheckpointError: The last round was interrupted after its charge, so that this object's state is unknown. Or
-                a charge or checkpoint could not be written; the message says what happened to the round.
-            UserFunctionError: The model, the loss or a callback failed; the message says whether the round was charged.
+            CheckpointError: The last round was interrupted, or a charge or checkpoint could not be written.
+            ParameterError: The GPU has too little memory. This and the next say whether the round was charged.
+            UserFunctionError: The model, the loss or a callback failed.
         """
         if self._unfinished is not None:
             raise CheckpointError(
@@ -229,10 +221,7 @@ class Trainer:
         begun = time.perf_counter()
         number = self.round
         clients = self._backend.clients(self._cohorts, number, self.rounds)
-        messages = max(self._cohorts.messages, len(clients))
-        arrived = np.ones(messages, dtype=bool)
-        if self._dropout > 0.0:
-            arrived = self._cohorts.generator("dropout", number).random(messages) >= self._dropout
+        arrived = self._cohorts.arrived(number, max(self._cohorts.messages, len(clients)), self._dropout)
         survivors = int(arrived.sum())
         signal_ratio, clip_norm = None, self._backend.clipping.norm
         last = number + 1 == self.rounds
@@ -278,8 +267,7 @@ class Trainer:
         """Writes the model as `model.safetensors` and its guarantee as `model-card.json`; returns the paths.
 
         Raises:
-            CheckpointError: A round was interrupted after its charge, so that the card would not fit the model; or the
-                files could not be written.
+            CheckpointError: A round was interrupted after its charge, or the files could not be written.
             ParameterError: safetensors is not installed.
         """
         if self._unfinished is not None:
@@ -291,11 +279,7 @@ class Trainer:
             return export.write(Path(folder), self.model, self._dataset, privacy, self.config, self.history)
 
     def save(self) -> None:
-        """Writes a checkpoint of the last complete round, if there is a `run_dir`.
-
-        Raises:
-            CheckpointError: It could not be written; the last one is as it was.
-        """
+        """Writes a checkpoint of the last complete round, if there is a `run_dir`."""
         if self._unfinished is None:
             self._save()
 
@@ -353,19 +337,13 @@ class Trainer:
 
     def _metrics(self, number: int, survivors: int, **figures: Any) -> RoundMetrics:
         """Returns a round's metrics with ε so far."""
-        epsilon, method, spending = None, None, self._account.spending
-        if spending is not None and (figures["loss"] is not None or not spending.sampled):
-            found = spending.guarantee()
-            epsilon, method = (0.0, None) if found is None else (found.epsilon, found.method)
         size, before = self._backend.message_bytes, self.history[-1].bytes_total if self.history else 0
         return RoundMetrics(
             round=number,
             survivors=survivors,
-            epsilon=epsilon,
-            delta=None if spending is None else spending.delta,
-            method=method,
             bytes_per_client=size,
             bytes_total=before + survivors * size,
+            **self._account.figures(evaluated=figures["loss"] is not None),
             **{"accuracy": None, **figures},
         )
 
@@ -388,7 +366,6 @@ class Trainer:
             if not completed and self._options.seed is not None:
                 break
             self._account.spending.charge(survivors)
-            self._charged.append(survivors)
             if not completed:
                 nothing = {"released": False, "loss": None, "noise_to_signal": None, "seconds": 0.0}
                 self.history.append(self._metrics(number, survivors, **nothing))
@@ -398,17 +375,17 @@ class Trainer:
         """Copies the state of the first process, which has the folder, to the others, if there are any."""
         if self._processes is None:
             return
-        parts = {name: part.state_dict() for name, part in self._parts.items()}
-        state = (self.round, self.history, self._cohorts, self._charged, self.model.state_dict(), parts)
-        self.round, self.history, self._cohorts, charged, weights, states = self._processes.same(state)
+        parts, spending = {name: part.state_dict() for name, part in self._parts.items()}, self._account.spending
+        sizes = None if spending is None else spending.sizes
+        state = (self.round, self.history, self._cohorts, sizes, self.model.state_dict(), parts)
+        self.round, self.history, self._cohorts, sizes, weights, states = self._processes.same(state)
         if self._processes.is_first:
             return
         self.model.load_state_dict(weights)
         for name, part in self._parts.items():
             part.load_state_dict(states[name])
-        for survivors in charged:
-            if self._account.spending is not None:
-                self._account.spending.charge(survivors)
+        if spending is not None:
+            spending.sizes = sizes
 
     @property
     def _parts(self) -> dict[str, Any]:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cpsgd import _validate
 from cpsgd.errors import BudgetExceededError, BudgetExpiredError, EntryError, LedgerAccessError, PopulationError
-from cpsgd.ledger import chain, charging, sqlite_store
+from cpsgd.ledger import chain, charging, sqlite_store, verification
 from cpsgd.ledger.chain import Head
-from cpsgd.ledger.charging import Price, Total
+from cpsgd.ledger.charging import Total
 from cpsgd.ledger.entries import Budget, Entry, RoundEvent, name
-from cpsgd.ledger.kinds import Account, octave_of
+from cpsgd.ledger.kinds import Account, Room, octave_of
 from cpsgd.ledger.replica import Draft, Replica, now
 from cpsgd.ledger.signed_reports import signed_report
 from cpsgd.ledger.state import State, check_event, check_group
-from cpsgd.ledger.verification import Verification, Verifier
+from cpsgd.ledger.verification import Verification
 from cpsgd.ledger.witness import Line, Witness
 from cpsgd.protocol import MAX_CLIENTS
 
@@ -126,8 +126,8 @@ class Ledger:
                 )
             record: dict[str, Any] = {"kind": "reserve", "population": population, "event": event.to_dict()}
             record |= {"spent": price.epsilon, "method": price.method}
-            if price.covers:
-                record["covers"] = price.covers
+            if price.rounds:
+                record["covers"] = price.rounds
             if self._budget(population).filter is not None:
                 record["octave"] = octave_of(self._replica.state.reserved(population, draft.time))
             draft.records.append(record)
@@ -159,7 +159,7 @@ class Ledger:
                     "stays spent."
                 )
             protocol = known.event.protocol
-            protocol.mechanism.check_messages(survivors, protocol.clients)
+            protocol.mechanism.memory.check_messages(survivors, protocol.clients)
             draft.records.append({"kind": "release", "entry": known.number, "survivors": survivors})
         return draft.changed[-1]
 
@@ -202,10 +202,9 @@ class Ledger:
             self._budget(population)
             found = []
             time = now(state)
-            reserved = state.reserved(population, time)
             for budget, accounts in state.purses(population, time):
                 _check(budget, events, time)
-                found.append(charging.priced(budget, accounts, events, reserved))
+                found.append(charging.priced(budget, accounts, events, state.reserved(population, time)))
                 if found[-1].epsilon > budget.epsilon:
                     raise _exceeded(budget, accounts, found[-1])
             return found[0]
@@ -287,10 +286,7 @@ class Ledger:
             LedgerFormatError: It is not a ledger, or what is kept beside its records does not follow from them.
         """
         seen = self._replica.witness if witness is None else Witness(Path(witness))
-        verifier = Verifier(self.path, head, seen, signers)
-        with self._replica.lock, self._replica.store.reading() as connection:
-            verifier.read(connection, last=self._replica.state.head)
-        return verifier.result()
+        return verification.verify(self._replica, head, seen, signers)
 
     def seen(self, identity: Ed25519PrivateKey | None = None) -> Line:
         """Returns the head as a line for a witness, signed if an identity is given."""
@@ -364,7 +360,7 @@ class Ledger:
             raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
         return known
 
-    def _price(self, population: str, event: RoundEvent, time: str) -> Price:
+    def _price(self, population: str, event: RoundEvent, time: str) -> Room:
         self._budget(population)
         prices = []
         reserved = self._replica.state.reserved(population, time)
@@ -374,7 +370,7 @@ class Ledger:
             if price is None:
                 raise _exceeded(budget, accounts, charging.priced(budget, accounts, [event], reserved))
             prices.append(price)
-        return prices[0] if len(prices) == 1 else replace(prices[0], covers=0)
+        return prices[0] if len(prices) == 1 else replace(prices[0], rounds=0)
 
 
 def _check(budget: Budget, events: Sequence[RoundEvent], time: str) -> None:

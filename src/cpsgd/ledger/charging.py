@@ -1,17 +1,17 @@
-"""What rounds of different kinds cost together. docs/accounting.md, section 9, has the proofs.
+"""The cost of rounds of different kinds together. docs/accounting.md, section 9, has the proofs.
 
-Fix one client (or example) of the population. What it contributes to is a sequence of rounds, each of them μ-GDP but
-for its tails:
+Fix one client (or example) of the population. It contributes to a sequence of rounds, each of them μ-GDP but for its
+tails:
 
 * Every round that is not in a partition is one of the sequence, sampled or not.
-* Of a partition (rounds with disjoint cohorts) the client is in at most one round, so the partition counts as one round
+* Of a partition (rounds with disjoint cohorts) the client is in at most one round. So the partition counts as one round
   with the largest μ and the largest tail of its rounds.
 * Where noise is correlated over the rounds of a run, each of them has the μ and the tail of the whole run. A run is a
   partition, whoever is in its rounds; rounds without one are a run each.
 
 Rounds of one protocol and one participation go to `guarantee_over_rounds`. Otherwise one accountant composes the
 equivalent Gaussians (`accountant.mixed_epsilon`). Where a round has no Gaussian certificate, or a poor one among few
-rounds, basic composition is left: kinds of rounds have their ε and their share of δ each, and these add up.
+rounds, basic composition is left: each kind of round has its ε and its share of δ, and these add up.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from cpsgd import _plain
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.entries import Budget, Entry, RoundEvent, Unit
-from cpsgd.ledger.kinds import Account, EntryKind, Groups, kind_of, merged, octave_of
+from cpsgd.ledger.kinds import Account, EntryKind, Groups, Room, kind_of, merged, octave_of
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, costliest, mixed_epsilon
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
 from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.privacy.proofs import composition_citation, joint_cost, joint_suffices, round_cost
 from cpsgd.privacy.proofs.base import SAMPLED_TAIL_SHARE, TAIL_SHARES
+from cpsgd.promise import Claim, Sense
 from cpsgd.run import Run
 
 BASIC = "basic composition"
@@ -41,7 +43,7 @@ _BASIC_CITATION = (
     '"The Algorithmic Foundations of Differential Privacy", 2014, Theorem 3.16 and Appendix B'
 )
 _FEW = 8
-# From so many rounds on a charge may count one more for each; see `affordable`.
+# For every this many rounds, a charge may count one more; see `affordable`.
 _PLENTY = 128
 # The share of δ for the tails of rounds that are smoothed together; more of it would gain next to nothing.
 _JOINT_SHARE = 0.003
@@ -49,26 +51,24 @@ _JOINT_SHARE = 0.003
 
 @dataclass(frozen=True)
 class Total:
-    """What is proved about all rounds charged to a population, those included that were reserved and never released.
+    """The proved cost of all rounds charged to a population, with those that were reserved and never released.
 
     Attributes:
-        population: Whose budget.
-        epsilon: ε, rounded up.
-        delta: δ in total, everything included.
+        population: Population whose budget pays.
+        claim: The proved (ε, δ), ε rounded up and everything included in δ.
         adjacency: Which data sets are neighbours.
-        unit: What neighbours differ in.
+        unit: Data in which neighbours differ.
         limit: ε that may be spent.
         method: Name of the method that proved it; "nothing spent" before the first round.
         citation: The theorem behind it.
         tail: The part of δ that pays for outputs far out in the noise's tails, and for other rare events.
-        rounds: How many rounds.
-        unreleased: How many of them were reserved and not (yet) released.
+        rounds: Number of rounds.
+        unreleased: Number of rounds that were reserved and not (yet) released.
         assumptions: What it takes on trust about vectors (`Protocol.assumption`), each once.
     """
 
     population: str
-    epsilon: float
-    delta: float
+    claim: Claim
     adjacency: Adjacency
     unit: Unit
     limit: float
@@ -80,27 +80,34 @@ class Total:
     assumptions: tuple[str, ...]
 
     @property
+    def epsilon(self) -> float:
+        """ε, rounded up."""
+        return self.claim.epsilon
+
+    @property
+    def delta(self) -> float:
+        """δ in total, everything included."""
+        return self.claim.delta
+
+    @property
     def left(self) -> float:
-        """ε between what is spent and the limit. What a further round costs is not its own ε: see `Ledger.quote`."""
+        """ε between what is spent and the limit. The cost of a further round is not its own ε: see `Ledger.quote`."""
         return max(0.0, self.limit - self.epsilon)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {**vars(self), "left": self.left}
+        """Returns plain JSON values."""
+        return {**_plain.to_dict(self.claim), **_plain.to_dict(self, "left", without=["claim"])}
 
 
 def total(budget: Budget, entries: Sequence[Entry], further: Sequence[RoundEvent] = ()) -> Total:
-    """What the entries cost, together with further rounds that are not on record.
+    """Returns the cost of entries, together with further rounds that are not on record.
 
     Raises:
         ConditionError: Nothing is proved about them.
     """
     account = Account()
-    steps: list[tuple[int, int, Entry]] = []
-    for entry in entries:
-        steps.append((entry.number, 0, entry))
-        if entry.released:
-            steps.append((entry.number if entry.released_as is None else entry.released_as, 1, entry))
+    steps = [(entry.number, False, entry) for entry in entries]
+    steps += [(entry.released_as or entry.number, True, entry) for entry in entries if entry.released]
     for _, released, entry in sorted(steps, key=lambda step: step[:2]):
         if released:
             account.release(entry.event, entry.survivors, entry.octave)
@@ -110,17 +117,17 @@ def total(budget: Budget, entries: Sequence[Entry], further: Sequence[RoundEvent
 
 
 def spent(budget: Budget, accounts: Sequence[Account]) -> Total:
-    """What all rounds of these accounts cost somebody who is in all of them.
+    """Returns the cost of all rounds of these accounts for somebody who is in all of them.
 
     Raises:
         ConditionError: Nothing is proved about them.
     """
-    now = merged(account.tally.groups() for account in accounts)
+    now = _groups(accounts)
     if budget.filter is not None:
-        return _total(budget, accounts, _filtered(budget, budget.filter, now))
-    # Bounds are not monotone in the number of messages, and rounds of more sizes are harder to compose. But noise may
-    # be left out of account: what the last reservation was allowed for holds whatever was released since, so no release
-    # brings the total over the limit.
+        return _total(budget, accounts, _cheapest([now], budget))
+    # Bounds are not monotone in the number of messages, and rounds of more sizes are harder to compose. But noise need
+    # not be counted: the proof of the last reservation holds whatever was released since. So no release brings the
+    # total over the limit.
     tallies = [account.at_the_last_reservation() for account in accounts]
     allowed = merged(tally.groups() for tally in tallies)
     found = _cheapest([now, allowed], budget)
@@ -132,10 +139,10 @@ def spent(budget: Budget, accounts: Sequence[Account]) -> Total:
 
 
 def over_periods(budget: Budget, accounts: Sequence[Account]) -> Total:
-    """What the rounds of a budget's periods cost somebody who is in all of them.
+    """Returns the cost of the rounds of all periods for somebody who is in all of them.
 
-    Where rounds are chosen by results and no filter of the budget's reaches so far, none that is made afterwards would
-    do: ε and δ of the periods that have rounds are added up.
+    Where rounds are chosen by results and the budget's filter does not allow all of them, a filter made afterwards
+    proves nothing. Then ε and δ of the periods that have rounds are added up.
 
     Raises:
         ConditionError: Nothing is proved about them.
@@ -143,91 +150,77 @@ def over_periods(budget: Budget, accounts: Sequence[Account]) -> Total:
     limits = budget.filter
     if limits is None:
         return spent(budget, accounts)
-    now = merged(account.tally.groups() for account in accounts)
-    if _filter_sum(budget, limits, now).within(limits.limit):
+    if _filter_sum(budget, limits, _groups(accounts)).within(limits.limit):
         return spent(budget, accounts)
     periods = sum(account.rounds > 0 for account in accounts)
-    proof = _Proof(periods * budget.epsilon, BASIC, _BASIC_CITATION, 0.0)
-    found = _total(budget, accounts, proof)
-    return replace(found, delta=periods * budget.delta)
+    found = _total(budget, accounts, _Proof(periods * budget.epsilon, BASIC, _BASIC_CITATION, 0.0, "filter"))
+    return replace(found, claim=replace(found.claim, delta=periods * budget.delta))
 
 
 def priced(
     budget: Budget, accounts: Sequence[Account], further: Sequence[RoundEvent], reserved: int | None = None
 ) -> Total:
-    """What the rounds of these accounts cost together with further ones of the first of them.
+    """Returns the cost of the rounds of these accounts together with further ones of the first account.
 
-    `reserved` is how many rounds came before these, for a filter (`State.reserved`); by default those of the accounts.
+    Args:
+        budget: The budget that pays.
+        accounts: The accounts that count towards it.
+        further: The further rounds.
+        reserved: Number of rounds before these, for a filter (`State.reserved`); by default that of the accounts.
 
     Raises:
         ConditionError: Nothing is proved about them.
     """
-    first, *others = accounts
-    limits = budget.filter
     before = sum(account.reserved for account in accounts) if reserved is None else reserved
-    more = [
-        (event.partition, kind_of(event, event.survivors, None if limits is None else octave_of(before + place)), 1)
-        for place, event in enumerate(further)
-    ]
-    groups = merged([first.tally.groups(more), *(account.tally.groups() for account in others)])
-    found = _cheapest([groups], budget) if limits is None else _filtered(budget, limits, groups)
-    return _total(budget, accounts, found, [kind for _, kind, _ in more])
-
-
-@dataclass(frozen=True)
-class Price:
-    """What an account's rounds cost at most together with one more, and by which method.
-
-    Attributes:
-        epsilon: ε, rounded up.
-        method: Name of the method that proved it.
-        covers: How many further rounds of that kind are covered by the same proof.
-    """
-
-    epsilon: float
-    method: str
-    covers: int
+    octaves = [None if budget.filter is None else octave_of(before + place) for place in range(len(further))]
+    kinds = [kind_of(event, event.survivors, octave) for event, octave in zip(further, octaves, strict=True)]
+    groups = _groups(accounts, [(event.partition, kind, 1) for event, kind in zip(further, kinds, strict=True)])
+    return _total(budget, accounts, _cheapest([groups], budget), kinds)
 
 
 def affordable(
     budget: Budget, accounts: Sequence[Account], event: RoundEvent, reserved: int | None = None
-) -> Price | None:
-    """What the rounds cost together with one more of the first account; None where that is more than the budget.
+) -> Room | None:
+    """Returns a proof about one more round of the first account; None where that costs more than the budget.
 
     A proof about more rounds is one about these. So beyond 128 rounds a few more of the same kind are counted, 1 % at
-    most, where the budget allows it; and then there is nothing to prove for the next ones. (A filter has no use for
-    that: it adds up.)
+    most, where the budget allows it, and there is nothing to prove for the next ones. A filter needs none of this: it
+    adds up.
 
     Raises:
         ConditionError: Nothing is proved about them.
     """
-    if budget.filter is not None:
-        found = priced(budget, accounts, [event], reserved)
-        return Price(found.epsilon, found.method, 0) if found.epsilon <= budget.epsilon else None
     first, *others = accounts
     kind, room = kind_of(event, event.survivors), first.room
+    if budget.filter is not None:
+        found = priced(budget, accounts, [event], reserved)
+        return Room(kind, 0, found.epsilon, found.method) if found.epsilon <= budget.epsilon else None
     alone = not event.partition and not others
     if room is not None and alone and room.kind is kind and room.rounds and room.epsilon <= budget.epsilon:
-        return Price(room.epsilon, room.method, room.rounds - 1)
+        return replace(room, rounds=room.rounds - 1)
     more = most_covered(first.rounds) if alone else 0
     while True:
-        rounds = [(event.partition, kind, 1 + more)]
-        groups = merged([first.tally.groups(rounds), *(account.tally.groups() for account in others)])
         try:
-            proof = _cheapest([groups], budget)
+            proof = _cheapest([_groups(accounts, [(event.partition, kind, 1 + more)])], budget)
         except ConditionError:
             if not more:
                 raise
         else:
             if proof.epsilon <= budget.epsilon:
-                return Price(proof.epsilon, proof.method, more)
+                return Room(kind, more, proof.epsilon, proof.method)
             if not more:
                 return None
         more //= 8
 
 
+def _groups(accounts: Sequence[Account], further: Sequence[tuple[str, EntryKind, int]] = ()) -> Groups:
+    """Returns the rounds of these accounts, with further ones of the first account."""
+    first, *others = accounts
+    return merged([first.tally.groups(further), *(account.tally.groups() for account in others)])
+
+
 def most_covered(before: int) -> int:
-    """How many more rounds may be counted with one that comes after so many others."""
+    """Returns the number of further rounds that may be counted with one that comes after `before` others."""
     return (before + 1) // _PLENTY
 
 
@@ -235,11 +228,13 @@ def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: 
     kinds = {kind for account in accounts for kind in account.tally.kinds()} | set(further)
     return Total(
         population=budget.population,
-        delta=budget.delta,
+        claim=Claim(found.epsilon, budget.delta, found.sense),
         adjacency=budget.adjacency,
         unit=budget.unit,
-        **vars(found),
         limit=budget.epsilon,
+        method=found.method,
+        citation=found.citation,
+        tail=found.tail,
         rounds=sum(account.rounds for account in accounts) + len(further),
         unreleased=sum(account.unreleased for account in accounts),
         assumptions=_assumptions(kinds, budget.adjacency),
@@ -247,13 +242,15 @@ def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: 
 
 
 def _assumptions(kinds: Iterable[EntryKind], adjacency: Adjacency) -> tuple[str, ...]:
-    """What the accounting takes on trust; that of single examples rests on no distance of whole sums."""
+    """Returns what the accounting takes on trust. For single examples it rests on no distance of whole sums."""
     stated = {kind.base.assumption(adjacency) for kind in kinds if kind.examples is None}
     return tuple(sorted(text for text in stated if text is not None))
 
 
 def _cheapest(ways: Sequence[Groups], budget: Budget) -> _Proof:
-    """The best proof about any of these, each of which describes all rounds."""
+    """Returns the best proof about any of these groups, each of which describes all rounds."""
+    if budget.filter is not None:
+        return _filtered(budget, budget.filter, ways[0])
     found: list[_Proof] = []
     failures: list[ConditionError] = []
     for groups in dict.fromkeys(ways):
@@ -266,7 +263,7 @@ def _cheapest(ways: Sequence[Groups], budget: Budget) -> _Proof:
     return min(found, key=lambda proof: proof.epsilon)
 
 
-# ------------------------------------------------------------------ what they cost
+# ------------------------------------------------------------------ proofs
 
 
 @dataclass(frozen=True)
@@ -275,16 +272,18 @@ class _Proof:
     method: str
     citation: str
     tail: float
+    sense: Sense = "fixed in advance"
 
 
 def _filtered(budget: Budget, limits: Filter, groups: Groups) -> _Proof:
-    """By a filter: the odometer's reading, or where the rounds are too many the ε that a filter for them would have."""
+    """Returns the odometer's reading, or for too many rounds the ε of a filter that would allow them."""
     cost = _filter_sum(budget, limits, groups)
     method = "gaussian-filter" if limits.order is None else "renyi-filter"
     citation = GAUSSIAN_CITATION if limits.order is None else RENYI_CITATION
     tail = cost.tail + cost.variation * (1.0 + math.exp(limits.epsilon))
     if cost.within(limits.limit):
-        return _Proof(limits.reading(cost), method, citation, tail)
+        reading = limits.reading(cost)
+        return _Proof(reading, method, citation, tail, "ex post" if reading < limits.epsilon else "filter")
     if math.isinf(needed := limits.enough(cost)):
         raise ConditionError(
             f"Tails (δ={cost.tail:.2g} of {limits.limit.tail:.2g}), samplers and windows (variation "
@@ -292,18 +291,18 @@ def _filtered(budget: Budget, limits: Filter, groups: Groups) -> _Proof:
             f"{limits.limit.slack:.2g}) would take more than an adaptive budget has for them; plan the rounds for a "
             "smaller delta or more bits."
         )
-    return _Proof(max(needed, math.nextafter(limits.epsilon, math.inf)), method, citation, tail)
+    return _Proof(max(needed, math.nextafter(limits.epsilon, math.inf)), method, citation, tail, "filter")
 
 
 def _filter_sum(budget: Budget, limits: Filter, groups: Groups) -> Cost:
-    """What these rounds take of a filter together."""
+    """Returns what these rounds take of a filter together."""
     each = [(largest(_filter_cost(kind, limits, budget.adjacency) for kind in kinds), count) for kinds, count in groups]
     return summed(each)
 
 
 @lru_cache(maxsize=1 << 16)
 def _filter_cost(kind: EntryKind, limits: Filter, adjacency: Adjacency) -> Cost:
-    """What a round takes of a filter: never more than was reserved for it."""
+    """Returns what a round takes of a filter, which is never more than was reserved for it."""
     if kind.octave is None:
         raise ConditionError("The round was not charged to an adaptive budget.")
     reserved = kind.at_least
@@ -319,14 +318,13 @@ def _filter_cost(kind: EntryKind, limits: Filter, adjacency: Adjacency) -> Cost:
 def _single_cost(kind: EntryKind, limits: Filter, adjacency: Adjacency) -> Cost:
     assert kind.octave is not None
     target = limits.tail(kind.octave)
-    joint = _joint_cost(kind, 1, target, adjacency) if kind.participation.rate == 1.0 else None
+    best = _joint_cost(kind, 1, target, adjacency) if kind.participation.rate == 1.0 else None
     try:
         rounds = _cost(kind, target, adjacency)
+        best = rounds if best is None or rounds.mu <= best.mu else best
     except ConditionError:
-        if joint is None:
+        if best is None:
             raise
-        rounds = joint
-    best = joint if joint is not None and joint.mu < rounds.mu else rounds
     return limits.cost(best, kind.participation, kind.overflow)
 
 
@@ -340,7 +338,7 @@ def _composed(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
         raise ConditionError(f"The rounds' chances of drawing too many clients alone spend δ={delta:g}.")
     found = _proved(groups, left, adjacency)
     if not found.epsilon < LARGEST_EPSILON:
-        raise ConditionError("Nothing worth the name is proved about these rounds; run fewer or add noise.")
+        raise ConditionError(f"Their ε would be over {LARGEST_EPSILON:g}; run fewer rounds or add noise.")
     return replace(found, tail=found.tail + overflow)
 
 
@@ -360,30 +358,32 @@ def _proved(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     if _sampled(groups) or (many and math.isfinite(found.epsilon)):
         return found
     # Of a few rounds, one may be so much better by the Rényi certificate that adding up is worth it. And windows may
-    # take a share of δ that is fine for each ε by itself, and too much for the ε of all.
+    # take a share of δ that is small enough for each ε by itself, and too large for the ε of all.
     with contextlib.suppress(ConditionError):
         found = min(found, _added_up(groups, delta, adjacency), key=lambda proof: proof.epsilon)
     return found
 
 
 def _alike(groups: Groups) -> bool:
-    """Whether all rounds differ in the number of messages only."""
-    return len({(kind.protocol, kind.participation) for kinds, _ in groups for kind in kinds}) == 1 and all(
-        len(kinds) == 1 for kinds, _ in groups
-    )
+    """Returns whether all rounds differ in the number of messages only."""
+    alike = len({(kind.protocol, kind.participation) for kinds, _ in groups for kind in kinds}) == 1
+    return alike and all(len(kinds) == 1 for kinds, _ in groups)
 
 
-def _correlated(kinds: frozenset[EntryKind]) -> bool:
-    return any(kind.base.mechanism.correlation is not None for kind in kinds)
+def _whole_run(kinds: frozenset[EntryKind]) -> bool:
+    return any(kind.base.mechanism.memory.one_event for kind in kinds)
 
 
 def _several_runs(groups: Groups) -> bool:
-    """Whether rounds whose noise is correlated are of several runs: each is a whole run, and not a round of one."""
-    return sum(count for _, count in groups) > 1 and any(_correlated(kinds) for kinds, _ in groups)
+    """Whether there are several runs that are one event each: none of them is a round of another."""
+    return sum(count for _, count in groups) > 1 and any(_whole_run(kinds) for kinds, _ in groups)
 
 
 def _ordered(groups: Groups) -> list[tuple[frozenset[EntryKind], int]]:
-    """In an order that is the same in every process, so that roundings are, too: what one reserves, others verify."""
+    """Returns the groups in an order that is the same in every process.
+
+    Roundings are then the same, too, and others can verify what one process reserved.
+    """
     return sorted(groups, key=lambda group: (sorted(kind.order for kind in group[0]), group[1]))
 
 
@@ -392,7 +392,7 @@ def _sampled(groups: Groups) -> bool:
 
 
 def _of_one_kind(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
-    """`guarantee_over_rounds`, for the costliest kind where there is one set of several kinds."""
+    """Returns the proof of `guarantee_over_rounds`; for one set of several kinds, that of the costliest."""
     ((kinds, count), *_) = groups
     if len(groups) == 1 and len(kinds) > 1:
         if count > 1:
@@ -410,7 +410,7 @@ def _of_one_kind(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
 
 
 def _of_gaussians(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
-    """All rounds as equivalent Gaussians in one accountant, over a few shares of δ for the tails."""
+    """Composes all rounds as equivalent Gaussians, for the best of a few shares of δ for the tails."""
     count = sum(count for _, count in groups)
     # Certificates are kept, and asked for again with every round that is added; so their tails change rarely.
     rounded = 1 << (count - 1).bit_length()
@@ -430,7 +430,7 @@ def _of_gaussians(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
 
 
 def _part(kinds: frozenset[EntryKind], count: int, delta: float, share: float, adjacency: Adjacency) -> Part:
-    """One of these kinds, `count` times: the largest μ and the largest tails of them. `delta` is that of a round."""
+    """Returns the largest μ and the largest tails of these kinds, `count` times. `delta` is that of one round."""
     (participation,) = {kind.participation for kind in kinds}
     joint: Rounds | None = None
     if len(kinds) == 1 and participation.rate == 1.0:
@@ -465,10 +465,10 @@ def _joint_cost(kind: EntryKind, count: int, tail: float, adjacency: Adjacency) 
 
 
 def _added_up(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
-    """ε and δ of each kind of round, and of each partition that has several kinds, added up."""
+    """Adds up ε and δ of each kind of round, and of each partition that has several kinds."""
     # A client may meet one kind in one partition and another in the next, so these are not repetitions of each other.
-    # Nor are runs with correlated noise rounds of one.
-    single = {kinds for kinds, _ in groups if len(kinds) > 1 or _correlated(kinds)}
+    # Nor are runs that are one event each rounds of one run.
+    single = {kinds for kinds, _ in groups if len(kinds) > 1 or _whole_run(kinds)}
     terms = [(kinds, count) for kinds, count in groups if kinds not in single]
     terms += [(kinds, 1) for kinds, count in groups if kinds in single for _ in range(count)]
     share = delta / len(terms) * (1.0 - 1e-12)

@@ -176,15 +176,11 @@ class RoundEvent:
             raise ConditionError(
                 f"A round of {self.survivors} messages of which {self.colluding} may be colluding protects nobody."
             )
-        mechanism, clients = self.protocol.mechanism, self.protocol.clients
-        mechanism.check_messages(self.survivors, clients)
-        mechanism.check_honest(self.survivors - self.colluding, self.colluding, clients)
-        if mechanism.correlation is not None and self.taking_part.sampled:
-            raise ConditionError(
-                "Amplification by sampling is not proved for noise that is correlated over rounds; use participation "
-                "'once', or independent noise."
-            )
-        if mechanism.correlation is not None and self.run and not self.partition:
+        memory, clients = self.protocol.mechanism.memory, self.protocol.clients
+        memory.check_messages(self.survivors, clients)
+        memory.check_honest(self.survivors - self.colluding, self.colluding, clients)
+        memory.check_run(1, self.taking_part)
+        if memory.one_event and self.run and not self.partition:
             # Rounds without a partition are a run each, and those of one run would be charged as if they were not.
             raise ParameterError(
                 "Noise is correlated over the rounds of a run, which is one event: give the run's name as partition, "

@@ -139,18 +139,18 @@ def _check_one_run(rounds: Mapping[EntryKind, int]) -> None:
 
     Nor may it have more rounds than its noise is correlated over: its cost is proved for that number.
     """
-    runs = [kind.base.mechanism.correlation for kind in rounds]
-    if not any(runs):
+    memories = [kind.base.mechanism.memory for kind in rounds]
+    if not any(memory.one_event for memory in memories):
         return
     if len({(kind.base, kind.examples) for kind in rounds}) > 1:
         raise ParameterError(
             "A partition with correlated noise is one run of one protocol, and this one has rounds of another: name "
             "each run's partition after the run."
         )
-    count, correlation = sum(rounds.values()), runs[0]
-    if correlation is not None and count > correlation.rounds:
+    count, most = sum(rounds.values()), memories[0].rounds
+    if count > most:
         raise ParameterError(
-            f"A partition with correlated noise is one run, here of run_length={correlation.rounds} rounds, and this "
+            f"A partition with correlated noise is one run, here of run_length={most} rounds, and this "
             f"one would have {count}: name each run's partition after the run."
         )
 
@@ -238,7 +238,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Room:
-    """A proof about more rounds than there are: with `rounds` more of a kind, ε is at most `epsilon`."""
+    """A proof that ε is at most this, which covers `rounds` more rounds of a kind than there are."""
 
     kind: EntryKind
     rounds: int

@@ -1,9 +1,9 @@
-"""A signed report of a ledger's budgets, which somebody outside can verify with neither the ledger nor the data.
+"""A signed report of a ledger's budgets, which others can verify with neither the ledger nor the data.
 
-It holds the head, the budgets, and how many rounds of which kind were charged to each: all that ε depends on. The
-reader computes ε anew by the same accountant and compares; the signature says who answers for the numbers of rounds. By
-the head they can be compared with the ledger later on. Names of runs and labels are not in it; names of populations and
-of partitions are.
+It holds the head, the budgets, and the number of rounds of each kind that were charged to them: all that ε depends on.
+The reader computes ε anew by the same accountant and compares. The signature says who answers for the numbers of
+rounds; by the head they can be compared with the ledger later on. The report names populations and partitions, but no
+runs and no labels.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _CLOSE = 1.0 + 1e-9
 
 @dataclass(frozen=True)
 class Report:
-    """What a report says, and was found to hold.
+    """A report that was verified.
 
     Attributes:
-        head: The ledger's last record when it was made.
-        time: When that was, by the clock of whoever made it.
+        head: The ledger's last record when the report was made.
+        time: The time, by the clock of whoever made it.
         key: Raw public key of whoever signed it.
         totals: What is spent, by population and period, computed anew.
     """
@@ -49,8 +49,8 @@ class Report:
 
 
 def signed_report(state: State, time: str, identity: Ed25519PrivateKey) -> dict[str, Any]:
-    """The report of a ledger's state, as plain JSON values."""
-    from cpsgd.secagg.identity import public_bytes
+    """Returns the report of a ledger's state, as plain JSON values."""
+    from cpsgd.secagg.keys import public_bytes
 
     body = {
         "format": FORMAT,
@@ -66,11 +66,11 @@ def signed_report(state: State, time: str, identity: Ed25519PrivateKey) -> dict[
 
 
 def check_report(data: object, signers: Iterable[bytes] | None = None) -> Report:
-    """Verifies the signature, and computes all totals anew.
+    """Verifies a report's signature, and computes all totals anew.
 
     Args:
         data: The report, as plain JSON values.
-        signers: Raw public keys, one of which must have signed it. Without them anybody may have.
+        signers: Raw public keys, one of which must have signed it; None accepts any key.
 
     Raises:
         ReportError: It is not signed by one of them, was changed, or claims less than its rounds cost.
@@ -92,7 +92,7 @@ def check_report(data: object, signers: Iterable[bytes] | None = None) -> Report
         number, _, digest = str(data["head"]).partition(":")
         head = Head(int(number), digest)
         if str(head) != data["head"] or len(bytes.fromhex(digest)) != 32:
-            raise ParameterError("its head is none")
+            raise ParameterError("it has no head of a ledger")
         state = State.from_text(canonical(body["state"]), head)
         found = _totals(state)
     except (ParameterError, ValueError) as error:

@@ -1,23 +1,20 @@
-"""The ledger's file: SQLite, one table that only grows, and every failure as an error of our own.
+"""The ledger's file: an SQLite database with one table that only grows, and every failure as an error of our own.
 
-**Why a rollback journal and synchronous=EXTRA.** A reservation must be on the disk before the round runs, and a
-release before its result is handed out, also if power fails the moment after. With a rollback journal a transaction is
-committed when its journal is deleted; EXTRA waits until that deletion itself is on the disk (FULL does not, so that the
-journal could come back and undo the last transaction). A write-ahead log would be as durable and faster, but spreads
-the ledger over three files, and who copies only the first loses the last entries. A ledger is one file.
+**Why a rollback journal and synchronous=EXTRA.** A reservation must be on the disk before the round runs, and a release
+before its result is handed out, also if power fails the moment after. With a rollback journal a transaction is
+committed when its journal is deleted. EXTRA waits until that deletion is on the disk; with FULL the journal could come
+back and undo the last transaction. A write-ahead log would spread the ledger over three files, and a copy of the first
+would lack the last entries.
 
 **Who writes.** Writers begin with BEGIN IMMEDIATE: they hold the only write lock from before they read what is left of
-a budget until after they have spent it, so two processes cannot spend the same rest. A connection lives for one
-transaction; nothing is shared between threads or carried across a fork.
+a budget until after they have spent it. A connection lives for one transaction; nothing is shared between threads or
+carried across a fork. Triggers refuse UPDATE and DELETE, so that an accident with a database tool does not cost the
+history.
 
-Triggers refuse UPDATE and DELETE, so that an accident with a database tool does not cost the history. They do not stop
-a person who means to change it; the chain of hashes is for that.
-
-**Beside the records** three tables are kept, in the same transactions, that follow from them: `entries`, an index of
-entries by number and by run; `snapshot`, the text whose hash is in the last record of that kind; and `head`, the last
-record's hash once more, on a page of its own, so that an end which damage hides is missed. They are a cache: what is
-read from them is checked against the records, and they can be made anew from these at any time. Files of the first
-schema have the records alone; they get the rest with the first record that is added.
+**Beside the records** three tables follow from them, in the same transactions: `entries`, an index by number and run;
+`snapshot`, the text whose hash is in the last record of that kind; and `head`, the last record's hash on another page,
+so that a missing end is noticed. They are a cache: what is read from them is checked against the records, and they can
+be made anew at any time. Files of the first schema get them with the first record that is added.
 """
 
 from __future__ import annotations
@@ -30,15 +27,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from cpsgd.errors import LedgerAccessError, LedgerBusyError, LedgerError, LedgerFormatError, LedgerStorageError
-from cpsgd.ledger.chain import (
-    LONGEST_RECORD,
-    Head,
-    closed,
-    index_hash,
-    read_record,
-    read_reservation,
-    refusing,
-)
+from cpsgd.ledger.chain import LONGEST_RECORD, Head, closed, index_hash, read_record, read_reservation, refusing
 from cpsgd.ledger.entries import Entry
 
 APPLICATION_ID = 0x63704C67
@@ -64,18 +53,18 @@ _CACHE = (
 _SCHEMAS = {1: set(_RECORDS), 2: {*_RECORDS, *_CACHE}}
 # A snapshot is stored in pieces of this length.
 _PART = 1 << 17
-# What a file from elsewhere has beyond is not read.
+# Of a file from elsewhere no more pieces are read.
 _MOST_PARTS = 1 << 10
 
 Row = tuple[object, object, object]
-"""Number, text and hash of a record, as found."""
+"""Number, text and hash of a record, as they are in the file."""
 
 
 class Store:
     """A ledger's file, which need not exist yet."""
 
     def __init__(self, path: Path, timeout: float) -> None:
-        """Names the file; `timeout` is how many seconds to wait for others who have it locked."""
+        """Names the file. `timeout` is the number of seconds to wait for others who have it locked."""
         self.path = path
         self._timeout = timeout
 
@@ -119,8 +108,8 @@ class Store:
         name = quote(os.fsencode(self.path.absolute()))
         connection = sqlite3.connect(f"file:{name}?mode={mode}", uri=True, timeout=self._timeout, isolation_level=None)
         try:
-            # A file from elsewhere is data: nothing in its schema is run that could do more than SQL, and no value in
-            # it is larger than a record.
+            # A file from elsewhere is data: nothing in its schema may do more than SQL, and no value is larger than a
+            # record.
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 4 * LONGEST_RECORD)
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.execute("PRAGMA cell_size_check = ON")
@@ -155,7 +144,7 @@ class Store:
         except sqlite3.Error as error:
             raise self._explained(error) from None
         except UnicodeDecodeError:
-            # What sqlite3 raises where SQLite's own message quotes damaged text.
+            # Raised by sqlite3 where SQLite's own message quotes damaged text.
             raise LedgerFormatError(f"{self.path} is damaged: its text is not text. Restore it from a copy.") from None
 
     def _explained(self, error: sqlite3.Error) -> LedgerError:
@@ -194,30 +183,28 @@ def append(connection: sqlite3.Connection, number: int, text: str, digest: str) 
     connection.execute("INSERT INTO records (number, body, hash) VALUES (?, ?, ?)", (number, text, digest))
 
 
-# ------------------------------------------------------------------ what is kept beside them
+# ------------------------------------------------------------------ the tables beside them
 
 
 def has_cache(connection: sqlite3.Connection) -> bool:
-    """Whether the file has the tables beside the records."""
+    """Returns whether the file has the tables beside the records."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return bool(version >= 2)
 
 
-def read_head(connection: sqlite3.Connection) -> tuple[object, object, object] | None:
-    """Number and hash of the last record, and the number of the last snapshot's, as the cache has them."""
-    found: tuple[object, object, object] | None = connection.execute(
-        "SELECT number, hash, snapshot FROM head"
-    ).fetchone()
+def read_head(connection: sqlite3.Connection) -> Row | None:
+    """Returns number and hash of the last record and the number of the last snapshot, as the cache has them."""
+    found: Row | None = connection.execute("SELECT number, hash, snapshot FROM head").fetchone()
     return found
 
 
 def write_head(connection: sqlite3.Connection, number: int, digest: str, snapshot: int) -> None:
-    """Notes the last record."""
+    """Writes the last record's number and hash, and the number of the last snapshot."""
     connection.execute("INSERT OR REPLACE INTO head VALUES (0, ?, ?, ?)", (number, digest, snapshot))
 
 
 def read_snapshot(connection: sqlite3.Connection) -> str:
-    """The text of the last snapshot."""
+    """Returns the text of the last snapshot."""
     asked = "SELECT body FROM snapshot ORDER BY part LIMIT ?"
     return "".join(str(body) for (body,) in connection.execute(asked, (_MOST_PARTS,)))
 
@@ -248,20 +235,20 @@ class Index:
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        """In this transaction."""
+        """Looks entries up in this transaction."""
         self._connection = connection
 
     def get(self, number: int, before: int | None = None) -> Entry | None:
-        """The entry that was reserved by the record of this number."""
+        """Returns the entry that was reserved by the record of this number."""
         found = list(self._entries("e.number = ?", (number,), before))
         return found[0] if found else None
 
     def taken(self, population: str, run: str, round: int, before: int) -> bool:
-        """Whether a run's round was reserved."""
+        """Returns whether a run's round was reserved."""
         return any(not entry.abandoned for entry in self._of_round(population, run, round, before))
 
     def find(self, population: str, run: str, round: int) -> Entry | None:
-        """The entry of a run's round."""
+        """Returns the entry of a run's round."""
         found = [entry for entry in self._of_round(population, run, round) if not entry.abandoned]
         return found[-1] if run and found else None
 
@@ -269,7 +256,7 @@ class Index:
         return self._entries("e.population = ? AND e.run = ? AND e.round = ?", (population, run, round), before)
 
     def of_run(self, population: str, run: str) -> frozenset[int]:
-        """The rounds of a run."""
+        """Returns the rounds of a run."""
         asked = (
             "SELECT e.round, e.closed, x.body FROM entries e LEFT JOIN records x ON x.number = e.closed "
             "WHERE e.population = ? AND e.run = ?"
@@ -278,14 +265,14 @@ class Index:
         return frozenset(round for round, by, body in rows if by is None or '"kind":"abandon"' not in str(body))
 
     def all(self, population: str, last: int | None = None) -> list[Entry]:
-        """A population's entries, in order; or the last so many."""
+        """Returns a population's entries, in order; with `last`, this many from the end."""
         if last is None:
             return list(self._entries("e.population = ?", (population,)))
         newest = "e.number IN (SELECT number FROM entries WHERE population = ? ORDER BY number DESC LIMIT ?)"
         return list(self._entries(newest, (population, last)))
 
     def put(self, entry: Entry) -> None:
-        """Nothing: what the file has, it has since the record was written."""
+        """Does nothing: the file has the entry since its record was written."""
 
     def _entries(self, where: str, values: tuple[object, ...], before: int | None = None) -> Iterator[Entry]:
         asked = f"""
@@ -315,18 +302,18 @@ _REMEDY = "The ledger's index does not fit record {number}. Make it anew with `c
 
 
 def _hash(value: object) -> str:
-    """A hash as found; where it is none, one that no record follows."""
+    """Returns a hash as it is in the file; where it is none, one that no record follows."""
     whole = isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
     return str(value) if whole else Head().hash
 
 
 def index_entry(connection: sqlite3.Connection, entry: Entry) -> None:
-    """Notes an entry, or what became of it."""
+    """Writes an entry that is new or has changed to the index."""
     row = (entry.number, entry.population, entry.event.run, entry.event.round, entry.closed_as)
     connection.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", row)
 
 
 def index_digest(connection: sqlite3.Connection) -> int:
-    """What `Remembered.digest` is for the entries of the index."""
+    """Returns `Remembered.digest` of the entries of the index."""
     rows = connection.execute("SELECT number, population, run, round, closed FROM entries")
     return sum(index_hash(*row) for row in rows)

@@ -1,8 +1,8 @@
-"""A witness: heads of a ledger in a second place, so that a ledger that goes back in time is found out.
+"""A witness: heads of a ledger in a second place, which show that a ledger went back in time.
 
-A chain tells that records were changed, not that the last of them are gone, or that all were written anew: for that
-one needs a head from before, kept where whoever writes the ledger's file cannot change it. A witness is a text of such
-heads, one per line, the newest last:
+A chain shows that records were changed, not that the last of them are gone or that all were written anew. For that one
+needs an earlier head, kept where the writer of the ledger's file cannot change it. A witness is a text of such heads,
+one per line, the newest last:
 
     cpsgd-witness 1 NUMBER HASH TIME [KEY SIGNATURE]
 
@@ -40,8 +40,8 @@ class Line:
 
     Attributes:
         head: The head.
-        time: When, by the clock of whoever saw it.
-        key: Raw public key of whoever signed it; None if nobody did.
+        time: The time, by the clock of whoever saw it.
+        key: Raw public key of whoever signed it; None without a signature.
         signature: The signature.
     """
 
@@ -60,8 +60,8 @@ class Line:
         return f"{_MARK} {_VERSION} {self.head.number} {self.head.hash} {self.time}"
 
     def signed(self, identity: Ed25519PrivateKey) -> Line:
-        """The same with a signature."""
-        from cpsgd.secagg.identity import public_bytes
+        """Returns the same line with a signature."""
+        from cpsgd.secagg.keys import public_bytes
 
         signature = identity.sign((_DOMAIN + self._said).encode())
         return Line(self.head, self.time, public_bytes(identity), signature)
@@ -82,7 +82,7 @@ class Line:
 
     @classmethod
     def parse(cls, text: str) -> Line:
-        """What `str` gave; anything else is refused with `ParameterError`."""
+        """Returns the line that `str` wrote; raises `ParameterError` for anything else."""
         words = text.split(" ")
         try:
             if len(words) not in (5, 7) or words[:2] != [_MARK, _VERSION] or not text.isprintable():
@@ -97,10 +97,10 @@ class Line:
 
 
 class Witness:
-    """A file of heads, which others only ever append to."""
+    """A file of heads that only grows."""
 
     def __init__(self, path: Path) -> None:
-        """The file, which need not exist yet."""
+        """Names the file, which need not exist yet."""
         self.path = path
 
     def append(self, line: Line) -> None:
@@ -123,7 +123,7 @@ class Witness:
             ) from None
 
     def lines(self, *, last: bool = False) -> list[Line]:
-        """All lines, or some of the last. What is no line of a witness is passed over: half a line after a crash.
+        """Returns all lines, or some of the last. Skips what is no line of a witness, as half a line after a crash.
 
         Raises:
             LedgerAccessError: There is no such file, or it may not be read.
@@ -145,9 +145,9 @@ class Witness:
             except ParameterError:
                 continue
         if not found:
-            raise WitnessError(f"{self.path} is no witness: there is no head of a ledger in it.")
+            raise WitnessError(f"{self.path} is no witness: it holds no head of a ledger.")
         return found
 
     def newest(self) -> Head:
-        """The head with the largest number among the last lines."""
+        """Returns the head with the largest number among the last lines."""
         return max((line.head for line in self.lines(last=True)), key=lambda head: head.number)

@@ -14,7 +14,7 @@ import dataclasses
 import math
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from cpsgd.codec import clip
 from cpsgd.codec.formats import Format, Integers
 from cpsgd.codec.rounding import Grid
-from cpsgd.correlation import Correlation
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, expected_clipping
-from cpsgd.mechanisms.noise import Noise, SumRounding
+from cpsgd.mechanisms.memory import INDEPENDENT, NoiseMemory
+from cpsgd.mechanisms.noise import Noise
 from cpsgd.mechanisms.sums import Deviation, MeanCoordinate, rounding_cumulant
-from cpsgd.neighbours import Adjacency, Participation
+from cpsgd.neighbours import Adjacency
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -146,40 +146,6 @@ class Extent:
             points = clip.apart(replace_one_distance, dim=dim, clip_norm=clip_norm, unit=grid.unit)
             found = min(found, points / (grid.unit * self.unit))
         return found * self.growth * _ROUNDING
-
-
-@dataclass(frozen=True)
-class RunNoise:
-    """The parts of a run's noise where its rounds are correlated, for whoever simulates its sums.
-
-    A client's number is x + Σ_k g_k z_(t-k) + ξ, before it is rounded: ξ is noise of its own that nobody takes away.
-
-    Attributes:
-        correlation: g.
-        deviation: σ, the standard deviation of a client's z, in steps.
-        own_variance: That of ξ, in squared steps.
-        vector_bits: x has 2 to this power of points per step.
-        noise_bits: The same for z.
-        finest_bits: The same for ξ, and for the whole.
-        limit: The largest |x|, in its points.
-        window: Number of integers that a message can hold.
-        centre: The mean of a client's integer whose coordinate is zero.
-    """
-
-    correlation: Correlation
-    deviation: float
-    own_variance: float
-    vector_bits: int
-    noise_bits: int
-    finest_bits: int
-    limit: int
-    window: int
-    centre: float
-
-    def rest(self, count: int) -> SumRounding:
-        """Returns own noise and rounding of the sum of `count` clients' points, without the noise of lineages."""
-        deviation = math.ldexp(math.sqrt(self.own_variance * count), self.vector_bits)
-        return SumRounding(deviation, self.vector_bits, count, self.limit, self.centre)
 
 
 @dataclass(frozen=True)
@@ -444,57 +410,10 @@ class Mechanism(ABC):
         least, enough = (min(1.0, r / math.sqrt(dim)) if rotate else 1.0 for r in (LEAST_REACH, ENOUGH_REACH))
         return clip_norm * least / self.widest_range, clip_norm * enough / self.widest_range
 
-    # ------------------------------------------------------------------ rounds of a run
-
     @property
-    def correlation(self) -> Correlation | None:
-        """How the noise of a run's rounds hangs together; None where rounds are independent.
-
-        With one, all that is said of privacy is about the whole run: one guarantee pays for all its rounds.
-        """
-        return None
-
-    def run_noise(self) -> RunNoise | None:
-        """What the noise of a run is made of, where its rounds are correlated; None where they are independent."""
-        return None
-
-    def continued(self, seeds: Sequence[bytes | None], round: int, dim: int) -> NDArray[np.int64]:
-        """The noise of a client's lineage in a round, which its kernel is to add: see `Lineages.noise`.
-
-        Raises:
-            ParameterError: Noise is not correlated, or these are no seeds of a lineage.
-        """
-        raise ParameterError(f"The noise of {self.name} follows from no seeds: leave them out.")
-
-    @property
-    def hands_on(self) -> bool:
-        """Whether a client may be handed the seeds of another one's noise, which the accounting then allows for."""
-        return False
-
-    def rotation_round(self, round: int) -> int:
-        """The round whose rotation is used in a round.
-
-        Raises:
-            ParameterError: There is no such round.
-        """
-        return round
-
-    @property
-    def whole_run(self) -> bool:
-        """Whether the noise's law, and so one proof, covers all rounds of a run."""
-        return False
-
-    def check_run(self, rounds: int, participation: Participation) -> None:
-        """Raises `ConditionError` where the noise's law does not cover so many rounds with this participation."""
-        return
-
-    def check_messages(self, count: int, clients: int) -> None:
-        """Raises `ParameterError` where the accounting covers no round of `count` messages planned for `clients`."""
-        return
-
-    def check_honest(self, honest: int, colluding: int, clients: int) -> None:
-        """Raises `ConditionError` where the proofs ask more of a round's clients than that one is honest."""
-        return
+    def memory(self) -> NoiseMemory:
+        """The dependence of the noise on other rounds of a run; none by default."""
+        return INDEPENDENT
 
     # ------------------------------------------------------------------ as data
 

@@ -15,15 +15,15 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from cpsgd import _validate
-from cpsgd.correlation import MAX_BANDS, MAX_ROUNDS, Correlation
+from cpsgd.correlated.mechanism import LEAST_SIGMA, CorrelatedGaussian
+from cpsgd.correlated.weights import MAX_BANDS, MAX_ROUNDS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
-from cpsgd.mechanisms.correlated_gaussian import LEAST_SIGMA
+from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA
 from cpsgd.neighbours import Participation
 from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
@@ -260,7 +260,7 @@ class _Run:
                 f"With {self.bands} bands clients hand seeds of {self.bands - 1} rounds on, and "
                 f"{problem.conditions.colluding:,} colluding clients per round may have held those of {self._told:,} "
                 f"others; noise that counts is that of {target.honest:,} of {problem.setting.clients:,}, so that "
-                f"nobody's is left. The nearest that can be had: {nearest}; or more clients, or fewer who collude."
+                f"nobody's is left. The nearest that can be had: {nearest}; or more clients, or fewer colluding ones."
             )
         more = next((b for b in WHOLE_BITS if b > bits and self._designed(b) is not None), None)
         remedy = "more clients, fewer bands, fewer colluding clients or a larger delta may help"
@@ -326,10 +326,9 @@ class _Run:
         return best
 
     def _error(self, mechanism: Mechanism) -> float:
-        """The mean over rounds of the squared error of the model so far."""
+        """Returns the mean over rounds of the squared error of the model so far."""
         of_z, of_own, of_bias = self._weights
-        setting, noise = self.problem.setting, mechanism.run_noise()
-        assert noise is not None  # rounds are correlated
+        setting, noise = self.problem.setting, cast(CorrelatedGaussian, mechanism).run_noise()
         per_unit = setting.dim * mechanism.scale**2 / setting.surviving
         own = noise.own_variance + mechanism.largest_rounding_variance
         clipping = setting.error(mechanism).clipping

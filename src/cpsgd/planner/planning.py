@@ -10,8 +10,9 @@ from typing import Any
 from cpsgd import _validate
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
+from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner.correlated import PrefixNoise, check_correlated, correlated_plan
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW

@@ -17,12 +17,12 @@ from cpsgd.privacy.guarantees import CITATIONS as CITATIONS
 from cpsgd.privacy.guarantees import Guarantee as Guarantee
 from cpsgd.privacy.guarantees import guarantee as guarantee
 from cpsgd.privacy.guarantees import guarantee_over_rounds as guarantee_over_rounds
-from cpsgd.privacy.proofs.gaussian_certificate import GaussianCertificate as GaussianCertificate
-from cpsgd.privacy.proofs.gaussian_certificate import certified_epsilon as certified_epsilon
-from cpsgd.privacy.proofs.gaussian_certificate import gaussian_certificate as gaussian_certificate
-from cpsgd.privacy.proofs.optimal_composition import optimal_composition as optimal_composition
-from cpsgd.privacy.proofs.renyi_certificate import RenyiCertificate as RenyiCertificate
-from cpsgd.privacy.proofs.renyi_certificate import renyi_certificate as renyi_certificate
+from cpsgd.privacy.proofs.certified_gaussian import GaussianCertificate as GaussianCertificate
+from cpsgd.privacy.proofs.certified_gaussian import certified_epsilon as certified_epsilon
+from cpsgd.privacy.proofs.certified_gaussian import gaussian_certificate as gaussian_certificate
+from cpsgd.privacy.proofs.certified_renyi import RenyiCertificate as RenyiCertificate
+from cpsgd.privacy.proofs.certified_renyi import renyi_certificate as renyi_certificate
+from cpsgd.privacy.proofs.per_round import optimal_composition as optimal_composition
 
 RoundsGuarantee = Guarantee
 """The name in 0.2.0 of a guarantee over rounds."""

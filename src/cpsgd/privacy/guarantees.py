@@ -11,6 +11,7 @@ from typing import Any
 from cpsgd import _validate
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
+from cpsgd.errors import ConditionError
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.proofs import all_proofs, best
@@ -167,6 +168,8 @@ def guarantee(
     """
     if isinstance(subject, Run):
         return _proved(subject, delta)
+    if surviving == 0:
+        raise ConditionError("No client's noise is in the sum (surviving=0): there is no privacy.")
     return _proved(Run.of(subject, adjacency=adjacency, surviving=surviving, colluding=colluding), delta)
 
 

@@ -17,10 +17,10 @@ from cpsgd.engines.flower import records
 from cpsgd.engines.flower.records import RECORD, ROUND, STATE
 from cpsgd.engines.silo import example_sum
 from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
-from cpsgd.federation.client import ClientSession, call_privately
+from cpsgd.federation.answering import ClientSession, call_privately
+from cpsgd.federation.client_files import Memory, Signing
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Arrays, check_alike, flatten
-from cpsgd.federation.settings import Memory, Signing
 from cpsgd.protocol import Protocol
 
 if TYPE_CHECKING:

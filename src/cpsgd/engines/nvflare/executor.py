@@ -35,10 +35,10 @@ from cpsgd.errors import (
     TrainFunctionError,
     VectorError,
 )
-from cpsgd.federation.client import ClientSession, call_privately
+from cpsgd.federation.answering import ClientSession, call_privately
+from cpsgd.federation.client_files import Memory, Signing
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import check_alike, flatten
-from cpsgd.federation.settings import Memory, Signing
 from cpsgd.protocol import Protocol
 
 if TYPE_CHECKING:

@@ -138,16 +138,16 @@ class Proof(ABC):
 
 def check(run: Run) -> None:
     """Raises `ConditionError` or `ParameterError` where no proof can be about a run."""
-    protocol, mechanism = run.protocol, run.protocol.mechanism
-    mechanism.check_run(run.rounds, run.participation)
+    protocol, memory = run.protocol, run.protocol.mechanism.memory
+    memory.check_run(run.rounds, run.participation)
     if run.honest < 1:
         raise ConditionError(
             f"No honest client's noise is in the sum (surviving={run.surviving}, colluding={run.colluding}): there is "
             "no privacy."
         )
     for size, _ in run.sizes:
-        mechanism.check_messages(size, protocol.clients)
-        mechanism.check_honest(size - run.colluding, run.colluding, protocol.clients)
+        memory.check_messages(size, protocol.clients)
+        memory.check_honest(size - run.colluding, run.colluding, protocol.clients)
 
 
 def law_of(run: Run) -> Law | Normal | Steps:
@@ -163,7 +163,7 @@ def sensitivity(run: Run) -> float:
 def alone(run: Run) -> bool:
     """Returns whether one proof about one round, or one law, covers the run."""
     scheme = run.participation
-    whole = run.protocol.mechanism.whole_run or scheme.scheme == "once"
+    whole = run.protocol.mechanism.memory.one_event or scheme.scheme == "once"
     return whole or (run.rounds == 1 and not scheme.sampled)
 
 

@@ -22,7 +22,7 @@ _MOST_FOR_SLACK = 0.1
 
 
 @dataclass(frozen=True)
-class GaussianNoise(Proof):
+class GaussianProof(Proof):
     """Gaussian noise as exact as the mechanism draws it.
 
     Attributes:
@@ -39,7 +39,7 @@ class GaussianNoise(Proof):
     def supports(self, run: Run) -> bool:
         """Returns whether the law is a Gaussian of this kind."""
         law = base.law_of(run)
-        kind = isinstance(law, RoundedNormal), run.protocol.mechanism.whole_run
+        kind = isinstance(law, RoundedNormal), run.protocol.mechanism.memory.one_event
         return isinstance(law, Normal) and kind == (self.rounded, self.correlated)
 
     def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
@@ -150,21 +150,21 @@ class ClassicalLemma(Proof):
 
 
 PROOFS = (
-    GaussianNoise(
+    GaussianProof(
         "gaussian-analytic",
         'exact Gaussian mechanism: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", '
         "ICML 2018, Theorem 8",
         rounded=False,
         correlated=False,
     ),
-    GaussianNoise(
+    GaussianProof(
         "rounded-gaussian",
         "rounding of the exact Gaussian mechanism (docs/accounting.md, section 13), by Balle and Wang, "
         "ICML 2018, Theorem 8",
         rounded=True,
         correlated=False,
     ),
-    GaussianNoise(
+    GaussianProof(
         "correlated-gaussian",
         "Gaussian noise correlated over the rounds of a run, rounded (docs/accounting.md, section 14), on Denisov, "
         'McMahan, Rush, Smith and Thakurta, "Improved Differential Privacy for SGD via Optimal Private Linear '

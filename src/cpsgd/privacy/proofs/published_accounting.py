@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cpsgd.errors import ConditionError
-from cpsgd.mechanisms import MECHANISMS
 from cpsgd.privacy.proofs import base
 from cpsgd.privacy.proofs.base import Proof, Proved
-from cpsgd.privacy.proofs.optimal_composition import CITATION, check_composable, optimal_composition
+from cpsgd.privacy.proofs.per_round import CITATION, check_composable, optimal_composition
+from cpsgd.registry import MECHANISMS
 from cpsgd.run import Run
 
 # Shares of δ that are spent on the rounds themselves; composition gets the rest.
