@@ -73,9 +73,7 @@ def test_a_protocol_knows_rounds_dropout_and_secure(cpsgd: Any) -> None:
 )
 def test_a_promise_that_cannot_be_made_is_refused(cpsgd: Any, options: tuple[Any, ...], words: str) -> None:
     size = () if "--protocol" in options else ("--clients", 3, "--dim", 100)
-    result = cpsgd("protocol", *size, *options, "--out", "out.json")
-    assert result.exit_code == 2
-    assert words in result.stderr
+    cpsgd.refuses(words, "protocol", *size, *options, "--out", "out.json")
     assert not Path("out.json").exists()
 
 
@@ -103,9 +101,7 @@ def test_plan_writes_a_file_with_the_promise(cpsgd: Any) -> None:
 def test_too_few_messages_are_not_released(cpsgd: Any, messages: list[str]) -> None:
     protocol = Protocol.from_json(Path("p.json").read_text())
     exact = guarantee(protocol, 1e-6, surviving=2).epsilon
-    result = cpsgd("aggregate", *messages[:2], *ROUND, "--out", "mean.npy")
-    assert result.exit_code == 2
-    assert "2 messages are in the sum" in result.stderr
+    result = cpsgd.refuses("2 messages are in the sum", "aggregate", *messages[:2], *ROUND, "--out", "mean.npy")
     assert "for at least 3" in result.stderr
     offered = float(result.stderr.split("--accept-epsilon")[1].strip(" ).\n"))
     assert exact <= offered <= 1.001 * exact
@@ -178,7 +174,7 @@ def test_a_mean_shows_its_epsilon(cpsgd: Any) -> None:
     assert result.exit_code == 0
     assert "privacy       ε = " in result.stdout
     assert "at δ = 1e-06" in result.stdout
-    answer = json.loads(cpsgd("mean", "updates.npy", "--json").stdout)
+    answer = cpsgd.json("mean", "updates.npy")
     protocol = Protocol.from_dict(answer["protocol"])
     assert answer["epsilon"] == guarantee(protocol, 1e-6).epsilon
 

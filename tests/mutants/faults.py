@@ -309,8 +309,8 @@ FAULTS = (
         "durability",
         "a history's last rounds are not on the disk",
         "learning/metrics.py",
-        "            file.flush()\n            os.fsync(file.fileno())\n",
-        "            file.flush()\n",
+        "            append(file, new)\n",
+        "            file.write(new)\n",
         ("tests/learning/test_metrics.py",),
     ),
     # ------------------------------------------------------------------ colluding

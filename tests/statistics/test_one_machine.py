@@ -28,6 +28,7 @@ from cpsgd.tables import open_table
 
 QUICK: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
 GROUPS = {"sex": ["f", "m"]}
+EDGES = [0, 30, 60, 90]
 
 
 @pytest.fixture
@@ -46,39 +47,29 @@ def people(n: int) -> dict[str, np.ndarray]:
     }
 
 
-def truths(table: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Calls with what they would say without noise."""
+def budget(folder: Path, epsilon: float) -> Ledger:
+    """A ledger with a budget of this ε for people."""
+    ledger = Ledger(folder / "b.ledger")
+    ledger.create(Budget(population="people", epsilon=epsilon, delta=1e-6))
+    return ledger
+
+
+def truths(table: dict[str, np.ndarray]) -> dict[str, tuple[str, dict[str, Any], Any]]:
+    """Statistics, their options, and their values without noise."""
     age, women = table["age"], table["sex"] == "f"
-    bounds = {"age": (0, 100)}
+    bounds: dict[str, Any] = {"bounds": {"age": (0, 100)}}
+    groups, two = {"group_by": GROUPS}, {"user": "id", "rows_per_user": 2}
     return {
-        "mean": (lambda **o: statistics.mean(table, bounds=bounds, **o), [age.mean()]),
-        "mean by group": (
-            lambda **o: statistics.mean(table, bounds=bounds, group_by=GROUPS, **o),
-            [[age[women].mean()], [age[~women].mean()]],
-        ),
-        "mean by user": (lambda **o: statistics.mean(table, bounds=bounds, user="id", **o), [age.mean()]),
-        "sum": (lambda **o: statistics.sum(table, bounds=bounds, **o), [age.sum()]),
-        "sum by user and group": (
-            lambda **o: statistics.sum(table, bounds=bounds, user="id", rows_per_user=2, group_by=GROUPS, **o),
-            [[age[women].sum()], [age[~women].sum()]],
-        ),
-        "sum of first rows": (
-            lambda **o: statistics.sum(table, bounds=bounds, user="id", rows_per_user=1, **o),
-            [age[::2].sum()],
-        ),
-        "count": (lambda **o: statistics.count(table, columns=["smokes"], **o), [table["smokes"].sum()]),
-        "count by group": (
-            lambda **o: statistics.count(table, group_by=GROUPS, **o),
-            [[women.sum()], [(~women).sum()]],
-        ),
-        "histogram": (
-            lambda **o: statistics.histogram(table, "age", edges=[0, 30, 60, 90], **o),
-            np.histogram(age, [0, 30, 60, 90])[0],
-        ),
-        "quantiles": (
-            lambda **o: statistics.quantiles(table, bounds=bounds, **o),
-            np.quantile(age, [0.25, 0.5, 0.75]),
-        ),
+        "mean": ("mean", bounds, [age.mean()]),
+        "mean by group": ("mean", bounds | groups, [[age[women].mean()], [age[~women].mean()]]),
+        "mean by user": ("mean", bounds | {"user": "id"}, [age.mean()]),
+        "sum": ("sum", bounds, [age.sum()]),
+        "sum by user and group": ("sum", bounds | two | groups, [[age[women].sum()], [age[~women].sum()]]),
+        "sum of first rows": ("sum", bounds | two | {"rows_per_user": 1}, [age[::2].sum()]),
+        "count": ("count", {"columns": ["smokes"]}, [table["smokes"].sum()]),
+        "count by group": ("count", groups, [[women.sum()], [(~women).sum()]]),
+        "histogram": ("histogram", {"column": "age", "edges": EDGES}, np.histogram(age, EDGES)[0]),
+        "quantiles": ("quantiles", bounds, np.quantile(age, [0.25, 0.5, 0.75])),
     }
 
 
@@ -87,8 +78,9 @@ NAMES = list(truths(people(3000)))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_values_are_near_the_truth(table: dict[str, np.ndarray], fixed_seed: None, name: str) -> None:
-    ask, truth = truths(table)[name]
-    found = ask(**QUICK, confidence=1.0 - 1e-7)
+    statistic, options, truth = truths(table)[name]
+    ask = getattr(statistics, statistic)
+    found = ask(table, **options, **QUICK, confidence=1.0 - 1e-7)
     assert found.epsilon <= 1.0
     assert found.delta == 1e-6
     assert found.unit == ("user" if "user" in name or "first" in name else "row")
@@ -96,7 +88,7 @@ def test_values_are_near_the_truth(table: dict[str, np.ndarray], fixed_seed: Non
     assert (found.low <= truth).all()
     assert (found.high >= truth).all()
     # And the intervals say something.
-    narrow = ask(**QUICK, confidence=0.95)
+    narrow = ask(table, **options, **QUICK, confidence=0.95)
     assert (narrow.high - narrow.low < 0.3 * np.abs(truth)).all()
 
 
@@ -149,8 +141,7 @@ def test_bounds_are_found_privately(fixed_seed: None, tmp_path: Path) -> None:
     assert abs(found.values[0] - 3e4) < 1e3
     assert found.epsilon <= 1.0
     # What both rounds cost is charged.
-    ledger = Ledger(tmp_path / "b.ledger")
-    ledger.create(Budget(population="people", epsilon=1.0, delta=1e-6))
+    ledger = budget(tmp_path, 1.0)
     again = statistics.mean(table, columns=["income"], **QUICK, ledger=ledger, population="people")
     total = ledger.total("people")
     assert total.rounds == 2
@@ -200,16 +191,14 @@ def test_too_few_users_for_bounds(table: dict[str, np.ndarray]) -> None:
 def test_much_clipping_is_said(table: dict[str, np.ndarray], tmp_path: Path) -> None:
     with pytest.warns(ClippingWarning, match="'income'"):
         statistics.mean(table, bounds={"income": (0, 3e4)}, **QUICK)
-    ledger = Ledger(tmp_path / "b.ledger")
-    ledger.create(Budget(population="people", epsilon=2.0, delta=1e-6))
+    ledger = budget(tmp_path, 2.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         statistics.mean(table, bounds={"income": (0, 3e4)}, **QUICK, ledger=ledger, population="people")
 
 
 def test_the_ledger_is_charged_before_release(table: dict[str, np.ndarray], tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "b.ledger")
-    ledger.create(Budget(population="people", epsilon=1.2, delta=1e-6))
+    ledger = budget(tmp_path, 1.2)
     asked: dict[str, Any] = {**QUICK, "ledger": ledger, "population": "people"}
     statistics.histogram(table, "sex", categories=["f", "m"], **asked)
     assert ledger.total("people").rounds == 1
@@ -228,69 +217,42 @@ def damaged(name: str) -> Path:
     return path
 
 
-def bad_inputs(table: dict[str, np.ndarray]) -> dict[str, tuple[type[CpsgdError], Any]]:
-    bounds = {"age": (0, 100)}
-    nan = table | {"age": np.where(np.arange(3000) == 2999, np.nan, table["age"])}
-    infinite = table | {"age": np.where(np.arange(3000) == 2999, np.inf, table["age"])}
+def bad_inputs(table: dict[str, np.ndarray]) -> dict[str, tuple[type[CpsgdError], str, Any, dict[str, Any]]]:
+    """The error that each statistic of a table with these options ends in."""
+    bounds: dict[str, Any] = {"bounds": {"age": (0, 100)}}
+    last = np.arange(3000) == 2999
+    nan, infinite = (table | {"age": np.where(last, bad, table["age"])} for bad in (np.nan, np.inf))
     mixed = table | {"age": np.array([*table["age"][:-1], "old"], dtype=object)}
     empty = {name: column[:0] for name, column in table.items()}
+    one, user = table | {"id": np.zeros(3000)}, {"user": "id"}
+    misspelt: dict[str, Any] = {"users": "id"}
     return {
-        "empty": (TableError, lambda **o: statistics.mean(empty, bounds=bounds, **o)),
-        "missing column": (ColumnError, lambda **o: statistics.mean(table, bounds={"height": (0, 2)}, **o)),
-        "missing user": (ColumnError, lambda **o: statistics.mean(table, bounds=bounds, user="who", **o)),
-        "missing group": (ColumnError, lambda **o: statistics.mean(table, bounds=bounds, group_by={"x": ["a"]}, **o)),
-        "nan": (ColumnError, lambda **o: statistics.mean(nan, bounds=bounds, **o)),
-        "nan in the search": (ColumnError, lambda **o: statistics.mean(nan, columns=["age"], **o)),
-        "nan beside the search": (
-            ColumnError,
-            lambda **o: statistics.mean(nan, columns=["income", "age"], bounds=bounds, **o),
-        ),
-        "infinity": (ColumnError, lambda **o: statistics.quantiles(infinite, bounds=bounds, **o)),
-        "mixed types": (ColumnError, lambda **o: statistics.sum(mixed, bounds=bounds, **o)),
-        "text": (ColumnError, lambda **o: statistics.mean(table, bounds={"sex": (0, 1)}, **o)),
-        "one user": (
-            TableError,
-            lambda **o: statistics.mean(table | {"id": np.zeros(3000)}, bounds=bounds, user="id", **o),
-        ),
-        "more groups than clients": (
-            ParameterError,
-            lambda **o: statistics.count(table, group_by={"sex": range(3001)}, **o),
-        ),
-        "bounds that exclude everything": (
-            ColumnError,
-            lambda **o: statistics.mean(table, bounds={"age": (200, 300)}, **o),
-        ),
-        "categories that do not exist": (
-            ColumnError,
-            lambda **o: statistics.histogram(table, "sex", categories=["x"], **o),
-        ),
-        "edges that exclude everything": (
-            ColumnError,
-            lambda **o: statistics.histogram(table, "age", edges=[200, 300], **o),
-        ),
-        "groups that do not exist": (
-            ColumnError,
-            lambda **o: statistics.mean(table, bounds=bounds, group_by={"sex": ["x"]}, **o),
-        ),
-        "unreadable Parquet": (TableError, lambda **o: statistics.mean(damaged("t.parquet"), bounds=bounds, **o)),
-        "unreadable text": (TableError, lambda **o: statistics.mean(damaged("t.csv.gz"), bounds=bounds, **o)),
-        "a word that is misspelt": (
-            ParameterError,
-            lambda **o: statistics.mean(table, bounds=bounds, **{"users": "id"}, **o),
-        ),
-        "the mean user": (
-            ParameterError,
-            lambda **o: statistics.mean(table, bounds={"id": (0, 9)}, user="id", **o),
-        ),
-        "not a count": (ColumnError, lambda **o: statistics.count(table, columns=["age"], **o)),
-        "no columns": (ParameterError, lambda **o: statistics.mean(table, **o)),
-        "bounds of no column": (
-            ParameterError,
-            lambda **o: statistics.mean(table, columns=["income"], bounds=bounds, **o),
-        ),
-        "rows missing": (ParameterError, lambda **o: statistics.sum(table, bounds=bounds, user="id", **o)),
-        "rows without user": (ParameterError, lambda **o: statistics.sum(table, bounds=bounds, rows_per_user=2, **o)),
-        "confidence": (ParameterError, lambda **o: statistics.mean(table, bounds=bounds, confidence=1.0, **o)),
+        "empty": (TableError, "mean", empty, bounds),
+        "missing column": (ColumnError, "mean", table, {"bounds": {"height": (0, 2)}}),
+        "missing user": (ColumnError, "mean", table, bounds | {"user": "who"}),
+        "missing group": (ColumnError, "mean", table, bounds | {"group_by": {"x": ["a"]}}),
+        "nan": (ColumnError, "mean", nan, bounds),
+        "nan in the search": (ColumnError, "mean", nan, {"columns": ["age"]}),
+        "nan beside the search": (ColumnError, "mean", nan, bounds | {"columns": ["income", "age"]}),
+        "infinity": (ColumnError, "quantiles", infinite, bounds),
+        "mixed types": (ColumnError, "sum", mixed, bounds),
+        "text": (ColumnError, "mean", table, {"bounds": {"sex": (0, 1)}}),
+        "one user": (TableError, "mean", one, bounds | user),
+        "more groups than clients": (ParameterError, "count", table, {"group_by": {"sex": range(3001)}}),
+        "bounds that exclude everything": (ColumnError, "mean", table, {"bounds": {"age": (200, 300)}}),
+        "categories that do not exist": (ColumnError, "histogram", table, {"column": "sex", "categories": ["x"]}),
+        "edges that exclude everything": (ColumnError, "histogram", table, {"column": "age", "edges": [200, 300]}),
+        "groups that do not exist": (ColumnError, "mean", table, bounds | {"group_by": {"sex": ["x"]}}),
+        "unreadable Parquet": (TableError, "mean", damaged("t.parquet"), bounds),
+        "unreadable text": (TableError, "mean", damaged("t.csv.gz"), bounds),
+        "a word that is misspelt": (ParameterError, "mean", table, bounds | misspelt),
+        "the mean user": (ParameterError, "mean", table, {"bounds": {"id": (0, 9)}} | user),
+        "not a count": (ColumnError, "count", table, {"columns": ["age"]}),
+        "no columns": (ParameterError, "mean", table, {}),
+        "bounds of no column": (ParameterError, "mean", table, bounds | {"columns": ["income"]}),
+        "rows missing": (ParameterError, "sum", table, bounds | user),
+        "rows without user": (ParameterError, "sum", table, bounds | {"rows_per_user": 2}),
+        "confidence": (ParameterError, "mean", table, bounds | {"confidence": 1.0}),
     }
 
 
@@ -299,19 +261,16 @@ BAD = list(bad_inputs(people(3000)))
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_costs_nothing(table: dict[str, np.ndarray], tmp_path: Path, name: str) -> None:
-    ledger = Ledger(tmp_path / "b.ledger")
-    ledger.create(Budget(population="people", epsilon=4.0, delta=1e-6))
-    error, ask = bad_inputs(table)[name]
-    with pytest.raises(error):
-        ask(**QUICK, ledger=ledger, population="people")
+    ledger = budget(tmp_path, 4.0)
+    error, statistic, bad, options = bad_inputs(table)[name]
+    for paid in ({"ledger": ledger, "population": "people"}, {}):
+        with pytest.raises(error):
+            getattr(statistics, statistic)(bad, **options, **QUICK, **paid)
     assert ledger.total("people").rounds == 0
-    with pytest.raises(error):
-        ask(**QUICK)
 
 
 def test_a_callback_that_fails_costs_nothing(table: dict[str, np.ndarray], tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "b.ledger")
-    ledger.create(Budget(population="people", epsilon=4.0, delta=1e-6))
+    ledger = budget(tmp_path, 4.0)
 
     def fail(rows: int) -> None:
         raise RuntimeError("mine")
@@ -411,8 +370,7 @@ def test_what_is_wrong_in_a_later_chunk_costs_nothing(
 ) -> None:
     """Bounds are found in a first round; columns that only the second one needs are read before it is paid, too."""
     monkeypatch.setattr(tables, "CHUNK_ROWS", 1000)
-    ledger = Ledger(tmp_path / "b.ledger")
-    ledger.create(Budget(population="people", epsilon=9.0, delta=1e-6))
+    ledger = budget(tmp_path, 9.0)
     damaged = table["sex"].astype(object)
     damaged[2999] = None
     cost = QUICK | {"epsilon": 4.0, "ledger": ledger, "population": "people"}
@@ -423,8 +381,7 @@ def test_what_is_wrong_in_a_later_chunk_costs_nothing(
 
 
 def test_nothing_of_the_callers_runs_after_payment(table: dict[str, np.ndarray], tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "b.ledger")
-    ledger.create(Budget(population="people", epsilon=9.0, delta=1e-6))
+    ledger = budget(tmp_path, 9.0)
     heard: list[int] = []
 
     def advance(rows: int) -> None:

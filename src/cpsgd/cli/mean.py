@@ -9,26 +9,26 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
+from cpsgd._numbers import rounded_down, rounded_up
 from cpsgd.cli import _files, options, output
 from cpsgd.cli import columns as table
 from cpsgd.cli.columns import NO_BUDGET, NO_COLUMNS, BudgetOptions
 from cpsgd.cli.frame import whole
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
 from cpsgd.planner.requirements import BEST
-from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator
     from cpsgd.cli._files import Array, Rows
     from cpsgd.expectation import Expectation
-    from cpsgd.ledger import Ledger, RoundEvent
     from cpsgd.protocol import Protocol
+    from cpsgd.statistics.planned import Charge
 
 # Coordinates that a thread works on at a time: milliseconds of work, a megabyte or two of data.
 _BLOCK = 1 << 18
@@ -137,7 +137,8 @@ def run(
     _simulate(rows, aggregator, expectation, threads)
     # Only now, since all rows are known to be good, and nothing has been seen yet but by this machine.
     if charge is not None:
-        paid, paid_facts = charge.pay()
+        charge.pay()
+        paid, paid_facts = _spent(charge)
         privacy, privacy_facts = privacy | paid, privacy_facts + paid_facts
     estimate = aggregator.mean(accept_epsilon=accept_epsilon)
     error: dict[str, float] | None = None
@@ -229,35 +230,22 @@ def _in_order(
                 future.cancel()
 
 
-@dataclass(frozen=True)
-class _Charge:
-    """A round that a population's budget is to pay for. Nothing is spent before `pay`."""
-
-    ledger: Ledger
-    population: str
-    event: RoundEvent
-
-    def pay(self) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-        """Charges the round, whose result may be computed afterwards; returns the spending, as JSON and for people."""
-        entry = self.ledger.reserve(self.population, self.event)
-        self.ledger.release(entry, self.event.survivors)
-        total = self.ledger.total(self.population)
-        text = (
-            f"{total.population}: ε = {rounded_up(total.epsilon)} of {rounded_up(total.limit)} at δ = {total.delta:g} "
-            f"spent, {rounded_down(total.left)} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
-        )
-        return {"budget": {"ledger": self.ledger.path, **total.to_dict()}}, [("budget", text)]
-
-
-def _quote(budget: BudgetOptions, protocol: Protocol, *, survivors: int, round: int, label: str) -> _Charge | None:
+def _quote(budget: BudgetOptions, protocol: Protocol, **event: Any) -> Charge | None:
     """Returns the charge for a round of everybody in the table, if the budget allows it; None without a ledger."""
-    if (budget.ledger is None) != (budget.population is None):
-        raise ParameterError("Give both --ledger and --population: a ledger may hold several budgets.")
     ledger = budget.open()
-    if ledger is None or budget.population is None:
+    if ledger is None and budget.population is None:
         return None
-    from cpsgd.ledger import RoundEvent
+    from cpsgd.statistics.planned import Charge
 
-    event = RoundEvent(protocol, survivors=survivors, participation="every", round=round, label=label)
-    ledger.quote(budget.population, [event])
-    return _Charge(ledger, budget.population, event)
+    return Charge.of(ledger, budget.population, [protocol], **event)
+
+
+def _spent(charge: Charge) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Returns what is spent of a budget after a charge, as JSON and for people."""
+    assert charge.ledger is not None
+    total = charge.ledger.total(charge.population)
+    text = (
+        f"{total.population}: ε = {rounded_up(total.epsilon)} of {rounded_up(total.limit)} at δ = {total.delta:g} "
+        f"spent, {rounded_down(total.left)} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
+    )
+    return {"budget": {"ledger": charge.ledger.path, **total.to_dict()}}, [("budget", text)]

@@ -89,63 +89,41 @@ def kmeans(
     Lloyd's algorithm, each round a private mean. This is a simulation: here the inertia can be measured, because one
     machine holds all points. With --ledger it is not shown, for no budget covers it.
     """
-    import numpy as np
-
+    _files.check_vector_output(out, file)
+    source, rows, dim = points.read(file)
     from cpsgd.statistics.clusters import inertia
     from cpsgd.statistics.clusters import kmeans as find
 
-    _files.check_vector_output(out, file)
-    source, rows, _ = points.read(file)
+    arguments = {**vars(cost), **budget.arguments, **points.arguments, "rounds": rounds, "seed": seed}
     with output.warnings_told(), output.progress(rounds * rows) as advance:
-        arguments = {**vars(cost), **budget.arguments, **points.arguments}
-        found = find(source, clusters, **arguments, rounds=rounds, seed=seed, advance=advance)
+        found = find(source, clusters, **arguments, advance=advance)
     with _files.paid(budget.ledger is not None):
-        _files.write_vector(out, found.centres.astype(np.float32))
-    protocol, error = found.plan.protocol, found.plan.error
-    clients, dim = protocol.clients, found.centres.shape[1]
+        _files.write_vector(out, found.centres.astype("float32"))
     measured = None if budget.ledger else inertia(points.of_clients(source), found.centres)
-    privacy, privacy_facts = output.guaranteed(found.guarantee)
-    if json:
-        output.show_json(
-            {
-                "simulation": True,
-                "file": file,
-                "out": out,
-                "clients": clients,
-                "dim": dim,
-                "clusters": clusters,
-                "rounds": rounds,
-                "radius": points.radius,
-                "sizes": found.sizes.tolist(),
-                "deviations": found.deviations.tolist(),  # infinite, in JSON null, for a centre that nobody is near
-                "noise_share": found.noise_share,
-                "inertia": measured,
-                **output.sent(protocol),
-                "total_bits_per_client": found.bits_per_client,
-                **privacy,
-                "squared_error_per_round": {"expected": error.total, **asdict(error)},
-            }
-        )
-        return
+    where = {"file": file, "out": out, "dim": dim, "radius": points.radius}
+    data = {
+        "clusters": clusters,
+        "rounds": rounds,
+        "sizes": found.sizes.tolist(),
+        "deviations": found.deviations.tolist(),  # infinite, in JSON null, for a centre without points
+        "noise_share": found.noise_share,
+        "inertia": measured,
+        "total_bits_per_client": found.bits_per_client,
+    }
     alive = found.sizes > 0
     deviation = f"about {found.deviations[alive].max():.3g} by noise, at most" if alive.any() else "unknown"
-    output.show(
-        [
-            ("clients", f"{clients:,} with a point of {dim:,} coordinates each, in a ball of radius {points.radius:g}"),
-            ("rounds", f"{rounds}, every client in each"),
-            *output.sent_facts(protocol),
-            ("sent in all", f"{found.bits_per_client // 8:,} bytes per client"),
-            *privacy_facts,
-            ("sizes", ", ".join(f"{size:,.0f}" for size in found.sizes) + " clients, noise included"),
-            ("centres off", f"{deviation}; that is {100 * found.noise_share:.2f} % of how far they are apart"),
-            (
-                "inertia",
-                _HIDDEN if measured is None else f"{measured:.6g} measured, {measured / clients:.4g} per client",
-            ),
-            ("centres", str(out)),
-            *([] if measured is None else [_note("inertia")]),
-        ]
+    shown = (
+        "" if measured is None else f"{measured:.6g} measured, {measured / found.plan.protocol.clients:.4g} per client"
     )
+    facts = [
+        ("rounds", f"{rounds}, every client in each"),
+        ("sent in all", f"{found.bits_per_client // 8:,} bytes per client"),
+        ("sizes", ", ".join(f"{size:,.0f}" for size in found.sizes) + " clients, noise included"),
+        ("centres off", f"{deviation}; that is {100 * found.noise_share:.2f} % of how far they are apart"),
+        ("inertia", shown or _HIDDEN),
+        ("centres", str(out)),
+    ]
+    _answer(json, found, where, data, facts, shown and "inertia")
 
 
 def pca(
@@ -169,62 +147,66 @@ def pca(
     The covariance in one private round. This is a simulation: here the angle to the exact components can be measured,
     because one machine holds all points. With --ledger it is not shown, for no budget covers it.
     """
-    import numpy as np
-
+    _files.check_vector_output(out, file)
+    source, rows, dim = points.read(file)
     from cpsgd.statistics.components import exact_components, subspace_angle
     from cpsgd.statistics.components import pca as find
 
-    _files.check_vector_output(out, file)
-    source, rows, dim = points.read(file)
+    arguments = {**vars(cost), **budget.arguments, **points.arguments, "mean": [0.0] * dim if centred else None}
     with output.progress(rows) as advance:
-        mean = np.zeros(dim) if centred else None
-        arguments = {**vars(cost), **budget.arguments, **points.arguments}
-        found = find(source, components, **arguments, mean=mean, advance=advance)
+        found = find(source, components, **arguments, advance=advance)
     with _files.paid(budget.ledger is not None):
-        _files.write_vector(out, found.components.astype(np.float32))
-    protocol, error = found.plan.protocol, found.plan.error
-    clients = protocol.clients
+        _files.write_vector(out, found.components.astype("float32"))
     expected, measured = math.degrees(found.expected_angle), None
     if not budget.ledger:
         exact = exact_components(points.of_clients(source), components)
         measured = math.degrees(subspace_angle(exact, found.components))
-    privacy, privacy_facts = output.guaranteed(found.guarantee)
-    if json:
-        output.show_json(
-            {
-                "simulation": True,
-                "file": file,
-                "out": out,
-                "clients": clients,
-                "dim": dim,
-                "components": components,
-                "radius": points.radius,
-                "mean": found.mean.tolist(),
-                "variances": found.variances.tolist(),
-                "total_variance": found.total_variance,
-                "angle_degrees": {"measured": measured, "expected": expected},
-                **output.sent(protocol),
-                **privacy,
-                "squared_error": {"expected": error.total, **asdict(error)},
-            }
-        )
-        return
-    total, away = found.total_variance, f"{expected:.3g}° expected"
+    total = found.total_variance
+    where = {"file": file, "out": out, "dim": dim, "radius": points.radius}
+    data = {
+        "components": components,
+        "mean": found.mean.tolist(),
+        "variances": found.variances.tolist(),
+        "total_variance": total,
+        "angle_degrees": {"measured": measured, "expected": expected},
+    }
     # With much noise the total may come out negative.
     explained = f"{100 * found.variances.sum() / total:.1f} % of the variance" if total > 0 else "unknown"
+    shown = "" if measured is None else f"{measured:.3g}° measured to the exact components, {expected:.3g}° expected"
+    facts = [
+        ("variances", ", ".join(f"{value:.4g}" for value in found.variances) + ", noise included"),
+        ("explained", explained),
+        ("angle", shown or _HIDDEN),
+        ("components", str(out)),
+    ]
+    _answer(json, found, where, data, facts, shown and "angle")
+
+
+def _answer(
+    json: bool,
+    found: Any,
+    where: dict[str, Any],
+    data: dict[str, Any],
+    facts: list[tuple[str, str]],
+    measured: str,
+) -> None:
+    """Prints the result as JSON (`where` and `data`) or for people (`facts`, with a note on what was measured)."""
+    protocol, error = found.plan.protocol, found.plan.error
+    where |= {"clients": protocol.clients}
+    privacy, privacy_facts = output.guaranteed(found.guarantee)
+    if json:
+        name = "squared_error_per_round" if "rounds" in data else "squared_error"
+        errors = {name: {"expected": error.total, **asdict(error)}}
+        output.show_json({"simulation": True, **where, **data, **output.sent(protocol), **privacy, **errors})
+        return
+    clients = "{clients:,} with a point of {dim:,} coordinates each, in a ball of radius {radius:g}"
+    note = f"a simulation: all points were on this machine, which is how the {measured} could be measured"
     output.show(
         [
-            ("clients", f"{clients:,} with a point of {dim:,} coordinates each, in a ball of radius {points.radius:g}"),
+            ("clients", clients.format_map(where)),
             *output.sent_facts(protocol),
             *privacy_facts,
-            ("variances", ", ".join(f"{value:.4g}" for value in found.variances) + ", noise included"),
-            ("explained", explained),
-            ("angle", _HIDDEN if measured is None else f"{measured:.3g}° measured to the exact components, {away}"),
-            ("components", str(out)),
-            *([] if measured is None else [_note("angle")]),
+            *facts,
+            *([("note", note)] if measured else []),
         ]
     )
-
-
-def _note(name: str) -> tuple[str, str]:
-    return ("note", f"a simulation: all points were on this machine, which is how the {name} could be measured")

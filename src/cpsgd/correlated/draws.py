@@ -21,8 +21,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec.kernels import PythonKernel
-from cpsgd.codec.rounding import UNIFORMS, GaussianRounder
+from cpsgd.codec.rounding import UNIFORMS, GaussianRounder, PythonKernel
 from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import fine_gaussian

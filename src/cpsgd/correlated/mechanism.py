@@ -22,7 +22,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self
 
 from cpsgd import _validate
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid
 from cpsgd.correlated.draws import (
     FINER_BITS,
     OWN_BITS,

@@ -27,11 +27,11 @@ from typing import Any
 from filelock import Timeout
 
 from cpsgd import _validate
-from cpsgd._durable import lock_of, sync_folder, write_file
+from cpsgd._durable import append, lock_of, sync_folder, write_file
 from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning.cohorts import Cohorts
-from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.datasets.populations import Dataset
 from cpsgd.learning.devices import enough_memory
 from cpsgd.learning.metrics import MetricsFile, RoundMetrics, disk_errors
 from cpsgd.protocol import Protocol
@@ -52,11 +52,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Reads what `save` wrote.
-
-    Raises:
-        CheckpointError: It is damaged or something else.
-    """
+    """Reads a checkpoint; raises `CheckpointError` if it is damaged or something else."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -90,11 +86,7 @@ def _unpacked(body: bytes) -> Any:
 
 
 def begun_protocol(folder: Path) -> Protocol | None:
-    """Returns the protocol of the run in a folder; None if there is no run, or it sends floats.
-
-    Raises:
-        CheckpointError: The checkpoint is damaged or something else.
-    """
+    """Returns the protocol of the run in a folder; None if there is no run, or it sends floats."""
     path = folder / CHECKPOINT
     if not path.exists():
         return None
@@ -127,10 +119,9 @@ class ChargeLog:
     """The rounds charged so far, in a file that only grows and that other processes cannot open meanwhile."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the log, or starts one, and cuts off a line that a crash left unfinished.
+        """Opens the log, or starts one, and removes a line that a crash left unfinished.
 
-        Raises:
-            CheckpointError: A line is damaged, or another process has the log open.
+        Raises `CheckpointError` if a line is damaged, or another process has the log open.
         """
         if not path.exists():
             # The folder's entry must be on the disk before a charge in the file counts.
@@ -163,19 +154,13 @@ class ChargeLog:
         self._size = complete
 
     def append(self, round: int, survivors: int) -> None:
-        """Writes a charge and waits until it is on the disk.
-
-        Raises:
-            CheckpointError: Another process writes to the log, too. Nothing was written.
-        """
+        """Writes a charge and waits until it is on the disk; raises `CheckpointError` if others write, too."""
         text = json.dumps({"round": round, "survivors": survivors}).encode()
         line = text + b" %08x\n" % zlib.crc32(text)
         with self.path.open("ab") as file:
             if file.tell() != self._size:
                 raise CheckpointError(f"{self.path} has changed since it was read: does the run go on twice at once?")
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+            append(file, line)
             self._size = file.tell()
         self._hash.update(line)
         self.survivors[round] = survivors
@@ -211,8 +196,7 @@ class RunFolder:
     def __init__(self, folder: Path, config: Mapping[str, Any], dataset: Dataset, *, resume: bool) -> None:
         """Makes the folder, or with `resume` opens that of a run with the same settings and data.
 
-        Raises:
-            CheckpointError: The folder is damaged, in use by another process, or holds a run that is not to be resumed.
+        Raises `CheckpointError` if it is damaged, in use, or holds a run that is not to be resumed.
         """
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -233,8 +217,7 @@ class RunFolder:
     def restore(self, model: torch.nn.Module, parts: Mapping[str, Any]) -> Progress | None:
         """Restores the model and other parts, by name, from the checkpoint; returns None if there is no run yet.
 
-        Raises:
-            CheckpointError: The checkpoint is damaged or another run's, or charges are missing from the log.
+        Raises `CheckpointError` if the checkpoint is damaged or another run's, or the log lacks charges.
         """
         if not self._path.exists():
             return None
@@ -256,11 +239,7 @@ class RunFolder:
         return progress
 
     def charge(self, number: int, survivors: int) -> None:
-        """Writes a round's charge to the disk, unless it is there from before an interruption.
-
-        Raises:
-            CheckpointError: The round was charged with another number of messages, or it could not be written.
-        """
+        """Writes a round's charge to the disk, unless it is there from before an interruption."""
         known = self.charged.get(number)
         if known is None:
             with disk_errors(self._log.path, f"Round {number} was not computed; make room, and resume the run."):
@@ -269,11 +248,7 @@ class RunFolder:
             raise CheckpointError(f"Round {number} was charged with {known} messages and has {survivors} now.")
 
     def save(self, progress: Progress, model: torch.nn.Module, parts: Mapping[str, Any]) -> None:
-        """Writes new metrics, and then a checkpoint.
-
-        Raises:
-            CheckpointError: They could not be written. The last checkpoint is as it was.
-        """
+        """Writes new metrics, and then a checkpoint; if that fails, the last checkpoint is as it was."""
         with disk_errors(self._path, f"{progress.round:,} rounds are complete: make room and save again, or go on."):
             save(
                 self._path,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from cpsgd.codec.kernels import kernels
+from cpsgd.codec.rounding import kernels
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning.option_groups import CohortOptions
 from cpsgd.neighbours import Adjacency, Participation, Scheme
@@ -49,12 +49,7 @@ class Cohorts:
 
     @classmethod
     def plan(cls, options: CohortOptions, *, population: int, key: int, delta: float) -> Cohorts:
-        """Checks that there are enough clients, and computes the number of messages; δ is that of the guarantee.
-
-        Raises:
-            ParameterError: The cohort is larger than the population, or the number of rounds is missing.
-            InfeasibleError: There are too few clients for disjoint cohorts.
-        """
+        """Checks that there are enough clients, and computes the number of messages; δ is that of the guarantee."""
         cohort, rounds, scheme = options.cohort, options.rounds, options.participation or "once"
         if rounds is None:
             raise ParameterError("Missing rounds: nothing was planned that would say how many.")
@@ -97,11 +92,7 @@ class Cohorts:
         return max(1, int(binom.ppf(_UNLUCKY / rounds, self.messages, 1.0 - dropout)))
 
     def clients(self, round: int) -> NDArray[np.int64]:
-        """Returns the numbers of the clients in a round's cohort.
-
-        Raises:
-            InfeasibleError: All clients have taken part once.
-        """
+        """Returns the numbers of the clients in a round's cohort."""
         if self.scheme == "every":
             return np.arange(self.population)
         if self.scheme == "once":

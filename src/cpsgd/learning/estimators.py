@@ -106,9 +106,6 @@ def agreed(
 
     `Spending` refuses a run that costs more than was promised. Here a run is refused whose rounds, participation or
     unit of privacy differ from the promise, because its noise would be for something else.
-
-    Raises:
-        ParameterError: The options contradict the promise.
     """
     promise = promise_of(estimator)
     if promise is None:

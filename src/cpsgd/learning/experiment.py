@@ -27,8 +27,8 @@ from cpsgd.learning.metrics import RoundMetrics
 from cpsgd.learning.models import Loss, trainable
 from cpsgd.learning.optimization import loss_for
 from cpsgd.learning.option_groups import AccountOptions, FolderOptions
+from cpsgd.learning.run_account import SAMPLED_SIZES
 from cpsgd.learning.settings import Settings, without_privacy
-from cpsgd.learning.spending import SAMPLED_SIZES
 from cpsgd.learning.trainer import Trainer
 from cpsgd.mechanisms import Binomial
 from cpsgd.planner import Plan, plan
@@ -338,10 +338,6 @@ def load_task(reference: str, *, seed: int) -> Task:
     """Calls the function that "module:function" names; the module may be in the current folder.
 
     It returns a data set, or one with a model, or with a model and a loss. The model's weights follow from the seed.
-
-    Raises:
-        ParameterError: There is no such function, or it returns something else.
-        UserFunctionError: It fails.
     """
     function = _function(reference)
     with torch.random.fork_rng(devices=[]):

@@ -16,7 +16,7 @@ from cpsgd import __version__
 from cpsgd._durable import write_file
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.datasets.populations import Dataset
 from cpsgd.learning.metrics import RoundMetrics, disk_errors
 from cpsgd.learning.models import trainable
 from cpsgd.privacy.guarantees import Guarantee
@@ -63,12 +63,7 @@ def write(
     config: Mapping[str, Any],
     history: Sequence[RoundMetrics],
 ) -> tuple[Path, Path]:
-    """Writes the model and its card into a folder; returns their paths.
-
-    Raises:
-        ParameterError: safetensors is not installed.
-        CheckpointError: They could not be written.
-    """
+    """Writes the model and its card into a folder; returns their paths."""
     last = history[-1] if history else None
     # Copies, because parameters that share memory are refused.
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
@@ -84,16 +79,9 @@ def write(
             "trained_parameters": sum(p.numel() for p in trainable(model).values()),
         },
         "privacy": privacy,
-        "data": {
-            "name": dataset.name,
-            "source": dataset.source,
-            "clients": dataset.size,
-            "classes": dataset.classes,
-        },
+        "data": {"name": dataset.name, "source": dataset.source, "clients": dataset.size, "classes": dataset.classes},
         "settings": {name: value for name, value in config.items() if name not in _LEFT_OUT},
-        "results": None
-        if last is None
-        else {"round": last.round, "loss": last.loss, "accuracy": last.accuracy, "r_squared": last.r_squared},
+        "results": last and {name: getattr(last, name) for name in ("round", "loss", "accuracy", "r_squared")},
     }
     with disk_errors(folder, "The run is as it was: make room, and export again."):
         folder.mkdir(parents=True, exist_ok=True)

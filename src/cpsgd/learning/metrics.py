@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpsgd._durable import sync_folder
+from cpsgd._durable import append, sync_folder
 from cpsgd.errors import CheckpointError, ParameterError
 
 if TYPE_CHECKING:
@@ -72,11 +72,7 @@ Callback = Callable[["Trainer", RoundMetrics], object]
 
 
 def tensorboard(folder: Path | str) -> Callback:
-    """Returns a callback that writes the rounds' metrics for TensorBoard.
-
-    Raises:
-        ParameterError: TensorBoard is not installed.
-    """
+    """Returns a callback that writes the rounds' metrics for TensorBoard, which must be installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -95,11 +91,7 @@ def tensorboard(folder: Path | str) -> Callback:
 
 @contextmanager
 def disk_errors(path: Path, consequence: str = "") -> Iterator[None]:
-    """Turns an `OSError`, such as of a full disk, into a `CheckpointError`.
-
-    Args:
-        path: The file or folder, if the system does not name it.
-        consequence: The state of the run, and a remedy.
+    """Turns an `OSError`, such as of a full disk, into a `CheckpointError` with its consequence and a remedy.
 
     Example:
         >>> with disk_errors(Path("runs/a/checkpoint.bin"), "Make room."):
@@ -124,11 +116,7 @@ class MetricsFile:
         self._hash = hashlib.sha256()
 
     def restore(self, extent: Mapping[str, Any]) -> list[RoundMetrics]:
-        """Returns the rounds before a checkpoint; `extent` is what `append` returned for it.
-
-        Raises:
-            CheckpointError: The file is missing, or does not begin with them.
-        """
+        """Returns the rounds before a checkpoint; `extent` is what `append` returned for it."""
         size = extent["bytes"]
         if not isinstance(size, int) or size < 0:
             raise CheckpointError(f"The checkpoint does not say how much of {self._path} it is after.")
@@ -148,14 +136,7 @@ class MetricsFile:
         return rows
 
     def append(self, history: Sequence[RoundMetrics]) -> dict[str, Any]:
-        """Writes the rounds that are new since the last call, and waits until they are on the disk.
-
-        Returns:
-            Length and SHA-256 of the file, for `restore`.
-
-        Raises:
-            CheckpointError: The file has become shorter: another process writes to it.
-        """
+        """Writes the rounds that are new since the last call; returns the file's length and SHA-256, for `restore`."""
         new = "".join(json.dumps(metrics.to_dict()) + "\n" for metrics in history[self._rounds :]).encode()
         if not self._path.exists():
             self._path.touch()
@@ -163,11 +144,8 @@ class MetricsFile:
         with self._path.open("r+b") as file:
             if file.seek(0, os.SEEK_END) < self._size:
                 raise CheckpointError(f"{self._path} was cut short while the run went on: who else writes to it?")
-            file.seek(self._size)
-            file.write(new)
-            file.truncate()
-            file.flush()
-            os.fsync(file.fileno())
+            file.truncate(self._size)
+            append(file, new)
         self._hash.update(new)
         self._rounds, self._size = len(history), self._size + len(new)
         return {"bytes": self._size, "sha256": self._hash.hexdigest()}

@@ -13,7 +13,7 @@ from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.datasets.populations import Dataset
 from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread, own_code
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import Loss, trainable
@@ -28,17 +28,10 @@ _WARM_UP = 10
 _WATCHES_LOSS = torch.optim.lr_scheduler.ReduceLROnPlateau
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "momentum": partial(torch.optim.SGD, momentum=MOMENTUM),
-    "adagrad": torch.optim.Adagrad,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "adamax": torch.optim.Adamax,
-    "adadelta": torch.optim.Adadelta,
-    "nadam": torch.optim.NAdam,
-    "radam": torch.optim.RAdam,
-    "rmsprop": torch.optim.RMSprop,
+    name.lower(): getattr(torch.optim, name)
+    for name in ("SGD", "Adagrad", "Adam", "AdamW", "Adamax", "Adadelta", "NAdam", "RAdam", "RMSprop")
 }
+_OPTIMIZERS["momentum"] = partial(torch.optim.SGD, momentum=MOMENTUM)
 
 
 def squared_error(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -266,10 +259,6 @@ def check_start(
     """Tries one client's update and measures the test `examples`, before a round costs anything.
 
     It uses test examples and zeros of their shape only: no guarantee covers an error that clients' examples cause.
-
-    Raises:
-        UserFunctionError: The model or the loss raises.
-        ParameterError: They do not fit the data, or the loss is not a number.
     """
     features, labels = examples
     if not len(labels):

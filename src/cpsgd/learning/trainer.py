@@ -30,7 +30,7 @@ from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError
 from cpsgd.learning import backends, devices, estimators, export, parallel
 from cpsgd.learning.checkpoints import Progress, RunFolder
 from cpsgd.learning.cohorts import Cohorts
-from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.datasets.populations import Dataset
 from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread, own_code
 from cpsgd.learning.estimators import Estimator
 from cpsgd.learning.metrics import Callback, RoundMetrics
@@ -44,7 +44,7 @@ from cpsgd.learning.option_groups import (
     RunOptions,
     ServerOptions,
 )
-from cpsgd.learning.spending import Account
+from cpsgd.learning.run_account import RunAccount
 from cpsgd.planner.examples import check_participation
 from cpsgd.privacy.guarantees import Guarantee
 
@@ -146,7 +146,7 @@ class Trainer:
         self._server = Server(model, loss, server, self.rounds)
         self._score = "accuracy" if dataset.classes is not None else "r_squared"
         kind = {"repeatable": run.seed is not None, "on_gpu": devices.is_gpu(self._backend.device)}
-        self._account = Account.open(mechanism, self._cohorts, account, examples=clients.examples, **kind)
+        self._account = RunAccount.open(mechanism, self._cohorts, account, examples=clients.examples, **kind)
         self.config = self._settings(cohorts, clients, account.population)
         check_start(self._backend.updates, self._server, loss, self._backend.test_examples(), dataset.classes)
         self._folder: RunFolder | None = None

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.codec.formats import Floats
+from cpsgd.codec.pack import Floats
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms.base import RANGES, ErrorBound, Extent, Mechanism, Search
 from cpsgd.mechanisms.law import Normal

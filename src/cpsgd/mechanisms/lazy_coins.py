@@ -16,9 +16,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec.formats import Integers
-from cpsgd.codec.kernels import PythonKernel
-from cpsgd.codec.rounding import Flipper
+from cpsgd.codec.pack import Integers
+from cpsgd.codec.rounding import Flipper, PythonKernel
 from cpsgd.mechanisms.base import Search
 from cpsgd.mechanisms.sampled_coins import MAX_RATE, SampledCoins
 from cpsgd.mechanisms.tilted import FRACTION_BITS

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.codec.rounding import UNIFORMS, GaussianRounder, Grid
+from cpsgd.codec.clip import Grid
+from cpsgd.codec.rounding import UNIFORMS, GaussianRounder
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
 from cpsgd.mechanisms.base import RANGES, Extent, Mechanism, Rounding, Search

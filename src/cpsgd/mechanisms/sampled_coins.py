@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec.formats import Integers, Sampled
+from cpsgd.codec.pack import Integers, Sampled
 from cpsgd.codec.rounding import Flipper
 from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial

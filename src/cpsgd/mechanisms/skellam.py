@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec.kernels import kernels
-from cpsgd.codec.rounding import WORKING_BITS, Table
+from cpsgd.codec.rounding import WORKING_BITS, Table, kernels
 from cpsgd.mechanisms import lattice, published
 from cpsgd.mechanisms.law import Array, Window, window_of_ratios
 from cpsgd.mechanisms.symmetric import DEFAULT_TRUNCATION, MAX_SIZE, Symmetric, SymmetricLaw, SymmetricNoise

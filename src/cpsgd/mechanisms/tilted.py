@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.base import RANGES, Extent, Mechanism, Search
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, clipped_square

@@ -1,19 +1,13 @@
 """k-means of clients' points: Lloyd's algorithm, each round one private mean.
 
 Every client holds one point x in a public ball. In each round the server sends its centres. A client answers with a
-vector that holds, in the block of the centre nearest to it, its point and a count of one, and zeros elsewhere. The sums
-of the blocks are the sums and the sizes of the clusters, which is all that Lloyd's algorithm needs.
+vector that holds, in the block of the centre nearest to it, its point and a count b (both in units of the radius), and
+zeros elsewhere. The sums of the blocks are the sums and the sizes of the clusters, which is all that Lloyd's algorithm
+needs. docs/other-uses.md derives b.
 
-**Point against count.** In units of the radius, the block is (x, b) and its norm at most D = √(1 + b²). The new centre,
-sum / size, is off by (up to the size) the noise of the sum and c times the noise of the size, c the centre itself: in
-squares V(d + ‖c‖²/b²), V the variance in a coordinate. Where messages are of few bits V is proportional to D². At
-‖c‖ = 1, the worst, the error is then smallest at b = d^(-1/4), where it is (√d + 1)². Where privacy decides, V is
-proportional to the square of the largest distance of two vectors. That is 2 for every b <= 1 (`Blocks.distance`), so
-that b = 1 would be best, and b = d^(-1/4) is at most 21 % above it. We take the latter.
-
-**Rounds.** All of them are planned at once, as rounds that every client takes part in, each around centres that may
-depend on earlier releases. The server's work in between (`cpsgd.statistics.centres`) is post-processing and costs
-nothing. The distance between two clients' vectors does not depend on the centres.
+All rounds are planned at once, as rounds that every client takes part in, each around centres that may depend on
+earlier releases: the distance between two clients' vectors does not depend on the centres. The server's work in between
+(`cpsgd.statistics.centres`) is post-processing and costs nothing.
 """
 
 from __future__ import annotations
@@ -53,12 +47,7 @@ _FARTHEST_OFF = 0.5
 
 @dataclass(frozen=True)
 class Blocks:
-    """Layout of a client's vector, which holds its point and its cluster in units of the radius.
-
-    Attributes:
-        clusters: Number of blocks.
-        dim: d, coordinates of a point.
-    """
+    """Layout of a client's vector: one block per cluster, of a point's d coordinates and a count."""
 
     clusters: int
     dim: int
@@ -83,7 +72,7 @@ class Blocks:
         """The largest distance between two clients' vectors: 2, and the rounding of float32.
 
         In one block the counts are equal, and two points of the ball are at most 2 apart. In two blocks the squared
-        distance is ‖x‖² + ‖x'‖² + 2b² <= 2 + 2b² <= 4. Vectors and b are each off by 2^-24 of themselves.
+        distance is ‖x‖² + ‖x'‖² + 2b² <= 2 + 2b² <= 4. Points and b are each off by 2^-24 of themselves.
         """
         return 2.0 * (1.0 + 2.0**-22)
 
@@ -108,13 +97,9 @@ class Blocks:
 
 @dataclass(frozen=True, eq=False)
 class ClusterSums:
-    """The result of a round, in units of the radius, noise included.
+    """The result of a round: the sum and the number of the points nearest to each centre, and the number of clients.
 
-    Attributes:
-        sums: The sum of the points nearest to each centre.
-        sizes: Number of those points.
-        count: Number of clients.
-        guarantee: The proved (ε, δ) of all planned rounds together if no round has fewer clients.
+    In units of the radius, noise included. The guarantee is of all planned rounds if no round has fewer clients.
     """
 
     sums: Matrix
@@ -124,26 +109,17 @@ class ClusterSums:
 
 
 class Around(Question[ClusterSums]):
-    """The question of one round: the clusters around these centres.
-
-    Args:
-        ball: The ball of clients' points.
-        blocks: Layout of a client's vector.
-        centres: The centres that the server announces, at most one per block.
-
-    Raises:
-        VectorError: The centres are not a table of finite numbers with one column per coordinate.
-    """
+    """The question of one round: the clusters around the centres that the server announces, at most one per block."""
 
     def __init__(self, ball: Ball, blocks: Blocks, centres: ArrayLike) -> None:
+        """Checks the centres, and raises `VectorError` if they are not a table of finite numbers."""
         self.ball, self.blocks = ball, blocks
         self.places = _places_in("centres", centres, range(1, blocks.clusters + 1), ball)
 
     @property
     def geometry(self) -> Geometry:
         """See `Blocks`."""
-        blocks = self.blocks
-        return Geometry(blocks.length, blocks.clip_norm, blocks.distance, _REASON, rounding=1.0)
+        return Geometry(self.blocks.length, self.blocks.clip_norm, self.blocks.distance, _REASON, rounding=1.0)
 
     def write(self, points: Vectors) -> Vectors:
         """Returns the vectors of clients with these points, in units of the radius."""
@@ -233,10 +209,6 @@ class Clusters:
             messages are half as long. None for random ones and a search (see `cpsgd.statistics.centres`).
         seed: Public seed of the random centres and of the search. The noise that protects has none.
 
-    Raises:
-        ParameterError: A parameter is out of range.
-        VectorError: The initial centres are not K rows of finite numbers.
-
     Example:
         >>> asked = Clusters(2, 2, radius=1.0, rounds=2, initial=[[0.1, 0], [-0.1, 0]]).plan(
         ...     clients=300, epsilon=16.0, delta=1e-6, bits=8
@@ -275,21 +247,14 @@ class Clusters:
     def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> PlannedClusters:
         """Plans all rounds, in each of which every client answers.
 
-        Args:
-            clients: Number of clients.
-            epsilon: ε of all rounds together, for replacing all rows of one client.
-            delta: δ.
-            requirements: Other arguments of `cpsgd.plan`: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, ...
+        ε is of all rounds together, for replacing all rows of one client; `Question.plan` says the rest.
 
         Raises:
-            ParameterError: More clusters than clients, or a parameter out of range.
             InfeasibleError: The budget is so small that noise would hide the sizes of clusters.
         """
         clients = _validate.integer("clients", clients, low=2)
         if self.clusters > clients:
-            raise ParameterError(
-                f"Expected at most as many clusters as clients, got {self.clusters} for {clients} clients."
-            )
+            raise ParameterError(f"Expected at most one cluster per client, got {self.clusters} for {clients} clients.")
         # Any centres will do: the plan does not depend on them.
         anywhere = Around(self.ball, self.blocks, np.zeros((1, self.ball.dim)))
         rounds = {"rounds": self.rounds, "participation": "every"}
@@ -300,12 +265,7 @@ class Clusters:
 
 @dataclass(frozen=True, eq=False)
 class PlannedClusters:
-    """k-means with the protocol of its rounds.
-
-    Attributes:
-        question: The question.
-        plan: The protocol of every round, with the guarantee of all of them together.
-    """
+    """k-means with the plan of its rounds: the protocol of each, and the guarantee of all of them together."""
 
     question: Clusters
     plan: Plan
@@ -326,10 +286,6 @@ class PlannedClusters:
             value: The client's point or rows.
             centres: The centres that the server has announced for this round.
             round: Its number, from 0 on. Answer each round once: the guarantee counts no more.
-
-        Raises:
-            ParameterError: There is no such round.
-            VectorError: The value or the centres cannot be used.
         """
         round = _validate.integer("round", round, low=0, high=self.question.rounds - 1)
         return self.around(centres).encode(value, round)
@@ -340,12 +296,7 @@ class PlannedClusters:
 
 
 class Lloyd:
-    """The server's side of k-means, from round to round.
-
-    Attributes:
-        asked: The question with its plan.
-        round: The number of the next round, from 0 on.
-    """
+    """The server's side of k-means, from round to round; `round` is the number of the next one."""
 
     def __init__(self, asked: PlannedClusters) -> None:
         """Begins at the public centres, or at random ones."""
@@ -376,18 +327,15 @@ class Lloyd:
             ParameterError: All rounds are over.
         """
         self._check_open()
-        asked = self.asked.around(self.centres)
-        return self.update(asked.aggregate(messages, self.round, accept_epsilon=accept_epsilon))
+        return self.update(
+            self.asked.around(self.centres).aggregate(messages, self.round, accept_epsilon=accept_epsilon)
+        )
 
     def update(self, found: ClusterSums) -> Matrix:
-        """Ends the round with `around(centres).result(mean, count)`, and returns the next centres.
-
-        Raises:
-            ParameterError: All rounds are over.
-        """
+        """Ends the round with `around(centres).result(mean, count)`, and returns the next centres."""
         self._check_open()
-        question, protocol = self.asked.question, self.asked.protocol
-        deviations = question.blocks.deviations(protocol, found.count)
+        question = self.asked.question
+        deviations = question.blocks.deviations(self.asked.protocol, found.count)
         self._state = self._state.updated(found.sums, found.sizes, deviations)
         # That of the round with the fewest clients, whose noise is the least, holds for all.
         if self._guarantee is None or found.guarantee.epsilon > self._guarantee.epsilon:
@@ -400,11 +348,7 @@ class Lloyd:
         return self.centres
 
     def result(self) -> KMeansResult:
-        """Returns the clusters after the last round, or what is known of them if the last rounds were withheld.
-
-        Raises:
-            ParameterError: There was no round yet, or none after the search.
-        """
+        """Returns the clusters after the last round, or what is known of them if the last rounds were withheld."""
         question = self.asked.question
         if self.round <= question.search or self._guarantee is None:
             raise ParameterError(f"{self.round} of {question.rounds} rounds are over: run the others first.")
@@ -438,19 +382,16 @@ def kmeans(
     """Finds the centres of clusters so that (epsilon, delta) protects each client's point.
 
     Args:
-        points: One row per client; with `columns` anything `cpsgd.statistics.mean` takes. A simulation: every client's
-            message goes through the protocol on this machine.
+        points: One row per client; with `columns` any table that `mean` takes. Every client's message is simulated.
         clusters: K, the number of clusters.
         epsilon: ε of all rounds together, for replacing one client's point (replace-one neighbours).
         delta: δ of the guarantee.
-        radius: Public bound on a point's norm; points beyond are moved to the ball's surface. Choose it without
-            looking at the data.
+        radius: Public bound on a point's norm; see `Clusters`.
         columns: Named columns of a table that are the points' coordinates.
         user: With `columns`: the column that says whose a row is. A client's point is the mean of their rows.
         rounds: Rounds of Lloyd's algorithm. More find better clusters, with more noise in each round.
         bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
-        initial: Public centres to begin with, which must not come from the data. Then all rounds improve them, and
-            messages are half as long. None for random ones and a search (see the module).
+        initial: Public centres to begin with; see `Clusters`.
         seed: Public seed of the random centres and of the search. The noise that protects has none.
         ledger: Charge all rounds to this ledger before the first is released, or refuse.
         population: With a ledger: whose budget pays.
@@ -467,22 +408,17 @@ def kmeans(
         NoiseWarning: Centres were found that hardly differ by more than their noise (`KMeansResult.noise_share`).
 
     Example:
-        >>> generator = np.random.default_rng(0)
         >>> points = np.repeat([[0.5, 0.5], [-0.5, 0.5], [0.0, -0.5]], 500, axis=0)
-        >>> points += generator.normal(scale=0.05, size=points.shape)
-        >>> found = kmeans(points, 3, epsilon=16.0, delta=1e-6, radius=1.0)
-        >>> found.guarantee.epsilon <= 16.0
-        True
-        >>> nearest = np.abs(found.centres[:, None] - [[0.5, 0.5], [-0.5, 0.5], [0.0, -0.5]]).max(axis=2).min(axis=1)
-        >>> bool(nearest.max() < 0.2)
-        True
+        >>> found = kmeans(points, 3, epsilon=16.0, delta=1e-6, radius=1.0, seed=3)
+        >>> found.guarantee.epsilon <= 16.0, bool(inertia(points, found.centres) < 20.0)
+        (True, True)
     """
     Charge.check(ledger, population)
     ball = people_in_ball(points, columns, user, radius)
     clients, dim = ball.shape
     question = Clusters(columns or dim, clusters, radius=radius, rounds=rounds, initial=initial, seed=seed)
     asked = question.plan(clients, epsilon, delta, bits=bits)
-    Charge.of(ledger, population, [asked.protocol] * question.rounds, "kmeans").pay()
+    Charge.of(ledger, population, [asked.protocol] * question.rounds, "statistics: kmeans").pay()
     server = asked.start()
     for number in range(question.rounds):
         around = Around(question.ball, question.blocks, server.centres)
@@ -511,14 +447,10 @@ def inertia(points: ArrayLike, centres: ArrayLike) -> float:
 
 
 def _check_budget(planned: Plan, asked: Clusters, clients: int) -> None:
-    """Refuses a budget that would only cluster noise.
-
-    Raises:
-        InfeasibleError: A cluster of average size would not stand out of the noise, or its centre would be anywhere.
-    """
+    """Refuses a budget with which a cluster of average size is hidden by noise, or its centre could be anywhere."""
     of_sum, of_size = asked.blocks.deviations(planned.protocol, clients)
     average, needed = clients / asked.clusters, STANDS_OUT * of_size
-    # What the rounds after the search say of a centre that stands still is averaged.
+    # A centre that stands still is averaged over the rounds after the search.
     off = math.sqrt((asked.ball.dim * of_sum**2 + of_size**2) / (asked.rounds - asked.search)) / average
     if needed < average and off < _FARTHEST_OFF:
         return

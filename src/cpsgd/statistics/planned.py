@@ -87,15 +87,7 @@ class Question(ABC, Generic[Answer]):
     def answer(
         self, planned: Planned[Answer], mean: Matrix, count: int, guarantee: Guarantee, confidence: float
     ) -> Answer:
-        """Returns the answer behind a private mean.
-
-        Args:
-            planned: The question with its plan.
-            mean: The mean of the clients' vectors.
-            count: Number of clients.
-            guarantee: The guarantee of this release.
-            confidence: Of the intervals, if the answer has intervals.
-        """
+        """Returns the answer behind the private mean of `count` vectors, released with this guarantee."""
 
     def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Planned[Answer]:
         """Plans a round in which every client answers.
@@ -109,7 +101,6 @@ class Question(ABC, Generic[Answer]):
                 mechanism's error. That is planned at once; a search through all mechanisms may take a minute.
 
         Raises:
-            ParameterError: A parameter is out of range.
             InfeasibleError: No protocol keeps (ε, δ).
         """
         clients = _validate.integer("clients", clients, low=2)
@@ -126,11 +117,7 @@ class Question(ABC, Generic[Answer]):
 
 @dataclass(frozen=True, eq=False)
 class Planned(Generic[Answer]):
-    """A question with the protocol that answers it.
-
-    Attributes:
-        question: The question.
-        plan: The protocol, its guarantee and its expected error.
+    """A question, and the plan of the protocol that answers it.
 
     Example:
         >>> from cpsgd.statistics import Mean
@@ -214,13 +201,15 @@ def simulated(protocol: Protocol, round: int = 0) -> RoundSimulator:
     return RoundSimulator(protocol, round, threads=2 if protocol.dim >= _THREADED_DIM else 1)
 
 
-def events_of(protocols: Sequence[Protocol], label: str = "") -> list[RoundEvent]:
+def events_of(
+    protocols: Sequence[Protocol], label: str = "", *, survivors: int | None = None, round: int = 0
+) -> list[RoundEvent]:
     """Returns one event for the accountant per protocol: a round that everybody takes part in."""
     from cpsgd.ledger import RoundEvent
 
     return [
-        RoundEvent(protocol, survivors=protocol.clients, round=number, label=label)
-        for number, protocol in enumerate(protocols)
+        RoundEvent(protocol, survivors=survivors or protocol.clients, round=number, label=label)
+        for number, protocol in enumerate(protocols, start=round)
     ]
 
 
@@ -240,9 +229,14 @@ class Charge:
 
     @classmethod
     def of(
-        cls, ledger: Ledger | str | Path | None, population: str | None, protocols: Sequence[Protocol], label: str
+        cls,
+        ledger: Ledger | str | Path | None,
+        population: str | None,
+        protocols: Sequence[Protocol],
+        label: str,
+        **rounds: Any,
     ) -> Charge:
-        """Returns the charge for these rounds.
+        """Returns the charge for these rounds; `rounds` are further arguments of `events_of`.
 
         Raises:
             BudgetExceededError: Too little of the budget is left.
@@ -253,13 +247,12 @@ class Charge:
         from cpsgd.ledger import Ledger
 
         book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-        events = events_of(protocols, f"statistics: {label}")
+        events = events_of(protocols, label, **rounds)
         book.quote(population, events)
         return cls(book, population, events)
 
     def pay(self) -> None:
         """Charges the rounds. Their results may be computed afterwards."""
-        if self.ledger is None:
-            return
-        for entry in [self.ledger.reserve(self.population, event) for event in self.events]:
-            self.ledger.release(entry, entry.event.survivors)
+        if self.ledger is not None:
+            for entry in [self.ledger.reserve(self.population, event) for event in self.events]:
+                self.ledger.release(entry, entry.event.survivors)

@@ -18,7 +18,7 @@ from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import ArrayDataset, Dataset
 from cpsgd.learning.optimization import Server
 from cpsgd.learning.option_groups import AccountOptions, CohortOptions
-from cpsgd.learning.spending import Spending
+from cpsgd.learning.run_account import Spending
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.neighbours import Scheme
 from cpsgd.planner import plan

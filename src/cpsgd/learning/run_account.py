@@ -1,7 +1,7 @@
 """The privacy that a run spends, and its charges to a ledger.
 
 `Spending` is the guarantee of the rounds so far, and decides whether the run may go on. `RunCharges` puts the same
-rounds on a ledger, each charged once however often the run is interrupted. `Account` does both.
+rounds on a ledger, each charged once however often the run is interrupted. `RunAccount` does both.
 
 A round is reserved on the ledger, written to the run's log of charges, released on the ledger, and only then computed.
 So a round that is on the ledger and not in the run's log has not been computed, and is continued with its entry. A
@@ -56,11 +56,7 @@ class Spending:
     def __init__(
         self, protocol: Protocol, cohorts: Cohorts, account: AccountOptions, *, examples: int | None = None
     ) -> None:
-        """Starts with nothing spent.
-
-        Raises:
-            ParameterError: There is no δ, or nothing is proved about such cohorts and neighbours.
-        """
+        """Starts with nothing spent; raises `ParameterError` without a δ, or if nothing is proved about such rounds."""
         if account.delta is None:
             raise ParameterError("A private protocol is accounted at some delta: give delta, or a plan, which has one.")
         if examples is not None:
@@ -86,8 +82,7 @@ class Spending:
     def guarantee(self, survivors: Iterable[int] | None = None) -> Guarantee | None:
         """Returns the guarantee of the rounds so far, or of rounds with these survivors; None before the first.
 
-        Raises:
-            ConditionError: Nothing is proved about them.
+        Raises `ConditionError` if nothing is proved about them.
         """
         sizes = self.sizes if survivors is None else Counter(survivors)
         if not sizes:
@@ -105,11 +100,9 @@ class Spending:
         return replace(found, claim=replace(found.claim, delta=self.delta), tail=found.tail + self.delta - left)
 
     def check(self, rounds: int, survivors: int) -> None:
-        """Raises `InfeasibleError` if the budget does not pay for `rounds` in all, before the run starts.
+        """Raises `InfeasibleError` if the budget does not pay for `rounds` in all; the message says for how many.
 
-        Raises:
-            InfeasibleError: The budget is too small; the message says how many rounds it buys.
-            ConditionError: Nothing is proved about such rounds.
+        Raises `ConditionError` if nothing is proved about such rounds.
         """
         cost = "more than any ε that is proved"
         try:
@@ -205,10 +198,8 @@ class RunCharges:
     def check(self, cohorts: Cohorts, *, charged: Collection[int], rounds: range, survivors: int) -> None:
         """Checks that the budget pays for `rounds`, those still to be run; `charged` are those in the run's log.
 
-        Raises:
-            BudgetExceededError: The budget is too small.
-            CheckpointError: Rounds of the run are not on this ledger. Or the folder is an older copy, and correlated
-                noise cannot be drawn again.
+        Raises `CheckpointError` if charged rounds are not on this ledger, or the folder is an older copy and correlated
+        noise cannot be drawn again.
         """
         known = self._ledger.rounds(self._population, self.run)
         if missing := sorted(set(charged) - known):
@@ -222,12 +213,7 @@ class RunCharges:
         self._ledger.quote(self._population, planned)
 
     def reserve(self, cohorts: Cohorts, number: int, survivors: int) -> None:
-        """Charges a round, unless the ledger has it from before an interruption.
-
-        Raises:
-            BudgetExceededError: Too little is left. Nothing was charged, and nothing may be computed.
-            CheckpointError: The folder is an older copy, and correlated noise cannot be drawn again.
-        """
+        """Charges a round, unless the ledger has it from before an interruption."""
         event = self._event(cohorts, number, survivors)
         entry = self._find(number)
         if entry is None:
@@ -276,7 +262,7 @@ class RunCharges:
 
 
 @dataclass(frozen=True)
-class Account:
+class RunAccount:
     """A run's account: `spending` if it is private, `charges` if there is a ledger."""
 
     spending: Spending | None
@@ -292,12 +278,8 @@ class Account:
         examples: int | None,
         repeatable: bool,
         on_gpu: bool,
-    ) -> Account:
-        """Opens the account of a run.
-
-        Raises:
-            ParameterError: A ledger would pay for a run that protects nobody, or its budget is for something else.
-        """
+    ) -> RunAccount:
+        """Opens the account of a run; raises `ParameterError` if a ledger would pay for one that protects nobody."""
         protocol = protocol_of(estimator)
         spending = None
         if protocol is not None and is_private(estimator):
