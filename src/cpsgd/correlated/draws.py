@@ -120,7 +120,7 @@ class Lineages:
         return total
 
     def expanded(self, seed: bytes, round: int, dim: int) -> Points:
-        """Returns z of one round, a draw per coordinate in blocks of 4096, from a key that follows from seed and round."""
+        """Returns z of one round: a draw per coordinate, in blocks of 4096, by a key from seed and round."""
         stream = Keystream(hashlib.sha256(PURPOSE + struct.pack("<Q", round) + seed).digest()[:16])
         buffer = stream.buffer(min(_BLOCK, dim) * DRAW_BYTES)
         found = np.empty(dim, dtype=np.int64)

@@ -176,7 +176,7 @@ class Law(ABC):
 
     @abstractmethod
     def window(self, nats: float, margin: int = 0) -> Window:
-        """Returns the window outside of which at most about e^-nats of the mass lies, `margin` points wider at each end.
+        """Returns the window beyond which at most about e^-nats of the mass lies, `margin` points wider at each end.
 
         Args:
             nats: How deep into the tails the window goes. It is cut where masses fall under 1e-290 of the mode's.
