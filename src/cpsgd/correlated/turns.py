@@ -31,7 +31,7 @@ Turn = tuple[str, int]
 
 
 class NoiseState(Protocol):
-    """What a client keeps of its noise from round to round."""
+    """The state of a client's noise from round to round."""
 
     def check(self, round: int) -> None:
         """Raises `RoundError`, and changes nothing, if `update` would."""
@@ -93,7 +93,7 @@ def run_rules(mechanism: Mechanism) -> RunRules:
 
     Example:
         >>> from cpsgd.mechanisms import Binomial
-        >>> run_rules(Binomial(levels=16, trials=100)).number(3)
+        >>> run_rules(Binomial(levels=16, trials=100, coordinate_range=1.0)).number(3)
         3
     """
     memory = mechanism.memory
