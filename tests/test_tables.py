@@ -31,7 +31,7 @@ def sources(folder: Path) -> dict[str, Any]:
     parquet.write_table(table, folder / "t.parquet", row_group_size=2)
     (folder / "t.csv").write_text("\ufeff" + LINES, encoding="utf-8")
     (folder / "t.tsv").write_text(LINES.replace(",", "\t"))
-    (folder / "t.csv.gz").write_bytes(gzip.compress(LINES.encode()))
+    (folder / "T.CSV.GZ").write_bytes(gzip.compress(LINES.encode()))
     structured = np.array(list(zip(AGES, NAMES, strict=True)), dtype=[("age", "f8"), ("name", "U1")])
     found: dict[str, Any] = {
         "mapping": named,
@@ -48,7 +48,7 @@ def sources(folder: Path) -> dict[str, Any]:
     (folder / "parquet" / "_SUCCESS").touch()
     (folder / "csv" / "a.csv").write_text(LINES[:22])
     (folder / "csv" / "more" / "b.csv").write_text("age,name\n" + LINES[22:])
-    names = ("t.parquet", "t.feather", "t.csv", "t.tsv", "t.csv.gz", "parquet", "csv")
+    names = ("t.parquet", "t.feather", "t.csv", "t.tsv", "T.CSV.GZ", "parquet", "csv")
     return found | {name: str(folder / name) for name in names}
 
 

@@ -32,7 +32,7 @@ def run_rules(mechanism: Mechanism) -> RunRules:
 
     Example:
         >>> from cpsgd.mechanisms import Binomial
-        >>> run_rules(Binomial(levels=16, trials=100)).number(3)
+        >>> run_rules(Binomial(levels=16, trials=100, coordinate_range=1.0)).number(3)
         3
     """
     return RunRules(mechanism.memory)
@@ -159,7 +159,7 @@ class RunRules:
 
 @dataclass(frozen=True)
 class NoiseState:
-    """What a client keeps of its noise from round to round of a run; nothing without a file of seeds."""
+    """The state of a client's noise from round to round of a run; empty without a file of seeds."""
 
     memory: NoiseMemory
     seeds: SeedFile | None

@@ -7,11 +7,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import getLogger
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd import _plain
 from cpsgd.correlated import handover
 from cpsgd.correlated.seeds import SeedFile
 from cpsgd.correlated.turns import NoiseState, Turn, run_rules
@@ -77,20 +78,19 @@ class SessionState:
 
     def to_bytes(self) -> bytes:
         """Returns all of it, its secrets included."""
-        return json.dumps({**vars(self), "secrets": self.secrets.hex()}).encode()
+        return json.dumps(_plain.to_dict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SessionState:
-        """Reads what `to_bytes` wrote."""
+        """Returns the state that `to_bytes` wrote.
+
+        Raises:
+            WireError: It is something else.
+        """
         try:
-            fields: dict[str, Any] = json.loads(data)
-            found = cls(**{**fields, "secrets": bytes.fromhex(fields["secrets"])})
-            expected = {name: type(value) for name, value in vars(cls("")).items()}
-            if {name: type(value) for name, value in vars(found).items()} == expected:
-                return found
-        except (ValueError, TypeError, KeyError, RecursionError):
-            pass
-        raise WireError("The client's saved state is damaged. It takes part again in the next run.")
+            return _plain.build(cls, _plain.parse(data, "A client's saved state"))
+        except ParameterError:
+            raise WireError("The client's saved state is damaged. It takes part again in the next run.") from None
 
 
 class ClientSession:

@@ -235,11 +235,7 @@ def _release(
 ) -> Statistic:
     """Releases the statistic; charges the ledger, where there is one, before the noise is drawn.
 
-    Args:
-        table: Anything `open_table` takes.
-        question: The question; with a search its bounds are placeholders, which its geometry does not depend on.
-        search: The search for bounds that are missing.
-        options: The options of all statistics.
+    With a search the question's bounds are placeholders, which its geometry does not depend on.
     """
     _check(options, question)
     user, ledger, population = options.get("user"), options.get("ledger"), options.get("population")
@@ -385,11 +381,7 @@ class _Watch:
                 self.inside[name] = self.inside.get(name, 0) + within
 
     def complain(self, *, quiet: bool) -> None:
-        """Refuses a table of which nothing is left; warns of much clipping, unless quiet.
-
-        Raises:
-            ColumnError: No value is within its bounds, or no row is in a bin, category or group.
-        """
+        """Refuses a table of which nothing is left; warns of much clipping, unless quiet."""
         stated = {name: within for name, within in self.inside.items() if name not in self.found}
         for name, within in stated.items():
             if within == 0:

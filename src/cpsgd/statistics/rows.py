@@ -167,12 +167,7 @@ def combined(points: Iterable[Matrix], combine: Combine, most: int | None) -> Ve
 
 
 def own_rows(value: object) -> DataTable:
-    """Returns the table of a client's rows, or of its one row as a mapping of columns to values.
-
-    Raises:
-        TableError: It is not a table.
-        VectorError: There is no row.
-    """
+    """Returns the table of a client's rows, or of its one row as a mapping of columns to values."""
     if isinstance(value, Mapping):
         value = {name: entry if _is_column(entry) else [entry] for name, entry in value.items()}
     table = open_table(value)
@@ -383,12 +378,7 @@ class RowQuestion(Question[Statistic]):
         return codes(self.group_by, chunk[self.group_by], self.groups)
 
     def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Planned[Statistic]:
-        """Plans a round; see `Question.plan`.
-
-        Raises:
-            ParameterError: There are more groups than clients, or a parameter is out of range.
-            InfeasibleError: No protocol keeps (ε, δ).
-        """
+        """Plans a round, with at most one group per client; see `Question.plan`."""
         clients = _validate.integer("clients", clients, low=2)
         if self.blocks > clients:
             raise ParameterError(
