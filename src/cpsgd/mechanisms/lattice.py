@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -70,8 +70,8 @@ class Lattice(Mechanism):
         coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
     """
 
-    levels: int
-    coordinate_range: float
+    levels: int = field()  # without a default, also where the base class has a value
+    coordinate_range: float = field()
 
     def __post_init__(self) -> None:
         low, high = RANGES
