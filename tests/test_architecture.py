@@ -63,7 +63,7 @@ UPWARDS_TO_DO = {
 }
 LAWS_TO_DO = {"audit", "ledger", "planner", "privacy"}
 NAMES_TO_DO = {
-    *("bounds", "correlated", "examples", "gaussian", "law", "options", "published", "questions"),
+    *("bounds", "correlated", "examples", "gaussian", "law", "options", "questions"),
     *("spending", "state", "tables", "wire"),
 }
 TYPES_TO_DO = {"Account", "Total"}
