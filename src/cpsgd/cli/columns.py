@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from cpsgd._durable import write_file
+from cpsgd._numbers import rounded_up
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
 from cpsgd.planner.requirements import BEST
-from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
