@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import TYPE_CHECKING, Any
 
 from cpsgd import registry
+from cpsgd._plain import canonical
 from cpsgd.errors import ParameterError
 from cpsgd.promise import Promise
 
@@ -47,21 +47,9 @@ def arguments(data: object) -> dict[str, Any]:
     return {**shared, "mechanism": kind.of_fields(own, data["clip_norm"])}
 
 
-def parsed(text: str | bytes) -> object:
-    """What a protocol's file holds.
-
-    Raises:
-        ParameterError: It is not JSON, or gives a field twice.
-    """
-    try:
-        return json.loads(text, object_pairs_hook=_named_once)
-    except (ValueError, RecursionError) as error:
-        raise ParameterError(f"A protocol file must hold a JSON object: {error}.") from None
-
-
 def fingerprint(fields: dict[str, Any]) -> bytes:
     """The 16 bytes that stand for fields, and for a protocol; see `Protocol.fingerprint`."""
-    text = "cpsgd protocol v1" + json.dumps(_exact(fields), sort_keys=True, separators=(",", ":"))
+    text = "cpsgd protocol v1" + canonical(_exact(fields))
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
@@ -70,11 +58,3 @@ def _exact(data: dict[str, Any]) -> dict[str, Any]:
     return {
         name: v.hex() if isinstance(v, float) else _exact(v) if isinstance(v, dict) else v for name, v in data.items()
     }
-
-
-def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; one that says a thing twice could mean two things to two readers."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a field is given twice")
-    return found

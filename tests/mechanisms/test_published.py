@@ -17,8 +17,8 @@ from cpsgd.mechanisms import DiscreteGaussian, Skellam, published
 from cpsgd.mechanisms.discrete_gaussian import convolved
 from cpsgd.mechanisms.published import ORDERS
 from cpsgd.neighbours import Adjacency
-from cpsgd.privacy.renyi import rdp_epsilon
-from cpsgd.privacy.single import CITATIONS, COMPARISONS
+from cpsgd.privacy.guarantees import CITATIONS, COMPARISONS
+from cpsgd.privacy.proofs.certified_renyi import rdp_epsilon
 
 Array = NDArray[np.float64]
 REPLACE = Adjacency.REPLACE_ONE

@@ -7,13 +7,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from cpsgd._numbers import power, rounded_up, size
 from cpsgd.dashboard import pages, runs, values
 from cpsgd.dashboard.charts import Chart, Series, linear, spending_chart
 from cpsgd.dashboard.runs import RecordedRun, RunCurve
 from cpsgd.errors import CpsgdError
 from cpsgd.neighbours import Participation
 from cpsgd.reports import run_report
-from cpsgd.reports.numbers import power, rounded_up, size
 
 Figure = Literal["loss", "score"]
 

@@ -7,11 +7,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import getLogger
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd import _plain
 from cpsgd.correlated import handover
 from cpsgd.correlated.seeds import SeedFile
 from cpsgd.correlated.turns import NoiseState, Turn, run_rules
@@ -77,20 +78,19 @@ class SessionState:
 
     def to_bytes(self) -> bytes:
         """Returns all of it, its secrets included."""
-        return json.dumps({**vars(self), "secrets": self.secrets.hex()}).encode()
+        return json.dumps(_plain.to_dict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SessionState:
-        """Reads what `to_bytes` wrote."""
+        """Returns the state that `to_bytes` wrote.
+
+        Raises:
+            WireError: It is something else.
+        """
         try:
-            fields: dict[str, Any] = json.loads(data)
-            found = cls(**{**fields, "secrets": bytes.fromhex(fields["secrets"])})
-            expected = {name: type(value) for name, value in vars(cls("")).items()}
-            if {name: type(value) for name, value in vars(found).items()} == expected:
-                return found
-        except (ValueError, TypeError, KeyError, RecursionError):
-            pass
-        raise WireError("The client's saved state is damaged. It takes part again in the next run.")
+            return _plain.build(cls, _plain.parse(data, "A client's saved state"))
+        except ParameterError:
+            raise WireError("The client's saved state is damaged. It takes part again in the next run.") from None
 
 
 class ClientSession:
@@ -313,7 +313,7 @@ class ClientSession:
             answered, kinds = self._memory.history()
             _check_turn(protocol, begun, answered, limits)
             before = _remembered(answered, kinds, begun, limits)
-        check_affordable(limits, before, kind, run_rules(protocol.mechanism).covered(asked.rounds))
+        check_affordable(limits, before, kind, protocol.mechanism.memory.charged_rounds(asked.rounds))
         return protocol, replace(begun, checked=_digest(before))
 
     def _once(self, asked: Request, *, ahead: bool = False) -> None:
@@ -334,7 +334,7 @@ class ClientSession:
             if limits.rounds is not None and answered >= limits.rounds:
                 raise RoundRefusedError(f"This client has answered {answered} rounds, and answers no more.")
             if _digest(before) != progress.checked:  # other runs have gone on since the round began
-                check_affordable(limits, before, kind, run_rules(protocol.mechanism).covered(progress.rounds))
+                check_affordable(limits, before, kind, protocol.mechanism.memory.charged_rounds(progress.rounds))
 
         def permit(answered: list[Answered], kinds: Mapping[str, str]) -> None:
             if any((other.run, other.round) == (this.run, this.round) for other in answered):

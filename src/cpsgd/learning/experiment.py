@@ -37,8 +37,8 @@ from cpsgd.planner.requirements import BEST
 from cpsgd.planner.target import Target
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import Guarantee, guarantee
-from cpsgd.privacy.proofs import published_epsilon
-from cpsgd.promise import Conditions
+from cpsgd.privacy.proofs.published_accounting import published_epsilon
+from cpsgd.promise import Claim, Conditions
 from cpsgd.protocol import Protocol
 from cpsgd.registry import parameters_of, spelled_out
 from cpsgd.run import Run
@@ -217,7 +217,8 @@ class Experiment:
         delta, adjacency = self.settings.delta, self._terms.adjacency
         if counted == 1:
             return protocol.mechanism.published_epsilon(protocol, delta, adjacency, noise_clients)
-        return published_epsilon(protocol, delta, rounds=counted, adjacency=adjacency, noise_clients=noise_clients)
+        run = Run.of(protocol, rounds=counted, adjacency=adjacency, surviving=noise_clients)
+        return published_epsilon(run, delta)
 
     def _baselines(self) -> dict[str, Estimator]:
         """Returns the baselines: no noise, Gaussian noise, and more bits."""
@@ -302,16 +303,8 @@ class Experiment:
         epsilon = guarantee(Run(protocol, terms), delta).epsilon if self.settings.explicit else self.settings.epsilon
         if terms.examples is not None:
             protocol = example_protocol(estimators.gaussian_like(protocol, 1.0), terms.examples)
-        target = Target(
-            epsilon=epsilon,
-            delta=delta,
-            rounds=terms.rounds,
-            participation=terms.participation,
-            adjacency=terms.adjacency,
-            dim=self._coordinates,
-            clip_norm=protocol.clip_norm,
-            honest=terms.honest,
-        )
+        conditions = replace(terms, examples=None)
+        target = Target(Claim(epsilon, delta), conditions, self._coordinates, protocol.clip_norm)
         needed = terms.adjacency.distance(target.clip_norm) / target.gaussian_mu
         return needed / math.sqrt(target.honest) * (1.0 + 1e-9)
 

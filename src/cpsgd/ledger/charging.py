@@ -28,13 +28,14 @@ from cpsgd import _plain
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.entries import Budget, Entry, RoundEvent, Unit
 from cpsgd.ledger.kinds import Account, EntryKind, Groups, Room, kind_of, merged, octave_of
-from cpsgd.mechanisms.law import Steps
 from cpsgd.neighbours import Adjacency
-from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
-from cpsgd.privacy.costs import SAMPLED_TAIL_SHARE, TAIL_SHARES, composition_citation, joint_cost, round_cost
+from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, costliest, mixed_epsilon
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
 from cpsgd.privacy.guarantees import guarantee_over_rounds
+from cpsgd.privacy.proofs import composition_citation, joint_cost, joint_suffices, round_cost
+from cpsgd.privacy.proofs.base import SAMPLED_TAIL_SHARE, TAIL_SHARES
 from cpsgd.promise import Claim, Sense
+from cpsgd.run import Run
 
 BASIC = "basic composition"
 _BASIC_CITATION = (
@@ -436,24 +437,29 @@ def _part(kinds: frozenset[EntryKind], count: int, delta: float, share: float, a
         # Repetitions of one kind are smoothed together; of several kinds, a client may meet each once.
         (kind,) = kinds
         joint = _joint_cost(kind, count, _JOINT_SHARE * delta, adjacency)
-        if joint is not None and isinstance(kind.protocol.mechanism.noise.law(kind.honest), Steps):
+        if joint is not None and joint_suffices(_run(kind, adjacency)):
             return joint, participation
     costs = [_cost(kind, share * delta, adjacency) for kind in kinds]
     if joint is not None and joint.mu < costs[0].mu:
         return joint, participation
-    worst = {name: max(getattr(cost, name) for cost in costs) for name in ("mu", "tail_mass", "variation", "slack")}
-    return Rounds(count=count, **worst), participation
+    return costliest(costs, count), participation
+
+
+def _run(kind: EntryKind, adjacency: Adjacency, count: int = 1) -> Run:
+    return Run.of(
+        kind.protocol, rounds=count, participation=kind.participation, adjacency=adjacency, surviving=kind.honest
+    )
 
 
 @lru_cache(maxsize=4096)
 def _cost(kind: EntryKind, tail: float, adjacency: Adjacency) -> Rounds:
-    return round_cost(kind.protocol, adjacency, kind.honest, 0, 1, tail, kind.participation)
+    return round_cost(_run(kind, adjacency), tail)
 
 
 @lru_cache(maxsize=4096)
 def _joint_cost(kind: EntryKind, count: int, tail: float, adjacency: Adjacency) -> Rounds | None:
     try:
-        return joint_cost(kind.protocol, adjacency, kind.honest, count, tail)
+        return joint_cost(_run(kind, adjacency, count), tail)
     except ConditionError:
         return None
 

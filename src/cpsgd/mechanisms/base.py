@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.codec import clip
-from cpsgd.codec.formats import Format, Integers
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid
+from cpsgd.codec.pack import Format, Integers
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, expected_clipping
 from cpsgd.mechanisms.memory import INDEPENDENT, NoiseMemory
@@ -222,7 +222,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def kernel(self) -> Any:
-        """Returns the kernel for one client's coordinates: a `cpsgd.codec.formats.Kernel`, or a `FloatKernel`."""
+        """Returns the kernel for one client's coordinates: a `cpsgd.codec.pack.Kernel`, or a `FloatKernel`."""
 
     @property
     @abstractmethod

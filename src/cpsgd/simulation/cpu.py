@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.codec import clip, pipeline, wire
-from cpsgd.codec.formats import Sums
+from cpsgd.codec.pack import Sums
 from cpsgd.errors import EmptyError, NonFiniteError, ParameterError, VectorError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.law import Normal

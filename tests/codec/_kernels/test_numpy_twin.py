@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cpsgd.codec import clip, pack, rotate
 from cpsgd.codec._kernels import _native, numpy_twin
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid
 from cpsgd.mechanisms import binomial, fine_gaussian
 from cpsgd.randomness import Keystream
 
