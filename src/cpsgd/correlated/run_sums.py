@@ -92,7 +92,7 @@ class Slots:
         self._next = 0
 
     def draw(self, round: int) -> dict[int, bytes]:
-        """The keys of a round and of those before whose noise it takes away; the round's own is drawn now.
+        """Returns the keys of a round and of those whose noise it takes away; the round's own is drawn now.
 
         Raises:
             ParameterError: Without a seed: the round's noise was drawn before, or that of a later one.
@@ -113,7 +113,7 @@ class Slots:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold; nothing where keys follow from a seed."""
+        """Returns the state for a checkpoint; empty where keys follow from a seed."""
         return {"next": self._next, "keys": {number: key.hex() for number, key in self._keys.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -262,7 +262,7 @@ class PointKernel:
 
 
 def wide_draw(deviation: float, stream: Keystream, count: int) -> Points:
-    """`count` numbers of the discrete Gaussian with any deviation from 2048 on.
+    """Draws `count` discrete Gaussians with any deviation from 2048 on.
 
     A draw on a coarse grid and finer ones, each 2^9 times as fine as the one before, down to the integers: together
     they are what one draw of all their variance would be, within 1e-130 (docs/accounting.md, section 14).

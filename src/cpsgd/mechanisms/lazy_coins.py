@@ -42,11 +42,11 @@ class LazyCoins(SampledCoins):
     caution = None
 
     def kernel(self) -> LazyFlipper:
-        """Flips the coins."""
+        """Returns the kernel that flips the coins."""
         return LazyFlipper(int(self.grid.limit), self._below)
 
     def packer(self) -> tuple[LazyFlipper, int]:
-        """All coordinates are sent."""
+        """Returns the kernel: all coordinates are sent."""
         return self.kernel(), self.keystream_bytes
 
     def format(self, clip_norm: float, modulus: int | None) -> Integers:
@@ -57,7 +57,7 @@ class LazyCoins(SampledCoins):
 
     @classmethod
     def candidates(cls, search: Search) -> Iterator[Self]:
-        """For each range the largest rate whose sums fit the modulus."""
+        """Yields, for each range, the largest rate whose sums fit the modulus."""
         if search.values < cls.fewest_values:
             return
         for reach in cls.ranges(search):
@@ -75,12 +75,12 @@ class LazyCoins(SampledCoins):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """As many flips as 400 coins, or as there are clients for."""
+        """Returns as many flips as 400 coins, or as there are clients for."""
         found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
         return {**found, "rate": min(0.5, max(100.0 / clients, 2.0**-10))}
 
     def describe(self) -> str:
-        """Rate, tilt and range."""
+        """Returns rate, tilt and range."""
         return (
             f"1 coin of bias up to {self.theta:.4g}, flipped with probability {self.rate:.4g}, in "
             f"±{self.coordinate_range:.4g}"
