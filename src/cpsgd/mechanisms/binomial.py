@@ -23,7 +23,7 @@ from cpsgd import _validate
 from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, WINDOW_BITS, WORKING_BITS, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice
-from cpsgd.mechanisms.base import ErrorBound, Search
+from cpsgd.mechanisms.interface import ErrorBound, Search
 from cpsgd.mechanisms.lattice import IntegerNoise, Lattice
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
 from cpsgd.mechanisms.noise import FairCoins

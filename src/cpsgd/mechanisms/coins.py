@@ -17,8 +17,8 @@ from typing import Any, Self
 
 from cpsgd import _validate
 from cpsgd.codec.rounding import Flipper
-from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
+from cpsgd.mechanisms.interface import Rounding, Search
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted
 
