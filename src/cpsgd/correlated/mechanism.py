@@ -37,8 +37,8 @@ from cpsgd.correlated.run_sums import RunNoise
 from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.base import Extent, Search
 from cpsgd.mechanisms.fine_gaussian import CELL
+from cpsgd.mechanisms.interface import Extent, Search
 from cpsgd.mechanisms.law import RoundedNormal
 from cpsgd.mechanisms.rounded_gaussian import (
     MAX_WINDOW,

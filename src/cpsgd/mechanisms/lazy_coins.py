@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cpsgd.codec.pack import Integers
 from cpsgd.codec.rounding import Flipper, PythonKernel
-from cpsgd.mechanisms.base import Search
+from cpsgd.mechanisms.interface import Search
 from cpsgd.mechanisms.sampled_coins import MAX_RATE, SampledCoins
 from cpsgd.mechanisms.tilted import FRACTION_BITS
 

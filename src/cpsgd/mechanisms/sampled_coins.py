@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from cpsgd.codec.pack import Integers, Sampled
 from cpsgd.codec.rounding import Flipper
-from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
+from cpsgd.mechanisms.interface import Rounding, Search
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted, sixteenth_bits
 
