@@ -35,6 +35,7 @@ from cpsgd.errors import CpsgdError
 from cpsgd.learning import checkpoints, settings
 from cpsgd.learning.datasets import mnist
 from cpsgd.ledger import chain
+from cpsgd.ledger.state import State
 from cpsgd.mechanisms import SampledCoins
 from cpsgd.neighbours import Participation
 from cpsgd.protocol import Protocol
@@ -261,7 +262,7 @@ def seal_charges(data: bytes) -> bytes:
 
 def ledger_records(data: bytes) -> None:
     """Records of a ledger, a line each, in a chain that holds."""
-    state = chain.State()
+    state = State()
     for line in data.decode("utf-8", "replace").splitlines():
         digest = chain.link(state.head.hash, line) if line.isascii() else ""
         state.apply(state.head.number + 1, line, digest)

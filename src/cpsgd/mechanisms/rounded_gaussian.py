@@ -27,11 +27,11 @@ from cpsgd.codec.clip import Grid
 from cpsgd.codec.rounding import UNIFORMS, GaussianRounder
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.base import RANGES, Extent, Mechanism, Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH
 from cpsgd.mechanisms.discrete_gaussian import closeness
 from cpsgd.mechanisms.fine_gaussian import CELL
+from cpsgd.mechanisms.interface import RANGES, Extent, Mechanism, Rounding, Search
 from cpsgd.mechanisms.law import RoundedNormal
 from cpsgd.mechanisms.noise import Noise, SumRounding
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.codec.pack import Floats
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms.base import RANGES, ErrorBound, Extent, Mechanism, Search
+from cpsgd.mechanisms.interface import RANGES, ErrorBound, Extent, Mechanism, Search
 from cpsgd.mechanisms.law import Normal
 from cpsgd.mechanisms.noise import Noise
 from cpsgd.paper import bounds
