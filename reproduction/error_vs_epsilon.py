@@ -26,9 +26,9 @@ from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.paper.theorem import Sensitivities, binomial_mechanism_trials
 from cpsgd.privacy import analytic_sigma, classical_sigma
-from cpsgd.privacy.certificate import certified_epsilon
 from cpsgd.privacy.gaussian import gdp_mu
-from cpsgd.privacy.renyi import renyi_certificate, renyi_floor
+from cpsgd.privacy.proofs.certified_gaussian import certified_epsilon
+from cpsgd.privacy.proofs.certified_renyi import renyi_certificate, renyi_floor
 from cpsgd.reports import plotting
 
 if TYPE_CHECKING:

@@ -49,21 +49,14 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.p
 # Typing imports that still point upwards, and rooms that still ask which law or whether noise is correlated. No more.
 UPWARDS_TO_DO = {
     ("aggregator.py", "privacy.guarantees.Guarantee"),
-    ("codec/batch.py", "protocol.Protocol"),
-    ("codec/pipeline.py", "protocol.Protocol"),
     ("expectation.py", "protocol.Protocol"),
-    ("mechanisms/base.py", "protocol.Protocol"),
-    ("mechanisms/binomial.py", "protocol.Protocol"),
-    ("mechanisms/coins.py", "protocol.Protocol"),
-    ("mechanisms/discrete_gaussian.py", "protocol.Protocol"),
-    ("mechanisms/skellam.py", "protocol.Protocol"),
     ("paper/theorem.py", "protocol.Protocol"),
     ("protocol.py", "privacy.guarantees.Guarantee"),
     ("protocol_data.py", "protocol.Protocol"),
 }
 LAWS_TO_DO = {"audit", "ledger", "planner", "privacy"}
 NAMES_TO_DO = {
-    *("bounds", "correlated", "examples", "gaussian", "law", "options", "published", "questions"),
+    *("bounds", "correlated", "examples", "options", "questions"),
     *("spending", "state", "tables", "wire"),
 }
 TYPES_TO_DO = {"Account", "Total"}
@@ -143,7 +136,8 @@ def test_only_a_mechanism_knows_its_own_parameters() -> None:
     allowed = {"mechanisms", "correlated", "paper", "__main__"}
     found = []
     for path in FILES:
-        if room_of(path) in allowed:
+        # Their authors' theorems are about one mechanism each.
+        if room_of(path) in allowed or path.name == "published_accounting.py":
             continue
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Attribute) and node.attr in own and "mechanism" in ast.unparse(node.value):

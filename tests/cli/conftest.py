@@ -23,11 +23,15 @@ class Cpsgd:
     def __call__(self, *arguments: object) -> Any:
         return self._invoke(app, *arguments)
 
+    def succeeds(self, *arguments: object) -> Any:
+        """Runs a command that ends with exit code 0."""
+        result = self(*arguments)
+        assert result.exit_code == 0, result.stderr
+        return result
+
     def json(self, *arguments: object) -> Any:
         """Runs a command that succeeds, and returns the JSON that it prints."""
-        result = self(*arguments, "--json")
-        assert result.exit_code == 0, result.stderr
-        return json.loads(result.stdout)
+        return json.loads(self.succeeds(*arguments, "--json").stdout)
 
     def refuses(self, words: str, *arguments: object) -> Any:
         """Runs a command that is refused with these words on stderr and exit code 2."""

@@ -43,8 +43,7 @@ def test_every_statistic_charges_a_ledger_and_tells_its_witness(cpsgd: Any, comm
     save_people()
     assert create(cpsgd, "--accounting", "adaptive", "--witness", "w.txt").exit_code == 0
     options = ("--epsilon", 0.5, "--delta", 1e-7, "--ledger", "b.ledger", "--population", "people")
-    result = cpsgd(command, *COMMANDS[command], *options, "--witness", "w.txt", "--json")
-    assert result.exit_code == 0, result.stderr
+    cpsgd.succeeds(command, *COMMANDS[command], *options, "--witness", "w.txt", "--json")
     ledger = Ledger("b.ledger", witness="w.txt")
     total = ledger.total("people")
     assert total.rounds >= 1
@@ -119,7 +118,7 @@ def test_lines_for_a_witness(cpsgd: Any) -> None:
     # Nor is the older copy witnessed as if nothing had happened.
     assert cpsgd("budget", "witness", "b.ledger", "--out", "w.txt").exit_code == 2
     assert cpsgd("budget", "witness", "b.ledger", "--out", "b.ledger").exit_code == 2
-    assert cpsgd("budget", "verify", "b.ledger").exit_code == 0
+    cpsgd.succeeds("budget", "verify", "b.ledger")
 
 
 def test_a_report_for_an_auditor(cpsgd: Any) -> None:
@@ -163,5 +162,5 @@ def test_repair(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cpsgd budget repair" in result.stderr
     assert "repaired" in cpsgd("budget", "repair", "b.ledger").stdout
     assert cpsgd.json("budget", "repair", "b.ledger")["head"] == str(Ledger("b.ledger").head)
-    assert cpsgd("budget", "verify", "b.ledger").exit_code == 0
+    cpsgd.succeeds("budget", "verify", "b.ledger")
     assert len(Ledger("b.ledger").events("people")) == 3

@@ -27,8 +27,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("computed")
 def test_writes_picture_and_numbers(cpsgd: Callable[..., Any], tmp_path: Path) -> None:
-    result = cpsgd("figures", "frontier", "--out", "here")
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds("figures", "frontier", "--out", "here")
     assert "1/1  100 clients: coins" in result.stderr
     for suffix in ("svg", "png", "csv"):
         assert (tmp_path / "here" / f"frontier.{suffix}").stat().st_size > 0

@@ -82,8 +82,7 @@ def test_formats_are_equivalent(cpsgd: Any, vectors: Vectors) -> None:
     errors = []
     for name in ("c.npy", "fortran.npy", "double.npy", "one.npz", "two.npz", "plain.csv", "header.csv"):
         key = ("--key", "table") if name == "two.npz" else ()
-        result = cpsgd("mean", name, *options, *key, "--out", "out.npy")
-        assert result.exit_code == 0, result.stderr
+        result = cpsgd.succeeds("mean", name, *options, *key, "--out", "out.npy")
         answer = json.loads(result.stdout)
         assert (answer["clients"], answer["dim"]) == (40, 500)
         errors.append([answer["squared_error"][part] for part in ("rounding", "clipping")])
@@ -123,7 +122,7 @@ def test_progress_goes_to_a_terminal_on_stderr(cpsgd: Any, vectors: Vectors, mon
 def test_mean_as_csv_is_one_row(cpsgd: Any, vectors: Vectors) -> None:
     np.save("table.npy", vectors)
     options = ("--clip-norm", 2, "--levels", 65536, "--trials", 0)
-    assert cpsgd("mean", "table.npy", *options, "--out", "mean.csv").exit_code == 0
+    cpsgd.succeeds("mean", "table.npy", *options, "--out", "mean.csv")
     assert Path("mean.csv").read_text().count("\n") == 1
     np.testing.assert_allclose(np.loadtxt("mean.csv", delimiter=","), vectors.mean(axis=0), atol=1e-3)
 
@@ -301,7 +300,7 @@ def test_wrong_arrays(cpsgd: Any, vectors: Vectors) -> None:
 def test_integers_and_a_single_client(cpsgd: Any) -> None:
     np.save("table.npy", np.array([[3, 0, -4]], dtype=np.int8))
     options = ("--clip-norm", 5, "--range", 5, "--levels", 65536, "--trials", 0)
-    assert cpsgd("mean", "table.npy", *options).exit_code == 0
+    cpsgd.succeeds("mean", "table.npy", *options)
     np.testing.assert_allclose(np.load("mean.npy"), [3, 0, -4], atol=1e-3)
 
 
@@ -359,7 +358,7 @@ def test_a_stated_distance(cpsgd: Any) -> None:
     text = cpsgd("mean", "table.npy", "--levels", 9, "--trials", 40, "--delta", 1e-6, *stated).stdout
     assert "replace-one distance 1.41421 because rows are one-hot" in text
     Path("p.json").write_text(protocol.to_json(), encoding="utf-8")
-    assert cpsgd("mean", "table.npy", "--protocol", "p.json").exit_code == 0
+    cpsgd.succeeds("mean", "table.npy", "--protocol", "p.json")
     cpsgd.refuses(
         "leave out --replace-one-distance, --distance-reason", "mean", "table.npy", "--protocol", "p.json", *stated
     )

@@ -96,7 +96,7 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_pat
         victim.send_signal(signal.SIGKILL)
     assert victim.returncode == -signal.SIGKILL
     assert not (run / "report.html").exists()
-    assert cpsgd("train", "--resume").exit_code == 0
+    cpsgd.succeeds("train", "--resume")
     assert rows(run) == rows(finished / "runs" / "whole")
     for baseline in ("no-privacy", "gaussian", "quantized"):
         assert rows(run / "baselines" / baseline) == rows(finished / "runs" / "whole" / "baselines" / baseline)
@@ -135,8 +135,7 @@ def test_settings_from_a_file_and_flags_on_top(cpsgd: Any) -> None:
 @pytest.mark.slow
 def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
     explicit = ("--levels", 16, "--trials", 200, "--epsilon", 60)
-    result = cpsgd("train", "--cohort", 400, "--rounds", 1, "--model", "linear", "--no-baselines", *explicit)
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds("train", "--cohort", 400, "--rounds", 1, "--model", "linear", "--no-baselines", *explicit)
     assert "k = 16 levels in ±0.4" in result.stdout
     assert "m = 200 trials" in result.stdout
     for word in ("test accuracy", "proved by", "published", "float32", "report.html"):
@@ -159,8 +158,7 @@ def test_any_mechanism_can_be_spelled_out(cpsgd: Any) -> None:
 def test_an_explicit_protocol_is_not_planned_and_its_own_privacy_sets_the_gaussian(cpsgd: Any) -> None:
     # The planner takes no ε so large. Here it is but a budget.
     explicit = ("--levels", 16, "--trials", 200, "--epsilon", 600, "--dropout", 0.05)
-    result = cpsgd("train", "--cohort", 400, "--rounds", 2, "--model", "linear", *explicit, "--json")
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds("train", "--cohort", 400, "--rounds", 2, "--model", "linear", *explicit, "--json")
     private, _, gaussian, quantized = json.loads(result.stdout)["results"]
     assert 1.0 < private["epsilon"] < 1.2
     # The trainer's smallest round may be a little larger than the one the Gaussian's noise was chosen for.
@@ -192,8 +190,7 @@ def test_without_a_seed_no_two_runs_are_alike(cpsgd: Any) -> None:
     Path("run.toml").write_text('seed = "none"\n')
     printed = []
     for options in (("--seed", "none"), ("--config", "run.toml")):
-        result = cpsgd("train", *SMALL, "--no-baselines", *options, "--json")
-        assert result.exit_code == 0, result.stderr
+        result = cpsgd.succeeds("train", *SMALL, "--no-baselines", *options, "--json")
         printed.append(json.loads(result.stdout))
     for run in printed:
         assert (run["seeded"], run["settings"]["seed"]) == (False, "none")
@@ -201,8 +198,7 @@ def test_without_a_seed_no_two_runs_are_alike(cpsgd: Any) -> None:
     assert "the noise came from the operating system" in Path("runs/digits-1/report.html").read_text()
     assert "protects nobody" not in Path("runs/digits-1/report.html").read_text()
     # Such a run is continued as what it is, and a finished one has nothing more to do.
-    result = cpsgd("train", "--resume", "--run", "digits-1", "--json")
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds("train", "--resume", "--run", "digits-1", "--json")
     assert json.loads(result.stdout)["results"] == printed[0]["results"]
     result = cpsgd("train", "--resume", "--run", "digits-1", "--seed", 0)
     assert "another seed" in result.stderr
@@ -282,7 +278,7 @@ def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: An
     small = ("--cohort", 300, "--model", "linear", *PLANNED, "--no-baselines")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ClientUpdates, "tensors", record)
-        assert cpsgd("train", *small, "--rounds", 4, "--run", "free").exit_code == 0
+        cpsgd.succeeds("train", *small, "--rounds", 4, "--run", "free")
         assert set(limits) == {1 << 30}
         limits.clear()
         Path("run.toml").write_text("memory_limit = 2\n")
@@ -292,8 +288,7 @@ def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: An
         assert result.exit_code == 130, result.stderr
         assert set(limits) == {2 << 20}
         limits.clear()
-        result = cpsgd("train", "--resume", "--run", "tight", "--memory-limit", 1)
-        assert result.exit_code == 0, result.stderr
+        result = cpsgd.succeeds("train", "--resume", "--run", "tight", "--memory-limit", 1)
         assert set(limits) == {1 << 20}
     assert rows(Path("runs/tight")) == rows(Path("runs/free"))
     # What the run was started with stays on record.
@@ -320,8 +315,7 @@ def test_auto_says_that_it_falls_back(cpsgd: Any) -> None:
     Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     small = ("--config", "run.toml", "--rounds", 1, "--cohort", 300, "--device", "auto", *PLANNED)
     said = "device: cpu, since there is no CUDA device"
-    result = cpsgd("train", *small, "--no-baselines")
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds("train", *small, "--no-baselines")
     assert said in result.stdout
 
 
@@ -337,15 +331,14 @@ def test_an_interrupt_keeps_rounds_before_their_checkpoint_is_due(cpsgd: Any, mo
 @pytest.mark.slow
 def test_a_run_on_a_ledger_has_no_seed_unless_one_is_given(cpsgd: Any) -> None:
     create = ("budget", "create", "b.ledger", "--population", "people", "--epsilon", 3.2, "--delta", 1e-6)
-    assert cpsgd(*create).exit_code == 0
+    cpsgd.succeeds(*create)
     small = ("train", *SMALL, "--dataset", "digits", "--cohort", 300, "--rounds", 2, "--no-baselines", "--json")
     for population, words in (("nobody", "no budget for 'nobody'"), (None, "both ledger and population")):
         whose = () if population is None else ("--population", population)
         cpsgd.refuses(words, *small, "--run", "refused", "--ledger", "b.ledger", *whose)
     charged = (*small, "--ledger", "b.ledger", "--population", "people")
     for run, seed in (("private", ()), ("simulated", ("--seed", 5))):
-        result = cpsgd(*charged, "--run", run, *seed)
-        assert result.exit_code == 0, result.stderr
+        result = cpsgd.succeeds(*charged, "--run", run, *seed)
         summary = json.loads(result.stdout)
         assert summary["seeded"] == bool(seed)
         assert summary["budget"]["epsilon"] <= 3.2
@@ -355,7 +348,7 @@ def test_a_run_on_a_ledger_has_no_seed_unless_one_is_given(cpsgd: Any) -> None:
     simulated = ["follows from a seed" in entry["event"]["label"] for entry in people["entries"]]
     assert simulated == [False, False, True, True]
     cpsgd.refuses("is left; this would bring it to", *charged, "--run", "third")
-    assert cpsgd("budget", "verify", "b.ledger").exit_code == 0
+    cpsgd.succeeds("budget", "verify", "b.ledger")
 
 
 def test_a_run_that_began_meanwhile_keeps_its_settings(

@@ -18,8 +18,8 @@ from cpsgd.codec import pack, pipeline, wire
 from cpsgd.codec.rounding import COINS, Rounder
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import Binomial, Coins, Mechanism
-from cpsgd.mechanisms.base import Search
 from cpsgd.mechanisms.coins import MAX_COINS
+from cpsgd.mechanisms.interface import Search
 from cpsgd.mechanisms.law import Steps
 from cpsgd.planner import modulus
 from cpsgd.randomness import Keystream

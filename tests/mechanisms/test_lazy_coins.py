@@ -11,7 +11,7 @@ from scipy.stats import chi2
 from cpsgd import Aggregator, Protocol
 from cpsgd.codec import pipeline
 from cpsgd.mechanisms import Coins, LazyCoins, SampledCoins
-from cpsgd.mechanisms.base import Search
+from cpsgd.mechanisms.interface import Search
 from cpsgd.planner.modulus import overflow_probability, smallest_modulus
 from cpsgd.randomness import Keystream
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage

@@ -34,7 +34,7 @@ from cpsgd.errors import (
 )
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, SampledCoins
 from cpsgd.mechanisms import sampled_coins as module
-from cpsgd.mechanisms.base import Search
+from cpsgd.mechanisms.interface import Search
 from cpsgd.mechanisms.law import Steps
 from cpsgd.randomness import Keystream
 from cpsgd.secagg import SecureParameters

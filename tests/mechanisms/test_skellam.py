@@ -315,7 +315,7 @@ def test_a_client_refuses_it_without_noise() -> None:
         guarantee(silent, 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_auditor_passes_it_and_finds_a_fault() -> None:
     planned = plan(clients=3, dim=6, epsilon=2.0, delta=1e-3, bits=8, mechanism="skellam")
     small = replace(planned.protocol, promise=None)  # rounds of single messages are played

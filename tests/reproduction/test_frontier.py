@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cpsgd.privacy.proofs.published_accounting import PROOFS
 from cpsgd.registry import MECHANISMS
 from reproduction import frontier
 from reproduction.frontier import OURS, PUBLISHED, RivalPoint, Scene
@@ -83,4 +84,4 @@ def test_every_mechanism_has_a_colour_of_its_own() -> None:
     planned = {name for name, kind in MECHANISMS.items() if kind.planned}
     assert frontier._STYLES.keys() == planned
     assert len(set(frontier._STYLES.values())) == len(planned)
-    assert {name for name in planned if MECHANISMS[name].published} == frontier._PUBLISHED_NAMES.keys()
+    assert {proof.mechanism for proof in PROOFS} == frontier._PUBLISHED_NAMES.keys()

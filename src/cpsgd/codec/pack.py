@@ -315,7 +315,7 @@ class Sampled(Integers):
         return self.below / _WORDS
 
     def average_bytes(self, dim: int) -> int:
-        """A last byte is half empty on average."""
+        """Returns a last byte is half empty on average."""
         return math.ceil(dim * self.below / _WORDS / 8 + 7 / 16)
 
     def chosen(self, message_id: bytes, dim: int) -> NDArray[np.uint32]:

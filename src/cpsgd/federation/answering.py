@@ -313,7 +313,7 @@ class ClientSession:
             answered, kinds = self._memory.history()
             _check_turn(protocol, begun, answered, limits)
             before = _remembered(answered, kinds, begun, limits)
-        check_affordable(limits, before, kind, run_rules(protocol.mechanism).covered(asked.rounds))
+        check_affordable(limits, before, kind, protocol.mechanism.memory.charged_rounds(asked.rounds))
         return protocol, replace(begun, checked=_digest(before))
 
     def _once(self, asked: Request, *, ahead: bool = False) -> None:
@@ -334,7 +334,7 @@ class ClientSession:
             if limits.rounds is not None and answered >= limits.rounds:
                 raise RoundRefusedError(f"This client has answered {answered} rounds, and answers no more.")
             if _digest(before) != progress.checked:  # other runs have gone on since the round began
-                check_affordable(limits, before, kind, run_rules(protocol.mechanism).covered(progress.rounds))
+                check_affordable(limits, before, kind, protocol.mechanism.memory.charged_rounds(progress.rounds))
 
         def permit(answered: list[Answered], kinds: Mapping[str, str]) -> None:
             if any((other.run, other.round) == (this.run, this.round) for other in answered):

@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 from cpsgd._torch import torch
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
 from cpsgd.simulation import device_kernels as kernels
 from cpsgd.simulation import device_long as long
 from cpsgd.simulation import device_plain as plain

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd._torch import torch
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
 from cpsgd.simulation import device_plain as plain
 
 # The largest integer whose sums are bytes.

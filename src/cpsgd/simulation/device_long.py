@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cpsgd._torch import torch
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
 from cpsgd.simulation import device_kernels as kernels
 from cpsgd.simulation import device_plain as plain
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from cpsgd._torch import torch
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
 
 # Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 _ROUNDS = 10

@@ -11,7 +11,7 @@ from scipy.stats import binom, chisquare
 
 from cpsgd.codec import rotate
 from cpsgd.mechanisms import Binomial
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
 from cpsgd.simulation.device_plain import Encoding
 
 HALF = 1 << 15

@@ -20,7 +20,7 @@ from cpsgd.errors import VectorError
 from cpsgd.learning import dense, gradients
 from cpsgd.learning.models import mlp
 from cpsgd.mechanisms import Binomial, Mechanism, RoundedGaussian
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
 from cpsgd.protocol import Protocol
 from cpsgd.simulation import device_cuda as cuda
 from cpsgd.simulation import device_kernels as kernels

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
 from cpsgd.protocol import Protocol
 from cpsgd.simulation import device_cuda as cuda
 from cpsgd.simulation import device_kernels as kernels
