@@ -136,7 +136,8 @@ def test_only_a_mechanism_knows_its_own_parameters() -> None:
     allowed = {"mechanisms", "correlated", "paper", "__main__"}
     found = []
     for path in FILES:
-        if room_of(path) in allowed:
+        # Their authors' theorems are about one mechanism each.
+        if room_of(path) in allowed or path.name == "published_accounting.py":
             continue
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Attribute) and node.attr in own and "mechanism" in ast.unparse(node.value):

@@ -33,7 +33,6 @@ from cpsgd.correlated.draws import (
     own_shifts,
 )
 from cpsgd.correlated.run_memory import MORE, RunMemory
-from cpsgd.correlated.run_sums import RunNoise
 from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
@@ -80,6 +79,11 @@ class CorrelatedNoise(RoundedNoise):
     def settled_variance(self) -> float:
         """Variance once a lineage has gone on for b rounds: the largest."""
         return (self.of.noise_deviation * self.of.correlation.spread) ** 2 + self.own_variance
+
+    @property
+    def deviation(self) -> float:
+        """σ, the standard deviation of a client's z, in steps."""
+        return self.of.noise_deviation
 
     @property
     def own_variance(self) -> float:
@@ -258,22 +262,6 @@ class CorrelatedGaussian(RoundedGaussian):
     def centre(self) -> float:
         """The middle of the window, and half a point of the finest grid: halves are rounded up."""
         return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.finest_bits)
-
-    # ------------------------------------------------------------------ simulation and error
-
-    def run_noise(self) -> RunNoise:
-        """Returns the parts of the noise, for simulations."""
-        return RunNoise(
-            correlation=self.correlation,
-            deviation=self.noise_deviation,
-            own_variance=self.noise.own_variance,
-            vector_bits=OWN_BITS,
-            noise_bits=self.noise_bits,
-            finest_bits=self.finest_bits,
-            limit=int(self.grid.limit),
-            window=self.window,
-            centre=self.centre,
-        )
 
     @property
     def shifts(self) -> tuple[int, ...]:

@@ -13,13 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cpsgd.codec.pack import Integers
-from cpsgd.codec.rounding import Flipper, PythonKernel
 from cpsgd.mechanisms.interface import Search
-from cpsgd.mechanisms.sampled_coins import MAX_RATE, SampledCoins
+from cpsgd.mechanisms.sampled_coins import MAX_RATE, LazyFlipper, SampledCoins
 from cpsgd.mechanisms.tilted import FRACTION_BITS
 
 _ONE = 1 << FRACTION_BITS
@@ -40,10 +36,6 @@ class LazyCoins(SampledCoins):
     fewest_values = 3
     not_summed = None
     caution = None
-
-    def kernel(self) -> LazyFlipper:
-        """Returns the kernel that flips the coins."""
-        return LazyFlipper(int(self.grid.limit), self._below)
 
     def packer(self) -> tuple[LazyFlipper, int]:
         """Returns the kernel: all coordinates are sent."""
@@ -85,23 +77,3 @@ class LazyCoins(SampledCoins):
             f"1 coin of bias up to {self.theta:.4g}, flipped with probability {self.rate:.4g}, in "
             f"±{self.coordinate_range:.4g}"
         )
-
-
-class LazyFlipper(PythonKernel):
-    """Coins that are flipped where a first word of 16 bits is below a limit: 2 for heads, 0 for tails, and 1 elsewhere.
-
-    Instructions and addresses are the same whatever is flipped.
-    """
-
-    def __init__(self, limit: int, below: int) -> None:
-        self._flipper, self._below = Flipper(limit, 1), np.uint16(below)
-
-    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
-        """Writes the integers."""
-        size = 2 * grid.size
-        self._flipper.values(grid, keystream[size : 2 * size], values)
-        flipped = (keystream[:size].view("<u2") < self._below).astype(np.uint32)
-        # 2 f c + 1 - f, without a branch.
-        values *= np.uint32(2)
-        values *= flipped
-        values += np.uint32(1) - flipped
