@@ -39,8 +39,8 @@ FAULTS = (
         "noise",
         "coins are not added",
         "mechanisms/binomial.py",
-        '        """All coins heads."""\n        return self.trials',
-        '        """All coins heads."""\n        return 0',
+        '        """m: all coins heads."""\n        return self.trials',
+        '        """m: all coins heads."""\n        return 0',
         ("tests/audit/test_surveys.py::test_the_product_passes",),
     ),
     Fault(
@@ -163,8 +163,8 @@ FAULTS = (
         "centre",
         "the mean is over one message more",
         "codec/pipeline.py",
-        "middle, factor = count * protocol.mechanism.centre, protocol.mechanism.scale / count",
-        "middle, factor = count * protocol.mechanism.centre, protocol.mechanism.scale / (count + 1)",
+        "factor: float = protocol.mechanism.scale / count",
+        "factor: float = protocol.mechanism.scale / (count + 1)",
         ("tests/test_aggregator.py::test_the_mean_is_over_the_messages_received",),
     ),
     Fault(
@@ -238,10 +238,10 @@ FAULTS = (
     ),
     Fault(
         "accounting",
-        "the largest step between levels is one too small",
-        "mechanisms/lattice.py",
-        "ball = adjacency.distance(clip_norm) * (self.levels - 1) / (2.0 * self.coordinate_range)",
-        "ball = adjacency.distance(clip_norm) * (self.levels - 2) / (2.0 * self.coordinate_range)",
+        "neighbours are taken to be closer than they can be",
+        "mechanisms/base.py",
+        "ball, side = adjacency.distance(clip_norm) / self.unit, adjacency.distance(self.half)",
+        "ball, side = 0.97 * adjacency.distance(clip_norm) / self.unit, adjacency.distance(self.half)",
         (
             "tests/test_neighbours.py::test_no_neighbours_are_further_apart",
             "tests/audit/test_playing.py::test_the_corner_is_as_far_as_neighbours_can_be",
