@@ -31,8 +31,8 @@ from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.estimators import Estimator, is_private, protocol_of
 from cpsgd.learning.option_groups import AccountOptions
 from cpsgd.ledger import Entry, Ledger, RoundEvent
-from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import Guarantee, guarantee
+from cpsgd.privacy.one_example import example_protocol
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
 
