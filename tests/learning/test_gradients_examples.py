@@ -19,7 +19,7 @@ from cpsgd.neighbours import Adjacency
 from cpsgd.planner import plan
 from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.privacy import guarantee_over_rounds
-from cpsgd.privacy.examples import example_norm, example_protocol
+from cpsgd.privacy.one_example import example_norm, example_protocol
 from cpsgd.protocol import Protocol
 from tests.learning.training import LOSS, finish, gradient, linear, make_trainer, spent, weights
 

@@ -239,7 +239,7 @@ FAULTS = (
     Fault(
         "accounting",
         "neighbours are taken to be closer than they can be",
-        "mechanisms/base.py",
+        "mechanisms/interface.py",
         "ball, side = adjacency.distance(clip_norm) / self.unit, adjacency.distance(self.half)",
         "ball, side = 0.97 * adjacency.distance(clip_norm) / self.unit, adjacency.distance(self.half)",
         (

@@ -20,7 +20,7 @@ from cpsgd.privacy import (
     guarantee_over_rounds,
     renyi_certificate,
 )
-from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.one_example import example_protocol
 from cpsgd.privacy.proofs import base
 from cpsgd.privacy.proofs.certified_smooth import smoothed_epsilon
 from cpsgd.promise import Claim

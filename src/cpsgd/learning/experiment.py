@@ -34,8 +34,8 @@ from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.planner.requirements import BEST
 from cpsgd.planner.target import Target
-from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import Guarantee, guarantee
+from cpsgd.privacy.one_example import example_protocol
 from cpsgd.privacy.proofs.published_accounting import accounting_of, published_epsilon
 from cpsgd.promise import Claim, Conditions
 from cpsgd.protocol import Protocol

@@ -13,7 +13,7 @@ from cpsgd import _plain, _validate
 from cpsgd.errors import ParameterError
 from cpsgd.ledger.entries import RoundEvent, name, read_protocol
 from cpsgd.neighbours import Adjacency, Participation
-from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.one_example import example_protocol
 from cpsgd.promise import Surviving
 from cpsgd.protocol import MAX_CLIENTS, Protocol
 from cpsgd.run import Run

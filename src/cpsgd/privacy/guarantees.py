@@ -13,7 +13,7 @@ from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError
 from cpsgd.neighbours import Adjacency, Participation
-from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.one_example import example_protocol
 from cpsgd.privacy.proofs import all_proofs, best
 from cpsgd.privacy.proofs.base import check
 from cpsgd.promise import Claim, Surviving

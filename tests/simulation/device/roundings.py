@@ -12,6 +12,7 @@ from scipy.stats import binom, chisquare
 from cpsgd.codec import rotate
 from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.interface import Rounding
+from cpsgd.simulation.device_plain import Encoding
 
 HALF = 1 << 15
 
@@ -93,6 +94,10 @@ def keys_of(device: torch.device, key: int = KEY) -> torch.Tensor:
 
 def options_of(rounding: Rounding, device: torch.device, first: int = 0) -> dict[str, Any]:
     return {"keys": keys_of(device), "first": first, "rounding": rounding}
+
+
+def encoding_of(dim: int, bound: float, unit: float, rounding: Rounding, device: torch.device) -> Encoding:
+    return Encoding(signs_of(dim, device), bound, unit, keys_of(device), rounding)
 
 
 def zeros(dim: int, device: torch.device) -> torch.Tensor:

@@ -7,6 +7,7 @@ import itertools
 import math
 import shutil
 import subprocess
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from .roundings import (
     HALF,
     KEY,
     SMALL,
+    encoding_of,
     exact_coins,
     goodness_of_fit,
     keys_of,
@@ -61,26 +63,25 @@ def some(roundings: dict[str, Rounding], *names: str) -> list[Any]:
 
 
 def plain_sums(rows: torch.Tensor, bound: float, unit: float, rounding: Rounding, first: int = 0) -> torch.Tensor:
-    sums, signs = zeros(rows.shape[1], rows.device), signs_of(rows.shape[1], rows.device)
-    options = options_of(rounding, rows.device, first)
-    plain.add_rows(rows.clone(), sums, signs, bound=bound, unit=unit, **options)
+    dim, device = rows.shape[1], rows.device
+    sums = zeros(dim, device)
+    plain.add_rows(rows.clone(), sums, encoding_of(dim, bound, unit, rounding, device), first)
     return sums
 
 
 def cuda_sums(
     vectors: torch.Tensor | Products, bound: float, unit: float, rounding: Rounding, first: int = 0
 ) -> torch.Tensor:
-    options: dict[str, Any] = {"bound": bound, "unit": unit}
     if isinstance(vectors, Products):
         device, dim = vectors.factors.device, vectors.layout.dim
-        sums = zeros(dim, device)
-        cuda.add_products(vectors, sums, signs_of(dim, device), **options, **options_of(rounding, device, first))
-        return sums
-    device, dim = vectors.device, vectors.shape[1]
-    sums = zeros(dim, device)
-    # A view whose rows do not follow each other, which the kernels overwrite.
-    own = torch.cat([vectors, vectors[:, :5]], dim=1)[:, :dim]
-    cuda.add_rows(own, sums, signs_of(dim, device), **options, **options_of(rounding, device, first))
+    else:
+        device, dim = vectors.device, vectors.shape[1]
+    sums, encoding = zeros(dim, device), encoding_of(dim, bound, unit, rounding, device)
+    if isinstance(vectors, Products):
+        cuda.add_products(vectors, sums, encoding, first)
+    else:
+        # A view whose rows do not follow each other, which the kernels overwrite.
+        cuda.add_rows(torch.cat([vectors, vectors[:, :5]], dim=1)[:, :dim], sums, encoding, first)
     return sums
 
 
@@ -171,10 +172,10 @@ def test_rows_of_other_lengths(dim: int, cuda_device: torch.device) -> None:
 @pytest.mark.parametrize("rounding", [SMALL["three"], COIN["many"]], ids=["levels", "many coins"])
 def test_rows_that_are_not_rotated(rounding: Rounding, cuda_device: torch.device) -> None:
     rows = rows_of(5, 300, cuda_device)
-    options = {"bound": 1e3, "unit": 0.4 * rounding.limit, **options_of(rounding, cuda_device)}
+    encoding = replace(encoding_of(300, 1e3, 0.4 * rounding.limit, rounding, cuda_device), signs=None)
     found, expected = zeros(300, cuda_device), zeros(300, cuda_device)
-    cuda.add_rows(rows.clone(), found, None, **options)
-    plain.add_rows(rows.clone(), expected, None, **options)
+    cuda.add_rows(rows.clone(), found, encoding, 0)
+    plain.add_rows(rows.clone(), expected, encoding, 0)
     assert torch.equal(found, expected)
 
 

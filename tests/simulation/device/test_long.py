@@ -17,7 +17,18 @@ from cpsgd.simulation import device_long as long
 from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.device import DeviceRound
 
-from .roundings import COIN, FIFTEEN, SMALL, exact_coins, goodness_of_fit, options_of, rows_of, signs_of, zeros
+from .roundings import (
+    COIN,
+    FIFTEEN,
+    SMALL,
+    encoding_of,
+    exact_coins,
+    goodness_of_fit,
+    options_of,
+    rows_of,
+    signs_of,
+    zeros,
+)
 
 # Powers of two, little and much beyond one, and several numbers of bits that a pass takes: from 2^24 on two passes do.
 SHORTEST = [1 << 14, 20_000, 51_370]
@@ -64,8 +75,7 @@ def sums_by_kernels(rows: torch.Tensor, bound: float, unit: float, rounding: Rou
     sums = zeros(dim, device)
     # A view whose rows do not follow each other, which the kernels overwrite.
     own = torch.cat([rows, rows[:, :5]], dim=1)[:, :dim]
-    options = options_of(rounding, device, first)
-    long.add_rows(own, sums, signs_of(dim, device), bound=bound, unit=unit, **options)
+    long.add_rows(own, sums, encoding_of(dim, bound, unit, rounding, device), first)
     return sums
 
 
@@ -146,7 +156,7 @@ def test_close_to_the_plain_kernels(dim: int) -> None:
     unit, bound = 0.4 * rounding.limit, 0.5 * dim**0.5
     found = sums_by_kernels(rows, bound, unit, rounding, first=0)
     sums = zeros(dim, GPU)
-    plain.add_rows(rows.clone(), sums, signs_of(dim, GPU), bound=bound, unit=unit, **options_of(rounding, GPU))
+    plain.add_rows(rows.clone(), sums, encoding_of(dim, bound, unit, rounding, GPU), 0)
     apart = (found - sums).abs()
     assert int(apart.max()) <= 2
     assert int(apart.sum()) < 3_000  # of 30 million
@@ -222,10 +232,10 @@ def test_a_round(mechanism: Mechanism) -> None:
 @pytest.mark.gpu
 def test_memory_beside_the_rows() -> None:
     rows = rows_of(200, 1_000_000, GPU)
-    signs, sums, options = signs_of(1_000_000, GPU), zeros(1_000_000, GPU), options_of(SMALL["three"], GPU)
+    sums, encoding = zeros(1_000_000, GPU), encoding_of(1_000_000, 1e3, 1e5, SMALL["three"], GPU)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    long.add_rows(rows, sums, signs, bound=1e3, unit=1e5, **options)
+    long.add_rows(rows, sums, encoding, 0)
     assert torch.cuda.max_memory_allocated() - before < rows.numel() * 4 // 100
 
 
@@ -237,8 +247,7 @@ def test_short_vectors_where_shared_memory_is_small(cuda_device: torch.device, m
     assert not cuda.is_long(cuda_device, 20_000)
     rows, rounding = rows_of(2, 51_370, cuda_device), SMALL["three"]
     found = zeros(51_370, cuda_device)
-    options = {"bound": 1e3, "unit": 1e5, **options_of(rounding, cuda_device)}
-    cuda.add_rows(rows.clone(), found, signs_of(51_370, cuda_device), **options)
+    cuda.add_rows(rows.clone(), found, encoding_of(51_370, 1e3, 1e5, rounding, cuda_device), 0)
     assert torch.equal(found, sums_of(rotated(rows, 1e3, 1e5), rounding, first=0))
     back = rows[0].clone()
     cuda.scale_and_rotate(back[None], signs_of(51_370, cuda_device), 1e6, 1.0)
