@@ -203,7 +203,7 @@ class Protocol:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, the mechanism's among them, as plain JSON values."""
-        return protocol_data.fields(self)
+        return protocol_data.fields(vars(self))
 
     def to_json(self) -> str:
         """The fields as a JSON object."""

@@ -21,7 +21,7 @@ from cpsgd.neighbours import Adjacency
 from cpsgd.paper import bounds
 
 if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
+    from cpsgd.codec.pipeline import Parameters
 
 CITATION = (
     "Theorem 1 with the sensitivities of stochastic rounding: Agarwal, Suresh, Yu, Kumar and McMahan, "
@@ -170,7 +170,7 @@ def quantization_sensitivities(
 
 
 def theorem_epsilon(
-    protocol: Protocol,
+    protocol: Parameters,
     delta: float,
     *,
     adjacency: Adjacency | str = Adjacency.REPLACE_ONE,

@@ -320,12 +320,13 @@ class RowQuestion(Question[Statistic]):
     """
 
     statistic: str
-    columns: tuple[str, ...]
-    bounds: dict[str, tuple[float, float]]
     combine: Combine = "mean"
     rows: int | None = None
 
-    def __init__(self, group_by: Groups | None) -> None:
+    def __init__(self, group_by: Groups | None, bounds: Bounds | None, columns: Sequence[str] = ()) -> None:
+        """Checks the groups and the bounds, whose columns the question is about, or others without bounds."""
+        self.bounds = {} if bounds is None else check_bounds(bounds)
+        self.columns = tuple(self.bounds) or tuple(columns)
         self.group_by: str | None = None
         self.groups: tuple[str, ...] | None = None
         if group_by is not None:
