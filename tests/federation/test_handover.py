@@ -167,7 +167,7 @@ def test_a_round_whose_noise_cannot_be_drawn_is_not_counted(passing: Plan, damag
         (tmp_path / "a.lineages").write_bytes(b"nonsense")
     else:  # the server has it take over a lineage for a later round
         later = Place(RUN, passing.protocol.fingerprint, 2, 5)
-        memory.lineages.take(later, seal([os.urandom(16)], memory.lineages.key(later), later))
+        memory.seeds.take(later, seal([os.urandom(16)], memory.seeds.key(later), later))
     for state in (b"", client.state):
         client.state = state
         with pytest.raises(CpsgdError, match="lineage"):
