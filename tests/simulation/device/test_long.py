@@ -21,12 +21,13 @@ from .roundings import (
     COIN,
     FIFTEEN,
     SMALL,
-    encoding_of,
     exact_coins,
     goodness_of_fit,
-    options_of,
+    keys_of,
     rows_of,
     signs_of,
+    sums_by,
+    sums_of,
     zeros,
 )
 
@@ -64,21 +65,6 @@ def rotated(rows: torch.Tensor, bound: float, unit: float) -> torch.Tensor:
     return rows * torch.tensor(bound * unit, dtype=torch.float32)
 
 
-def sums_of(points: torch.Tensor, rounding: Rounding, first: int) -> torch.Tensor:
-    sums = zeros(points.shape[1], points.device)
-    plain.round_and_sum(points, sums, **options_of(rounding, points.device, first))
-    return sums
-
-
-def sums_by_kernels(rows: torch.Tensor, bound: float, unit: float, rounding: Rounding, first: int) -> torch.Tensor:
-    dim, device = rows.shape[1], rows.device
-    sums = zeros(dim, device)
-    # A view whose rows do not follow each other, which the kernels overwrite.
-    own = torch.cat([rows, rows[:, :5]], dim=1)[:, :dim]
-    long.add_rows(own, sums, encoding_of(dim, bound, unit, rounding, device), first)
-    return sums
-
-
 @pytest.mark.parametrize("dim", [*SHORTEST, *DIMS, *LONGEST, 1 << 30])
 def test_every_bit_is_transformed_once(dim: int) -> None:
     once, again = long.stages(dim)
@@ -97,7 +83,7 @@ def test_rows(dim: int, count: int, cuda_device: torch.device) -> None:
     rows = rows_of(count, dim, cuda_device)
     rows[0, 7], rows[1, dim - 1] = float("nan"), float("inf")
     unit, bound = 0.4 * rounding.limit, 2.0 * dim**0.5
-    found = sums_by_kernels(rows, bound, unit, rounding, first=7)
+    found = sums_by(long, rows, bound, unit, rounding, first=7)
     points = rotated(rows, bound, unit)
     points[:2] = 0.0
     assert torch.equal(found, sums_of(points, rounding, first=7))
@@ -107,7 +93,7 @@ def test_rows(dim: int, count: int, cuda_device: torch.device) -> None:
 @pytest.mark.parametrize("dim", LONGEST)
 def test_rows_of_four_passes(dim: int) -> None:
     rows = rows_of(2, dim, GPU)
-    found = sums_by_kernels(rows, 1e6, 1e5, SMALL["three"], first=0)
+    found = sums_by(long, rows, 1e6, 1e5, SMALL["three"])
     assert torch.equal(found, sums_of(rotated(rows, 1e6, 1e5), SMALL["three"], first=0))
 
 
@@ -119,7 +105,7 @@ def test_rows_of_four_passes(dim: int) -> None:
 def test_roundings(rounding: Rounding, dim: int, count: int, cuda_device: torch.device) -> None:
     rows = rows_of(count, dim, cuda_device)
     unit, bound = 0.4 * rounding.limit, 1e3
-    found = sums_by_kernels(rows, bound, unit, rounding, first=2**31 - 100)
+    found = sums_by(long, rows, bound, unit, rounding, first=2**31 - 100)
     assert torch.equal(found, sums_of(rotated(rows, bound, unit), rounding, first=2**31 - 100))
 
 
@@ -133,7 +119,7 @@ def test_sums_that_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "definitions", lambda *arguments: {**usual(*arguments), "FLUSH": 3})
         long._finish.cache_clear()
-        found = sums_by_kernels(rows, bound, unit, rounding, first=0)
+        found = sums_by(long, rows, bound, unit, rounding, first=0)
     long._finish.cache_clear()
     assert torch.equal(found, expected)
 
@@ -154,10 +140,8 @@ def test_close_to_the_plain_kernels(dim: int) -> None:
     rounding = SMALL["three"]
     rows = rows_of(30_000_000 // dim, dim, GPU)
     unit, bound = 0.4 * rounding.limit, 0.5 * dim**0.5
-    found = sums_by_kernels(rows, bound, unit, rounding, first=0)
-    sums = zeros(dim, GPU)
-    plain.add_rows(rows.clone(), sums, encoding_of(dim, bound, unit, rounding, GPU), 0)
-    apart = (found - sums).abs()
+    found = sums_by(long, rows, bound, unit, rounding, first=0)
+    apart = (found - sums_by(plain, rows, bound, unit, rounding)).abs()
     assert int(apart.max()) <= 2
     assert int(apart.sum()) < 3_000  # of 30 million
 
@@ -171,7 +155,7 @@ def test_law_of_coins(rounding: Rounding, dim: int) -> None:
     rows[:, 1] = 1.0
     unit = 0.3 * rounding.limit * dim**0.5
     points = rotated(rows, 1e3, unit)[0].clamp(-rounding.limit, rounding.limit).round().long().cpu().numpy()
-    found = sums_by_kernels(rows, 1e3, unit, rounding, first=0).cpu().numpy()
+    found = sums_by(long, rows, 1e3, unit, rounding, first=0).cpu().numpy()
     values, numbers = torch.unique(torch.from_numpy(points), return_counts=True)
     common = [int(value) for value, number in zip(values, numbers, strict=True) if number > 10_000]
     assert common
@@ -185,9 +169,9 @@ def test_the_same_sums_every_time(rounding: Rounding) -> None:
     """A race would show itself now and then."""
     for dim in (100_000, 1_000_000):
         rows = rows_of(40_000_000 // dim, dim, GPU)
-        expected = sums_by_kernels(rows, 1.0, 5e5, rounding, first=0)
+        expected = sums_by(long, rows, 1.0, 5e5, rounding, first=0)
         for _ in range(30):
-            assert torch.equal(sums_by_kernels(rows, 1.0, 5e5, rounding, first=0), expected)
+            assert torch.equal(sums_by(long, rows, 1.0, 5e5, rounding, first=0), expected)
 
 
 @pytest.mark.gpu
@@ -232,7 +216,8 @@ def test_a_round(mechanism: Mechanism) -> None:
 @pytest.mark.gpu
 def test_memory_beside_the_rows() -> None:
     rows = rows_of(200, 1_000_000, GPU)
-    sums, encoding = zeros(1_000_000, GPU), encoding_of(1_000_000, 1e3, 1e5, SMALL["three"], GPU)
+    encoding = plain.Encoding(signs_of(1_000_000, GPU), 1e3, 1e5, keys_of(GPU), SMALL["three"])
+    sums = zeros(1_000_000, GPU)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     long.add_rows(rows, sums, encoding, 0)
@@ -246,9 +231,7 @@ def test_short_vectors_where_shared_memory_is_small(cuda_device: torch.device, m
     assert cuda.is_long(cuda_device, 51_370)
     assert not cuda.is_long(cuda_device, 20_000)
     rows, rounding = rows_of(2, 51_370, cuda_device), SMALL["three"]
-    found = zeros(51_370, cuda_device)
-    cuda.add_rows(rows.clone(), found, encoding_of(51_370, 1e3, 1e5, rounding, cuda_device), 0)
-    assert torch.equal(found, sums_of(rotated(rows, 1e3, 1e5), rounding, first=0))
+    assert torch.equal(sums_by(cuda, rows, 1e3, 1e5, rounding), sums_of(rotated(rows, 1e3, 1e5), rounding, first=0))
     back = rows[0].clone()
     cuda.scale_and_rotate(back[None], signs_of(51_370, cuda_device), 1e6, 1.0)
     cuda.rotate_back(back, signs_of(51_370, cuda_device))
