@@ -53,13 +53,6 @@ def carried(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 class DeviceRound:
     """The sum of one round's messages and its mean, on a device.
 
-    Attributes:
-        protocol: The parameters of the round.
-        round: Its number.
-        count: Number of clients whose messages were added.
-        device: The device that computes everything.
-        source: The source of the sum's noise; by default the mechanism's noise, drawn afresh.
-
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=4, clip_norm=1.0, levels=256, trials=16)
         >>> round_ = DeviceRound(protocol, round=0, seed=1, device="cpu")
