@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Points = NDArray[np.int64]
 
 FEW_CLIENTS = 32
-"""Up to so many clients the rounding of each is drawn by itself."""
+"""Up to this many clients the rounding of each is drawn by itself."""
 
 # The deviation of the finest draws, in points.
 _LEAST = LEAST_RATIO * CELL
