@@ -68,7 +68,7 @@ class Extension:
 
     Example:
         >>> field = Extension(337, 2)
-        >>> field.polynomial  # X² + 1 has no root modulo 3, but modulo 337
+        >>> field.polynomial  # X² + 5: -5 is no square modulo 337
         (5, 0)
         >>> x = field.element(3, 1)
         >>> field.multiply(x, x)
@@ -155,15 +155,16 @@ def modular_sum(a: Elements, b: Elements, prime: int, *, minus: bool = False) ->
 
 @lru_cache(maxsize=64)
 def irreducible(prime: int, degree: int) -> tuple[int, ...]:
-    """Returns the lower coefficients of the first irreducible X^K + ..., counting in base p from X^0 up.
+    """Returns the lower coefficients of the first irreducible X^K + ..., counting from X^0 up.
 
-    Polynomials X^K + c_1 X + c_0 come first, then those with a term in X², and so on.
+    Coefficients are below 16, the first that are tried X^K + c_0, then X^K + c_1 X + c_0, and so on. About one in K is
+    irreducible.
     """
-    number = 1
+    number, base = 1, min(prime, 16)
     while True:
         lower, rest = [], number
         for _ in range(degree):
-            rest, digit = divmod(rest, prime)
+            rest, digit = divmod(rest, base)
             lower.append(digit)
         if lower[0] and _is_irreducible(tuple(lower), prime):
             return tuple(lower)

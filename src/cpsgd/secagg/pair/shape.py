@@ -46,7 +46,7 @@ class Shape:
     Example:
         >>> shape = Shape.choose(prime=3779, dim=51_370, task=b"example")
         >>> shape.field.degree, shape.columns, shape.leader_bytes, shape.evaluation_bytes
-        (11, 816, 77830, 13382)
+        (11, 816, 78143, 13513)
     """
 
     field: Extension
@@ -78,7 +78,7 @@ class Shape:
         choices = [n for n in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) if n <= most]
         if not choices:
             raise ParameterError(
-                f"Expected a prime of at least {2 * levels}, got prime={prime}: there are no points for a proof."
+                f"Expected a prime of at least {levels + 2}, got prime={prime}: there are no points for a proof."
             )
 
         def cost(nodes: int) -> int:
@@ -178,7 +178,10 @@ class Shape:
 
     @cached_property
     def taylor(self) -> list[Elements]:
-        """Coefficients, the highest first, of G_0, ..., G_L with F(a + y) = Σ_e G_e(a) y^e, F(z) = z (z-1) ... (z-L+1)."""
+        """Coefficients, the highest first, of G_0, ..., G_L with F(a + y) = Σ_e G_e(a) y^e.
+
+        F(z) = z (z-1) ... (z-L+1) is zero at the levels alone.
+        """
         p = self.field.prime
         falling = _product(range(self.levels), p)
         found = []

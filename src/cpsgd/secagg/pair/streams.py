@@ -66,7 +66,10 @@ def joint_randomness(shape: Shape, report: bytes, leader_part: bytes, helper_par
 
 
 def evaluation_point(shape: Shape, report: bytes, verification_key: bytes) -> Elements:
-    """Returns t, which no client ever knows; drawn again while it is in F_p, where a column's mask would not hide it."""
+    """Returns t, which no client ever knows.
+
+    It is drawn again while it is in F_p, where a column's mask would not hide the column.
+    """
     stream = Stream(shape, "point", report, verification_key)
     while True:
         found = stream.elements(1)
